@@ -1,0 +1,1 @@
+"""One file per policy, all behind `decide(snapshot, state) -> (knobs, state, reason)`."""

@@ -1,0 +1,56 @@
+"""The agent's whole view of what it tunes: `Tunable`. The live pipeline, the simulator and the fakes implement it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from ingest.knobs import Knobs, Limits
+from ingest.stats import Snapshot
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """Something with knobs. A loop calls `snapshot()`, decides, and calls `apply(knobs)`; nothing else crosses."""
+
+    def snapshot(self) -> Snapshot:
+        """What happened since the start. Cheap (well under a millisecond), callable from any thread."""
+
+    def apply(self, knobs: Knobs) -> None:
+        """Takes the knobs over while running: no rebuild, no lost or repeated row, no change of order.
+
+        Raises KnobError for what is outside `limits`, and then changes nothing."""
+
+    @property
+    def limits(self) -> Limits:
+        """How far each knob may go. It may change with the machine."""
+
+    @property
+    def knobs(self) -> Knobs:
+        """The knobs in force."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a policy chose what it chose: for the log, the report and a person."""
+
+    text: str
+    """One sentence: `read is the bottleneck (0.97 busy); 2 → 4 workers, predicted 1.8×`."""
+    bottleneck: str | None = None
+    """The stage that bounds the rate, `consumer` if the trainer does, None if not known yet."""
+    predicted_rows_per_s: float | None = None
+    """What the policy expects of its choice; the controller logs what came of it."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Numbers behind the sentence, JSON-ready."""
+
+
+class Policy(Protocol):
+    """Decides. `decide` is pure: no clock, thread, file or randomness but what is in its arguments."""
+
+    name: str
+
+    def initial(self, limits: Limits, knobs: Knobs) -> Any:
+        """The state before the first snapshot."""
+
+    def decide(self, snapshot: Snapshot, state: Any) -> tuple[Knobs, Any, Reason]:
+        """The knobs to have from now on (possibly those in force), the next state, and why."""

@@ -1,0 +1,1 @@
+"""The trainer: a DLRM on TorchRec, sharded, fed by `ingest`, tuned by `agent`."""

@@ -1,0 +1,96 @@
+"""What a feature table says of its columns and files: `Field`, `DataFile`, `Fingerprint`. Frozen values, no I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+ROLES = ("label", "weight", "dense", "sparse", "id_list", "time", "key")
+LAYOUTS = ("scalar", "bytes", "list")
+
+
+class FieldError(ValueError):
+    """A column that cannot be: its message names the column and the value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One column of a feature table, as a trainer must know it."""
+
+    name: str
+    role: str
+    """One of ROLES. `sparse` is one id a row, `id_list` a bag of them."""
+    type: str
+    """Arrow's name of what is stored: `float`, `int32`, `int8`, `binary`, `list<int32>` …"""
+    layout: str = "scalar"
+    """`scalar`, `bytes` (a bag packed as little-endian int32 in a binary column) or `list`."""
+    cardinality: int | None = None
+    """Rows its embedding needs: every id is below it. Only for `sparse` and `id_list`."""
+    width: int | None = None
+    """Embedding width that the spec asks for, if any."""
+    bag: tuple[int, float, int] | None = None
+    """Smallest, mean and largest number of ids in a bag; None for scalars."""
+    online: tuple[dict[str, Any], ...] = ()
+    """Operators left to the loader, as the spec has them (`{"op": "log", …}`)."""
+    inputs: tuple[str, ...] = ()
+    """Columns it is made from; its own name if empty."""
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise FieldError(f"column {self.name!r}: role {self.role!r} is none of {', '.join(ROLES)}")
+        if self.layout not in LAYOUTS:
+            raise FieldError(f"column {self.name!r}: layout {self.layout!r} is none of {', '.join(LAYOUTS)}")
+        if self.cardinality is not None and self.cardinality < 1:
+            raise FieldError(f"column {self.name!r}: cardinality {self.cardinality} is below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One Parquet file of one version, as the table's log knows it."""
+
+    path: str
+    """Absolute path or URI."""
+    rows: int
+    bytes: int
+    split: str = "train"
+    """`train`, `validation`, `test`, or what the spec names."""
+    row_group_rows: tuple[int, ...] = ()
+    """Rows of each row group, in order; empty if the table does not know (then the footer does)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Two short hashes: what a pipeline's tuning and a model's shape depend on."""
+
+    layout: str
+    """Of names, types, roles, online operators and bag lengths: a change means other pipeline costs, so re-tune."""
+    vocabulary: str
+    """Of cardinalities: a change means embeddings of another shape."""
+
+    @classmethod
+    def of(cls, fields: Iterable[Field]) -> Fingerprint:
+        fields = sorted(fields, key=lambda f: f.name)
+        bags = {f.name: f.bag and [f.bag[0], round(f.bag[1]), f.bag[2]] for f in fields}
+        return cls(layout=_hash([[f.name, f.role, f.type, f.layout, list(f.online), bags[f.name]] for f in fields]),
+                   vocabulary=_hash([[f.name, f.cardinality] for f in fields]))
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One commit in a table's history."""
+
+    version: int
+    at: str
+    """UTC, ISO 8601."""
+    mode: str
+    """`create`, `append` or `overwrite`."""
+    job: str
+    rows: int
+    fields: tuple[Field, ...] = field(default=(), repr=False)

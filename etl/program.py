@@ -1,0 +1,75 @@
+"""How every program here begins and ends: one JSON line last on standard output, people's text on standard error,
+exit 0 done, 1 failed, 2 wrong usage or input, 130 interrupted. Programs alone import this file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+_GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs
+
+
+class UsageError(ValueError):
+    """Wrong usage or input: its message says what, where, and what to do. The program ends with 2."""
+
+
+def say(text: str) -> None:
+    """A line for a person."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    raise SystemExit(code)
+
+
+def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, input_errors: tuple[type[Exception], ...] = (),
+        argv: list[str] | None = None) -> NoReturn:
+    """Runs `main(argv)`, prints what it returns as the last line, and exits as this module's docstring says.
+
+    `input_errors` are the room's own exceptions that mean wrong input rather than a failure."""
+    def interrupted(_signum: int, _frame: object) -> None:
+        watchdog = threading.Timer(_GRACE_S, os._exit, (INTERRUPTED,))
+        watchdog.daemon = True
+        watchdog.start()
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # a second interrupt does not wait
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        result = main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)
+    except input_errors + (UsageError,) as error:  # noqa: RUF005  mypy follows a sum of tuples only
+        say(f"error: {error}")
+        _leave(USAGE)
+    except BrokenPipeError:
+        os._exit(FAILED)
+    except Exception as error:
+        traceback.print_exc()
+        say(f"failed: {type(error).__name__}: {error}")
+        _leave(FAILED)
+    if result is not None:
+        print(json.dumps(result, default=_plain), flush=True)
+    _leave(DONE)
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers and frozen mappings, as JSON knows them."""
+    if hasattr(value, "item"):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, tuple, frozenset)):
+        return list(value)
+    return str(value)

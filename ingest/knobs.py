@@ -1,0 +1,176 @@
+"""What may be turned while a pipeline runs, and how far: `Knobs` and their `Limits`.
+
+Both are frozen and reject nonsense when they are made, so nothing downstream checks them again.
+Standard library only: the agent imports this file and little else of the loader.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+BACKENDS = ("thread", "process")
+MAX_WORKERS = 4096
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+class KnobError(ValueError):
+    """A knob that cannot be: its message names the knob, the value and what would do."""
+
+
+def parse_bytes(text: str | int) -> int:
+    """`64MiB`, `1.5GiB`, `4096` → bytes. Units are binary (KiB) or decimal (MB); no unit means bytes."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2].lower() not in _UNITS:
+        raise KnobError(f"{text!r} is not a number of bytes; write for instance 64MiB, 1.5GiB or 1048576")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_bytes(count: float) -> str:
+    """Bytes as a person reads them: 64 MiB, 1.5 GiB."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= size:
+            return f"{count / size:.4g} {unit}"
+    return f"{int(count)} B"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'read'?)` or what there is to choose from: the tail of a message about a name."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(sorted(known)) or 'none'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """One setting of a pipeline. None of it changes which rows come, or in which order."""
+
+    workers: Mapping[str, int] = field(default_factory=dict)
+    """Workers of each stage. Too few: the stage starves those after it; too many: they take cores and memory
+    from the others, and from the trainer."""
+    backend: Mapping[str, str] = field(default_factory=dict)
+    """`thread` or `process` for each stage that can be both. Threads share memory and cost nothing to pass data;
+    processes run Python code that holds the interpreter lock side by side."""
+    read_ahead_bytes: int = 64 * 2**20
+    """Decoded bytes that may wait between reading and shuffling. Near 0: readers stop for every item;
+    large: memory spent on what smooths nothing."""
+    prefetch_bytes: int = 32 * 2**20
+    """Finished batches that may wait for the trainer. Near 0: every hiccup of the pipeline reaches the trainer;
+    large: memory spent on what the trainer will not need soon."""
+
+    def __post_init__(self) -> None:
+        for stage, count in self.workers.items():
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_WORKERS:
+                raise KnobError(f"workers of {stage!r}: {count!r} is not a whole number from 1 to {MAX_WORKERS}")
+        for stage, backend in self.backend.items():
+            if backend not in BACKENDS:
+                raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), BACKENDS)}")
+        for name in ("read_ahead_bytes", "prefetch_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise KnobError(f"{name}: {value!r} is not a positive number of bytes")
+        object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
+        object.__setattr__(self, "backend", MappingProxyType(dict(self.backend)))
+
+    @property
+    def total_workers(self) -> int:
+        return sum(self.workers.values())
+
+    def with_workers(self, **workers: int) -> Knobs:
+        return replace(self, workers={**self.workers, **workers})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it; `from_dict` is its inverse."""
+        return {"workers": dict(self.workers), "backend": dict(self.backend),
+                "read_ahead_bytes": self.read_ahead_bytes, "prefetch_bytes": self.prefetch_bytes}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Knobs:
+        known = ("workers", "backend", "read_ahead_bytes", "prefetch_bytes")
+        for key in values:
+            if key not in known:
+                raise KnobError(f"unknown knob {key!r}{nearest(key, known)}")
+        return cls(**values)
+
+    def parse(self, text: str) -> Knobs:
+        """These knobs, changed as a command line says: `read=4,transform.backend=process,prefetch_bytes=64MiB`."""
+        workers, backend, sizes = dict(self.workers), dict(self.backend), {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            name, sign, value = (p.strip() for p in part.partition("="))
+            if not sign:
+                raise KnobError(f"{part!r} has no '='; write for instance read=4")
+            if name in ("read_ahead_bytes", "prefetch_bytes"):
+                sizes[name] = parse_bytes(value)
+            elif name.endswith(".backend"):
+                backend[name.removesuffix(".backend")] = value
+            elif re.fullmatch(r"\d+", value):
+                workers[name] = int(value)
+            else:
+                raise KnobError(f"{part!r}: {value!r} is not a number of workers")
+        return replace(self, workers=workers, backend=backend, **sizes)
+
+    def __str__(self) -> str:
+        parts = [f"{s}={n}" + (f"({self.backend[s]})" if self.backend.get(s, "thread") != "thread" else "")
+                 for s, n in self.workers.items()]
+        return " ".join([*parts, f"read_ahead={format_bytes(self.read_ahead_bytes)}",
+                         f"prefetch={format_bytes(self.prefetch_bytes)}"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far each knob may go in one pipeline on one machine."""
+
+    workers: Mapping[str, tuple[int, int]]
+    """Fewest and most workers of each stage; a stage with (1, 1) cannot be resized. Its keys are all there are."""
+    backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The back ends each stage can use; a stage that is not named here runs on threads only."""
+    read_ahead_bytes: tuple[int, int] = (2**20, 2**40)
+    prefetch_bytes: tuple[int, int] = (2**20, 2**40)
+
+    def __post_init__(self) -> None:
+        if not self.workers:
+            raise KnobError("limits without a stage")
+        for name, (low, high) in [*self.workers.items(), ("read_ahead_bytes", self.read_ahead_bytes),
+                                  ("prefetch_bytes", self.prefetch_bytes)]:
+            if not 1 <= low <= high:
+                raise KnobError(f"limits of {name!r}: {low} to {high} is no range of positive numbers")
+        for stage, backends in self.backends.items():
+            if stage not in self.workers or not backends or any(b not in BACKENDS for b in backends):
+                raise KnobError(f"back ends of {stage!r}: {backends!r}{nearest(stage, self.workers)}")
+        object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
+        object.__setattr__(self, "backends", MappingProxyType(dict(self.backends)))
+
+    def backends_of(self, stage: str) -> tuple[str, ...]:
+        return self.backends.get(stage, ("thread",))
+
+    def check(self, knobs: Knobs) -> None:
+        """Raises KnobError, naming the knob, its value and its range, if `knobs` are outside."""
+        for stage, count in knobs.workers.items():
+            low, high = self.workers.get(stage, (0, 0))
+            if not high:
+                raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
+            if not low <= count <= high:
+                raise KnobError(f"workers of {stage!r}: {count} is outside {low} to {high}")
+        for stage, backend in knobs.backend.items():
+            if stage not in self.workers:
+                raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
+            if backend not in self.backends_of(stage):
+                raise KnobError(f"backend of {stage!r}: {backend!r} is not among {self.backends_of(stage)}")
+        for name in ("read_ahead_bytes", "prefetch_bytes"):
+            low, high = getattr(self, name)
+            if not low <= getattr(knobs, name) <= high:
+                raise KnobError(f"{name}: {getattr(knobs, name)} is outside {low} to {high}")
+
+    def clamp(self, knobs: Knobs) -> Knobs:
+        """The nearest knobs inside; names that the pipeline lacks are left out, those not given get the lowest."""
+        workers = {s: min(max(knobs.workers.get(s, low), low), high) for s, (low, high) in self.workers.items()}
+        backend = {s: b for s, b in knobs.backend.items() if s in self.workers and b in self.backends_of(s)}
+        sizes = {n: min(max(getattr(knobs, n), getattr(self, n)[0]), getattr(self, n)[1])
+                 for n in ("read_ahead_bytes", "prefetch_bytes")}
+        return Knobs(workers=workers, backend=backend, **sizes)

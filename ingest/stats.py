@@ -1,0 +1,118 @@
+"""What a pipeline tells about itself: `Snapshot`, made of `StageStats`.
+
+All counters are cumulative since the start and never fall; whoever wants a rate takes the difference of two
+snapshots (`later - earlier` over `later.at - earlier.at`). Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class StatsError(ValueError):
+    """A snapshot that cannot be: its message names the field and the value."""
+
+
+def _counts(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise StatsError(f"{type(owner).__name__}.{name}: {value!r} is not a finite number from 0 up")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStats:
+    """One stage since the start of the pipeline. Sums run over all workers it ever had."""
+
+    name: str
+    """The stage's name: the key of its knobs."""
+    items: int
+    """Pieces of work finished (row groups, windows, batches). Not moving: the stage is stuck, starved or blocked;
+    the waits say which."""
+    rows: int
+    """Rows passed on. Its rate is the stage's throughput; equal rates in all stages mean a steady state."""
+    bytes: int
+    """Bytes passed on, in memory, not on disk."""
+    busy_s: float
+    """Useful time, waits for neighbours left out, reading from a store included. Its rate near `workers`: the stage
+    is the bottleneck; near 0: it has capacity to spare."""
+    cpu_s: float
+    """Processor time within `busy_s`. Near `busy_s`: more workers help only while cores are free; near 0: the
+    stage waits for a store, and more workers help although no core is free."""
+    wait_input_s: float
+    """Time workers waited for something to do. Its rate near `workers`: the stages before are too slow, or it has
+    workers to give away; near 0: always fed."""
+    wait_output_s: float
+    """Time workers waited for room after them. Its rate near `workers`: the stages after (or the trainer) are the
+    bottleneck; near 0: always room."""
+    workers: int
+    """Workers now."""
+    backend: str = "thread"
+    """Where they run now: `thread` or `process`."""
+    queue_bytes: int = 0
+    """Bytes that wait behind this stage now. Near its limit: those after are slower; near 0: those after wait."""
+    queue_limit_bytes: int = 0
+    """The most bytes that may wait there; 0 where the stage has no buffer of its own."""
+
+    def __post_init__(self) -> None:
+        _counts(self, "items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s", "wait_output_s", "workers",
+                "queue_bytes", "queue_limit_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The whole pipeline at one moment."""
+
+    at: float
+    """Seconds on a monotonic clock, the same for all snapshots of a pipeline. Standing still: no rate can be taken."""
+    sequence: int
+    """Number of this snapshot, from 0 up. A repeated one is stale."""
+    stages: tuple[StageStats, ...]
+    """In the order in which rows pass them."""
+    batches: int
+    """Batches that the consumer took."""
+    rows: int
+    """Rows that the consumer took: what tuning is for."""
+    consumer_wait_s: float
+    """Time the consumer waited in `next()`. Its rate near 1: input-bound; near 0: the trainer is the bottleneck and
+    cores may be given back."""
+    consumer_compute_s: float
+    """Time the consumer spent between two `next()`. Its rate near 1: trainer-bound; near 0: nothing but loading."""
+    memory_used: int
+    """Anonymous and shared bytes of the process tree now (no page cache). Near the limit: the governor
+    holds work back."""
+    memory_limit: int
+    """The lowest limit in force: the control groups' along the path, the host's, the user's."""
+    cpu_quota: float
+    """Cores this pipeline may use now: affinity and quota along the control groups' path; changes while running."""
+    cpu_used_s: float
+    """Processor time of the process tree. Its rate near `cpu_quota`: no core is free, and a pool that grows takes from
+    others; far below: cores are idle."""
+    held_back: int = 0
+    """Times the governor made work wait for memory. Rising: memory, not cores, is the bottleneck; 0: never short."""
+
+    def __post_init__(self) -> None:
+        _counts(self, "at", "sequence", "batches", "rows", "consumer_wait_s", "consumer_compute_s", "memory_used",
+                "memory_limit", "cpu_quota", "cpu_used_s", "held_back")
+        if not self.stages:
+            raise StatsError("Snapshot.stages: a pipeline without stages")
+        if len({s.name for s in self.stages}) != len(self.stages):
+            raise StatsError(f"Snapshot.stages: two stages of one name among {[s.name for s in self.stages]}")
+
+    def stage(self, name: str) -> StageStats:
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise StatsError(f"no stage {name!r} among {[s.name for s in self.stages]}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it; `from_dict` is its inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Snapshot:
+        return cls(**{**values, "stages": tuple(StageStats(**s) for s in values["stages"])})

@@ -1,0 +1,83 @@
+"""What every test gets: a scrubbed environment, and a check that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+_KEEP = {"PATH", "HOME", "LANG", "LC_ALL", "JAVA_HOME", "TMPDIR", "VIRTUAL_ENV", "CI", "PYSPARK_PYTHON", "USER", "TERM"}
+_PATIENCE_S = 5.0
+# A library's own helpers that live as long as the process: each says whose they are.
+_FOREIGN_THREADS = ("ThreadPoolExecutor-pyarrow", "py4j", "Thread-serve-py4j", "pyarrow", "pytest_timeout", "tokio",
+                    "fsspecIO", "deltalake")
+
+
+@pytest.fixture(autouse=True)
+def scrubbed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on a variable that the caller happens to have set."""
+    for name in list(os.environ):
+        if name not in _KEEP and not name.startswith(("PYTEST_", "COV_")):
+            monkeypatch.delenv(name, raising=False)
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            found[int(entry.name)] = os.readlink(entry.path)
+        except OSError:
+            continue
+    return found
+
+
+def _what_is_there() -> dict[str, set[str]]:
+    return {
+        "threads": {f"{t.name} ({t.ident})" for t in threading.enumerate()
+                    if not t.name.startswith(_FOREIGN_THREADS)},
+        "children": {f"{p.pid} {p.name()}" for p in psutil.Process().children(recursive=True) if _alive(p)},
+        # Sockets and event descriptors of Spark's gateway and of torch's stores are counted with their owners.
+        "descriptors": {f"{fd} {target}" for fd, target in _descriptors().items() if target.startswith("/")
+                        and not target.startswith(("/dev/", "/proc/", "/sys/"))
+                        and "/site-packages/" not in target},
+        "shared memory": set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set(),
+        "temporary files": {n for n in os.listdir(tempfile.gettempdir()) if n.startswith(("sluice", "tmp", "torchelastic"))},
+    }
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest):
+    """Fails a test that leaves a thread, child process, open file, shared-memory segment or temporary file behind.
+
+    What a session-wide fixture starts (Spark) is there before the test and so not counted."""
+    if request.node.get_closest_marker("spark"):
+        yield  # a session shared by many tests comes up inside the first of them
+        return
+    before = _what_is_there()
+    yield
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        left = {kind: new for kind, now in _what_is_there().items() if (new := now - before[kind])}
+        if not left or time.monotonic() > deadline:
+            break
+        gc.collect()
+        threading.Event().wait(0.05)
+    assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    return Path(__file__).resolve().parent.parent
