@@ -47,7 +47,8 @@ def _what_is_there() -> dict[str, set[str]]:
                         and not target.startswith(("/dev/", "/proc/", "/sys/"))
                         and "/site-packages/" not in target},
         "shared memory": set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set(),
-        "temporary files": {n for n in os.listdir(tempfile.gettempdir()) if n.startswith(("sluice", "tmp", "torchelastic"))},
+        "temporary files": {n for n in os.listdir(tempfile.gettempdir())
+                            if n.startswith(("sluice", "tmp", "torchelastic"))},
     }
 
 

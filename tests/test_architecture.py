@@ -41,7 +41,8 @@ def imports(path: Path, known: dict[str, Path], module_level_only: bool = False)
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: write imports in full"
-            found |= {f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in known else node.module for a in node.names}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & known.keys()) or {str(node.module)}
     return found
 
 
