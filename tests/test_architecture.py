@@ -15,7 +15,7 @@ SHARED_WITH_AGENT = {"ingest.knobs", "ingest.stats", "ingest.plan", "ingest.mach
 CONTRACTS_OF_ETL = {"etl.table", "etl.spec", "etl.ops", "etl.fields"}
 # Composition roots: they may import every room, and nobody imports them.
 PROGRAMS = {"etl.job", "etl.__main__", "ingest.__main__", "ingest.bench", "agent.__main__", "agent.evaluate",
-            "agent.train", "dlrm.train", "dlrm.evaluate", "dlrm.serve", "dlrm.plan", "dlrm.__main__"}
+            "agent.train", "dlrm.train", "dlrm.evaluate", "dlrm.serve", "dlrm.plan", "dlrm.__main__", "dlrm.demo"}
 FOR_PROGRAMS = {"etl.program"}
 LIGHT = ("etl.table", "etl.spec", "etl.ops", "etl.fields", "ingest.knobs", "ingest.stats", "ingest.plan",
          "ingest.machine", "agent.tunable", "agent.controller", "agent.policies")
@@ -76,7 +76,7 @@ def test_every_import_follows_the_table():
 def test_the_table_is_complete():
     """Every program named here exists once its room has it, and a new top-level package must be listed."""
     packages = {p.parent.name for p in ROOT.glob("*/__init__.py")}
-    assert packages <= {*ROOMS, "tests"}, packages
+    assert packages <= {*ROOMS, "tests", "benchmarks"}, packages
 
 
 def test_what_the_agent_shares_is_standard_library_and_numpy():

@@ -1,0 +1,33 @@
+# `make help` explains each target.
+PY := .venv/bin/python
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench dist clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup:  ## make .venv from the locks and check Java (instant when nothing changed)
+	@bash .ci/setup
+
+demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a report to open
+	@$(PY) -m dlrm.demo --out demo-out
+
+test: setup  ## all tests
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+check: setup  ## style and types
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+
+bench: setup  ## the loader beside the decoder's limit and a hand-written DataLoader
+	@$(PY) -m benchmarks.loaders
+
+dist: setup  ## build/sluice.zip, for spark-submit --py-files
+	@mkdir -p build && rm -f build/sluice.zip && \
+	$(PY) -c "import pathlib, zipfile; z = zipfile.ZipFile('build/sluice.zip', 'w', zipfile.ZIP_DEFLATED); [z.write(p) for p in sorted(pathlib.Path('etl').rglob('*.py'))]; z.close()" && \
+	echo build/sluice.zip
+
+clean:  ## remove what was built and the demo's output, not .venv
+	@rm -rf build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
