@@ -77,11 +77,13 @@ def _fresh(out: Path) -> None:
 def main(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         prog="python -m dlrm.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for data, table, run (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="raw log lines to make (default: %(default)s)")
-    parser.add_argument("--ranks", type=int, default=2, help="training ranks (default: %(default)s)")
-    parser.add_argument("--bench-seconds", type=float, default=20, help="seconds of each loader run (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of data and training (default: %(default)s)")
+    for flag, kind, default, text in (
+            ("--out", Path, Path("demo-out"), "folder for data, table and runs; emptied first if the demo made it"),
+            ("--rows", int, 1_000_000, "raw log lines to make"),
+            ("--ranks", int, 2, "training ranks"),
+            ("--bench-seconds", float, 20, "seconds of each loader run"),
+            ("--seed", int, 1, "seed of data and training")):
+        parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: %(default)s)")
     args = parser.parse_args(argv)
     out = args.out.resolve()
     _fresh(out)

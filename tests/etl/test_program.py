@@ -1,0 +1,64 @@
+"""How programs end: seen from outside, as a shell sees it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PRELUDE = "from etl.program import UsageError, run, say\n"
+
+
+def ended(body: str, repo) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", PRELUDE + body], capture_output=True, text=True, cwd=repo, check=False,
+                          timeout=30)
+
+
+@pytest.mark.parametrize(("body", "code", "error"), [
+    ("run(lambda argv: {'rows': 3})", 0, ""),
+    ("def main(argv): raise UsageError('no file x.toml')\nrun(main)", 2, "error: no file x.toml"),
+    ("def main(argv): raise KeyError('k')\nrun(main, input_errors=(KeyError,))", 2, "error: 'k'"),
+    ("def main(argv): raise OSError('disk full')\nrun(main)", 1, "failed: OSError: disk full"),
+    ("import argparse\nrun(lambda argv: argparse.ArgumentParser().parse_args(['--nope']))", 2, "--nope")])
+def test_exit_codes_and_messages(body, code, error, repo):
+    result = ended(body, repo)
+    assert result.returncode == code, result.stderr
+    assert error in result.stderr
+    if code == 0:
+        assert json.loads(result.stdout.splitlines()[-1]) == {"rows": 3}
+    else:
+        assert result.stdout == ""
+
+
+def test_numbers_of_numpy_become_json(repo):
+    result = ended("import numpy as np\nrun(lambda argv: {'auc': np.float32(0.5), 'rows': np.int64(7)})", repo)
+    assert json.loads(result.stdout) == {"auc": 0.5, "rows": 7}
+
+
+def test_an_interrupt_ends_with_130_even_where_a_thread_hangs(repo):
+    body = """
+import os, signal, threading
+def main(argv):
+    threading.Thread(target=threading.Event().wait).start()  # never ends, and is no daemon
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+run(main)
+"""
+    result = ended(body, repo)
+    assert result.returncode == 130
+    assert "interrupted" in result.stderr
+
+
+def test_an_interrupt_is_answered_even_by_code_that_swallows_it(repo):
+    body = """
+import os, signal, threading
+def main(argv):
+    while True:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            threading.Event().wait()
+run(main)
+"""
+    assert ended(body, repo).returncode == 130

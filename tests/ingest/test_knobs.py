@@ -1,0 +1,82 @@
+import pytest
+
+from ingest.knobs import KnobError, Knobs, Limits, format_bytes, parse_bytes
+
+LIMITS = Limits(workers={"read": (1, 8), "transform": (1, 4), "collate": (1, 1)},
+                backends={"transform": ("thread", "process")}, prefetch_bytes=(2**20, 2**30))
+
+
+@pytest.mark.parametrize(("text", "count"), [
+    ("64MiB", 64 * 2**20), ("1.5 GiB", 3 * 2**29), ("10MB", 10**7), ("4096", 4096), ("7b", 7)])
+def test_bytes_are_read_as_written(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1 furlong", "1e9", "0x10"])
+def test_what_is_no_number_of_bytes_is_refused_with_an_example(text):
+    with pytest.raises(KnobError, match="64MiB"):
+        parse_bytes(text)
+
+
+def test_bytes_are_shown_in_the_largest_fitting_unit():
+    assert [format_bytes(n) for n in (12, 2**10, 64 * 2**20, 3 * 2**29)] == ["12 B", "1 KiB", "64 MiB", "1.5 GiB"]
+
+
+def test_a_command_line_changes_what_it_names_and_nothing_else():
+    base = Knobs(workers={"read": 1, "collate": 1})
+    knobs = base.parse("read=4, transform=2,transform.backend=process,prefetch_bytes=64MiB")
+    assert dict(knobs.workers) == {"read": 4, "transform": 2, "collate": 1}
+    assert dict(knobs.backend) == {"transform": "process"}
+    assert knobs.prefetch_bytes == 64 * 2**20
+    assert knobs.read_ahead_bytes == base.read_ahead_bytes
+    assert base == Knobs(workers={"read": 1, "collate": 1}), "the base was changed"
+
+
+@pytest.mark.parametrize("text", ["read", "read=", "read=-1", "read=1.5", "read=many", "read=0", "read=99999",
+                                  "transform.backend=gpu", "prefetch_bytes=lots"])
+def test_nonsense_on_the_command_line_is_refused(text):
+    with pytest.raises(KnobError):
+        Knobs().parse(text)
+
+
+@pytest.mark.parametrize("values", [
+    {"workers": {"read": True}}, {"workers": {"read": 2.0}}, {"backend": {"read": "fork"}},
+    {"prefetch_bytes": 0}, {"read_ahead_bytes": 1.5}, {"read_ahead_bytes": float("nan")}])
+def test_knobs_that_cannot_be_are_refused(values):
+    with pytest.raises(KnobError):
+        Knobs(**values)
+
+
+def test_json_and_back():
+    knobs = Knobs(workers={"read": 3}, backend={"read": "thread"}, prefetch_bytes=5)
+    assert Knobs.from_dict(knobs.to_dict()) == knobs
+    with pytest.raises(KnobError, match="did you mean 'prefetch_bytes'"):
+        Knobs.from_dict({"prefetch_byte": 5})
+
+
+def test_knobs_cannot_be_changed_behind_their_owner():
+    source = {"read": 1}
+    knobs = Knobs(workers=source)
+    source["read"] = 7
+    assert knobs.workers["read"] == 1
+    with pytest.raises(TypeError):
+        knobs.workers["read"] = 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("raed=2", "did you mean 'read'"), ("read=9", "outside 1 to 8"), ("collate=2", "outside 1 to 1"),
+    ("read.backend=process", "not among"), ("prefetch_bytes=1", "prefetch_bytes")])
+def test_limits_say_what_is_outside(text, message):
+    with pytest.raises(KnobError, match=message):
+        LIMITS.check(Knobs().parse(text))
+
+
+def test_clamp_gives_the_nearest_inside_and_that_passes():
+    wild = Knobs(workers={"read": 99, "gone": 3}, backend={"read": "process", "transform": "process"},
+                 prefetch_bytes=2**40)
+    tame = LIMITS.clamp(wild)
+    LIMITS.check(tame)
+    assert dict(tame.workers) == {"read": 8, "transform": 1, "collate": 1}
+    assert dict(tame.backend) == {"transform": "process"}
+    assert tame.prefetch_bytes == 2**30
+    assert LIMITS.clamp(tame) == tame

@@ -1,0 +1,52 @@
+import ast
+import dataclasses
+import inspect
+
+import pytest
+
+import ingest.stats
+from ingest.stats import Snapshot, StageStats, StatsError
+
+
+def stage(name="read", **changes):
+    return StageStats(**{"name": name, "items": 1, "rows": 10, "bytes": 100, "busy_s": 1.0, "cpu_s": 0.5,
+                         "wait_input_s": 0.0, "wait_output_s": 0.0, "workers": 1, **changes})
+
+
+def snapshot(**changes):
+    return Snapshot(**{"at": 1.0, "sequence": 0, "stages": (stage(), stage("collate")), "batches": 1, "rows": 10,
+                       "consumer_wait_s": 0.1, "consumer_compute_s": 0.9, "memory_used": 1, "memory_limit": 2,
+                       "cpu_quota": 2.0, "cpu_used_s": 1.0, **changes})
+
+
+def test_every_field_says_how_to_read_it():
+    """A policy and a person read these numbers: each has a docstring of its own."""
+    for node in ast.parse(inspect.getsource(ingest.stats)).body:
+        if isinstance(node, ast.ClassDef) and node.name in ("StageStats", "Snapshot"):
+            for at, line in enumerate(node.body):
+                if isinstance(line, ast.AnnAssign):
+                    doc = node.body[at + 1]
+                    assert isinstance(doc, ast.Expr), ast.unparse(line)
+                    assert isinstance(doc.value, ast.Constant), ast.unparse(line)
+
+
+def test_json_and_back():
+    assert Snapshot.from_dict(snapshot().to_dict()) == snapshot()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, None, "1", True])
+def test_a_counter_that_cannot_be_is_refused_by_name(value):
+    for field in dataclasses.fields(StageStats):
+        if field.name not in ("name", "backend"):
+            with pytest.raises(StatsError, match=field.name):
+                stage(**{field.name: value})
+
+
+def test_stages_are_found_by_name_and_have_one_name_each():
+    assert snapshot().stage("collate").name == "collate"
+    with pytest.raises(StatsError, match="decode"):
+        snapshot().stage("decode")
+    with pytest.raises(StatsError, match="two stages"):
+        snapshot(stages=(stage(), stage()))
+    with pytest.raises(StatsError, match="without stages"):
+        snapshot(stages=())
