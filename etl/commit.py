@@ -1,0 +1,174 @@
+"""How a version comes to be: describe a job's files, write its record, then one Delta commit that lands or does not.
+
+Nobody reads what a job wrote before the last step, and after it a reader sees all of it. The commit is made on the
+version that was read, without delta-rs's own retries: with them a stale overwrite lands beside an append.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Schema
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+
+from etl.fields import Field
+from etl.record import FileRecord, JobRecord
+from etl.store import Store
+
+MODES = ("create", "append", "overwrite")
+METADATA_KEY = b"sluice"
+_HASHING_THREADS = 4
+
+
+class CommitConflict(RuntimeError):
+    """Another job published first; nothing of this one was. Its message says what to do."""
+
+
+class CommitError(ValueError):
+    """A commit that cannot be asked for, or files that are not what the job meant to write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The version that a job starts from."""
+
+    version: int | None
+    """None: there is no table yet."""
+    schema: pa.Schema | None = None
+
+    @classmethod
+    def read(cls, store: Store) -> Base:
+        try:
+            table = DeltaTable(store.uri)
+        except TableNotFoundError:
+            return cls(version=None)
+        return cls(version=table.version(), schema=pa.schema(table.schema()))
+
+    def permit(self, mode: str, uri: str) -> None:
+        """Refuses, before any work, what the commit would refuse after it."""
+        if mode not in MODES:
+            raise CommitError(f"mode {mode!r} is none of {', '.join(MODES)}")
+        if mode == "create" and self.version is not None:
+            raise CommitError(f"{uri}: a table is already there (version {self.version}); "
+                              "use --mode append or overwrite, or another --output")
+        if mode != "create" and self.version is None:
+            raise CommitError(f"{uri}: there is no table to {mode}; use --mode create")
+
+
+def new_job() -> str:
+    """A name no other job has; sorts by time."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+
+
+def folder_of(job: str) -> str:
+    return f"data/{job}"
+
+
+def job_of(path: str) -> str:
+    """The job that wrote a data file: the second part of its path."""
+    parts = path.split("/")
+    return parts[1] if len(parts) > 2 and parts[0] == "data" else ""
+
+
+def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
+    """What is stored for these fields, with what a reader must know of each in its metadata.
+
+    Cardinalities are not in it: an append may raise them, and cannot change a table's schema."""
+    columns = []
+    for f in fields:
+        about = {"role": f.role, "layout": f.layout, "width": f.width, "online": list(f.online),
+                 "inputs": list(f.inputs)}
+        columns.append(pa.field(f.name, _arrow_type(f.type), nullable=False,
+                                metadata={METADATA_KEY: json.dumps(about, sort_keys=True).encode()}))
+    return pa.schema(columns)
+
+
+def _arrow_type(name: str) -> pa.DataType:
+    if name.startswith("list<"):
+        return pa.list_(pa.field("element", pa.type_for_alias(name[5:-1]), nullable=False))
+    return pa.type_for_alias(name)
+
+
+def describe(store: Store, job: str, schema: pa.Schema, row_group_rows: int) -> tuple[FileRecord, ...]:
+    """Every file of a job, its footer checked against what the job was to write."""
+    paths = [p for p in store.files(folder_of(job)) if p.endswith(".parquet")]
+    with ThreadPoolExecutor(_HASHING_THREADS, "sluice-describe") as pool:
+        found = list(pool.map(lambda path: _describe(store, path, schema, row_group_rows), paths))
+    return tuple(f for f in found if f.rows)
+
+
+def _describe(store: Store, path: str, schema: pa.Schema, row_group_rows: int) -> FileRecord:
+    with store.fs.open_input_file(store.path(path)) as file:
+        footer = pq.ParquetFile(file)
+        groups = tuple(footer.metadata.row_group(i).num_rows for i in range(footer.metadata.num_row_groups))
+        have = [(f.name, f.type) for f in footer.schema_arrow]
+    want = [(f.name, f.type) for f in schema]
+    if have != want:
+        raise CommitError(f"{store.url(path)}: its columns are {have}, not {want}")
+    if any(rows != row_group_rows for rows in groups[:-1]) or (groups and groups[-1] > row_group_rows):
+        raise CommitError(f"{store.url(path)}: its row groups have {groups} rows, not {row_group_rows} each")
+    split = next((part[6:] for part in path.split("/") if part.startswith("split=")), "")
+    if not split:
+        raise CommitError(f"{store.url(path)}: it lies in no split's folder")
+    return FileRecord(path=path, rows=sum(groups), bytes=store.size(path) or 0, split=split, row_group_rows=groups,
+                      sha256=store.digest(path))
+
+
+def publish(store: Store, base: Base, record: JobRecord, fields: Sequence[Field]) -> int:
+    """Writes the record, then commits its files on `base`; returns the version. The only way to publish."""
+    base.permit(record.mode, store.uri)
+    if not record.files:
+        raise CommitError("the job wrote no rows: nothing to publish")
+    stored = arrow_schema(fields)
+    if record.mode == "append":
+        _same_layout(stored, base, store.uri)
+    schema = Schema.from_arrow(stored.append(pa.field("split", pa.string(), nullable=False)))
+    now_ms = int(time.time() * 1000)
+    added = [AddAction(f.path, f.bytes, {"split": f.split}, now_ms, True, json.dumps({"numRecords": f.rows}))
+             for f in record.files]
+    actions: list[AddAction | RemoveAction] = [*added]
+    properties = CommitProperties(custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0)
+    # Old log files go only when somebody asks for it: a pinned version must stay readable.
+    hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+    common: dict[str, Any] = {"commit_properties": properties, "post_commithook_properties": hooks}
+    store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
+    try:
+        if base.version is None:
+            create_table_with_add_actions(store.uri, schema, added, mode="error", partition_by=["split"], **common)
+        else:
+            DeltaTable(store.uri, version=base.version).create_write_transaction(
+                actions, "append" if record.mode == "append" else "overwrite", schema, partition_by=["split"], **common)
+    except (CommitFailedError, DeltaError) as error:
+        now = Base.read(store).version
+        if now == base.version:
+            raise CommitError(f"{store.uri}: the commit was refused ({error})") from error
+        read = "no table" if base.version is None else f"version {base.version}"
+        raise CommitConflict(f"{store.uri}: another job published version {now} while this one, which started from "
+                             f"{read}, ran; nothing of this one is visible. Run it again.") from error
+    return 0 if base.version is None else base.version + 1
+
+
+def _same_layout(stored: pa.Schema, base: Base, uri: str) -> None:
+    assert base.schema is not None
+    have = {f.name: _essence(f) for f in base.schema if f.name != "split"}
+    want = {f.name: _essence(f) for f in stored}
+    if have == want:
+        return
+    differing = [n for n in sorted(have.keys() | want.keys()) if have.get(n) != want.get(n)]
+    raise CommitError(f"{uri}: cannot append, as column {differing[0]!r} is {have.get(differing[0], 'missing')} in the "
+                      f"table and {want.get(differing[0], 'missing')} in this job; use --mode overwrite")
+
+
+def _essence(f: pa.Field) -> Mapping[str, Any]:
+    return {"type": str(f.type), **json.loads((f.metadata or {}).get(METADATA_KEY, b"{}"))}

@@ -1,0 +1,63 @@
+"""What a job leaves about itself in `_sluice/jobs/<job>.json`: `JobRecord` and its `FileRecord`s. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FORMAT = 1
+
+
+class RecordError(ValueError):
+    """A job record that cannot be understood: its message says which and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """One written Parquet file, as it was when it was published."""
+
+    path: str
+    """Relative to the table: `data/<job>/split=<split>/<name>.parquet`."""
+    rows: int
+    bytes: int
+    split: str
+    row_group_rows: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """One job: all that its version's readers need and the Delta log cannot hold."""
+
+    job: str
+    mode: str
+    version: int
+    """The version that the job's commit makes, or would have made: see the log for whether it did."""
+    at: str
+    rows: int
+    state: str | None
+    """Hash of the fitted state; None if nothing was fitted."""
+    parent: str | None
+    """Hash of the state that the version before had."""
+    spec: str
+    """The spec's text, so that a table says by itself how it was made."""
+    seed: int
+    cardinalities: Mapping[str, int]
+    files: tuple[FileRecord, ...]
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    bags: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> JobRecord:
+        try:
+            if value["format"] != FORMAT:
+                raise RecordError(f"job record of format {value['format']}; this program reads format {FORMAT}")
+            known = {k: v for k, v in value.items() if k != "format"}
+            files = tuple(FileRecord(**{**f, "row_group_rows": tuple(f["row_group_rows"])}) for f in known["files"])
+            return cls(**{**known, "files": files, "bags": {k: tuple(v) for k, v in known["bags"].items()}})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RecordError(f"job record lacks or misnames something: {error}") from None

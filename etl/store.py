@@ -1,0 +1,111 @@
+"""The files beside a table's data, local or in a bucket: `Store` reads, writes and lists them by relative path."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+_CHUNK = 8 * 2**20
+
+
+class StoreError(ValueError):
+    """A place that cannot be read or written: its message names it and says what to do."""
+
+
+class Store:
+    """A folder that a URI or a path names."""
+
+    def __init__(self, uri: str | os.PathLike[str]) -> None:
+        text = str(uri).rstrip("/")
+        if not text:
+            raise StoreError("the table's path is empty")
+        try:
+            if "://" in text:
+                self.fs, self.root = pafs.FileSystem.from_uri(text)
+            else:
+                self.fs, self.root = pafs.LocalFileSystem(), os.path.abspath(text)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise StoreError(f"{text}: this place is not known to Arrow ({error})") from None
+        self.local = isinstance(self.fs, pafs.LocalFileSystem)
+        self.uri = self.root if self.local else text
+        """Absolute path, or the URI as given: what Delta and Spark are told."""
+
+    def path(self, relative: str) -> str:
+        """Of this store's file system (without a scheme)."""
+        return f"{self.root}/{relative}"
+
+    def url(self, relative: str) -> str:
+        """For readers that know nothing of this store: an absolute path, or a URI."""
+        return f"{self.uri}/{relative}"
+
+    def size(self, relative: str) -> int | None:
+        """Bytes of a file; None if there is none."""
+        info = self.fs.get_file_info(self.path(relative))
+        return info.size if info.type == pafs.FileType.File else None
+
+    def files(self, relative: str) -> list[str]:
+        """All files under a folder, sorted, relative to the root. Only for checks and for a job's own output."""
+        selector = pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True)
+        return sorted(i.path[len(self.root) + 1:] for i in self.fs.get_file_info(selector)
+                      if i.type == pafs.FileType.File)
+
+    def digest(self, relative: str) -> str:
+        """SHA-256 of a file, read in pieces."""
+        digest = hashlib.sha256()
+        with self.fs.open_input_stream(self.path(relative), buffer_size=0) as stream:
+            while piece := stream.read(_CHUNK):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def read(self, relative: str) -> bytes:
+        with self.fs.open_input_stream(self.path(relative)) as stream:
+            return bytes(stream.read())
+
+    def write(self, relative: str, content: bytes) -> None:
+        """Visible whole or not at all: locally by rename, in a bucket by the nature of a put."""
+        target = self.path(relative)
+        if not self.local:
+            with self.fs.open_output_stream(target) as stream:
+                stream.write(content)
+            return
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        draft = f"{target}.{uuid.uuid4().hex[:8]}.draft"
+        try:
+            with open(draft, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+        finally:
+            Path(draft).unlink(missing_ok=True)
+
+    def read_json(self, relative: str) -> Any:
+        return json.loads(self.read(relative))
+
+    def write_json(self, relative: str, value: Any) -> None:
+        self.write(relative, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+    def remove(self, relative: str) -> None:
+        """A file or a folder that a job of ours wrote, if it is there."""
+        info = self.fs.get_file_info(self.path(relative))
+        if info.type == pafs.FileType.Directory:
+            self.fs.delete_dir(self.path(relative))
+        elif info.type == pafs.FileType.File:
+            self.fs.delete_file(self.path(relative))
+
+    def probe(self) -> None:
+        """Fails where a table could not be published, before any work is done."""
+        name = f"_sluice/probe-{uuid.uuid4().hex[:8]}"
+        try:
+            self.write(name, b"may I write here?\n")
+            self.remove(name)
+        except OSError as error:
+            raise StoreError(f"{self.uri}: cannot be written ({error.strerror or error}); "
+                             "make it writable, or choose another --output") from None
