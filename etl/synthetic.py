@@ -46,9 +46,9 @@ _VALUES: dict[str, tuple[int, float | None]] = {
     "C26": (30_000, None),
 }
 _MAIN_EFFECTS = ("C1", "C2", "C5", "C6", "C8", "C9", "C14", "C17", "C18", "C19", "C20", "C22", "C23", "C25")
-_MAIN_SPREAD = 0.28
-_CROSSES = (("C1", "C2"), ("C8", "C14"), ("C17", "C23"), ("C2", "C17"), ("C1", "C14"), ("C8", "C23"), ("C5", "C6"))
-_CROSS_SPREAD = 0.62
+_MAIN_SPREAD = 0.30
+_CROSSES = (("C1", "C17"), ("C8", "C14"), ("C17", "C23"), ("C2", "C23"), ("C1", "C14"), ("C8", "C25"), ("C5", "C6"))
+_CROSS_SPREAD = 0.55
 _FACTORS = 2
 _BIAS = -1.62
 _FREQUENT = 512          # ranks beyond it have no effect of their own: nothing could be learned of them
