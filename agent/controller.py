@@ -1,0 +1,170 @@
+"""The loop around a policy: it owns the clock and the log, the policy owns the choice.
+
+Whatever fails in here (the policy, the pipeline, a counter, the log) freezes the knobs as they are, is recorded once,
+and never reaches the training loop.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from agent.rates import Rates, rates
+from agent.tunable import Policy, Tunable
+from ingest.knobs import Limits
+from ingest.stats import Snapshot
+
+_WINDOW = 10  # snapshots over which a rate before or after a change is taken
+_EFFECT_AFTER = 4  # ticks after a change at which its effect is logged, if no other change came first
+
+
+class Controller:
+    """Every `interval_s`: look, decide, apply, log. `step()` is one tick without a thread; `start()` runs them in one.
+
+    `record` gets events (decision, effect, fault), `observe` the loader's metrics of each tick."""
+
+    def __init__(self, tunable: Tunable, policy: Policy, *, record: Callable[[dict[str, Any]], None],
+                 observe: Callable[[dict[str, Any]], None] | None = None,
+                 clock: Callable[[], float] = time.monotonic, interval_s: float = 1.0) -> None:
+        if interval_s <= 0:
+            raise ValueError(f"interval_s: {interval_s!r} is not above 0")
+        self._tunable, self._policy, self._clock = tunable, policy, clock
+        self._record_to, self._observe_to = record, observe
+        self.interval_s = interval_s
+        self.ticks = 0
+        """Snapshots looked at."""
+        self.decisions = 0
+        """Changes made."""
+        self.frozen: str | None = None
+        """Why nothing is decided any more; None while all is well."""
+        self.cost_s = 0.0
+        """Processor time of the loop's own thread."""
+        self._last_step: float | None = None
+        self._limits: Limits | None = None
+        self._state: Any = None
+        self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change
+        self._awaited: tuple[int, Rates | None] | None = None  # the decision whose effect is not logged yet
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def step(self) -> None:
+        """One tick. Does nothing if the last was less than `interval_s` ago; never raises."""
+        now = self._clock()
+        if self._last_step is not None and now - self._last_step < 0.9 * self.interval_s:
+            return
+        self._last_step = now
+        try:
+            self._tick()
+        except Exception as error:
+            self._freeze(error)
+
+    def _tick(self) -> None:
+        snapshot = self._tunable.snapshot()
+        if self._recent and snapshot.sequence == self._recent[-1].sequence:
+            return  # nothing new: a rank that publishes more slowly than we look
+        self.ticks += 1
+        seen = rates(self._recent[-1], snapshot) if self._recent else None
+        self._recent.append(snapshot)
+        if seen is not None and self._observe_to is not None:
+            self._observe_to(self._metric(seen, snapshot))
+        if self._awaited is not None and len(self._recent) > _EFFECT_AFTER:
+            self._log_effect()
+        if self.frozen is None:
+            self._decide(snapshot)
+
+    def _decide(self, snapshot: Snapshot) -> None:
+        before = self._tunable.knobs
+        if self._tunable.limits != self._limits:  # the start, or another machine: what was known no longer holds
+            self._limits = self._tunable.limits
+            self._state = self._policy.initial(self._limits, before)
+        after, self._state, reason = self._policy.decide(snapshot, self._state)
+        if after == before:
+            return
+        self._limits.check(after)
+        seen = rates(self._recent[0], snapshot)
+        if self._awaited is not None:
+            self._log_effect()
+        self._tunable.apply(after)
+        self.decisions += 1
+        self._awaited = (self.decisions, seen)
+        self._recent.clear()
+        self._recent.append(snapshot)
+        self._record_to({"kind": "decision", "sequence": self.decisions, "before": before.to_dict(),
+                         "after": after.to_dict(), "seen": _seen(seen),
+                         "reason": {"text": reason.text, "bottleneck": reason.bottleneck,
+                                    "predicted_rows_per_s": reason.predicted_rows_per_s, "details": reason.details}})
+
+    def _log_effect(self) -> None:
+        assert self._awaited is not None
+        sequence, before = self._awaited
+        self._awaited = None
+        window = list(self._recent)
+        # The first tick after a change still shows the old setting; it is left out where there are others.
+        after = rates(window[1 if len(window) > 2 else 0], window[-1])
+        if before is None or after is None:
+            return
+        self._record_to({"kind": "effect", "sequence": sequence, "rows_per_s_before": before.rows_per_s,
+                         "rows_per_s_after": after.rows_per_s, "stall_before": before.stall,
+                         "stall_after": after.stall})
+
+    def _metric(self, seen: Rates, snapshot: Snapshot) -> dict[str, Any]:
+        stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
+                         "queue_bytes": s.queue_bytes} for name, s in seen.stages.items()}
+        return {"kind": "loader", "rows": snapshot.rows, "rows_per_s": seen.rows_per_s, "stall": seen.stall,
+                "memory_used": seen.memory_used, "memory_limit": seen.memory_limit, "cpu": seen.cpu,
+                "cpu_quota": seen.cpu_quota, "knobs": self._tunable.knobs.to_dict(), "stages": stages}
+
+    def _freeze(self, error: Exception) -> None:
+        if self.frozen is not None:
+            return
+        self.frozen = f"{type(error).__name__}: {error}"
+        text = f"tuning stopped, the knobs stay as they are: {self.frozen}"
+        try:
+            self._record_to({"kind": "fault", "text": text, "where": "agent"})
+        except Exception as unrecorded:
+            print(f"{text} (and it could not be recorded: {unrecorded})", file=sys.stderr)
+
+    def start(self) -> Controller:
+        """Ticks in a thread of its own until `stop()`."""
+        if self._thread is not None:
+            raise RuntimeError("the controller runs already")
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="sluice-agent", daemon=True)
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        while True:
+            self.step()
+            self.cost_s = time.thread_time()
+            if self._stop.wait(self.interval_s):
+                return
+
+    def stop(self) -> None:
+        """Ends the thread and logs the effect of the last change. May be called twice, and without `start()`."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._awaited is not None and len(self._recent) > 1:
+            try:
+                self._log_effect()
+            except Exception as error:
+                self._freeze(error)
+
+    def __enter__(self) -> Controller:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _seen(seen: Rates | None) -> dict[str, Any]:
+    if seen is None:
+        return {}
+    return {"rows_per_s": seen.rows_per_s, "stall": seen.stall, "cpu": seen.cpu, "memory_used": seen.memory_used,
+            "memory_limit": seen.memory_limit, "busy": {name: s.busy for name, s in seen.stages.items()}}

@@ -1,0 +1,128 @@
+"""What a setting is expected to do and to need, as far as the stages are known: `Outlook`. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from agent.allocation import Request, allocate
+from agent.rates import Rates
+from agent.service import Service
+from ingest.knobs import Knobs, Limits
+
+HEADROOM = 1.1  # capacity over what is needed, for the unevenness that averages hide
+MEMORY_TARGET = 0.85  # of the limit: what a choice may fill
+_IN_HAND = 1.5  # times an item's bytes that a worker holds: what it makes, and part of what it makes it from
+_READ_AHEAD = 1.0  # items a reader may have finished and waiting
+_PREFETCH = 4.0  # batches that may wait for the trainer
+_SHARE = 0.25  # of the memory limit: the most that one buffer asks for
+_PROCESS_BYTES = 50 * 2**20  # a worker process with numpy and pyarrow
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Everything that bounds the rate: stages, cores, the trainer and memory."""
+
+    knobs: Knobs
+    limits: Limits
+    services: Mapping[str, Service]
+    """The stages that have reported. The others keep their workers, as nothing is known of them."""
+    cores_rate: float
+    """Rows a second for which the cores would do."""
+    demand: float
+    """Rows a second that the trainer would take if it never waited."""
+    base_bytes: float
+    """Memory that neither a worker nor a buffer accounts for: windows being shuffled, the trainer, libraries."""
+    memory_limit: int
+
+    @classmethod
+    def of(cls, seen: Rates, knobs: Knobs, limits: Limits, services: Mapping[str, Service], *,
+           other_cpu_s: float, demand: float) -> Outlook:
+        """`other_cpu_s`: processor seconds a row that no stage accounts for (the trainer's, on the same cores)."""
+        known = {name: service for name, service in services.items() if service.points}
+        cpu = other_cpu_s + sum(s.cpu_s(knobs.workers[n]) for n, s in known.items())
+        empty = cls(knobs=knobs, limits=limits, services=known, demand=demand, base_bytes=0.0,
+                    memory_limit=seen.memory_limit,
+                    cores_rate=seen.cpu_quota / cpu if cpu > 0 and seen.cpu_quota > 0 else math.inf)
+        in_hand = sum(min(seen.stages[n].busy, knobs.workers[n]) * empty._worker_bytes(n)
+                      for n in known if n in seen.stages)
+        queued = sum(stage.queue_bytes for stage in seen.stages.values())
+        return replace(empty, base_bytes=max(0.0, seen.memory_used - in_hand - queued))
+
+    def rate(self, workers: Mapping[str, int]) -> float:
+        """Rows a second that this many workers are expected to bring."""
+        return min([self.cores_rate, self.demand, *(s.capacity(workers[n]) for n, s in self.services.items())])
+
+    def bottleneck(self) -> str:
+        """What bounds the rate now: a stage, `cores`, or `consumer`."""
+        bounds = {"consumer": self.demand, "cores": self.cores_rate,
+                  **{n: s.capacity(self.knobs.workers[n]) for n, s in self.services.items()}}
+        return min(bounds, key=lambda name: bounds[name])
+
+    def memory(self, knobs: Knobs) -> float:
+        """Bytes that these knobs may come to need."""
+        held = sum(knobs.workers[n] * self._worker_bytes(n) for n in self.services)
+        return self.base_bytes + held + knobs.read_ahead_bytes + knobs.prefetch_bytes
+
+    def fits(self, knobs: Knobs) -> bool:
+        """Whether they leave the margin that a choice has to leave."""
+        return self.memory(knobs) <= MEMORY_TARGET * self.memory_limit
+
+    def best(self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool = False) -> tuple[Knobs, float]:
+        """The knobs of the highest rate within the `ranges` and memory, and that rate.
+
+        A stage with enough workers keeps them, unless the `fewest` are asked for. Buffers grow to what they need;
+        they shrink to it only where memory is `tight`, or would become so."""
+        requests = []
+        for name, service in self.services.items():
+            least, most = ranges[name]
+            current = self.knobs.workers[name]
+            if not fewest and least < current <= most and service.capacity(current) >= service.capacity(least):
+                least = current
+            ahead = _READ_AHEAD * service.item_bytes if name == self._first else 0.0
+            requests.append(Request(name=name, least=least, most=most, capacity=_with_headroom(service, most),
+                                    worker_bytes=self._worker_bytes(name) + ahead))
+        room = MEMORY_TARGET * self.memory_limit - self.base_bytes
+        found = allocate(requests, enough=min(self.cores_rate, self.demand),
+                         memory=room - self._buffers(self.knobs.workers)["prefetch_bytes"])
+        if not fewest and any(request.least > ranges[request.name][0] for request in requests) \
+                and found.rows_per_s < self.rate(self.knobs.workers):
+            return self.best(ranges, fewest=True, tight=tight)  # keeping what is there leaves no room for better
+        workers = {**self.knobs.workers, **found.workers}
+        needed = self._buffers(workers)
+        knobs = replace(self.knobs, workers=workers,
+                        read_ahead_bytes=max(needed["read_ahead_bytes"], self.knobs.read_ahead_bytes),
+                        prefetch_bytes=max(needed["prefetch_bytes"], self.knobs.prefetch_bytes))
+        if tight or not self.fits(knobs):
+            knobs = replace(knobs, read_ahead_bytes=needed["read_ahead_bytes"],
+                            prefetch_bytes=needed["prefetch_bytes"])
+        return knobs, found.rows_per_s
+
+    @property
+    def _first(self) -> str:
+        return next(iter(self.limits.workers))
+
+    def _worker_bytes(self, name: str) -> float:
+        process = _PROCESS_BYTES if self.knobs.backend.get(name) == "process" else 0
+        return _IN_HAND * self.services[name].item_bytes + process
+
+    def _buffers(self, workers: Mapping[str, int]) -> dict[str, int]:
+        """What the two buffers need, in whole MiB and within their limits."""
+        def item_bytes(name: str) -> float:
+            return self.services[name].item_bytes if name in self.services else 0.0
+
+        last = list(self.limits.workers)[-1]
+        needs = {"read_ahead_bytes": _READ_AHEAD * workers[self._first] * item_bytes(self._first),
+                 "prefetch_bytes": _PREFETCH * item_bytes(last)}
+        sizes = {}
+        for name, need in needs.items():
+            low, high = getattr(self.limits, name)
+            sizes[name] = min(max(_MIB * math.ceil(min(need, _SHARE * self.memory_limit) / _MIB), low), high)
+        return sizes
+
+
+def _with_headroom(service: Service, most: int) -> Callable[[int], float]:
+    """At the most workers there may be nothing is kept back: there is no more to have."""
+    return lambda n: service.capacity(n) / (HEADROOM if n < most else 1.0)

@@ -1,0 +1,17 @@
+"""`fixed`: the knobs stay as they were given. What every tuned run is compared with."""
+
+from __future__ import annotations
+
+from agent.tunable import Reason
+from ingest.knobs import Knobs, Limits
+from ingest.stats import Snapshot
+
+
+class Fixed:
+    name = "fixed"
+
+    def initial(self, limits: Limits, knobs: Knobs) -> Knobs:
+        return limits.clamp(knobs)
+
+    def decide(self, snapshot: Snapshot, state: Knobs) -> tuple[Knobs, Knobs, Reason]:
+        return state, state, Reason(text="the knobs are fixed")

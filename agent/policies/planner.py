@@ -1,0 +1,288 @@
+"""`planner`: measures what each stage costs, works out the best setting, tries it, and takes back what did not help.
+
+    rate = min over stages of workers / useful seconds a row        (`agent.service`, learned online)
+           ≤ cores / processor seconds a row of everything          (workers that wait for a store need no core)
+           ≤ what the trainer takes
+    and what workers and buffers hold fits in memory                (`agent.outlook`, `agent.allocation`)
+
+A change is followed by a pause in which its effect is measured. One that brought nothing is undone, and its stages are
+left alone for a while; each failure doubles the pause before the next try, so that a steady load soon sees no change.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from agent.outlook import Outlook
+from agent.rates import Rates, rates
+from agent.service import Service
+from agent.tunable import Reason
+from ingest.knobs import Knobs, Limits, format_bytes
+from ingest.stats import Snapshot
+
+INPUT_BOUND = 0.02  # a stall above this is worth a change
+WORTH = 1.08  # a predicted gain below this is not
+LEAST_GAIN = 1.03  # a change that brought less is undone
+GROWTH = 4  # times more workers than were ever seen: beyond, the curve is a guess
+SATURATED = 0.92  # of the cores in use: no core is free
+SETTLE, PATIENCE = 2, 5  # snapshots after a change before it is judged: a clear gain, anything else
+WINDOW = 6  # snapshots over which rates are taken
+SPARE = 5  # snapshots in a row that must show workers to spare before some are given back
+FORGIVE = 400  # snapshots for which a stage's failed change is not tried again
+MEMORY_ALARM = 0.95  # of the limit in use: something is given back at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A change whose effect is still being measured."""
+
+    kind: str
+    """`grow`, `probe`, `release` or `memory`."""
+    before: Knobs
+    rows_per_s: float
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All that the planner remembers. Times are counted in snapshots."""
+
+    limits: Limits
+    knobs: Knobs
+    services: Mapping[str, Service]
+    last: Snapshot | None = None
+    window: tuple[Snapshot, ...] = ()
+    """The latest snapshots that show the present knobs alone."""
+    age: int = 0
+    """Snapshots since the last change."""
+    tick: int = 0
+    other_cpu_s: float = 0.0
+    """Processor seconds a row that no stage accounts for: the trainer's, on the same cores."""
+    demands: tuple[float, ...] = ()
+    """What the trainer would have taken lately. The largest counts: a pause for an evaluation is no lack of demand."""
+    trial: Trial | None = None
+    held: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Stage → (least, most, until): what a failed change taught, until that tick."""
+    probed: frozenset[tuple[str, int]] = frozenset()
+    quiet_until: int = 0
+    failures: int = 0
+    spare: int = 0
+    spare_needed: int = SPARE
+    released: bool = False
+    """The last change of size was a release. If it had to be taken back, the next one waits longer."""
+
+
+class Planner:
+    name = "planner"
+
+    def initial(self, limits: Limits, knobs: Knobs) -> State:
+        return State(limits=limits, knobs=limits.clamp(knobs), services={s: Service(name=s) for s in limits.workers})
+
+    def decide(self, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
+        if state.last is None:
+            return state.knobs, replace(state, last=snapshot, window=(snapshot,)), Reason(text="first look")
+        seen = rates(state.last, snapshot)
+        if seen is None:  # a clock that stands still, or counters that fell: begin again from here
+            return state.knobs, replace(state, last=snapshot, window=(snapshot,)), Reason(
+                text="no time has passed since the last look")
+        learned = _learn(state, snapshot, seen)
+        if snapshot.cpu_quota != state.last.cpu_quota or _drifts(learned) != _drifts(state):
+            learned = replace(learned, held={}, probed=frozenset(), quiet_until=0, failures=0, spare_needed=SPARE)
+        state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
+                        window=(*state.window, snapshot)[-WINDOW:])
+        since = rates(state.window[0], snapshot)
+        if since is None or since.rows_per_s == 0:
+            return state.knobs, state, Reason(text="waiting for rows to arrive")
+        if state.trial is not None:
+            return _judge(state, state.trial, since)
+        return _plan(state, seen, since)
+
+
+def _drifts(state: State) -> int:
+    return sum(s.drifts for s in state.services.values())
+
+
+def _learn(state: State, snapshot: Snapshot, seen: Rates) -> State:
+    saturated = seen.cpu >= SATURATED * seen.cpu_quota
+    services = {s.name: state.services[s.name].observe(s, saturated) for s in snapshot.stages
+                if s.name in state.services}
+    demand, other = seen.demand_rows_per_s, state.other_cpu_s
+    if seen.rows_per_s > 0:
+        other += 0.25 * (max(0.0, seen.cpu - sum(s.cpu for s in seen.stages.values())) / seen.rows_per_s - other)
+    return replace(state, services={**state.services, **services}, other_cpu_s=other,
+                   demands=(*state.demands, demand)[-SPARE:] if demand else state.demands)
+
+
+def _judge(state: State, trial: Trial, since: Rates) -> tuple[Knobs, State, Reason]:
+    """Keeps or undoes the last change, once enough was seen of it."""
+    gain = since.rows_per_s / trial.rows_per_s
+    hoped = trial.predicted / trial.rows_per_s
+    rises = trial.kind in ("grow", "probe")
+    clear = since.stall <= INPUT_BOUND or (gain >= 1 + 0.5 * (hoped - 1) if rises else gain >= 0.97)
+    if state.age < (SETTLE if clear else PATIENCE):
+        return state.knobs, state, Reason(text="measuring what the last change did")
+    state = replace(state, trial=None)
+    if clear or trial.kind == "memory" or gain >= (LEAST_GAIN if rises else 0.93):
+        return state.knobs, replace(state, failures=0), Reason(
+            text=f"the last change is kept: {gain:.2f} times the rows", predicted_rows_per_s=since.rows_per_s)
+    text = (f"{_moves(state.knobs, trial.before)} again: the change brought {gain:.2f} times the rows, "
+            f"{hoped:.2f} were hoped for")
+    if trial.kind == "probe":  # that a probe may fail is why it was one; what it saw is in the curve now
+        undone = state
+    else:
+        undone = replace(state, held=_held(state, trial.before), failures=state.failures + 1, spare=0,
+                         quiet_until=state.tick + 4 * 2 ** min(state.failures, 8),
+                         spare_needed=state.spare_needed * (4 if trial.kind == "release" else 1))
+    return _change(undone, trial.before, None, since, Reason(
+        text=text, predicted_rows_per_s=trial.rows_per_s, details={"kind": "undo", "gain": gain, "hoped": hoped}))
+
+
+def _held(state: State, before: Knobs) -> dict[str, tuple[int, int, int]]:
+    """Each stage that a failed change moved stays on the side where it was."""
+    held, until = dict(state.held), state.tick + FORGIVE
+    for name, now in state.knobs.workers.items():
+        least, most = state.limits.workers[name]
+        if now > before.workers[name]:
+            held[name] = (least, before.workers[name], until)
+        elif now < before.workers[name]:
+            held[name] = (before.workers[name], most, until)
+    return held
+
+
+def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason]:
+    look = Outlook.of(seen, state.knobs, state.limits, state.services, other_cpu_s=state.other_cpu_s,
+                      demand=max(state.demands, default=math.inf))
+    if not look.services:
+        return state.knobs, state, Reason(text="no stage has reported work yet")
+    now, bottleneck = look.rate(state.knobs.workers), look.bottleneck()
+    ranges = {name: _range(state, name) for name in look.services}
+    tight = seen.memory_used > MEMORY_ALARM * look.memory_limit or look.memory(state.knobs) > look.memory_limit
+    input_bound = since.stall > INPUT_BOUND
+    if tight:
+        knobs, best = look.best(ranges, fewest=True, tight=True)
+        if look.memory(knobs) < look.memory(state.knobs):
+            return _change(state, knobs, "memory", since, Reason(
+                text=f"memory is short ({format_bytes(seen.memory_used)} of {format_bytes(look.memory_limit)} used, "
+                     f"{format_bytes(look.memory(state.knobs))} may be needed): {_moves(state.knobs, knobs)}",
+                bottleneck="memory", predicted_rows_per_s=best, details=_details(look, since, knobs, best)))
+    if state.tick < state.quiet_until:
+        return state.knobs, state, Reason(text="waiting before the next try, as the last one failed",
+                                          bottleneck=bottleneck, predicted_rows_per_s=now)
+    why = _why(bottleneck, look, since)
+    if input_bound:
+        knobs, best = look.best(ranges, fewest=False)
+        if best >= WORTH * now and knobs.workers != state.knobs.workers:
+            grown = replace(state, spare=0, spare_needed=state.spare_needed * (4 if state.released else 1),
+                            released=False)
+            return _change(grown, knobs, "grow", since, Reason(
+                text=f"{why}: {_moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
+                bottleneck=bottleneck, predicted_rows_per_s=best, details=_details(look, since, knobs, best)))
+        probe = _probe(state, look, since)
+        if probe is not None:
+            name, count, hope = probe
+            knobs = state.knobs.with_workers(**{name: count})
+            probing = replace(state, spare=0, probed=state.probed | {(name, count)})
+            return _change(probing, knobs, "probe", since, Reason(
+                text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
+                     f"trying {_moves(state.knobs, knobs)}",
+                bottleneck=name, predicted_rows_per_s=hope, details=_details(look, since, knobs, hope)))
+    if bottleneck not in ("consumer", "cores"):
+        return state.knobs, replace(state, spare=0), Reason(
+            text=f"{why}, and nothing better is known", bottleneck=bottleneck, predicted_rows_per_s=now)
+    return _release(state, look, since, ranges, Reason(text=why, bottleneck=bottleneck, predicted_rows_per_s=now))
+
+
+def _range(state: State, name: str) -> tuple[int, int]:
+    """Fewest and most workers to think of now."""
+    least, most = state.limits.workers[name]
+    held_least, held_most, until = state.held.get(name, (least, most, 0))
+    if state.tick < until:
+        least, most = max(least, held_least), min(most, held_most)
+    return least, max(least, min(most, GROWTH * max(1, state.services[name].most_seen)))
+
+
+def _probe(state: State, look: Outlook, since: Rates) -> tuple[str, int, float] | None:
+    """The busiest stage at a number of workers not seen yet, where its curve leaves room for a real gain."""
+    share = {n: since.stages[n].busy / state.knobs.workers[n] for n in look.services if n in since.stages}
+    name = max(share, key=lambda n: share[n], default=None)
+    if name is None or share[name] < 0.7:
+        return None
+    service, current = look.services[name], state.knobs.workers[name]
+    seen = sorted(service.points)
+    best = max(seen, key=service.capacity)
+    at = seen.index(best)
+    # A curve has one peak, so a better setting can only lie beside the best one seen.
+    tries = [(a + b) // 2 for a, b in itertools.pairwise(seen[max(0, at - 1):at + 2]) if b - a > 1]
+    hopes = {n: service.hope(n) for n in tries}
+    # Fewer than ever seen: worth one look where workers may be in each other's way.
+    if at == 0 and best > 1 and (service.waiting(best) > 0.5 or best > since.cpu_quota):
+        hopes[best // 2] = WORTH**2 * service.capacity(best)
+    others = min([look.cores_rate, look.demand, *(s.capacity(state.knobs.workers[n])
+                                                  for n, s in look.services.items() if n != name)])
+    least, most = _range(state, name)
+    worth = {n: min(hope, others) for n, hope in hopes.items() if least <= n <= max(current, most)
+             and (name, n) not in state.probed and min(hope, others) >= WORTH * service.capacity(current)
+             and (n < current or look.fits(state.knobs.with_workers(**{name: n})))}
+    if not worth:
+        return None
+    count = max(worth, key=lambda n: worth[n])
+    return name, count, worth[count]
+
+
+def _release(state: State, look: Outlook, since: Rates, ranges: Mapping[str, tuple[int, int]],
+             calm: Reason) -> tuple[Knobs, State, Reason]:
+    """Trainer or cores are the bottleneck: workers beyond what those need go back, once that has lasted."""
+    now = state.knobs
+    lean, _ = look.best(ranges, fewest=True)
+    knobs = replace(now, workers={n: min(count, lean.workers[n]) for n, count in now.workers.items()})
+    spare = now.total_workers - knobs.total_workers
+    if spare < max(1.0, 0.15 * now.total_workers) or look.rate(knobs.workers) < 0.999 * look.rate(now.workers):
+        return now, replace(state, spare=0), calm
+    if state.spare + 1 < state.spare_needed:
+        return now, replace(state, spare=state.spare + 1), calm
+    return _change(replace(state, spare=0, released=True), knobs, "release", since, replace(
+        calm, text=f"{calm.text}: {_moves(now, knobs)} costs it nothing", predicted_rows_per_s=since.rows_per_s,
+        details=_details(look, since, knobs, since.rows_per_s)))
+
+
+def _change(state: State, knobs: Knobs, kind: str | None, since: Rates, reason: Reason) -> tuple[Knobs, State, Reason]:
+    """Makes `knobs` the ones in force; with a `kind`, on trial."""
+    trial = Trial(kind=kind, before=state.knobs, rows_per_s=since.rows_per_s,
+                  predicted=reason.predicted_rows_per_s or since.rows_per_s) if kind else None
+    return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+def _details(look: Outlook, since: Rates, knobs: Knobs, rate: float) -> dict[str, float | None]:
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {"stall": since.stall, "now_rows_per_s": finite(look.rate(look.knobs.workers)),
+            "best_rows_per_s": finite(rate), "cores_rows_per_s": finite(look.cores_rate),
+            "demand_rows_per_s": finite(look.demand), "memory_bytes": look.memory(knobs),
+            "memory_limit": look.memory_limit}
+
+
+def _why(bottleneck: str, look: Outlook, since: Rates) -> str:
+    if bottleneck == "cores":
+        return f"the cores are the bottleneck ({since.cpu:.2g} of {since.cpu_quota:.2g} in use)"
+    if bottleneck == "consumer":
+        return f"the trainer is the bottleneck (it waits {since.stall:.1%} of its time)"
+    count = look.knobs.workers[bottleneck]
+    busy = since.stages[bottleneck].busy if bottleneck in since.stages else 0.0
+    waiting = look.services[bottleneck].waiting(count)
+    how = f", {waiting:.0%} of that waiting for its store" if waiting > 0.5 else ""
+    return f"{bottleneck} is the bottleneck ({busy:.2g} of {count} worker{'s' * (count > 1)} busy{how})"
+
+
+def _moves(before: Knobs, after: Knobs) -> str:
+    moves = [f"{name} {count} → {after.workers[name]}" for name, count in before.workers.items()
+             if count != after.workers[name]]
+    moves += [f"{label} {format_bytes(old)} → {format_bytes(new)}" for label, old, new in (
+        ("read-ahead", before.read_ahead_bytes, after.read_ahead_bytes),
+        ("prefetch", before.prefetch_bytes, after.prefetch_bytes)) if old != new]
+    return ", ".join(moves)

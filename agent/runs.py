@@ -1,0 +1,190 @@
+"""The folder that a training or bench run leaves: who may write it, and how it is read again.
+
+    config.json     what was asked for
+    events.jsonl    decisions, their effects, epochs, checkpoints, faults
+    metrics.jsonl   what loader and trainer measured
+    checkpoints/    the trainer's
+    report.html     made from the rest
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+LOCK = "lock"
+FORMAT = 1
+
+
+class RunError(ValueError):
+    """A run folder that cannot be used or read: its message names the path and what to do."""
+
+
+class RunFolder:
+    """A run folder that this process writes. Lines are whole and on their way to the disk when a call returns.
+
+    The lock is the kernel's (flock), so that a crash frees it. Safe to write from several threads."""
+
+    def __init__(self, path: Path, lock: TextIO, begun: float, clock: Callable[[], float]) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._lock_file = lock
+        self._begun = begun
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._files = {name: _append_to(path / f"{name}.jsonl") for name in ("events", "metrics")}
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: Mapping[str, Any], resume: bool = False,
+               clock: Callable[[], float] = time.monotonic) -> RunFolder:
+        """Makes the folder, or with `resume` goes on in it: its clock then runs on from the last line.
+
+        Raises RunError for a folder in use, and for one that is not empty unless `resume`."""
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path}: is a file; choose a folder for the run")
+        others = {entry.name for entry in path.iterdir()} - {LOCK} if path.exists() else set()
+        if others and not resume and not (path / LOCK).exists():
+            raise RunError(f"{path}: is not empty and no run folder (it holds {sorted(others)[0]!r}); choose another")
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+        try:
+            if others and not resume:
+                raise RunError(f"{path}: already holds a run; choose another folder, or go on with it by --resume")
+            (path / "checkpoints").mkdir(exist_ok=True)
+            last = max((float(line.get("at", 0.0)) for name in ("events", "metrics")
+                        for line in read_lines(path / f"{name}.jsonl")), default=0.0)
+            _replace(path / "config.json", json.dumps({"format": FORMAT, **_plain(config)}, indent=2) + "\n")
+            return cls(path, lock, clock() - last, clock)
+        except BaseException:
+            lock.close()
+            raise
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """A line in events.jsonl, with `at` (seconds since the start) put in."""
+        self._write("events", event)
+
+    def metric(self, metric: Mapping[str, Any]) -> None:
+        """A line in metrics.jsonl, with `at` put in."""
+        self._write("metrics", metric)
+
+    def _write(self, name: str, line: Mapping[str, Any]) -> None:
+        with self._mutex:
+            stamped = {"at": round(self._clock() - self._begun, 3), **_plain(line)}
+            self._files[name].write(json.dumps(stamped) + "\n")
+            self._files[name].flush()
+
+    def close(self) -> None:
+        """Frees the folder for others. May be called twice."""
+        with self._mutex:
+            for file in (*self._files.values(), self._lock_file):
+                file.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run folder as it is read: finished, broken off or still being written."""
+
+    path: Path
+    config: Mapping[str, Any]
+    events: tuple[Mapping[str, Any], ...]
+    metrics: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Run:
+        path = Path(path)
+        if not (path / "config.json").is_file():
+            raise RunError(f"{path}: no run folder (it has no config.json)")
+        try:
+            config = json.loads((path / "config.json").read_text())
+        except ValueError as error:
+            raise RunError(f"{path / 'config.json'}: is not JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise RunError(f"{path / 'config.json'}: holds no JSON object")
+        if config.get("format", FORMAT) != FORMAT:
+            raise RunError(f"{path / 'config.json'}: format {config['format']!r} is not {FORMAT}; "
+                           "read it with the version that wrote it")
+        return cls(path=path, config=config, events=tuple(read_lines(path / "events.jsonl")),
+                   metrics=tuple(read_lines(path / "metrics.jsonl")))
+
+    def of(self, kind: str) -> list[Mapping[str, Any]]:
+        """The events and metrics of one kind, in order of time."""
+        return sorted((line for line in (*self.events, *self.metrics) if line.get("kind") == kind),
+                      key=lambda line: float(line.get("at", 0.0)))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON lines file; [] if there is none. A torn last line (a crash, a writer at work) is left out.
+
+    Any other line that is no object raises RunError with its number."""
+    if not path.exists():
+        return []
+    whole, _, _torn = path.read_text(errors="replace").rpartition("\n")
+    found = []
+    for number, text in enumerate(whole.splitlines(), 1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            raise RunError(f"{path}, line {number}: is no JSON object: {text[:60]!r}")
+        found.append(line)
+    return found
+
+
+def _lock(path: Path) -> TextIO:
+    file = open(path / LOCK, "a+", encoding="ascii")  # noqa: SIM115  held open for as long as the run lasts
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        file.close()
+        raise RunError(f"{path}: in use by process {holder}; wait for it or choose another folder") from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def _append_to(path: Path) -> TextIO:
+    """Opens for appending, after cutting off a line that a crash tore."""
+    if path.exists():
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            os.truncate(path, data.rfind(b"\n") + 1)
+    return open(path, "a", encoding="utf-8")
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
+
+
+def _plain(value: Any) -> Any:
+    """As strict JSON has it: infinities and NaN become null, paths and other strangers their text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()  # numpy's numbers
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

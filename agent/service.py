@@ -1,0 +1,125 @@
+"""What one stage costs, learned from snapshots while it runs: `Service`. Pure: each observation makes a new one.
+
+Useful time a row, at each number of workers that was seen, is all there is to it. Useful time leaves waits for
+neighbours out, so a stage that idles tells as much as one that is the bottleneck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ingest.stats import StageStats
+
+_LEAST_ITEMS = 2  # fewer in an interval say little; the interval then goes on
+_LEARNING = 0.25  # weight of a new observation once a point is settled
+_DRIFT = 1.5  # a cost this many times off, twice in a row, is a changed workload and no noise
+_FORGET = 0.99  # by which the largest item seen fades with each observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The cost of a row at one number of workers."""
+
+    busy_s: float
+    cpu_s: float
+    seen: int = 1
+
+    @property
+    def wait_s(self) -> float:
+        return max(0.0, self.busy_s - self.cpu_s)
+
+    def towards(self, busy_s: float, cpu_s: float) -> Point:
+        weight = max(_LEARNING, 1 / (self.seen + 1))
+        return Point(busy_s=self.busy_s + weight * (busy_s - self.busy_s),
+                     cpu_s=self.cpu_s + weight * (cpu_s - self.cpu_s), seen=self.seen + 1)
+
+    def scaled(self, busy: float, cpu: float) -> Point:
+        return Point(busy_s=self.busy_s * busy, cpu_s=self.cpu_s * cpu, seen=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One stage as it was seen so far."""
+
+    name: str
+    points: Mapping[int, Point] = field(default_factory=dict)
+    """Workers → cost of a row. Empty: the stage has not reported yet, and nothing is planned for it."""
+    item_bytes: float = 0.0
+    """Bytes of an item, from the larger ones seen. What a worker has in hand."""
+    drifts: int = 0
+    """Times that the workload was seen to change."""
+    _anchor: StageStats | None = None  # counters where the present observation began
+    _surprises: int = 0
+
+    def observe(self, now: StageStats, saturated: bool) -> Service:
+        """`saturated`: no core was free, so part of what looks like useful time was a wait for a core."""
+        then = self._anchor
+        if then is None or then.workers != now.workers or then.backend != now.backend or now.items < then.items:
+            return replace(self, _anchor=now)  # what was under way during a resize belongs to neither setting
+        items, rows = now.items - then.items, now.rows - then.rows
+        busy_s, cpu_s = now.busy_s - then.busy_s, now.cpu_s - then.cpu_s
+        if items < _LEAST_ITEMS or rows <= 0 or busy_s <= 0 or cpu_s < 0:
+            return self
+        item_bytes = max(_FORGET * self.item_bytes, (now.bytes - then.bytes) / items)
+        seen = replace(self, _anchor=now, item_bytes=item_bytes, _surprises=0)
+        busy_s, cpu_s = busy_s / rows, cpu_s / rows
+        if saturated and self.points:
+            busy_s = min(busy_s, max(cpu_s + self._nearest(now.workers).wait_s, cpu_s))
+        known = self.points.get(now.workers)
+        if known is None:
+            return replace(seen, points={**self.points, now.workers: Point(busy_s=busy_s, cpu_s=cpu_s)})
+        off = busy_s / known.busy_s
+        if 1 / _DRIFT < off < _DRIFT:
+            return replace(seen, points={**self.points, now.workers: known.towards(busy_s, cpu_s)})
+        if self._surprises == 0:
+            return replace(seen, _surprises=1)
+        # The curve keeps its shape, as the contention that bent it is still there.
+        cpu_off = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
+        return replace(seen, drifts=self.drifts + 1,
+                       points={n: point.scaled(off, cpu_off) for n, point in self.points.items()})
+
+    def _nearest(self, workers: int) -> Point:
+        return self.points[min(self.points, key=lambda n: (abs(n - workers), n))]
+
+    @property
+    def most_seen(self) -> int:
+        return max(self.points, default=0)
+
+    def cpu_s(self, workers: int) -> float:
+        """Processor seconds a row; 0 if unknown."""
+        return self._nearest(workers).cpu_s if self.points else 0.0
+
+    def busy_s(self, workers: int) -> float:
+        """Useful seconds a row that a worker is expected to need among `workers`.
+
+        Between two settings seen: on the line between them. Above all: on along the last slope, which is the curve of
+        a stage part of which cannot run side by side. Below all: as in the smallest seen."""
+        seen = sorted(self.points)
+        below = [n for n in seen if n <= workers]
+        if not below:
+            return self.points[seen[0]].busy_s
+        low = below[-1]
+        if low == workers or len(seen) == 1:
+            return self.points[low].busy_s
+        if low < seen[-1]:
+            high = seen[len(below)]
+            share = (workers - low) / (high - low)
+            return (1 - share) * self.points[low].busy_s + share * self.points[high].busy_s
+        before = seen[-2]
+        slope = max(0.0, (self.points[low].busy_s - self.points[before].busy_s) / (low - before))
+        return self.points[low].busy_s + slope * (workers - low)
+
+    def capacity(self, workers: int) -> float:
+        """Rows a second that `workers` are expected to do while fed and with room to put them."""
+        return workers / self.busy_s(workers)
+
+    def hope(self, workers: int) -> float:
+        """Rows a second that `workers` could do at best: as if nothing bent the curve since the last setting below."""
+        below = max((n for n in self.points if n <= workers), default=min(self.points))
+        return workers / self.points[below].busy_s
+
+    def waiting(self, workers: int) -> float:
+        """The share of useful time that is spent waiting for a store: 1 latency-bound, 0 processor-bound."""
+        point = self._nearest(workers)
+        return point.wait_s / point.busy_s

@@ -1,0 +1,180 @@
+"""The loop: its clock, its log, and what happens when something in it fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from agent.controller import Controller
+from agent.policies import make
+from agent.testing import FakePipeline, FakeStage
+from agent.tunable import Reason
+from ingest.knobs import Knobs
+from ingest.stats import Snapshot, StatsError
+
+
+def _pipeline():
+    return FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)])
+
+
+class Script:
+    """A policy that does what its list says, then holds."""
+
+    name = "script"
+
+    def __init__(self, *counts):
+        self.counts = counts
+        self.asked = 0
+
+    def initial(self, limits, knobs):
+        return knobs, 0
+
+    def decide(self, snapshot, state):
+        self.asked += 1
+        knobs, at = state
+        if at < len(self.counts):
+            knobs = knobs.with_workers(read=self.counts[at])
+        return knobs, (knobs, at + 1), Reason(text=f"number {at}")
+
+
+def _run(pipeline, policy, ticks, **more):
+    events, metrics = [], []
+    controller = Controller(pipeline, policy, record=events.append, observe=metrics.append, clock=lambda: pipeline.now,
+                            **more)
+    for _ in range(ticks):
+        controller.step()
+        pipeline.advance(1.0)
+    return controller, events, metrics
+
+
+def test_changes_are_logged_once_with_their_effect_and_holding_is_not():
+    pipeline = _pipeline()
+    controller, events, metrics = _run(pipeline, Script(1, 1, 1, 4), 14)
+    assert [e["kind"] for e in events] == ["decision", "effect"]
+    decision, effect = events
+    assert decision["before"]["workers"]["read"] == 1
+    assert decision["after"]["workers"]["read"] == 4
+    assert decision["seen"]["stall"] > 0.9
+    assert decision["sequence"] == effect["sequence"] == 1
+    assert effect["rows_per_s_after"] > 3 * effect["rows_per_s_before"]
+    assert (controller.decisions, controller.ticks, len(metrics)) == (1, 14, 13)
+    assert metrics[-1]["stages"]["read"]["workers"] == 4
+    assert metrics[-1]["knobs"]["workers"]["read"] == 4
+
+
+def test_the_effect_of_a_change_is_logged_before_the_next():
+    _, events, _ = _run(_pipeline(), Script(1, 1, 1, 4, 4, 8), 12)
+    assert [(e["kind"], e["sequence"]) for e in events] == [
+        ("decision", 1), ("effect", 1), ("decision", 2), ("effect", 2)]
+
+
+def test_stopping_logs_the_effect_that_is_still_due():
+    pipeline = _pipeline()
+    controller, events, _ = _run(pipeline, Script(1, 1, 4), 5)
+    controller.stop()
+    assert [e["kind"] for e in events] == ["decision", "effect"]
+
+
+def test_looks_no_more_often_than_its_interval():
+    pipeline, policy = _pipeline(), Script()
+    controller = Controller(pipeline, policy, record=lambda e: None, clock=lambda: pipeline.now, interval_s=2.0)
+    for _ in range(10):
+        controller.step()
+        controller.step()
+        pipeline.advance(1.0)
+    assert policy.asked == 5
+
+
+class Raises(Script):
+    def decide(self, snapshot, state):
+        if self.asked == 3:
+            raise ZeroDivisionError("by the policy")
+        return super().decide(snapshot, state)
+
+
+def test_a_policy_that_raises_freezes_the_knobs_and_the_metrics_go_on():
+    pipeline = _pipeline()
+    controller, events, metrics = _run(pipeline, Raises(1, 4), 12)
+    faults = [e for e in events if e["kind"] == "fault"]
+    assert len(faults) == 1
+    assert "by the policy" in faults[0]["text"]
+    assert pipeline.knobs.workers["read"] == 4
+    assert controller.frozen is not None
+    assert len(metrics) == 11
+
+
+@pytest.mark.parametrize("knobs", [{"read": 99}, {"read": 1, "nonsense": 1}])
+def test_knobs_outside_the_limits_freeze(knobs):
+    class Outside(Script):
+        def decide(self, snapshot, state):
+            return Knobs(workers=knobs), state, Reason(text="too far")
+
+    pipeline = _pipeline()
+    _, events, _ = _run(pipeline, Outside(), 3)
+    assert [e["kind"] for e in events] == ["fault"]
+    assert pipeline.knobs.workers["read"] == 1
+
+
+def test_a_tunable_that_raises_or_reports_nonsense_freezes_and_is_recorded_once():
+    class Broken(FakePipeline):
+        def snapshot(self) -> Snapshot:
+            found = super().snapshot()
+            return dataclasses.replace(found, consumer_wait_s=float("nan")) if self.now > 3 else found
+
+    class Stuck(FakePipeline):
+        def apply(self, knobs):
+            raise OSError("a worker cannot start")
+
+    stages = _pipeline().stages
+    for pipeline, word in ((Broken(stages), StatsError.__name__), (Stuck(stages), "cannot start")):
+        _, events, _ = _run(pipeline, make("planner"), 12)
+        faults = [e for e in events if e["kind"] == "fault"]
+        assert len(faults) == 1
+        assert word in faults[0]["text"]
+
+
+def test_a_log_that_cannot_be_written_stops_tuning_and_nothing_else(capsys):
+    def full(event):
+        raise OSError("no space left")
+
+    pipeline = _pipeline()
+    controller = Controller(pipeline, Script(1, 4), record=full, clock=lambda: pipeline.now)
+    for _ in range(5):
+        controller.step()
+        pipeline.advance(1.0)
+    assert "no space left" in controller.frozen
+    assert "could not be recorded" in capsys.readouterr().err
+
+
+def test_other_limits_begin_the_policy_anew():
+    class Counted(Script):
+        begun = 0
+
+        def initial(self, limits, knobs):
+            Counted.begun += 1
+            return super().initial(limits, knobs)
+
+    pipeline = _pipeline()
+    controller, _, _ = _run(pipeline, Counted(), 3)
+    pipeline.stages = [dataclasses.replace(s, most=8) for s in pipeline.stages]
+    controller.step()
+    assert Counted.begun == 2
+
+
+def test_the_thread_ticks_and_ends():
+    pipeline, ticked = _pipeline(), threading.Event()
+
+    class Seen(Script):
+        def decide(self, snapshot, state):
+            if self.asked == 2:
+                ticked.set()
+            return super().decide(snapshot, state)
+
+    with Controller(pipeline, Seen(), record=lambda e: None, interval_s=0.001) as controller:
+        assert ticked.wait(30)
+    assert controller.ticks >= 3
+    assert not [t for t in threading.enumerate() if t.name == "sluice-agent"]
+    with pytest.raises(ValueError, match="interval_s"):
+        Controller(pipeline, Seen(), record=lambda e: None, interval_s=0)

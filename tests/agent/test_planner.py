@@ -1,0 +1,227 @@
+"""The planner on pipelines whose best setting is known by arithmetic."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+
+import pytest
+
+from agent.controller import Controller
+from agent.policies import make
+from agent.testing import FakePipeline, FakeStage
+from ingest.knobs import KnobError, Knobs, Limits
+
+MIB = 2**20
+
+
+def _tune(pipeline, ticks, policy="planner"):
+    """The controller after `ticks`, and its events."""
+    events = []
+    controller = Controller(pipeline, make(policy), record=events.append, clock=lambda: pipeline.now)
+    for _ in range(ticks):
+        controller.step()
+        pipeline.advance(1.0)
+    assert controller.frozen is None
+    return controller, events
+
+
+def _score(pipeline):
+    return pipeline.rows_per_s(pipeline.knobs.workers) / pipeline.best_rows_per_s
+
+
+def _store_bound(**more):
+    return FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="transform", cpu_s=0.004),
+                         FakeStage(name="collate", cpu_s=0.001)], **more)
+
+
+def test_a_slow_store_is_found_from_one_worker_within_eight_decisions():
+    pipeline = _store_bound()
+    before = pipeline.rows_per_s(pipeline.knobs.workers)
+    controller, events = _tune(pipeline, 10)
+    assert before < 0.1 * pipeline.best_rows_per_s
+    assert _score(pipeline) >= 0.95
+    assert controller.decisions <= 8
+    assert pipeline.knobs.workers["read"] > pipeline.cores  # its workers wait, so there may be more than cores
+    assert "read 1 → 4" in events[0]["reason"]["text"]
+    assert events[0]["reason"]["bottleneck"] == "read"
+
+
+def test_a_decision_predicts_what_then_comes():
+    _, events = _tune(_store_bound(), 20)
+    effects = {e["sequence"]: e for e in events if e["kind"] == "effect"}
+    decisions = [e for e in events if e["kind"] == "decision"]
+    assert decisions
+    for decision in decisions:
+        effect = effects[decision["sequence"]]
+        assert effect["rows_per_s_after"] == pytest.approx(decision["reason"]["predicted_rows_per_s"], rel=0.1)
+
+
+def _falling(workers):
+    """Best at 3 workers, where 8 are 3.4 times slower."""
+    rate = {1: 1.0, 2: 1.7, 3: 2.0, 4: 1.7, 5: 1.3, 6: 1.0, 7: 0.75}.get(workers, 2.0 / 3.4)
+    return workers / rate
+
+
+@pytest.mark.parametrize("start", [1, 8])
+def test_a_stage_that_falls_with_more_workers_ends_at_its_peak(start):
+    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.001), FakeStage(name="udf", wait_s=0.02, bend=_falling),
+                             FakeStage(name="collate", cpu_s=0.001)], cores=16, workers={"udf": start})
+    _tune(pipeline, 100)
+    assert abs(pipeline.knobs.workers["udf"] - 3) <= 1
+
+
+def test_two_unequal_stages_on_many_cores_are_split_as_they_should_be():
+    pipeline = FakePipeline([FakeStage(name="load", cpu_s=0.17, most=128), FakeStage(name="map", cpu_s=0.21, most=128)],
+                            cores=128, rows=1)
+    _tune(pipeline, 30)
+    assert pipeline.rows_per_s(pipeline.knobs.workers) >= 0.95 * 335
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_to_five_stages_of_any_cost_come_near_their_best(seed):
+    draw = random.Random(seed)
+    stages = [FakeStage(name=f"s{i}", cpu_s=draw.uniform(0.0005, 0.01),
+                        wait_s=draw.choice([0, 0, draw.uniform(0, 0.05)])) for i in range(2 + seed % 4)]
+    pipeline = FakePipeline(stages, cores=draw.choice([2, 4, 8, 16]), step_s=draw.choice([0, 0, 0.002]),
+                            workers={s.name: draw.choice([1, 1, 2, 8]) for s in stages})
+    controller, _ = _tune(pipeline, 60)
+    assert _score(pipeline) >= 0.9, (str(pipeline.knobs), controller.decisions)
+
+
+def test_a_trainer_bound_run_gives_workers_back_and_does_not_stall():
+    pipeline = _store_bound(cores=8, step_s=0.02, workers={"read": 16, "transform": 8, "collate": 8})
+    _tune(pipeline, 60)
+    assert pipeline.knobs.total_workers <= 1.3 * 5  # read 3, one of each other: what 50 items a second need
+    before = pipeline.snapshot()
+    pipeline.advance(60)
+    assert pipeline.snapshot().consumer_wait_s - before.consumer_wait_s <= 0.01 * 60
+
+
+def test_memory_is_a_limit_and_the_rest_is_used():
+    stages = [FakeStage(name="read", cpu_s=0.002, wait_s=0.2, item_bytes=32 * MIB),
+              FakeStage(name="transform", cpu_s=0.004, item_bytes=8 * MIB)]
+    pipeline = FakePipeline(stages, memory_limit=1024 * MIB)
+    highest = 0
+    events = []
+    controller = Controller(pipeline, make("planner"), record=events.append, clock=lambda: pipeline.now)
+    for _ in range(80):
+        controller.step()
+        pipeline.advance(1.0)
+        highest = max(highest, pipeline.snapshot().memory_used)
+    assert highest <= pipeline.memory_limit
+    assert pipeline.knobs.workers["read"] >= 5
+
+
+def test_short_memory_is_given_back_at_once():
+    stages = [FakeStage(name="read", cpu_s=0.002, wait_s=0.05, item_bytes=16 * MIB),
+              FakeStage(name="transform", cpu_s=0.001, item_bytes=4 * MIB)]
+    pipeline = FakePipeline(stages, workers={"read": 16, "transform": 2}, memory_limit=480 * MIB)
+    _, events = _tune(pipeline, 20)
+    memory = [e for e in events if e["kind"] == "decision" and e["reason"]["bottleneck"] == "memory"]
+    assert memory
+    assert "memory is short" in memory[0]["reason"]["text"]
+    assert pipeline.snapshot().memory_used <= pipeline.memory_limit
+
+
+def test_steady_load_sees_at_most_one_change_in_a_hundred_decisions():
+    falls = [FakeStage(name="read", wait_s=0.01), FakeStage(name="udf", wait_s=0.02, bend=_falling)]
+    for pipeline in (_store_bound(), _store_bound(step_s=0.02, cores=8, workers={"read": 16, "transform": 8}),
+                     FakePipeline(falls)):
+        controller, _ = _tune(pipeline, 100)
+        settled = controller.decisions
+        for _ in range(300):
+            controller.step()
+            pipeline.advance(1.0)
+        assert controller.decisions - settled <= 3, str(pipeline.knobs)
+
+
+def test_a_dearer_transform_and_its_return_are_followed():
+    pipeline = FakePipeline([FakeStage(name="read", wait_s=0.01, cpu_s=0.001),
+                             FakeStage(name="transform", cpu_s=0.004)], cores=16, step_s=0.002)
+    _tune(pipeline, 30)
+    cheap = pipeline.stages[1]
+    controller, _ = _tune(pipeline, 1)
+    pipeline.stages[1] = dataclasses.replace(cheap, cpu_s=4 * cheap.cpu_s)
+    for _ in range(25):
+        controller.step()
+        pipeline.advance(1.0)
+    assert _score(pipeline) >= 0.95
+    dear = pipeline.knobs.workers["transform"]
+    pipeline.stages[1] = cheap
+    for _ in range(25):
+        controller.step()
+        pipeline.advance(1.0)
+    assert _score(pipeline) >= 0.95
+    assert pipeline.knobs.workers["transform"] < dear
+
+
+def test_fewer_and_more_cores_are_followed():
+    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.01), FakeStage(name="transform", cpu_s=0.03)], cores=32)
+    controller, _ = _tune(pipeline, 20)
+    for cores in (8, 32):
+        pipeline.cores = cores
+        for _ in range(20):
+            controller.step()
+            pipeline.advance(1.0)
+        assert _score(pipeline) >= 0.95
+
+
+def test_a_change_that_brings_nothing_is_undone_and_not_repeated():
+    """Four connections to the store and no more: useful time does not show it until it is tried."""
+    pipeline = FakePipeline([FakeStage(name="read", wait_s=0.05, bend=lambda n: max(1.0, n / 4)),
+                             FakeStage(name="collate", cpu_s=0.001)])
+    controller, events = _tune(pipeline, 120)
+    undone = [e for e in events if e["kind"] == "decision" and "again" in e["reason"]["text"]]
+    assert undone
+    assert _score(pipeline) >= 0.95
+    assert controller.decisions <= 8
+
+
+def test_deciding_is_pure():
+    pipeline = _store_bound()
+    policy = make("planner")
+    state = policy.initial(pipeline.limits, pipeline.knobs)
+    for _ in range(30):
+        snapshot = pipeline.snapshot()
+        held = copy.copy({f.name: getattr(state, f.name) for f in dataclasses.fields(state)})
+        kept = repr(state)
+        first, second = policy.decide(snapshot, state), policy.decide(snapshot, state)
+        assert repr(first) == repr(second)
+        assert repr(state) == kept
+        assert all(getattr(state, name) is value for name, value in held.items())
+        knobs, state, _ = first
+        pipeline.apply(knobs)
+        pipeline.advance(1.0)
+
+
+def test_a_clock_that_stands_still_and_a_silent_stage_change_nothing():
+    pipeline = _store_bound()
+    policy = make("planner")
+    state = policy.initial(pipeline.limits, pipeline.knobs)
+    for _ in range(5):
+        knobs, state, reason = policy.decide(pipeline.snapshot(), state)
+        assert knobs == pipeline.knobs
+    assert "no time" in reason.text
+    for at in range(1, 5):
+        still = dataclasses.replace(pipeline.snapshot(), at=float(at))
+        knobs, state, reason = policy.decide(still, state)
+        assert knobs == pipeline.knobs
+    assert "waiting for rows" in reason.text
+
+
+def test_fixed_changes_nothing_and_auto_says_that_it_is_the_planner():
+    pipeline = _store_bound()
+    controller, events = _tune(pipeline, 20, "fixed")
+    assert (controller.decisions, events) == (0, [])
+    assert make("auto").name == "planner"
+    with pytest.raises(KnobError, match="did you mean 'planner'"):
+        make("planer")
+
+
+def test_the_fake_rejects_knobs_out_of_range():
+    pipeline = _store_bound()
+    with pytest.raises(KnobError, match="read"):
+        pipeline.apply(Knobs(workers={"read": 65}))
+    assert isinstance(pipeline.limits, Limits)

@@ -1,0 +1,77 @@
+"""What is learned of a stage: from full intervals, through empty ones, resizes, saturation and change."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.service import Service
+from ingest.stats import StageStats
+
+
+def _stats(items, busy_s, cpu_s=0.0, workers=1, item_bytes=100):
+    return StageStats(name="read", items=items, rows=items * 10, bytes=items * item_bytes, busy_s=busy_s, cpu_s=cpu_s,
+                      wait_input_s=0.0, wait_output_s=0.0, workers=workers)
+
+
+def _watch(*observations, saturated=False):
+    service = Service(name="read")
+    for stats in observations:
+        service = service.observe(stats, saturated)
+    return service
+
+
+def test_useful_time_a_row_is_learned_and_scales_with_workers():
+    service = _watch(_stats(0, 0.0), _stats(10, 5.0, 1.0))
+    assert service.capacity(1) == pytest.approx(20)
+    assert service.capacity(4) == pytest.approx(80)
+    assert service.waiting(1) == pytest.approx(0.8)
+    assert service.item_bytes == 100
+
+
+def test_a_stage_that_reports_nothing_stays_unknown():
+    assert not _watch(_stats(0, 0.0), _stats(0, 0.0), _stats(0, 3.0)).points
+
+
+def test_a_short_interval_goes_on_until_it_says_something():
+    service = _watch(_stats(0, 0.0), _stats(1, 1.0), _stats(1, 1.0), _stats(3, 6.0))
+    assert service.points[1].busy_s == pytest.approx(6.0 / 30)
+
+
+def test_what_was_under_way_during_a_resize_teaches_nothing():
+    service = _watch(_stats(0, 0.0), _stats(10, 10.0), _stats(20, 99.0, workers=4), _stats(40, 119.0, workers=4))
+    assert service.points[1].busy_s == pytest.approx(0.1)
+    assert service.points[4].busy_s == pytest.approx(0.1)
+
+
+def test_counters_that_fall_begin_anew():
+    service = _watch(_stats(0, 0.0), _stats(10, 10.0), _stats(2, 0.1), _stats(12, 10.1))
+    assert service.points[1].busy_s == pytest.approx(0.1)
+
+
+def test_waiting_for_a_core_is_not_taken_for_the_stages_own_cost():
+    free = _watch(_stats(0, 0.0), _stats(10, 10.0, 10.0))
+    for later in (_stats(20, 30.0, 20.0), _stats(30, 50.0, 30.0), _stats(40, 70.0, 40.0)):
+        free = free.observe(later, saturated=True)
+    assert free.points[1].busy_s == pytest.approx(0.1)
+    assert free.drifts == 0
+
+
+def test_the_curve_between_beyond_and_below_what_was_seen():
+    service = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=3), _stats(20, 4.0, workers=3))
+    assert service.busy_s(1) == pytest.approx(0.01)
+    assert service.busy_s(2) == pytest.approx(0.02)
+    assert service.busy_s(3) == pytest.approx(0.03)
+    assert service.busy_s(5) == pytest.approx(0.05)  # no more capacity beyond: the slope eats it
+    assert service.hope(2) == pytest.approx(200)
+
+
+def test_one_outlier_is_noise_and_two_are_a_change_that_scales_the_curve():
+    steady = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=2), _stats(20, 2.0, workers=2))
+    once = steady.observe(_stats(30, 6.0, workers=2), False)
+    assert once.points == steady.points
+    calm = once.observe(_stats(40, 7.0, workers=2), False)
+    assert calm.drifts == 0
+    changed = once.observe(_stats(40, 10.0, workers=2), False)
+    assert changed.drifts == 1
+    assert changed.busy_s(2) == pytest.approx(0.04)
+    assert changed.busy_s(1) == pytest.approx(0.04)
