@@ -1,0 +1,172 @@
+"""`python -m dlrm.plan`: where a model's tables would live on a machine that one only describes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from dlrm.config import ConfigError, ModelConfig, Table, tables_of
+from dlrm.machines import Machine, MachineError, read
+from dlrm.placement import DTYPES, KINDS, STATES, DoesNotFit, Placement, PlacementError, Storage, cuts, place
+from etl.program import UsageError, run, say
+from etl.table import FeatureTable, TableError
+
+_EXAMPLES = """
+examples:
+  python -m dlrm.plan --rows 3650000000 --width 64 --dtype fp16 --machine 8x80GB
+  python -m dlrm.plan --rows 40000000,39060,17295 --lookups 3,2,1 --width 128 --machine 16x40GB
+  python -m dlrm.plan --data TABLE --machine machine.json --sharding row
+
+A machine's file is a JSON object with ranks and memory_bytes ("80GB"), and where they differ from an 80 GB A100's:
+ranks_per_host, memory_bandwidth, host_bandwidth, network_bandwidth (bytes a second, a rank), reserve (part of the
+memory kept for everything that is not a table).
+
+The last line is JSON: fits, weights_bytes, state_bytes, missing_bytes, bytes_per_rank, balance, plan. A plan that does
+not fit ends with 2.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="python -m dlrm.plan", description=__doc__, epilog=_EXAMPLES,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = p.add_mutually_exclusive_group(required=True)
+    what.add_argument("--data", metavar="TABLE", help="a feature table: its sparse columns are the tables")
+    what.add_argument("--rows", metavar="N,…", help="rows of each table")
+    p.add_argument("--width", metavar="W,…", default="16",
+                   help="embedding width of each table, or one for all (default %(default)s)")
+    p.add_argument("--lookups", metavar="L,…", default="1",
+                   help="ids a sample brings to each table, with --rows (default %(default)s)")
+    p.add_argument("--dtype", choices=list(DTYPES), default="fp32", help="of the weights (default %(default)s)")
+    p.add_argument("--optimiser", choices=list(STATES), default="rowwise_adagrad",
+                   help="whose state lies beside the weights, in float32 (default %(default)s)")
+    p.add_argument("--machine", default="8x80GB", help="RANKSxMEMORY or a JSON file (default %(default)s)")
+    p.add_argument("--sharding", choices=["auto", *KINDS], default="auto", help="default %(default)s")
+    p.add_argument("--batch-size", type=int, default=65_536, metavar="B",
+                   help="global batch that the step's time is reckoned for (default %(default)s)")
+    return p
+
+
+def tables(args: argparse.Namespace) -> tuple[Table, ...]:
+    """What is to be placed."""
+    if args.data:
+        return tables_of(FeatureTable.open(args.data).fields, ModelConfig(width=_numbers("--width", args.width, 1)[0]))
+    rows = _numbers("--rows", args.rows, None)
+    widths = _numbers("--width", args.width, len(rows))
+    lookups = _numbers("--lookups", args.lookups, len(rows), whole=False)
+    return tuple(Table(name=f"t{i}", rows=r, width=w, lookups=n)
+                 for i, (r, w, n) in enumerate(zip(rows, widths, lookups, strict=True)))
+
+
+def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> list[Any]:
+    try:
+        found = [int(part.replace("_", "")) if whole else float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{flag}: {text!r} is not a list of numbers with commas between them") from None
+    if min(found) <= 0:
+        raise UsageError(f"{flag}: {min(found)} is not above 0")
+    if count is None or len(found) == count:
+        return found
+    if len(found) != 1:
+        raise UsageError(f"{flag}: {len(found)} numbers for {count} tables; give one for all, or one for each")
+    return found * count
+
+
+def _gb(count: float) -> str:
+    """Decimal, as accelerators' memories are sold."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def describe(placement: Placement, found: Sequence[Table], machine: Machine) -> str:
+    """The plan as a person reads it."""
+    rows = [("table", "rows", "width", "bytes", "rank", "kind", "why")]
+    for p, t in zip(placement.places, found, strict=True):
+        where = "all" if len(p.ranks) == machine.ranks > 1 else ",".join(map(str, p.ranks))
+        rows.append((p.name, f"{t.rows:,}", str(t.width), _gb(p.bytes), where, p.kind, p.why))
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    return "\n".join("  ".join([*(cell.rjust(w) if i in (1, 2, 3) else cell.ljust(w)
+                                   for i, (cell, w) in enumerate(zip(row[:6], widths, strict=True))), row[6]])
+                     for row in rows)
+
+
+def step_time(placement: Placement, found: Sequence[Table], machine: Machine, storage: Storage, batch: int,
+              ) -> dict[str, float]:
+    """Seconds of the slowest rank for one global batch, forwards: reading its rows, and sending what it pooled.
+
+    Row-wise, a rank sends a partial sum of every sample for every such table; whole, one of its own tables only."""
+    reads = max(placement.reads_on(r) for r in range(machine.ranks)) * batch / machine.memory_bandwidth
+    sent = [0.0] * machine.ranks
+    for p, t in zip(placement.places, found, strict=True):
+        for part in p.parts:
+            if part.rows:
+                sent[part.rank] += storage.weights(1, part.width if p.kind == "column" else t.width)
+    away = batch * (machine.ranks - 1) / machine.ranks
+    return {"read_s": reads, "exchange_s": machine.send_seconds(max(sent) * away)}
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    args = parser().parse_args(argv)
+    found, machine = tables(args), read(args.machine)
+    if args.batch_size < 1:
+        raise UsageError(f"--batch-size: {args.batch_size} is below 1")
+    storage = Storage(dtype=args.dtype, optimiser=args.optimiser)
+    weights = sum(storage.weights(t.rows, t.width) for t in found)
+    state = sum(storage.state(t.rows, t.width) for t in found)
+    say(f"{len(found)} tables, {sum(t.rows for t in found):,} rows: {_gb(weights)} of {args.dtype} weights, "
+        f"{_gb(state)} of {args.optimiser} state")
+    say(f"{machine.ranks} ranks on {machine.hosts} host{'s' * (machine.hosts > 1)}, {_gb(machine.memory_bytes)} each, "
+        f"{_gb(machine.usable_bytes)} of it for tables")
+    result: dict[str, Any] = {"fits": False, "weights_bytes": weights, "state_bytes": state, "missing_bytes": 0,
+                              "ranks": machine.ranks, "usable_bytes": machine.usable_bytes, "ways": {}}
+    placed: dict[str, Placement | PlacementError] = {}
+    for way in ("auto", *KINDS):
+        try:
+            placed[way] = place(found, machine, storage, _asked(found, machine, way))
+        except PlacementError as error:
+            placed[way] = error
+        result["ways"][way] = _way(placed[way])
+        say(f"  {way:<7} {_in_words(placed[way])}")
+    chosen = placed[args.sharding]
+    if isinstance(chosen, PlacementError):
+        if isinstance(chosen, DoesNotFit):
+            result["missing_bytes"] = chosen.missing
+            print(json.dumps(result), flush=True)  # refused, but whoever asked for figures has them
+        raise chosen
+    say(describe(chosen, found, machine))
+    seconds = step_time(chosen, found, machine, storage, args.batch_size)
+    say(f"a global batch of {args.batch_size:,}, forwards, on the slowest rank: reading "
+        f"{seconds['read_s'] * 1e3:.3g} ms, exchange {seconds['exchange_s'] * 1e3:.3g} ms at the machine's figures")
+    return {**result, "fits": True, "bytes_per_rank": [chosen.bytes_on(r) for r in range(machine.ranks)], **seconds,
+            "balance": result["ways"][args.sharding]["balance"],
+            "plan": [{"table": p.name, "rows": t.rows, "width": t.width, "bytes": p.bytes, "kind": p.kind,
+                      "ranks": list(p.ranks), "why": p.why} for p, t in zip(chosen.places, found, strict=True)]}
+
+
+def _asked(found: Sequence[Table], machine: Machine, way: str) -> dict[str, str]:
+    """One kind for all tables; those too small to be cut so stay whole."""
+    if way == "auto":
+        return {}
+    return {t.name: way if way in cuts(t, machine.ranks) else "table" for t in found}
+
+
+def _way(placed: Placement | PlacementError) -> dict[str, Any]:
+    if isinstance(placed, Placement):
+        return {"fits": True, "fullest_rank_bytes": max(placed.bytes_on(r) for r in range(placed.ranks)),
+                "balance": dict(zip(("bytes", "reads"), (round(b, 4) for b in placed.balance), strict=True))}
+    return {"fits": False, "why": str(placed)}
+
+
+def _in_words(placed: Placement | PlacementError) -> str:
+    if isinstance(placed, PlacementError):
+        return f"no: {placed}"
+    held, read_ = placed.balance
+    return (f"fits: {_gb(max(placed.bytes_on(r) for r in range(placed.ranks)))} on the fullest rank; largest over mean "
+            f"{held:.2f} in bytes, {read_:.2f} in reads")
+
+
+if __name__ == "__main__":
+    run(main, input_errors=(ConfigError, MachineError, PlacementError, TableError))

@@ -1,0 +1,140 @@
+"""Placing tables: what must hold for any tables and machine, and the sizes that others have published."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlrm.machines import Machine
+from dlrm.placement import KINDS, TARGET, DoesNotFit, PlacementError, Storage, cuts, place
+
+MLPERF_ROWS = (40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155,
+               4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36)
+MLPERF_LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+
+
+@dataclass(frozen=True)
+class T:
+    name: str
+    rows: int
+    width: int = 16
+    lookups: float = 1.0
+
+
+def made(rows, lookups=None, width=16):
+    lookups = lookups or [1.0] * len(rows)
+    return [T(f"t{i}", r, width, n) for i, (r, n) in enumerate(zip(rows, lookups, strict=True))]
+
+
+TABLES = st.lists(st.tuples(st.integers(1, 10**7), st.sampled_from([4, 8, 16, 64, 100, 128]),
+                            st.floats(0.01, 100)), min_size=1, max_size=40)
+ROOMY = 10**12
+
+
+@settings(max_examples=60, deadline=None)
+@given(TABLES, st.sampled_from([1, 2, 3, 4, 8, 16]), st.sampled_from(["rowwise_adagrad", "adam", "sgd"]))
+def test_every_cell_of_every_table_lies_on_exactly_one_rank(shapes, ranks, optimiser):
+    tables = [T(f"t{i}", r, w, n) for i, (r, w, n) in enumerate(shapes)]
+    storage = Storage(optimiser=optimiser)
+    found = place(tables, Machine(ranks=ranks, memory_bytes=ROOMY), storage)
+    assert [p.name for p in found.places] == [t.name for t in tables]
+    for p, t in zip(found.places, tables, strict=True):
+        assert sum(part.rows * part.width for part in p.parts) == t.rows * t.width
+        assert len({part.rank for part in p.parts}) == len(p.parts)
+        assert all(part.rank in range(ranks) and part.width % 4 == 0 for part in p.parts)
+        assert p.kind in KINDS
+        assert (p.kind == "table") == (len(p.ranks) == 1)
+        if p.kind != "column":  # by columns, each part keeps a row-wise state of its own
+            assert p.bytes == storage.total(t.rows, t.width)
+        assert sum(part.reads for part in p.parts) == pytest.approx(t.lookups * t.width * 4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TABLES, st.sampled_from([2, 4, 8]))
+def test_where_the_tables_allow_the_ranks_are_balanced(shapes, ranks):
+    """Tables with many rows for each rank can always be cut evenly, so any such set can be balanced."""
+    tables = [T(f"t{i}", max(r, 100 * ranks), w, n) for i, (r, w, n) in enumerate(shapes)]
+    found = place(tables, Machine(ranks=ranks, memory_bytes=ROOMY))
+    assert max(found.balance) <= TARGET
+    assert found == place(tables, Machine(ranks=ranks, memory_bytes=ROOMY)), "the same tables, another place"
+
+
+def test_no_table_is_cut_without_need():
+    found = place(made([1000] * 8), Machine(ranks=4, memory_bytes=ROOMY))
+    assert {p.kind for p in found.places} == {"table"}
+    assert found.balance == (1.0, 1.0)
+
+
+def test_a_table_larger_than_a_rank_goes_row_wise_by_itself():
+    big = T("big", 3_650_000_000, 64)
+    small = T("small", 1000, 64, 0.01)
+    found = place([big, small], Machine(ranks=8, memory_bytes=80_000_000_000), Storage(dtype="fp16"))
+    assert found.places[0].kind == "row"
+    assert "larger than a rank" in found.places[0].why
+    assert found.places[1].kind == "table"
+
+
+def test_the_published_size_of_a_large_table():
+    """3.65 G rows × 64 in fp16: 467.2 GB of weights, 14.6 GB of float32 row-wise state."""
+    storage = Storage(dtype="fp16")
+    assert storage.weights(3_650_000_000, 64) == 467_200_000_000
+    assert storage.state(3_650_000_000, 64) == 14_600_000_000
+
+
+def test_mlperf_tables_have_their_published_bytes_and_balance_on_eight_ranks():
+    """204,184,588 rows × 128 in float32: 104.54 GB (facebookresearch/dlrm, torchrec_dlrm/README)."""
+    tables = made(MLPERF_ROWS, MLPERF_LOOKUPS, 128)
+    assert sum(Storage().weights(t.rows, t.width) for t in tables) == 104_542_509_056
+    found = place(tables, Machine(ranks=8, memory_bytes=40_000_000_000))
+    assert max(found.balance) <= TARGET
+    assert {p.name for p in found.places if p.kind == "row"} == {"t0", "t9", "t19", "t20", "t21"}
+
+
+def test_what_is_missing_is_exact():
+    tables = made([1_000_000] * 4)  # 64 MB and 4 MB of state each
+    enough = 4 * 68_000_000 // 2
+    assert place(tables, Machine(ranks=2, memory_bytes=enough, reserve=0)).bytes_on(0) == enough
+    with pytest.raises(DoesNotFit, match=r"missing in all; it takes 3 such ranks") as caught:
+        place(tables, Machine(ranks=2, memory_bytes=enough - 1, reserve=0))
+    assert caught.value.missing == 2
+
+
+def test_whole_tables_that_fit_together_but_not_on_one_rank_say_so():
+    with pytest.raises(DoesNotFit, match="on the fullest rank; cut otherwise they may fit") as caught:
+        place(made([1000]), Machine(ranks=2, memory_bytes=50_000, reserve=0), asked={"t0": "table"})
+    assert caught.value.missing == 68_000 - 50_000
+
+
+def test_memory_is_kept_where_balance_would_break_it():
+    """A rank with little room gets no more than fits, whatever its reads."""
+    tables = made([10_000, 10_000, 10_000], [100.0, 1.0, 1.0])
+    found = place(tables, Machine(ranks=3, memory_bytes=680_000, reserve=0))
+    assert all(found.bytes_on(r) <= 680_000 for r in range(3))
+
+
+def test_a_hot_table_of_too_few_rows_is_cut_by_columns():
+    found = place([T("hot", 3, 64, 100.0), T("cold", 100_000, 64)], Machine(ranks=4, memory_bytes=ROOMY))
+    assert found.places[0].kind == "column"
+    assert len(found.places[0].ranks) == 4
+
+
+def test_what_cannot_be_cut_so_is_refused_with_what_can():
+    assert cuts(T("t", 3, 16), 4) == ["column"]
+    assert cuts(T("t", 3, 4), 4) == []
+    with pytest.raises(PlacementError, match="3 rows × 16 cannot be cut by row over 4 ranks; use table or column"):
+        place([T("t", 3, 16)], Machine(ranks=4, memory_bytes=ROOMY), asked={"t": "row"})
+    with pytest.raises(PlacementError, match="'rows' is none of"):
+        place([T("t", 3, 16)], Machine(ranks=4, memory_bytes=ROOMY), asked={"t": "rows"})
+
+
+def test_one_rank_holds_all_whole():
+    found = place(made([10, 1_000_000]), Machine(ranks=1, memory_bytes=ROOMY))
+    assert [p.ranks for p in found.places] == [(0,), (0,)]
+
+
+def test_a_thousand_tables_on_many_ranks_are_placed():
+    tables = made([(i * 7919) % 100_000 + 2_000 for i in range(1000)], [i % 5 + 1.0 for i in range(1000)])
+    assert max(place(tables, Machine(ranks=64, memory_bytes=ROOMY)).balance) <= TARGET

@@ -1,0 +1,85 @@
+"""`python -m dlrm.plan` as a user runs it, and the machines it reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dlrm.machines import Machine, MachineError, read
+
+
+def plan(repo, *args):
+    done = subprocess.run([sys.executable, "-m", "dlrm.plan", *args], capture_output=True, text=True, cwd=repo,
+                          check=False)
+    lines = done.stdout.strip().splitlines()
+    return done.returncode, json.loads(lines[-1]) if lines else None, done.stderr
+
+
+def test_the_large_table_fits_eight_ranks_by_rows(repo):
+    code, last, text = plan(repo, "--rows", "3650000000", "--width", "64", "--dtype", "fp16", "--machine", "8x80GB")
+    assert code == 0
+    assert last["fits"]
+    assert (last["weights_bytes"], last["state_bytes"]) == (467_200_000_000, 14_600_000_000)
+    assert last["plan"][0]["kind"] == "row"
+    assert last["bytes_per_rank"] == [60_225_000_000] * 8
+    assert {way: v["fits"] for way, v in last["ways"].items()} == {
+        "auto": True, "row": True, "table": False, "column": False}
+    assert "467.2 GB" in text
+    assert "14.6 GB" in text
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_the_missing_bytes(repo):
+    code, last, text = plan(repo, "--rows", "3650000000", "--width", "64", "--dtype", "fp16", "--machine", "4x80GB")
+    assert code == 2
+    assert not last["fits"]
+    assert last["missing_bytes"] == 481_800_000_000 - 4 * 68_000_000_000
+    assert "209.8 GB missing" in text.splitlines()[-1]
+
+
+def test_wrong_numbers_are_named(repo):
+    assert "--lookups: 2 numbers for 3 tables" in plan(repo, "--rows", "10,20,30", "--lookups", "1,2")[2]
+    assert "--rows: 'ten' is not a list of numbers" in plan(repo, "--rows", "ten")[2]
+
+
+def test_planning_needs_no_torch(repo):
+    code = "import sys, dlrm.plan; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=repo, check=False).returncode == 0
+
+
+def test_a_machine_by_name_and_by_file(tmp_path):
+    assert read("8x80GB") == Machine(ranks=8, memory_bytes=80_000_000_000)
+    assert read("16x24GiB").hosts == 2
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps({"ranks": 4, "memory_bytes": "40GB", "reserve": 0.1}))
+    assert read(str(file)).usable_bytes == 36_000_000_000
+
+
+@pytest.mark.parametrize(("values", "words"), [
+    ({"ranks": 4}, "memory_bytes is missing"),
+    ({"ranks": 0, "memory_bytes": 1}, "ranks is 0, not a whole number"),
+    ({"ranks": 1, "memory_bytes": "much"}, "'much' is not a number of bytes"),
+    ({"ranks": 1, "memory_bytes": 1, "network_bandwith": 1}, "did you mean 'network_bandwidth'"),
+    ({"ranks": 1, "memory_bytes": 1, "reserve": 1}, "not a part from 0 to below 1"),
+    ([1], "not an object"),
+])
+def test_a_wrong_machine_is_named(tmp_path, values, words):
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps(values))
+    with pytest.raises(MachineError, match=words):
+        read(str(file))
+
+
+def test_a_word_that_is_no_machine_says_what_would_do():
+    with pytest.raises(MachineError, match="neither like 8x80GB nor a readable JSON file"):
+        read("big")
+
+
+def test_sending_is_bounded_by_the_slower_of_the_two_ways():
+    one_host = Machine(ranks=8, memory_bytes=1)
+    assert one_host.send_seconds(7 * 300e9) == pytest.approx(7.0)
+    two_hosts = Machine(ranks=16, memory_bytes=1)
+    assert two_hosts.send_seconds(15 * 25e9) == pytest.approx(8.0)  # eight of fifteen parts cross the network
+    assert Machine(ranks=1, memory_bytes=1).send_seconds(1e12) == 0
