@@ -1,0 +1,168 @@
+"""One agent for the ranks of a host, over a store in memory and over torch's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+
+from agent.controller import Controller
+from agent.host import HostMember, HostTunable
+from agent.policies import make
+from agent.testing import FakePipeline, FakeStage
+from ingest.knobs import KnobError
+
+
+class MemoryStore:
+    """Refuses what would block: a `get` of a key that is not there."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value.encode()
+
+    def get(self, key):
+        assert key in self.values, f"get of {key!r} would wait"
+        return self.values[key]
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+
+def _pipeline(step_s=0.0, wait_s=0.05, **more):
+    return FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=wait_s), FakeStage(name="collate", cpu_s=0.001)],
+                        cores=8, step_s=step_s, **more)
+
+
+def _advance(pipelines, members, seconds=1.0):
+    for pipeline in pipelines:
+        pipeline.advance(seconds)
+    for member in members:
+        member.step()
+
+
+def test_ranks_are_seen_as_one_and_all_get_the_knobs():
+    store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
+    members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
+    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    assert tunable.snapshot().rows == 0  # nobody has published yet, and nothing waits for it
+    _advance(pipelines, members)
+    tunable.snapshot()
+    _advance(pipelines, members, 10.0)
+    merged, each = tunable.snapshot(), pipelines[0].snapshot()
+    assert merged.at == pytest.approx(10.0)
+    assert merged.rows == pytest.approx(each.rows, rel=0.15)
+    assert merged.stage("read").busy_s == pytest.approx(10.0, rel=0.01)
+    assert merged.cpu_quota == 4.0  # two ranks share the host's eight
+    assert merged.memory_limit == each.memory_limit // 2
+    assert tunable.snapshot() is merged  # no news
+
+    tunable.apply(tunable.knobs.with_workers(read=5))
+    _advance(pipelines, members)
+    assert [p.knobs.workers["read"] for p in pipelines] == [5, 5]
+    _advance(pipelines, members)
+    assert [len(p.applied) for p in pipelines] == [1, 1]  # applied once, not at every look
+    with pytest.raises(KnobError, match="outside"):
+        tunable.apply(tunable.knobs.with_workers(read=500))
+
+
+def test_a_stalled_rank_on_another_host_keeps_the_workers_here():
+    """This host's ranks look bound by their trainer, while they wait in the all-to-all for a slow one elsewhere."""
+    for elsewhere, kept in ((_pipeline(), True), (_pipeline(step_s=0.1, wait_s=0.001), False)):
+        store = MemoryStore()
+        here = _pipeline(step_s=0.1, workers={"read": 8, "collate": 4})
+        pipelines = [here, elsewhere]
+        members = [HostMember(store, "a", 0, here), HostMember(store, "b", 0, elsewhere)]
+        tunable = HostTunable(store, "a", here, ranks={"a": 1, "b": 1})
+        controller = Controller(tunable, make("planner"), record=lambda e: None, clock=lambda here=here: here.now)
+        for _ in range(30):
+            _advance(pipelines, members)
+            controller.step()
+        assert controller.frozen is None
+        assert (here.knobs.total_workers >= 12) is kept, str(here.knobs)
+
+
+def test_the_planner_tunes_a_host_through_the_store():
+    store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
+    members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
+    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    controller = Controller(tunable, make("planner"), record=lambda e: None, clock=lambda: pipelines[0].now)
+    for _ in range(20):
+        _advance(pipelines, members)
+        controller.step()
+    assert controller.frozen is None
+    for pipeline in pipelines:
+        assert pipeline.rows_per_s(pipeline.knobs.workers) >= 0.85 * 1000 * 4 / 0.003  # half of eight cores
+
+
+def test_counters_never_fall_when_a_rank_comes_late_or_starts_again():
+    store, pipelines = MemoryStore(), [_pipeline(), _pipeline()]
+    members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
+    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    seen = []
+    for tick in range(12):
+        for rank in (0, 1) if tick > 4 else (0,):
+            pipelines[rank].advance(1.0)
+            members[rank].step()
+        if tick == 8:
+            pipelines[1] = _pipeline()
+            members[1] = HostMember(store, "a", 1, pipelines[1])
+        seen.append(tunable.snapshot())
+    for field in ("at", "rows", "cpu_used_s", "consumer_wait_s", "sequence"):
+        values = [getattr(s, field) for s in seen]
+        assert values == sorted(values), field
+
+
+def test_a_host_that_is_not_among_the_ranks_is_refused():
+    with pytest.raises(ValueError, match="'c'"):
+        HostTunable(MemoryStore(), "c", _pipeline(), ranks={"a": 1})
+
+
+def test_a_store_that_is_gone_stops_the_member_and_nothing_else():
+    class Gone(MemoryStore):
+        def set(self, key, value):
+            raise ConnectionError("the store is gone")
+
+    member = HostMember(Gone(), "a", 0, _pipeline(), interval_s=0.001)
+    with member:
+        member._thread.join(30)
+    assert member.fault == "ConnectionError: the store is gone"
+
+
+def test_over_torchs_store_from_threads_of_their_own():
+    from torch.distributed import TCPStore
+
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, is_master=False)
+    applied = [threading.Event(), threading.Event()]
+
+    class Live(FakePipeline):
+        """Its time passes as it is looked at."""
+
+        def snapshot(self):
+            self.advance(0.1)
+            return super().snapshot()
+
+        def apply(self, knobs):
+            super().apply(knobs)
+            applied[self.rank].set()
+
+    pipelines = []
+    for rank in range(2):
+        pipelines.append(Live([dataclasses.replace(s) for s in _pipeline().stages], cores=8))
+        pipelines[-1].rank = rank
+    # Each rank has a connection of its own: a wait on one would block a set on it.
+    stores = [server.clone(), client.clone()]
+    members = [HostMember(stores[rank], "a", rank, p, interval_s=0.005) for rank, p in enumerate(pipelines)]
+    tunable = HostTunable(server.clone(), "a", pipelines[0], ranks={"a": 2})
+    with members[0], members[1]:
+        tunable.apply(tunable.knobs.with_workers(read=3))
+        assert all(event.wait(60) for event in applied)
+    assert [m.fault for m in members] == [None, None]
+    tunable.snapshot()
+    for member in members:
+        member.step()
+    assert tunable.snapshot().rows > 0
+    assert [p.knobs.workers["read"] for p in pipelines] == [3, 3]

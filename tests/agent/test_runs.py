@@ -1,0 +1,106 @@
+"""Run folders: who may write, what survives a crash, what a reader tolerates."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.runs import Run, RunError, RunFolder, read_lines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_what_is_written_is_read(tmp_path):
+    clock = iter([100.0, 101.5, 103.0]).__next__
+    with RunFolder.create(tmp_path / "run", {"batch_size": 8, "data": Path("table")}, clock=clock) as folder:
+        folder.event({"kind": "start"})
+        folder.metric({"kind": "train", "loss": float("nan"), "step": 1})
+        assert folder.checkpoints.is_dir()
+    run = Run.read(tmp_path / "run")
+    assert run.config["batch_size"] == 8
+    assert run.of("start") == [{"at": 1.5, "kind": "start"}]
+    assert run.of("train") == [{"at": 3.0, "kind": "train", "loss": None, "step": 1}]
+
+
+def test_lines_are_there_while_the_run_goes_on(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.event({"kind": "start"})
+        assert len(read_lines(folder.path / "events.jsonl")) == 1
+
+
+def test_a_folder_in_use_names_who_uses_it(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}), pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
+        RunFolder.create(tmp_path / "run", {}, resume=True)
+    RunFolder.create(tmp_path / "run", {}, resume=True).close()
+
+
+def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path):
+    RunFolder.create(tmp_path / "run", {"seed": 1}).close()
+    with pytest.raises(RunError, match="--resume"):
+        RunFolder.create(tmp_path / "run", {"seed": 2})
+    assert Run.read(tmp_path / "run").config["seed"] == 1
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"thesis\.txt"):
+        RunFolder.create(foreign, {})
+    assert os.listdir(foreign) == ["thesis.txt"]
+    with pytest.raises(RunError, match="is a file"):
+        RunFolder.create(foreign / "thesis.txt", {})
+
+
+def test_a_resumed_run_goes_on_in_time_after_a_torn_line(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}, clock=iter([0.0, 50.0]).__next__) as folder:
+        folder.event({"kind": "start"})
+    events = tmp_path / "run" / "events.jsonl"
+    events.write_text(events.read_text() + '{"at": 51, "kind": "epo')
+    assert len(read_lines(events)) == 1
+    with RunFolder.create(tmp_path / "run", {}, resume=True, clock=iter([1000.0, 1002.0]).__next__) as folder:
+        folder.event({"kind": "start"})
+    assert [line["at"] for line in read_lines(events)] == [50.0, 52.0]
+
+
+_HOLDER = """
+import sys, signal
+from agent.runs import RunFolder
+folder = RunFolder.create(sys.argv[1], {})
+folder.event({"kind": "start"})
+print("held", flush=True)
+signal.pause()
+"""
+
+
+def test_a_crash_of_the_holder_frees_the_folder(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", _HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True,
+                              cwd=ROOT)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=f"in use by process {holder.pid}"):
+            RunFolder.create(tmp_path / "run", {}, resume=True)
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    with RunFolder.create(tmp_path / "run", {}, resume=True) as folder:
+        assert [line["kind"] for line in read_lines(folder.path / "events.jsonl")] == ["start"]
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(RunError, match="no run folder"):
+        Run.read(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunError, match="not JSON"):
+        Run.read(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(RunError, match="format 99"):
+        Run.read(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "events.jsonl").write_text('{"kind": "start"}\nrubbish\n{"kind": "end"}\n')
+    with pytest.raises(RunError, match="line 2"):
+        Run.read(tmp_path)
