@@ -1,0 +1,34 @@
+"""Looks for bad ids and labels in the statistics of a table's files, before the first step: no data page is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from dlrm.guard import BadData
+
+
+def check_footers(paths: Iterable[str], sizes: Mapping[str, int], label: str) -> None:
+    """Raises BadData naming file, row group, column and value. Row groups without statistics are left to the guard,
+    which sees every batch."""
+    for path in paths:
+        filesystem, inside = pafs.FileSystem.from_uri(path) if "://" in path else (pafs.LocalFileSystem(), path)
+        with filesystem.open_input_file(inside) as file:
+            footer = pq.ParquetFile(file).metadata
+            for group in range(footer.num_row_groups):
+                _check_group(footer.row_group(group), f"{path}, row group {group}", sizes, label)
+
+
+def _check_group(group: pq.RowGroupMetaData, where: str, sizes: Mapping[str, int], label: str) -> None:
+    for i in range(group.num_columns):
+        column = group.column(i)
+        name = column.path_in_schema
+        if (name not in sizes and name != label) or not column.is_stats_set or not column.statistics.has_min_max:
+            continue
+        for value in (column.statistics.min, column.statistics.max):
+            if name == label and value not in (0, 1):
+                raise BadData(f"{where}: label {name!r} holds {value}, which is neither 0 nor 1")
+            if name in sizes and not 0 <= value < sizes[name]:
+                raise BadData(f"{where}: column {name!r} holds id {value}, outside its table of {sizes[name]} rows")

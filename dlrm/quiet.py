@@ -1,0 +1,20 @@
+"""What libraries say on every start and nobody here can act on, kept silent: in one place, each by its own words."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+_WARNINGS = (
+    ("`broadcast_buffers` is deprecated", FutureWarning),  # torchrec 1.8 wraps the dense layers so
+    ("`torch.distributed.reduce_scatter_tensor` is deprecated", FutureWarning),  # torchrec 1.8, row-wise tables
+    ("Please use DTensor instead and we are deprecating ShardedTensor", FutureWarning),  # torchrec 1.8 makes them
+    ("`torch.distributed.all_gather_into_tensor` is deprecated", FutureWarning),
+)
+
+
+def quiet() -> None:
+    """Called once by a program, before it builds the model."""
+    for text, category in _WARNINGS:
+        warnings.filterwarnings("ignore", message=text.replace(".", r"\."), category=category)
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # "is_fx_tracing will return true for …"

@@ -1,0 +1,64 @@
+"""What reaches a rank from outside while its main thread may sit in a collective: signals, and the end of a peer.
+
+Python runs a signal's handler only when the main thread is back from C. A small thread sees the signal at once, so
+that an interrupt is answered in time; and it sees a fault that another rank left in the store.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from etl.program import INTERRUPTED
+
+_GRACE_S = 1.5
+_LOOK_S = 0.5
+_FAULT = "sluice/fault"
+
+
+class Watch:
+    """A context around training. `stop` says that SIGTERM asked to save and leave."""
+
+    def __init__(self, store: Any, rank: int, *, leave: Callable[[int], None] = os._exit) -> None:
+        self.stop = threading.Event()
+        self._store = store.clone()
+        self._rank = rank
+        self._leave = leave
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sluice-watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._term = signal.signal(signal.SIGTERM, lambda *_: self.stop.set())
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._term)
+        signal.set_wakeup_fd(self._wakeup)
+        self._ended.set()
+        os.write(self._write, b"\0")
+        self._thread.join()
+        os.close(self._read)
+        os.close(self._write)
+
+    def fault(self, text: str) -> None:
+        """Tells the other ranks why this one ends, before its connections close. The first to tell counts."""
+        if not self._store.check([_FAULT]):
+            self._store.set(_FAULT, f"rank {self._rank}: {text}")
+
+    def told(self) -> str | None:
+        """Why another rank ended, if one said so."""
+        return self._store.get(_FAULT).decode() if self._store.check([_FAULT]) else None
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            ready, _, _ = select.select([self._read], [], [], None)
+            if ready and signal.SIGINT in os.read(self._read, 64) and not self._ended.wait(_GRACE_S):
+                self._leave(INTERRUPTED)

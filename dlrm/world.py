@@ -1,0 +1,83 @@
+"""Who this process is among the ranks: `World`. Under torchrun as the environment says, otherwise one process alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ingest.machine import Machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One rank's view. Collectives of the model go over `group`; small agreements over `control`, on the CPU."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+    host: int
+    """Number of this machine among those of the run."""
+    device: torch.device
+    group: Any
+    control: Any
+    store: Any
+    """The process group's store. Whoever uses it from another thread takes a `clone()`."""
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks of a small CPU tensor; every rank gets it."""
+        values = values.clone()
+        dist.all_reduce(values, group=self.control)
+        return values
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Equally long CPU tensors of all ranks, one after the other, on every rank."""
+        parts = [torch.empty_like(values) for _ in range(self.ranks)]
+        dist.all_gather(parts, values, group=self.control)
+        return torch.cat(parts)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """One small object of every rank, in the order of ranks, on every rank."""
+        found: list[Any] = [None] * self.ranks
+        dist.all_gather_object(found, value, group=self.control)
+        return found
+
+    def barrier(self) -> None:
+        dist.barrier(group=self.control)
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    """The process group, for as long as the context lasts."""
+    local_rank, local_ranks = (int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)  # before the loader or the group touch a GPU
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # One core is left to the loader: torch's threads spin while they wait, and would take it away.
+        torch.set_num_threads(max(1, int(Machine().cores()) // local_ranks - 1))
+    backend = "nccl" if cuda else "gloo"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        alone = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=alone, rank=0, world_size=1)
+    try:
+        group = dist.group.WORLD
+        yield World(rank=dist.get_rank(), ranks=dist.get_world_size(), local_rank=local_rank, local_ranks=local_ranks,
+                    host=int(os.environ.get("GROUP_RANK", "0")), device=device, group=group,
+                    control=dist.new_group(backend="gloo") if cuda else group,
+                    store=dist.distributed_c10d._get_default_store())
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,92 @@
+"""Parts for the trainer's tests: batches without a loader, and processes under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SIZES = {"big": 4000, "mid": 300, "small": 7, "tiny": 3}
+DENSE = ["d0", "d1", "d2"]
+
+
+@dataclass
+class FakeBatch:
+    """What the trainer uses of a loader's batch."""
+
+    dense: torch.Tensor
+    values: torch.Tensor
+    lengths: torch.Tensor
+    label: torch.Tensor
+    weight: torch.Tensor
+    rows: int
+    epoch: int = 0
+    step: int = 0
+
+
+def batch(step: int, rows: int, rank: int = 0, ranks: int = 1, sizes: dict[str, int] | None = None) -> FakeBatch:
+    """Rank's part of global batch `step`: the same rows for any number of ranks. Labels follow from the ids."""
+    g = torch.Generator().manual_seed(step)
+    sizes = SIZES if sizes is None else sizes
+    dense = torch.rand(len(DENSE), rows, generator=g)
+    ids = torch.stack([torch.randint(0, n, (rows,), generator=g) for n in sizes.values()])
+    score = dense[0] * 2 - 1 + (ids[0] % 3 == 0) * 2.0 - (ids[-1] % 2) * 1.0
+    label = (torch.rand(rows, generator=g) < torch.sigmoid(score)).float()
+    part = slice(rank * rows // ranks, (rank + 1) * rows // ranks)
+    ids = ids[:, part].contiguous()
+    return FakeBatch(dense=dense[:, part].contiguous().T, values=ids.reshape(-1).int(),
+                     lengths=torch.ones(ids.numel(), dtype=torch.int32), label=label[part],
+                     weight=torch.ones(ids.shape[1]), rows=ids.shape[1], step=step)
+
+
+@dataclass
+class FakeFeed:
+    """Batches of an epoch, counted like a loader's."""
+
+    steps: int
+    rows: int
+    rank: int = 0
+    ranks: int = 1
+    position: dict[str, Any] = field(default_factory=lambda: {"epoch": 0, "step": 0})
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self):
+        epoch = self.position["epoch"]
+        for step in range(self.position["step"], self.steps):
+            self.position = {"epoch": epoch, "step": step + 1}
+            yield batch(epoch * 1000 + step, self.rows, self.rank, self.ranks)
+        self.position = {"epoch": epoch + 1, "step": 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.position)
+
+
+def launch(ranks: int, *words: object, tmp: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """`-m …` under torchrun, or as one process without it if `ranks` is 0."""
+    return subprocess.run(command(ranks, *words), capture_output=True, text=True, cwd=ROOT, env=environment(tmp),
+                          timeout=timeout, check=False)
+
+
+def command(ranks: int, *words: object) -> list[str]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*(torchrun if ranks else [sys.executable]), "-m", *map(str, words)]
+
+
+def environment(tmp: Path) -> dict[str, str]:
+    """torchrun's own files go to the test's folder; one thread a rank, so that two ranks fit two cores."""
+    return {**os.environ, "TMPDIR": str(tmp), "OMP_NUM_THREADS": "1"}
+
+
+def last_json(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    lines = process.stdout.strip().splitlines()
+    assert lines, process.stderr[-3000:]
+    return json.loads(lines[-1])

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dlrm.metrics import auc, quality
+
+
+def plain_auc(logits, labels, weights):
+    """Every pair of a positive and a negative row."""
+    won = total = 0.0
+    for z, y, w in zip(logits, labels, weights, strict=True):
+        for other, label, weight in zip(logits, labels, weights, strict=True):
+            if y == 1 and label == 0:
+                total += w * weight
+                won += w * weight * (1.0 if z > other else 0.5 if z == other else 0.0)
+    return won / total if total else None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_auc_equals_all_pairs_also_with_ties_and_weights(seed):
+    rng = np.random.default_rng(seed)
+    rows = int(rng.integers(2, 60))
+    logits = rng.integers(0, rng.integers(2, 12), rows).astype(float)
+    labels = rng.integers(0, 2, rows).astype(float)
+    weights = rng.integers(0, 3, rows).astype(float) if seed % 2 else np.ones(rows)
+    expected = plain_auc(logits, labels, weights)
+    found = auc(logits, labels, weights)
+    assert found == (None if expected is None else pytest.approx(expected, abs=1e-12))
+
+
+@pytest.mark.parametrize(("logits", "labels", "expected"), [
+    ([1, 2, 3], [0, 0, 1], 1.0), ([3, 2, 1], [0, 0, 1], 0.0), ([5, 5, 5], [0, 1, 1], 0.5), ([1, 2], [1, 1], None),
+    ([], [], None)])
+def test_auc_of_known_orders(logits, labels, expected):
+    assert auc(np.array(logits, float), np.array(labels, float), np.ones(len(labels))) == expected
+
+
+def test_auc_tells_logits_apart_that_a_sigmoid_rounds_to_one():
+    assert auc(np.array([50.0, 60.0]), np.array([0.0, 1.0]), np.ones(2)) == 1.0
+
+
+def test_logloss_ne_and_calibration_against_their_definitions():
+    rng = np.random.default_rng(1)
+    logits, labels, weights = rng.normal(size=200), rng.integers(0, 2, 200).astype(float), rng.random(200)
+    p = [1 / (1 + math.exp(-z)) for z in logits]
+    total = sum(weights)
+    given = [q if y else 1 - q for q, y in zip(p, labels, strict=True)]
+    logloss = -sum(w * math.log(q) for w, q in zip(weights, given, strict=True)) / total
+    rate = sum(w * y for w, y in zip(weights, labels, strict=True)) / total
+    entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+    found = quality(logits, labels, weights)
+    assert found.logloss == pytest.approx(logloss)
+    assert found.ne == pytest.approx(logloss / entropy)
+    assert found.calibration == pytest.approx(sum(w * q for w, q in zip(weights, p, strict=True)) / (rate * total))
+    assert found.rows == 200
+
+
+def test_always_predicting_the_rate_has_ne_1():
+    labels = np.array([1.0, 0, 0, 0])
+    assert quality(np.full(4, math.log(1 / 3)), labels, np.ones(4)).ne == pytest.approx(1.0)
+
+
+def test_rows_of_weight_0_count_nowhere():
+    logits, labels = np.array([0.3, -1.0, 2.0]), np.array([1.0, 0.0, 1.0])
+    padded = quality([*logits, 9.0, -9.0], [*labels, 0.0, 1.0], [1, 1, 1, 0, 0])
+    assert padded == quality(logits, labels, np.ones(3))
+
+
+def test_one_class_leaves_auc_and_ne_open_and_large_logits_stay_finite():
+    found = quality(np.array([-800.0, 800.0]), np.zeros(2), np.ones(2))
+    assert (found.auc, found.ne, found.calibration) == (None, None, None)
+    assert found.logloss == pytest.approx(400)
+
+
+def test_no_rows_is_an_error():
+    with pytest.raises(ValueError, match="no rows"):
+        quality([1.0], [1.0], [0.0])
