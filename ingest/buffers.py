@@ -1,0 +1,45 @@
+"""Arrays that are used again: `Buffers`. Fresh memory costs more in page faults than filling it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Who refers to an array that nobody uses: the list, the loop's variable and the argument of getrefcount.
+_OURS = 3
+
+
+class Buffers:
+    """Hands out an array only when nobody refers to it any more, be it through a view or a torch tensor.
+
+    So a batch that a user still holds is never written again; there is nothing to give back by hand."""
+
+    def __init__(self) -> None:
+        self._arrays: list[npt.NDArray[Any]] = []
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """An array of this shape; what it holds is left over from its last use."""
+        dtype = np.dtype(dtype)
+        with self._lock:
+            for array in self._arrays:
+                if array.shape == shape and array.dtype == dtype and sys.getrefcount(array) == _OURS:
+                    return array
+            array = np.empty(shape, dtype)
+            self._arrays.append(array)
+            return array
+
+    def idle_bytes(self) -> int:
+        """Bytes that nobody uses now."""
+        with self._lock:
+            return sum(array.nbytes for array in self._arrays if sys.getrefcount(array) == _OURS)
+
+    def trim(self) -> None:
+        """Gives back what nobody uses."""
+        with self._lock:
+            kept = [array for array in self._arrays if sys.getrefcount(array) > _OURS]
+            self._arrays = kept

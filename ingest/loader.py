@@ -1,0 +1,242 @@
+"""What a trainer imports: `Loader`."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ingest.batch import Batch, Ready
+from ingest.columns import Columns
+from ingest.knobs import Knobs, Limits
+from ingest.machine import Machine
+from ingest.pipeline import Parts, Pipeline
+from ingest.plan import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
+from ingest.pool import Closed
+from ingest.source import ArrowSource, PetastormSource, RowGroups
+from ingest.stats import Snapshot
+from ingest.transform import Function, Transform
+
+if TYPE_CHECKING:
+    from etl.table import FeatureTable
+
+READERS = ("petastorm", "arrow")
+_open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+
+
+class LoaderError(ValueError):
+    """A loader that is asked for what it cannot do: the message says what would do."""
+
+
+class Loader:
+    """Batches of a feature table for one rank, in an order that depends on (table version, seed, epoch) alone.
+
+        with Loader(FeatureTable.open("table"), batch_size=8192) as loader:
+            for epoch in range(3):
+                for batch in loader:
+                    ...
+
+    Each `iter()` is one epoch; one that was broken off is not resumed, the next `iter()` begins the next epoch.
+    `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for.
+    """
+
+    def __init__(self, source: FeatureTable, *, batch_size: int, split: str = "train", rank: int = 0, ranks: int = 1,
+                 seed: int = 0, epochs: int = 1, knobs: Knobs | None = None, shuffle: bool = True,
+                 streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
+                 memory_limit: int | None = None, reader: str = "petastorm",
+                 transforms: Sequence[tuple[str, Function]] = (),
+                 before_read: Callable[[Read], None] | None = None, machine: Machine | None = None):
+        """`batch_size` is global: a rank gets `batch_size / ranks` rows a step. `memory_limit` is in bytes for the
+        whole process tree, and never more than the machine's. `before_read` runs in the reader before each row
+        group: it stands in for a store's latency."""
+        if reader not in READERS:
+            raise LoaderError(f"reader {reader!r} is none of {', '.join(READERS)}")
+        if epochs < 1:
+            raise LoaderError(f"epochs: {epochs} is not a positive number")
+        self._machine = machine or Machine()
+        self._limit = memory_limit
+        self._columns = Columns.of(source.fields)
+        groups = RowGroups(source.files_of(split), self._columns.names, before_read)
+        self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
+                             window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
+                             last=last)
+        self.plan.streams_of(rank, ranks)
+        self._table = {"version": source.version, "split": split}
+        self._epochs = epochs
+        self._pipeline = Pipeline(
+            Parts(plan=self.plan, source=ArrowSource(groups) if reader == "arrow" else PetastormSource(groups),
+                  describe=groups.describe, columns=self._columns, rank=rank, ranks=ranks,
+                  transforms=tuple(Transform(name, function) for name, function in transforms),
+                  memory_limit=self._machine.memory_limit(memory_limit), machine=self._machine), knobs)
+        self._position = Position()
+        self._order = ""
+        self._run: Iterator[Ready] | None = None
+        self._run_end = 0  # the epoch that the pipeline does not reach any more
+        self._iteration = 0
+        self._under_way = self._closed = False
+        self._sequence = self._batches = self._rows = 0
+        self._wait_s = self._compute_s = 0.0
+        self._phase: str | None = None
+        self._phase_began = 0.0
+        self.order_hash: str | None = None
+        """Of the epoch last finished: of the ids that came and their order. The same for every choice of knobs."""
+        _open.add(self._pipeline)
+        weakref.finalize(self, self._pipeline.close).atexit = False
+
+    # ---- what is in a batch
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        return self._columns.dense
+
+    @property
+    def sparse_names(self) -> tuple[str, ...]:
+        return self._columns.sparse
+
+    @property
+    def cardinalities(self) -> Mapping[str, int]:
+        return self._columns.cardinalities
+
+    def __len__(self) -> int:
+        """Steps of an epoch, the same on every rank."""
+        return self.plan.steps
+
+    # ---- iteration
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._check_open()
+        self._iteration += 1
+        return self._epoch(self._iteration)
+
+    def _epoch(self, iteration: int) -> Iterator[Batch]:
+        """One epoch, or what is left of it after `load_state_dict`."""
+        self._enter("wait")
+        try:
+            self._begin(iteration)
+            epoch, run = self._position.epoch, self._run
+            assert run is not None
+            while self._position.epoch == epoch:
+                if self._closed or iteration != self._iteration:
+                    raise LoaderError("this loader is closed" if self._closed else
+                                      "another iteration of this loader has begun; each loader runs one at a time")
+                ready = next(run)
+                for batch in ready.batches:
+                    self._count(batch)
+                    self._enter("compute")
+                    yield batch
+                    self._enter("wait")
+                ready.charge.release()
+            self._under_way = False
+        except Closed:
+            raise LoaderError("this loader was closed while a batch was waited for") from None
+        finally:
+            if iteration == self._iteration:
+                self._enter(None)
+                if self._under_way:  # broken off: nobody waits for what is in the pipeline
+                    self._run = None
+                    self._pipeline.close()
+
+    def _begin(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise LoaderError("another iteration of this loader has begun; each loader runs one at a time")
+        if self._under_way:
+            self._position, self._order, self._run = Position(self._position.epoch + 1, 0), "", None
+        if self._run is None or self._position.epoch >= self._run_end:
+            self._run_end = max(self._epochs, self._position.epoch + 1)
+            self._run = self._pipeline.start(self._position, self._run_end)
+        self._under_way = True
+
+    def _count(self, batch: Batch) -> None:
+        """The batch is the consumer's from now on."""
+        self._batches += 1
+        self._rows += batch.rows
+        self._order = chain(self._order, batch.step, batch.checksum)
+        self._position = Position(batch.epoch, batch.step + 1)
+        if self._position.step == self.plan.steps:
+            self._position = Position(batch.epoch + 1, 0)
+            self.order_hash, self._order = self._order, ""
+
+    def _enter(self, phase: str | None) -> None:
+        """The consumer waits, computes, or is away between two epochs."""
+        now = time.monotonic()
+        if self._phase == "wait":
+            self._wait_s += now - self._phase_began
+        elif self._phase == "compute":
+            self._compute_s += now - self._phase_began
+        self._phase, self._phase_began = phase, now
+
+    # ---- position
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch is, as JSON holds it. It fits other knobs and other numbers of ranks."""
+        return {**self.plan.state(self._position), "table": dict(self._table), "order": self._order}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next `iter()` goes on from there. Raises if the state is one of other rows or another order."""
+        self._check_open()
+        if state.get("table") != self._table:
+            raise LoaderError(f"this state belongs to {state.get('table')}, the loader reads {self._table}")
+        position = self.plan.position(state)
+        self._pipeline.stop()
+        self._run, self._under_way = None, False
+        self._iteration += 1
+        self._position, self._order = position, str(state.get("order", "")) if position.step else ""
+
+    # ---- what the agent sees
+
+    @property
+    def knobs(self) -> Knobs:
+        return self._pipeline.knobs
+
+    @property
+    def limits(self) -> Limits:
+        return self._pipeline.limits
+
+    def apply(self, knobs: Knobs) -> None:
+        """Turns the knobs while running; neither rows nor their order change."""
+        self._pipeline.apply(knobs)
+
+    def snapshot(self) -> Snapshot:
+        phase, spent = self._phase, time.monotonic() - self._phase_began
+        self._sequence += 1
+        return Snapshot(
+            at=time.monotonic(), sequence=self._sequence, stages=self._pipeline.stats(), batches=self._batches,
+            rows=self._rows, consumer_wait_s=self._wait_s + (spent if phase == "wait" else 0.0),
+            consumer_compute_s=self._compute_s + (spent if phase == "compute" else 0.0),
+            memory_used=self._machine.memory_used(), memory_limit=self._machine.memory_limit(self._limit),
+            cpu_quota=self._machine.cores(), cpu_used_s=self._machine.cpu_used_s(),
+            held_back=self._pipeline.held_back)
+
+    @property
+    def minimum_memory(self) -> int:
+        """The smallest `memory_limit` that this loader accepts."""
+        return self._pipeline.least_limit
+
+    # ---- its end
+
+    def close(self) -> None:
+        """Ends the pipeline, from any state; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._run = None
+            self._pipeline.stop()
+
+    def __enter__(self) -> Loader:
+        self._check_open()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LoaderError("this loader is closed")
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program that ends with a pipeline running ends at once."""
+    for pipeline in list(_open):
+        pipeline.stop()

@@ -1,0 +1,158 @@
+"""What this process may use and does use: cores, memory, processor time. Standard library only.
+
+Control groups are read along the whole path from the process's own group to the root, version 1 and 2: the lowest
+limit on the way is the one in force. `root` is `/`; tests put a made-up /proc and /sys there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_UNLIMITED = 2**60  # version 1 writes a number near 2**63 for "no limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The directories of this process's control group for one controller, from its own up to the root."""
+
+    version: int
+    path: tuple[Path, ...]
+
+
+class Machine:
+    """The machine as process `pid` sees it. Every call looks again: quotas and groups change while a process runs."""
+
+    def __init__(self, root: Path | str = "/", pid: int | None = None):
+        self._root = Path(root)
+        self._pid = os.getpid() if pid is None else pid
+        self._ticks = os.sysconf("SC_CLK_TCK")
+        self._page = os.sysconf("SC_PAGE_SIZE")
+
+    def cores(self) -> float:
+        """Cores that may be used: the affinity's, or fewer if a quota says so."""
+        return max(0.01, min([float(self._affinity()), *self._quotas()]))
+
+    def memory_limit(self, user: int | None = None) -> int:
+        """The lowest of the control groups' limits, the host's memory and `user`."""
+        limits = [self._total(), *self._memory_limits()]
+        return min(limits if user is None else [*limits, user])
+
+    def memory_used(self) -> int:
+        """Anonymous and shared bytes of this process and its descendants, each shared page counted once between
+        them. Page cache is not in it: the kernel takes that back by itself."""
+        tree = self.tree()
+        return sum(self._memory_of(pid, alone=len(tree) == 1) for pid in tree)
+
+    def cpu_used_s(self) -> float:
+        """Processor time of this process and its descendants, also of those that have ended and were waited for."""
+        return sum(self._cpu_of(pid) for pid in self.tree()) / self._ticks
+
+    def tree(self) -> list[int]:
+        """This process and its descendants."""
+        found = [self._pid]
+        for pid in found:
+            for task in self._names(f"proc/{pid}/task"):
+                found += [int(child) for child in (self._text(f"proc/{pid}/task/{task}/children") or "").split()]
+        return found
+
+    def _affinity(self) -> int:
+        for line in (self._text(f"proc/{self._pid}/status") or "").splitlines():
+            if line.startswith("Cpus_allowed:"):
+                return int(line.split(":")[1].strip().replace(",", ""), 16).bit_count()
+        return os.cpu_count() or 1
+
+    def _total(self) -> int:
+        for line in (self._text("proc/meminfo") or "").splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+        return _UNLIMITED
+
+    def _groups(self, controller: str) -> Iterator[Groups]:
+        """Where the process's own /proc/PID/cgroup and the mounts say its group lies, version 2 and version 1."""
+        mounts = self._mounts()
+        for line in (self._text(f"proc/{self._pid}/cgroup") or "").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, group = rest.partition(":")
+            version = 1 if controllers else 2
+            if version == 1 and controller not in controllers.split(","):
+                continue
+            for kind, inside, mount in mounts:
+                if kind != ("cgroup2" if version == 2 else controller):
+                    continue
+                # In a container the mount shows a part of the tree only: `inside` is where that part begins.
+                below = group[len(inside):] if inside != "/" and group.startswith(inside) else group
+                if inside != "/" and not group.startswith(inside):
+                    below = "/"
+                steps = [s for s in below.split("/") if s and s != ".."]
+                top = self._root / mount.lstrip("/")
+                yield Groups(version, tuple(top.joinpath(*steps[:n]) for n in range(len(steps), -1, -1)))
+
+    def _mounts(self) -> list[tuple[str, str, str]]:
+        """(`cgroup2` or a version 1 controller, the group that is mounted, where)."""
+        found = []
+        for line in (self._text(f"proc/{self._pid}/mountinfo") or "").splitlines():
+            before, _, after = line.partition(" - ")
+            fields, tail = before.split(), after.split()
+            if len(fields) < 5 or len(tail) < 3 or tail[0] not in ("cgroup", "cgroup2"):
+                continue
+            kinds = ["cgroup2"] if tail[0] == "cgroup2" else tail[2].split(",")
+            found += [(kind, fields[3], fields[4]) for kind in kinds]
+        return found
+
+    def _quotas(self) -> Iterator[float]:
+        for groups in self._groups("cpu"):
+            for folder in groups.path:
+                if groups.version == 2:
+                    quota, _, period = (_read(folder / "cpu.max") or "max").partition(" ")
+                else:
+                    quota, period = _read(folder / "cpu.cfs_quota_us") or "", _read(folder / "cpu.cfs_period_us") or ""
+                if quota.isdigit() and period.isdigit() and int(period):
+                    yield int(quota) / int(period)
+
+    def _memory_limits(self) -> Iterator[int]:
+        for groups in self._groups("memory"):
+            for folder in groups.path:
+                text = _read(folder / ("memory.max" if groups.version == 2 else "memory.limit_in_bytes")) or "max"
+                if text.isdigit() and int(text) < _UNLIMITED:
+                    yield int(text)
+
+    def _memory_of(self, pid: int, alone: bool) -> int:
+        # The roll-up divides shared pages between their users; it costs a walk over the page tables, so only a tree
+        # of several processes pays for it.
+        if not alone:
+            sizes = {}
+            for line in (self._text(f"proc/{pid}/smaps_rollup") or "").splitlines():
+                name, _, value = line.partition(":")
+                sizes[name] = value.split()[0] if value.split() else ""
+            if "Pss_Anon" in sizes:
+                return 1024 * (int(sizes["Pss_Anon"]) + int(sizes.get("Pss_Shmem", "0")))
+        status = {}
+        for line in (self._text(f"proc/{pid}/status") or "").splitlines():
+            name, _, value = line.partition(":")
+            status[name] = value.split()[0] if value.split() else ""
+        return 1024 * (int(status.get("RssAnon", "0")) + int(status.get("RssShmem", "0")))
+
+    def _cpu_of(self, pid: int) -> int:
+        text = self._text(f"proc/{pid}/stat") or ""
+        fields = text[text.rfind(")") + 2:].split()  # the name before may hold spaces and brackets
+        return sum(int(f) for f in fields[11:15])  # own user and system time, and that of children waited for
+
+    def _names(self, path: str) -> list[str]:
+        try:
+            return os.listdir(self._root / path)
+        except OSError:
+            return []
+
+    def _text(self, path: str) -> str | None:
+        return _read(self._root / path)
+
+
+def _read(path: Path) -> str | None:
+    """A file's text; None if it is not there, or its process has just ended."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

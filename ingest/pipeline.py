@@ -1,0 +1,206 @@
+"""Wires the stages of one rank together and turns their knobs: `Pipeline`."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ingest.batch import Collator, Cutter, Ready, Stretch, cuts, most_steps
+from ingest.buffers import Buffers
+from ingest.columns import Columns
+from ingest.footprint import minimum_bytes
+from ingest.governor import Governor
+from ingest.knobs import Knobs, Limits
+from ingest.machine import Machine
+from ingest.plan import Position, Read, RowsPlan
+from ingest.pool import Pool, Tally
+from ingest.shuffle import Block, Decoded, Gatherer, Task, gatherings
+from ingest.source import Source, Work
+from ingest.stats import StageStats
+from ingest.transform import Transform, Transformer
+
+PATIENCE_S = 2.5  # for workers that are in the middle of their work when a pipeline stops
+FIXED = ("read", "shuffle", "batch", "collate")
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot be: its message says what would do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a pipeline is made of."""
+
+    plan: RowsPlan
+    source: Source
+    describe: Callable[[Read], str]
+    columns: Columns
+    rank: int = 0
+    ranks: int = 1
+    transforms: Sequence[Transform] = ()
+    memory_limit: int
+    machine: Machine
+
+    def __post_init__(self) -> None:
+        names = [*FIXED, *(t.name for t in self.transforms)]
+        twice = {n for n in names if names.count(n) > 1}
+        if twice:
+            raise PipelineError(f"two stages are called {', '.join(sorted(twice))}: give each transform a name of "
+                                "its own")
+
+
+class Pipeline:
+    """Stages read → shuffle → batch → transforms → collate. It starts at a position, stops, and starts anew; its
+    knobs and counters stay."""
+
+    def __init__(self, parts: Parts, knobs: Knobs | None):
+        self._parts = parts
+        self.stages = ("read", "shuffle", "batch", *(t.name for t in parts.transforms), "collate")
+        cores = max(1, math.ceil(parts.machine.cores()))
+        self._cores = cores
+        start = Knobs(workers={"read": cores, "shuffle": max(1, cores // 2)})
+        self.knobs = self._complete(start, knobs or Knobs())
+        self.limits.check(self.knobs)
+        self._tallies = {name: Tally(name) for name in self.stages}
+        self._buffers = Buffers()
+        self._base = parts.machine.memory_used()
+        self.minimum = minimum_bytes(parts.plan, parts.columns, parts.rank, parts.ranks, len(self.stages) - 1)
+        self._governor = self._new_governor()
+        self._held_back = 0
+        self._pools: dict[str, Pool[Any, Any]] = {}
+        self._leaving: list[Pool[Any, Any]] = []
+        self._turning = threading.Lock()
+
+    # ---- knobs
+
+    @property
+    def limits(self) -> Limits:
+        workers = {name: (1, 2 * self._cores) for name in self.stages}
+        workers["read"] = (1, max(64, 8 * self._cores))  # readers that wait for a store take no core
+        workers["collate"] = (1, 1)  # it hands over what is there
+        return Limits(workers=workers)
+
+    def _complete(self, knobs: Knobs, given: Knobs) -> Knobs:
+        """`given`, and for stages that it does not name what `knobs` say, or one worker."""
+        return replace(given, workers={n: given.workers.get(n, knobs.workers.get(n, 1)) for n in self.stages}
+                       | dict(given.workers))
+
+    def apply(self, knobs: Knobs) -> None:
+        """Stages and sizes that `knobs` name change at once; the other stages keep their workers."""
+        knobs = self._complete(self.knobs, knobs)
+        self.limits.check(knobs)
+        with self._turning:
+            self.knobs = knobs
+            for name, pool in self._pools.items():
+                pool.resize(knobs.workers[name])
+                pool.limit(self._limit_bytes(name))
+
+    def _limit_bytes(self, stage: str) -> int:
+        """How many bytes may wait behind a stage."""
+        if stage == "read":
+            return self.knobs.read_ahead_bytes
+        if stage == "shuffle":  # all streams may come to the end of their window at the same time
+            return len(self._parts.plan.streams_of(self._parts.rank, self._parts.ranks)) * self._block_bytes
+        return self.knobs.prefetch_bytes if stage == "collate" else self._stretch_bytes
+
+    # ---- its life
+
+    def start(self, position: Position, epochs: int) -> Iterator[Ready]:
+        """Batches from `position` to the end of epoch number `epochs - 1`. A run before this one is stopped."""
+        self.stop()
+        parts, plan, columns = self._parts, self._parts.plan, self._parts.columns
+        with self._turning:
+            self._governor = self._new_governor()
+
+            def read(tasks: Iterator[Task], make_work: Callable[[], Work]) -> Pool[Task, Decoded]:
+                return self._pool("read", tasks, make_work, size=lambda t: t.read.rows * columns.row_bytes,
+                                  measure=lambda d: (d.table.num_rows, d.table.nbytes))
+
+            decoded = parts.source.open(self._tasks(position, epochs), read)
+            blocks: Iterator[Block] = self._pool(
+                "shuffle", gatherings(decoded), lambda: Gatherer(plan, columns, self._buffers, parts.describe),
+                size=lambda _: self._block_bytes, measure=lambda b: (b.rows, self._block_bytes))
+            cutter = Cutter(plan, columns, parts.ranks, self._buffers)
+            stretches: Iterator[Stretch] = self._pool(
+                "batch", cuts(blocks, plan, parts.ranks), lambda: cutter, size=cutter.size, measure=_measured)
+            for transform in parts.transforms:
+                stretches = self._pool(transform.name, stretches, _transformer(transform, columns),
+                                       size=lambda s: s.nbytes, measure=_measured)
+            collator = Collator(columns, plan.batch_size // parts.ranks)
+            return self._pool("collate", stretches, lambda: collator, size=lambda s: s.nbytes,
+                              measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
+
+    def close(self) -> list[Pool[Any, Any]]:
+        """Sends all workers home, without waiting for them. Returns the pools that had any."""
+        with self._turning:
+            pools, self._pools = list(self._pools.values()), {}
+            for pool in pools:
+                pool.close()
+            self._leaving = [p for p in self._leaving + pools if not p.gone]
+            self._held_back, self._governor.held_back = self.held_back, 0
+        return self._leaving
+
+    def stop(self) -> None:
+        """Sends all workers home and waits a while for them."""
+        end = time.monotonic() + PATIENCE_S
+        for pool in self.close():
+            pool.join(max(0.0, end - time.monotonic()))
+        self._buffers.trim()
+
+    def _tasks(self, position: Position, epochs: int) -> Iterator[Task]:
+        plan, rank, ranks = self._parts.plan, self._parts.rank, self._parts.ranks
+        for epoch in range(position.epoch, max(epochs, position.epoch + 1)):
+            schedule = plan.schedule(epoch, rank, ranks, position.step if epoch == position.epoch else 0)
+            for one in schedule.reads:
+                yield Task(schedule, one)
+
+    def _pool(self, name: str, upstream: Iterator[Any], make_work: Callable[[], Callable[..., Any]], *,
+              size: Callable[[Any], int], measure: Callable[[Any], tuple[int, int]]) -> Pool[Any, Any]:
+        pool: Pool[Any, Any] = Pool(
+            self._tallies[name], upstream, make_work, workers=self.knobs.workers[name],
+            limit_bytes=self._limit_bytes(name), governor=self._governor, size=size, measure=measure)
+        self._pools[name] = pool
+        return pool
+
+    def _new_governor(self) -> Governor:
+        return Governor(self._parts.memory_limit, self.minimum, self._base, self._buffers.idle_bytes,
+                        self._buffers.trim)
+
+    # ---- what it tells
+
+    def stats(self) -> tuple[StageStats, ...]:
+        pools = dict(self._pools)
+        return tuple(pools[name].stats() if name in pools else
+                     self._tallies[name].stats(self.knobs.workers[name], "thread", 0, self._limit_bytes(name))
+                     for name in self.stages)
+
+    @property
+    def least_limit(self) -> int:
+        """The smallest memory limit that will do."""
+        return self._base + self.minimum
+
+    @property
+    def held_back(self) -> int:
+        return self._held_back + self._governor.held_back
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._parts.plan.widest * self._parts.columns.row_bytes
+
+    @property
+    def _stretch_bytes(self) -> int:
+        parts = self._parts
+        rows = most_steps(parts.plan, parts.ranks) * parts.plan.batch_size // parts.ranks
+        return rows * (parts.columns.row_bytes + 4)
+
+
+def _measured(stretch: Stretch) -> tuple[int, int]:
+    return sum(stretch.rows), stretch.nbytes
+
+
+def _transformer(transform: Transform, columns: Columns) -> Callable[[], Transformer]:
+    return lambda: Transformer(transform, columns)

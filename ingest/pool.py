@@ -1,0 +1,275 @@
+"""Workers of one stage: `Pool`, an iterator over results in the order in which the work came in.
+
+Workers pull their own input, one at a time and in order, so stages chain without threads between them. Only the pull
+is serial: with the first item stuck in its work, the others still complete, as far as the bytes allow that may wait
+behind the stage. Room for a result is reserved in order, before its work begins, so that a later item never takes the
+room which an earlier one needs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from ingest.governor import Charge, Governor
+from ingest.stats import StageStats
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Closed(Exception):
+    """The pool was closed while somebody waited for it."""
+
+
+class Tally:
+    """What the workers of one stage did since the start: how many were busy or waiting, integrated over time.
+
+    It outlives the pools of its stage (a pipeline starts anew after an abandoned epoch)."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
+        self.name, self._clock = name, clock
+        self._at = clock()
+        self._busy = self._waiting = 0
+        self._blocked = False
+        self.items = self.rows = self.bytes = 0
+        self.busy_s = self.cpu_s = self.wait_input_s = self.wait_output_s = 0.0
+
+    def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
+        """Workers went over to another state. `blocked`: those that wait do so for room, not for input."""
+        now = self._clock()
+        elapsed, self._at = now - self._at, now
+        self.busy_s += elapsed * self._busy
+        if self._blocked:
+            self.wait_output_s += elapsed * self._waiting
+        else:
+            self.wait_input_s += elapsed * self._waiting
+        self._busy += busy
+        self._waiting += waiting
+        if blocked is not None:
+            self._blocked = blocked
+
+    def stats(self, workers: int, backend: str, queue_bytes: int, queue_limit_bytes: int) -> StageStats:
+        self.change()
+        return StageStats(name=self.name, items=self.items, rows=self.rows, bytes=self.bytes, busy_s=self.busy_s,
+                          cpu_s=self.cpu_s, wait_input_s=self.wait_input_s, wait_output_s=self.wait_output_s,
+                          workers=workers, backend=backend, queue_bytes=queue_bytes,
+                          queue_limit_bytes=queue_limit_bytes)
+
+
+class _Failure:
+    """An error in the place of a result."""
+
+    def __init__(self, error: BaseException):
+        self.error = error
+
+
+class _Task:
+    """An item on its way through a worker."""
+
+    def __init__(self, sequence: int, item: Any, reserved: int, charge: Charge):
+        self.sequence, self.item, self.reserved, self.charge = sequence, item, reserved, charge
+        self.result: Any = None
+        self.rows = self.size = 0
+
+    def fail(self, error: BaseException) -> None:
+        self.result, self.rows, self.size = _Failure(error), 0, 0
+        self.charge.release()
+
+
+class Pool(Generic[In, Out]):
+    """Threads that come and go while it runs."""
+
+    def __init__(self, tally: Tally, upstream: Iterator[In], make_work: Callable[[], Callable[[In, Charge], Out]], *,
+                 workers: int, limit_bytes: int, governor: Governor, size: Callable[[In], int],
+                 measure: Callable[[Out], tuple[int, int]]):
+        """`make_work` is called once in each worker and returns what turns an item and its charge into a result.
+        `size` is the bytes to reserve for an item, `measure` the rows and bytes of its result. Whoever takes a
+        result takes over its charge."""
+        self._tally, self._upstream, self._make_work = tally, upstream, make_work
+        self._limit, self._governor, self._size, self._measure = limit_bytes, governor, size, measure
+        self._pull = threading.Lock()
+        self._lock = governor.lock
+        self._room = threading.Condition(self._lock)
+        self._ready = threading.Condition(self._lock)
+        self._results: dict[int, tuple[Any, int]] = {}
+        self._next_in = self._next_out = 0
+        self._outstanding = self._waiting_bytes = 0
+        self._end: int | None = None
+        self._closed = False
+        self._target = self._alive = self._started = 0
+        self._threads: list[threading.Thread] = []
+        self.resize(workers)
+
+    # ---- turned while it runs
+
+    def resize(self, workers: int) -> None:
+        """More workers start at once; fewer go home as they finish what they hold."""
+        with self._lock:
+            self._target = workers
+            self._threads = [t for t in self._threads if t.is_alive()]
+            while self._alive < workers and not self._closed:
+                thread = threading.Thread(target=self._work, daemon=True,
+                                          name=f"sluice-{self._tally.name}-{self._started}")
+                self._alive += 1
+                self._started += 1
+                self._threads.append(thread)
+                thread.start()
+            self._room.notify_all()
+
+    def limit(self, limit_bytes: int) -> None:
+        """How many bytes of results may wait, besides one item in each worker's hands."""
+        with self._lock:
+            self._limit = limit_bytes
+            self._room.notify_all()
+
+    def stats(self) -> StageStats:
+        with self._lock:
+            return self._tally.stats(self._target, "thread", self._waiting_bytes, self._limit)
+
+    # ---- the consumer's side
+
+    def __iter__(self) -> Iterator[Out]:
+        return self
+
+    def __next__(self) -> Out:
+        with self._lock:
+            while self._next_out not in self._results:
+                if self._closed:
+                    raise Closed
+                if self._end is not None and self._next_out >= self._end:
+                    raise StopIteration
+                self._ready.wait()
+            result, size = self._results.pop(self._next_out)
+            self._next_out += 1
+            self._outstanding -= size
+            self._waiting_bytes -= size
+            self._room.notify_all()
+        if isinstance(result, _Failure):
+            raise result.error
+        return result  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Sends everybody home. Call `join` when all pools of a pipeline are closed."""
+        with self._lock:
+            self._closed = True
+            self._room.notify_all()
+            self._ready.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the workers, but not longer."""
+        end = time.monotonic() + timeout_s
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+
+    @property
+    def gone(self) -> bool:
+        """No worker is left."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # ---- a worker's side
+
+    def _work(self) -> None:
+        work = None
+        busy = False
+        with self._lock:
+            self._tally.change(waiting=1)
+        try:
+            while True:
+                with self._pull:
+                    task = self._take()
+                if task is None:
+                    return
+                with self._lock:
+                    self._tally.change(waiting=-1, busy=1)
+                    busy = True
+                began = time.thread_time()
+                try:
+                    work = work or self._make_work()
+                    task.result = work(task.item, task.charge)
+                    task.rows, task.size = self._measure(task.result)
+                    task.charge.correct(task.size)
+                except BaseException as error:  # goes to the consumer, in its place in the order
+                    task.fail(error)
+                with self._lock:
+                    self._tally.change(waiting=1, busy=-1)
+                    self._tally.cpu_s += time.thread_time() - began
+                    busy = False
+                    self._put(task)
+                del task
+        finally:
+            with self._lock:
+                self._alive -= 1
+                self._tally.change(busy=-busy, waiting=busy - 1)
+
+    def _take(self) -> _Task | None:
+        """The next item with room for its result, or None: time to go home."""
+        with self._lock:
+            if self._closed or self._end is not None or self._alive > self._target:
+                return None
+        try:
+            item = next(self._upstream)
+            size = self._size(item)
+        except Closed:
+            return None
+        except StopIteration:
+            self._finish(None)
+            return None
+        except BaseException as error:
+            self._finish(error)
+            return None
+        with self._lock:
+            charge = self._reserve(size)
+            if charge is None:
+                return None
+            self._next_in += 1
+            return _Task(self._next_in - 1, item, size, charge)
+
+    def _reserve(self, size: int) -> Charge | None:
+        """Room for the item whose turn it is; None if the pool was closed meanwhile."""
+        blocked = False
+        try:
+            while not self._closed:
+                due = self._next_in == self._next_out
+                fits = due or self._outstanding + size <= self._limit + self._target * size  # each worker may hold one
+                charge = self._governor.admit(size, due) if fits else None
+                if charge is not None:
+                    self._outstanding += size
+                    return charge
+                if not blocked:
+                    blocked = True
+                    self._tally.change(blocked=True)
+                if fits:
+                    self._governor.wait_on(self._room)
+                else:
+                    self._room.wait()
+            return None
+        finally:
+            if blocked:
+                self._tally.change(blocked=False)
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Nothing comes after what was taken so far, but perhaps an error."""
+        with self._lock:
+            if error is not None:
+                self._results[self._next_in] = (_Failure(error), 0)
+                self._next_in += 1
+            self._end = self._next_in
+            self._ready.notify_all()
+
+    def _put(self, task: _Task) -> None:
+        if isinstance(task.result, _Failure):
+            self._end = self._next_in  # what was taken still comes, nothing more
+        else:
+            self._tally.items += 1
+            self._tally.rows += task.rows
+            self._tally.bytes += task.size
+        self._results[task.sequence] = (task.result, task.size)
+        self._outstanding += task.size - task.reserved
+        self._waiting_bytes += task.size
+        if task.sequence == self._next_out:
+            self._ready.notify_all()
+        self._room.notify_all()

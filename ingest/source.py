@@ -1,0 +1,247 @@
+"""Where decoded row groups come from: `Source`, with Petastorm's Reader and a plain Arrow reader behind the same seam.
+
+Both decode with `RowGroups` and run in the pool that the pipeline makes; they differ in who drives it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from etl.fields import DataFile
+from ingest.governor import Charge
+from ingest.plan import Read
+from ingest.pool import Pool
+from ingest.shuffle import Decoded, Task
+
+Work = Callable[[Task, Charge], Decoded]
+MakePool = Callable[[Iterator[Task], Callable[[], Work]], "Pool[Task, Decoded]"]
+
+
+class SourceError(ValueError):
+    """A file that cannot be read: its message names the file and the row group."""
+
+
+class Source(Protocol):
+    """Decodes the row groups of tasks, in their order."""
+
+    def open(self, tasks: Iterator[Task], make_pool: MakePool) -> Iterator[Decoded]:
+        """Starts reading. `make_pool` takes the tasks and what makes a worker's work."""
+
+
+class RowGroups:
+    """Reads row groups of some files. Safe to use from many threads; page checksums are verified."""
+
+    def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
+                 before_read: Callable[[Read], None] | None = None):
+        """`before_read` stands in for a store's latency; it runs in the worker that reads."""
+        self.files, self.columns, self._before = tuple(files), tuple(columns), before_read
+        self._footers: dict[int, pq.FileMetaData] = {}
+        self._check_sizes()
+        self.row_groups = self._row_groups()
+        self.schema = self._schema()
+
+    def read(self, read: Read) -> pa.Table:
+        if self._before is not None:
+            self._before(read)
+        path = self.files[read.file].path
+        try:
+            with pq.ParquetFile(_local(path), filesystem=_filesystem(path), metadata=self._footer(read.file),
+                                page_checksum_verification=True) as file:
+                table = file.read_row_group(read.group, columns=list(self.columns), use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise SourceError(f"{self.describe(read)}: {error}") from error
+        if table.num_rows != read.rows:
+            raise SourceError(f"{self.describe(read)}: {table.num_rows} rows where the table has {read.rows}; "
+                              "the file was replaced")
+        return table
+
+    def describe(self, read: Read) -> str:
+        return f"{self.files[read.file].path}, row group {read.group}"
+
+    def _footer(self, file: int) -> pq.FileMetaData:
+        if file not in self._footers:  # two threads may both read it: the same value
+            path = self.files[file].path
+            try:
+                self._footers[file] = pq.read_metadata(_local(path), filesystem=_filesystem(path))
+            except (OSError, pa.ArrowException) as error:
+                raise SourceError(f"{path}: {error}") from error
+        return self._footers[file]
+
+    def _check_sizes(self) -> None:
+        """Missing and truncated files are found before the first batch, at the price of a stat each."""
+        for file in self.files:
+            path = _local(file.path)
+            if _filesystem(file.path) is not None:
+                continue
+            try:
+                size = os.path.getsize(path)
+            except OSError as error:
+                raise SourceError(f"{file.path}: {error.strerror}; the table lists this file") from error
+            if file.bytes and size != file.bytes:
+                raise SourceError(f"{file.path}: {size} bytes where the table has {file.bytes}; the file was truncated "
+                                  "or replaced")
+
+    def _row_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Rows of each row group: the table's word, or the footer's where the table does not know."""
+        unknown = [n for n, file in enumerate(self.files) if not file.row_group_rows]
+        if unknown:
+            with ThreadPoolExecutor(16, "sluice-footers") as pool:
+                list(pool.map(self._footer, unknown))
+        return tuple(file.row_group_rows or self._counts(n) for n, file in enumerate(self.files))
+
+    def _counts(self, file: int) -> tuple[int, ...]:
+        footer = self._footer(file)
+        return tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
+
+    def _schema(self) -> pa.Schema:
+        """The columns that are read, by the first file."""
+        if not self.files:
+            raise SourceError("there are no files to read")
+        whole = self._footer(0).schema.to_arrow_schema()
+        missing = [name for name in self.columns if name not in whole.names]
+        if missing:
+            raise SourceError(f"{self.files[0].path}: no column {', '.join(map(repr, missing))}")
+        return pa.schema([whole.field(name) for name in self.columns])
+
+
+def _filesystem(path: str) -> pa.fs.FileSystem | None:
+    """None for local files: Arrow opens those by itself."""
+    if "://" not in path or path.startswith("file://"):
+        return None
+    return pa.fs.FileSystem.from_uri(path)[0]
+
+
+def _local(path: str) -> str:
+    """The path as its file system wants it."""
+    return pa.fs.FileSystem.from_uri(path)[1] if "://" in path else path
+
+
+class ArrowSource:
+    """Arrow's own reader, nothing between."""
+
+    def __init__(self, groups: RowGroups):
+        self._groups = groups
+
+    def open(self, tasks: Iterator[Task], make_pool: MakePool) -> Iterator[Decoded]:
+        def work(task: Task, charge: Charge) -> Decoded:
+            return Decoded(task, self._groups.read(task.read), charge)
+
+        return make_pool(tasks, lambda: work)
+
+
+class PetastormSource:
+    """Petastorm's Reader with our pool, worker and ventilator: it opens the dataset, holds the row groups and hands
+    out what they decode to; the order is the plan's."""
+
+    def __init__(self, groups: RowGroups):
+        from ingest import petastorm_on_arrow
+
+        petastorm_on_arrow.install()
+        self._groups = groups
+
+    def open(self, tasks: Iterator[Task], make_pool: MakePool) -> Iterator[Decoded]:
+        from petastorm.reader import Reader
+        from petastorm.workers_pool.ventilator import Ventilator
+        from petastorm.workers_pool.worker_base import WorkerBase
+
+        firsts = [0]
+        for counts in self._groups.row_groups:
+            firsts.append(firsts[-1] + len(counts))
+
+        class RowGroupWorker(WorkerBase):  # type: ignore[misc]
+            """Decodes one row group. The Reader's arguments: its file system (our row groups) and its pieces."""
+
+            def process(self, task: Task) -> None:
+                groups, _path, _schema, _ngram, pieces, *_ = self.args
+                piece = pieces[firsts[task.read.file] + task.read.group]
+                assert (piece.path, piece.row_group) == (groups.files[task.read.file].path, task.read.group)
+                self.publish_func(groups.read(task.read))
+
+            @staticmethod
+            def new_results_queue_reader() -> Any:
+                return _Results()
+
+        class PlanVentilator(Ventilator):  # type: ignore[misc]
+            """Hands out the plan's tasks when a worker asks, so it needs no thread and no queue of its own."""
+
+            def start(self) -> None:
+                pass
+
+            def __iter__(self) -> Iterator[Task]:
+                return tasks
+
+            def processed_item(self) -> None:
+                pass
+
+            def completed(self) -> bool:
+                return False  # the pool sees the end of the tasks
+
+            def stop(self) -> None:
+                pass
+
+        class PlanReader(Reader):  # type: ignore[misc]
+            def _create_ventilator(self, *_arguments: Any) -> PlanVentilator:
+                return PlanVentilator(None)
+
+        return PlanReader(self._groups, [f.path for f in self._groups.files], reader_pool=_PoolOfReader(make_pool),
+                          worker_class=RowGroupWorker, is_batched_reader=True)
+
+
+class _Results:
+    """How Petastorm's Reader takes results from a pool: as they are."""
+
+    batched_output = True
+
+    def read_next(self, pool: _PoolOfReader, _schema: Any, _ngram: Any) -> Decoded:
+        return pool.get_results()
+
+
+class _PoolOfReader:
+    """Petastorm's protocol of a workers' pool, spoken by ours."""
+
+    workers_count = 1  # the Reader sizes its own ventilator by it, which we do not use
+
+    def __init__(self, make_pool: MakePool):
+        self._make_pool = make_pool
+        self._pool: Pool[Task, Decoded] | None = None
+        self._ids = iter(range(2**62))
+        self._lock = threading.Lock()
+
+    def start(self, worker_class: Any, worker_args: Any = None, ventilator: Any = None) -> None:
+        def make_work() -> Work:
+            published: list[pa.Table] = []
+            with self._lock:
+                worker = worker_class(next(self._ids), published.append, worker_args)
+
+            def work(task: Task, charge: Charge) -> Decoded:
+                worker.process(task)
+                return Decoded(task, published.pop(), charge)
+
+            return work
+
+        ventilator.start()
+        self._pool = self._make_pool(iter(ventilator), make_work)
+
+    def get_results(self) -> Decoded:
+        assert self._pool is not None
+        return next(self._pool)
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def join(self) -> None:
+        if self._pool is not None:
+            self._pool.join(5.0)
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        return {} if self._pool is None else self._pool.stats().__dict__
