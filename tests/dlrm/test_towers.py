@@ -1,0 +1,266 @@
+"""Each model against a twin in numpy that follows its formula sample by sample, and against TorchRec's own layers."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import fx
+from torchrec.models.dlrm import InteractionArch
+from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet
+
+from dlrm.config import ConfigError
+from dlrm.interactions import Cross, Dots, Interests, LowRankCross, MixtureCross, second_order
+from dlrm.towers import INPUTS, KINDS, TowerConfig, build
+
+SHAPES = [(1, 1, 1, 4), (1, 3, 5, 4), (7, 13, 3, 12), (16, 2, 26, 8)]  # samples, dense, columns, width
+STEPS = 5
+
+
+def close(fast, slow):
+    assert fast.shape == slow.shape
+    np.testing.assert_allclose(fast.detach().numpy(), slow, rtol=1e-6, atol=1e-6)
+
+
+def randomise(module, seed=0):
+    """Biases too: a twin that forgets one must fail."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=g) / max(1, p.shape[-1]) ** 0.5)
+    return module.double()
+
+
+def inputs(shape, *, lengths=None, seed=0):
+    samples, dense, columns, width = shape
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*size):
+        return torch.randn(*size, generator=g, dtype=torch.float64)
+
+    if lengths is None:
+        lengths = torch.tensor([(3 * i) % (STEPS + 1) for i in range(samples)])
+    return {"dense": normal(samples, dense), "pooled": normal(samples, columns, width),
+            "wide": normal(samples, columns, 4), "history": normal(samples, STEPS, width), "lengths": lengths,
+            "target": normal(samples, width), "negatives": normal(samples, STEPS, width)}
+
+
+# ---- the twins: one sample at a time, weights by name
+
+def arrays(module):
+    return {name: p.detach().numpy() for name, p in module.named_parameters()}
+
+
+def twin_mlp(w, prefix, x, last_linear=False):
+    numbers = sorted({int(n.split(".")[1]) for n in w if n.startswith(prefix + ".")})
+    for i in numbers:
+        x = w[f"{prefix}.{i}.weight"] @ x + w[f"{prefix}.{i}.bias"]
+        if not (last_linear and i == numbers[-1]):
+            x = np.where(x > 0, x, 0)
+    return x
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def twin_cross(w, x0, config):
+    x = x0
+    for layer in range(config.cross_layers):
+        if not config.cross_rank:
+            x = x0 * (w[f"cross.layers.{layer}.weight"] @ x + w[f"cross.layers.{layer}.bias"]) + x
+        elif config.cross_experts == 1:
+            x = x0 * (w[f"cross.up.{layer}.weight"] @ (w[f"cross.down.{layer}.weight"] @ x)
+                      + w[f"cross.up.{layer}.bias"]) + x
+        else:
+            gates = np.exp(w["cross.gate.weight"] @ x)
+            gates = gates / gates.sum()
+            new = x
+            for e in range(config.cross_experts):
+                inner = np.maximum(w[f"cross.down.{layer}"][e] @ x, 0)
+                inner = np.maximum(w[f"cross.core.{layer}"][e] @ inner, 0)
+                new = new + gates[e] * x0 * (w[f"cross.up.{layer}"][e] @ inner + w[f"cross.bias.{layer}"])
+            x = new
+    return x
+
+
+def twin_gru(w, steps):
+    width = len(w["interests.extract.bias_hh_l0"]) // 3
+    h, states = np.zeros(width), []
+    for x in steps:
+        i = w["interests.extract.weight_ih_l0"] @ x + w["interests.extract.bias_ih_l0"]
+        k = w["interests.extract.weight_hh_l0"] @ h + w["interests.extract.bias_hh_l0"]
+        reset, keep = sigmoid(i[:width] + k[:width]), sigmoid(i[width:2 * width] + k[width:2 * width])
+        h = (1 - keep) * np.tanh(i[2 * width:] + reset * k[2 * width:]) + keep * h
+        states.append(h)
+    return states
+
+
+def twin_interest(w, history, target):
+    """Real steps only: no padding, no mask."""
+    width = len(target)
+    h = np.zeros(width)
+    states = twin_gru(w, history)
+    if not states:
+        return h
+    scores = np.array([s @ w["interests.match.weight"] @ target for s in states])
+    weights = np.exp(scores) / np.exp(scores).sum()
+    for state, a in zip(states, weights, strict=True):
+        i = w["interests.enter.weight"] @ state + w["interests.enter.bias"]
+        k = w["interests.keep.weight"] @ h + w["interests.keep.bias"]
+        reset, update = sigmoid(i[:width] + k[:width]), a * sigmoid(i[width:2 * width] + k[width:2 * width])
+        h = (1 - update) * h + update * np.tanh(i[2 * width:] + reset * k[2 * width:])
+    return h
+
+
+def twin(config, module, data):
+    w, found = arrays(module), []
+    data = {name: value.numpy() for name, value in data.items()}
+    for b in range(len(data["dense"])):
+        dense, pooled = data["dense"][b], data["pooled"][b]
+        if config.kind == "dlrm":
+            low = twin_mlp(w, "dense", dense)
+            vectors = [low, *pooled]
+            dots = [i @ j for i, j in itertools.combinations(vectors, 2)]
+            logit = twin_mlp(w, "over", np.array([*low, *dots]), last_linear=True)[0]
+        elif config.kind == "dcn":
+            x0 = np.concatenate([twin_mlp(w, "dense", dense), *pooled])
+            logit = twin_mlp(w, "over", twin_cross(w, x0, config), last_linear=True)[0]
+        elif config.kind == "dien":
+            n = data["lengths"][b]
+            interest = twin_interest(w, data["history"][b][:n], data["target"][b])
+            logit = twin_mlp(w, "over", np.concatenate([dense, *pooled, data["target"][b], interest]),
+                             last_linear=True)[0]
+        else:
+            logit = twin_mlp(w, "over", np.concatenate([dense, *pooled]), last_linear=True)[0]
+            logit += w["linear.weight"][0] @ dense
+            logit += sum(weights.mean() for weights in data["wide"][b])
+            if config.kind == "deepfm":
+                logit += sum(i @ j for i, j in itertools.combinations(pooled, 2))
+        found.append(logit)
+    return np.array(found)
+
+
+CONFIGS = [dict(kind=k) for k in KINDS] + [dict(kind="dcn", cross_rank=3, cross_layers=2),
+                                           dict(kind="dcn", cross_rank=3, cross_experts=4, cross_layers=2)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values())))
+def test_a_model_is_its_formula(settings, shape):
+    _, dense, columns, width = shape
+    config = TowerConfig(width=width, dense_layers=(9, 6), over_layers=(11, 5), **settings)
+    tower = randomise(build(config, dense=dense, columns=columns))
+    data = inputs(shape)
+    out = tower(*(data[name] for name in INPUTS[config.kind]))
+    close(out[0] if config.kind == "dien" else out, twin(config, tower, data))
+
+
+@pytest.mark.parametrize("settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values())))
+def test_a_model_can_be_traced(settings):
+    """TorchRec's pipeline traces a model down to what holds no sharded table; what is above must be traceable."""
+    config = TowerConfig(width=8, **settings)
+    tower = build(config, dense=3, columns=4)
+    data = {n: v.float() if v.is_floating_point() else v for n, v in inputs((6, 3, 4, 8)).items()}
+    args = [data[name] for name in INPUTS[config.kind]]
+    traced = fx.symbolic_trace(tower, concrete_args={"negatives": None} if config.kind == "dien" else None)
+    torch.testing.assert_close(traced(*args), tower(*args))
+
+
+def test_dots_are_torchrecs():
+    dense, sparse = torch.randn(3, 8), torch.randn(3, 5, 8)
+    ours = Dots(6)(torch.cat([dense.unsqueeze(1), sparse], 1))
+    torch.testing.assert_close(torch.cat([dense, ours], 1), InteractionArch(5)(dense, sparse), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "names"), [
+    (Cross(10, 3), CrossNet(10, 3), {"layers.{}.weight": "kernels.{}", "layers.{}.bias": "bias.{}"}),
+    (LowRankCross(10, 3, 4), LowRankCrossNet(10, 3, 4),
+     {"down.{}.weight": "V_kernels.{}", "up.{}.weight": "W_kernels.{}", "up.{}.bias": "bias.{}"}),
+    (MixtureCross(10, 3, 4, 5), LowRankMixtureCrossNet(10, 3, 5, 4),
+     {"down.{}": "V_kernels.{}", "core.{}": "C_kernels.{}", "up.{}": "U_kernels.{}", "bias.{}": "bias.{}"}),
+], ids=["full", "low-rank", "mixture"])
+def test_cross_layers_are_torchrecs(ours, theirs, names):
+    randomise(ours)
+    theirs.double()
+    state, target = ours.state_dict(), theirs.state_dict()
+    for (mine, other), layer in itertools.product(names.items(), range(3)):
+        target[other.format(layer)] = state[mine.format(layer)].reshape(target[other.format(layer)].shape)
+    if "gate.weight" in state:
+        for i, row in enumerate(state["gate.weight"]):
+            target[f"gates.{i}.weight"] = row[None]
+    theirs.load_state_dict(target)
+    x = torch.randn(7, 10, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-9)
+
+
+def test_the_first_gru_is_torchs_and_padding_changes_nothing():
+    layer = randomise(Interests(6))
+    data = inputs((5, 1, 1, 6), lengths=torch.tensor([0, 1, 2, 4, 5]))
+    found, _ = layer(data["history"], data["lengths"], data["target"])
+    other = data["history"].clone()
+    for row, n in enumerate(data["lengths"]):
+        other[row, n:] = 1e3  # whatever lies behind a history's end
+    torch.testing.assert_close(layer(other, data["lengths"], data["target"])[0], found, rtol=0, atol=1e-12)
+    assert not found[0].any(), "an empty history is not zeros"
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_histories_that_are_all_empty_train(steps):
+    config = TowerConfig(kind="dien", width=4)
+    tower = build(config, dense=2, columns=1)
+    history = torch.zeros(3, steps, 4, requires_grad=True)
+    logits, auxiliary = tower(torch.zeros(3, 2), torch.zeros(3, 1, 4), history, torch.zeros(3, dtype=torch.long),
+                              torch.ones(3, 4), negatives=torch.zeros(3, steps, 4))
+    assert auxiliary == 0
+    (logits.sum() + auxiliary).backward()
+    assert all(torch.isfinite(p.grad).all() for p in tower.parameters() if p.grad is not None)
+
+
+def test_the_auxiliary_loss_is_the_mean_over_steps_that_have_a_next_item():
+    tower = randomise(build(TowerConfig(kind="dien", width=4), dense=2, columns=1))
+    data = inputs((4, 2, 1, 4), lengths=torch.tensor([0, 1, 3, 5]))
+    _, loss = tower(*(data[n] for n in INPUTS["dien"]), negatives=data["negatives"])
+    w, terms = arrays(tower), []
+    for b, n in enumerate(data["lengths"].tolist()):
+        states = twin_gru(w, data["history"][b].numpy()[:n])
+        for t in range(n - 1):
+            terms.append(-np.log(sigmoid(states[t] @ data["history"][b, t + 1].numpy())))
+            terms.append(-np.log(1 - sigmoid(states[t] @ data["negatives"][b, t + 1].numpy())))
+    assert loss.item() == pytest.approx(np.mean(terms), abs=1e-9)
+
+
+def test_the_mean_of_four_columns_learns_as_one_column_under_adagrad_does():
+    """What the wide part's contract promises: row-wise Adagrad on four columns, their mean taken as the weight."""
+    gradients, lr = [3.0, -1.0, 0.5, 2.0], 0.1
+    one, seen = 0.0, 0.0
+    four, row_state = np.zeros(4), 0.0
+    for g in gradients:
+        seen += g**2
+        one -= lr * g / np.sqrt(seen)
+        each = np.full(4, g / 4)  # the mean hands each column a quarter
+        row_state += (each**2).mean()
+        four -= lr * each / np.sqrt(row_state)
+        assert four.mean() == pytest.approx(one, abs=1e-12)
+
+
+def test_second_order_of_one_column_is_nothing():
+    assert second_order(torch.randn(3, 1, 4)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"kind": "dlmr"}, "'dlmr' is none of dlrm, dcn"),
+    ({"width": 0}, "width: 0 is not a whole number of 1"),
+    ({"over_layers": (8, 0)}, r"over_layers: \(8, 0\)"),
+    ({"kind": "dcn", "cross_experts": 2}, "2 experts need a cross_rank"),
+])
+def test_a_wrong_model_is_named(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        TowerConfig(**settings)
+
+
+def test_a_model_without_columns_is_refused():
+    with pytest.raises(ConfigError, match="not 3 and 0"):
+        build(TowerConfig(), dense=3, columns=0)
