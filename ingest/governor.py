@@ -68,9 +68,10 @@ class Governor:
         self.move(charge, size)
         return charge
 
-    def wait_on(self, condition: threading.Condition) -> None:
-        """Waits until something is released, or `condition` is notified for another reason."""
-        self.held_back += 1
+    def wait_on(self, condition: threading.Condition, again: bool) -> None:
+        """Waits until something is released, or `condition` is notified for another reason. `again`: for the same
+        work as before."""
+        self.held_back += not again
         self._waiting.append(condition)
         try:
             condition.wait()

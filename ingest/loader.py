@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingest.batch import Batch, Ready
 from ingest.columns import Columns
@@ -28,6 +29,18 @@ _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 class LoaderError(ValueError):
     """A loader that is asked for what it cannot do: the message says what would do."""
+
+
+class _Consumer(NamedTuple):
+    phase: str
+    began: float
+    wait_s: float
+    compute_s: float
+
+    def totals(self, now: float) -> tuple[float, float]:
+        """Seconds of waiting and of computing so far."""
+        spent = max(0.0, now - self.began)  # a snapshot may have looked at the clock just before
+        return (self.wait_s + spent * (self.phase == "wait"), self.compute_s + spent * (self.phase == "compute"))
 
 
 class Loader:
@@ -76,10 +89,10 @@ class Loader:
         self._run_end = 0  # the epoch that the pipeline does not reach any more
         self._iteration = 0
         self._under_way = self._closed = False
-        self._sequence = self._batches = self._rows = 0
-        self._wait_s = self._compute_s = 0.0
-        self._phase: str | None = None
-        self._phase_began = 0.0
+        self._batches = self._rows = 0
+        self._sequence = itertools.count()
+        # What the consumer does, since when, and what it did before: one tuple, so that a snapshot sees one moment.
+        self._consumer = _Consumer("away", 0.0, 0.0, 0.0)
         self.order_hash: str | None = None
         """Of the epoch last finished: of the ids that came and their order. The same for every choice of knobs."""
         _open.add(self._pipeline)
@@ -133,7 +146,7 @@ class Loader:
             raise LoaderError("this loader was closed while a batch was waited for") from None
         finally:
             if iteration == self._iteration:
-                self._enter(None)
+                self._enter("away")
                 if self._under_way:  # broken off: nobody waits for what is in the pipeline
                     self._run = None
                     self._pipeline.close()
@@ -158,14 +171,10 @@ class Loader:
             self._position = Position(batch.epoch + 1, 0)
             self.order_hash, self._order = self._order, ""
 
-    def _enter(self, phase: str | None) -> None:
-        """The consumer waits, computes, or is away between two epochs."""
+    def _enter(self, phase: str) -> None:
+        """The consumer goes to `wait`, to `compute`, or is `away` between two epochs."""
         now = time.monotonic()
-        if self._phase == "wait":
-            self._wait_s += now - self._phase_began
-        elif self._phase == "compute":
-            self._compute_s += now - self._phase_began
-        self._phase, self._phase_began = phase, now
+        self._consumer = _Consumer(phase, now, *self._consumer.totals(now))
 
     # ---- position
 
@@ -199,15 +208,14 @@ class Loader:
         self._pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        phase, spent = self._phase, time.monotonic() - self._phase_began
-        self._sequence += 1
+        now = time.monotonic()
+        wait_s, compute_s = self._consumer.totals(now)
+        machine = self._machine
         return Snapshot(
-            at=time.monotonic(), sequence=self._sequence, stages=self._pipeline.stats(), batches=self._batches,
-            rows=self._rows, consumer_wait_s=self._wait_s + (spent if phase == "wait" else 0.0),
-            consumer_compute_s=self._compute_s + (spent if phase == "compute" else 0.0),
-            memory_used=self._machine.memory_used(), memory_limit=self._machine.memory_limit(self._limit),
-            cpu_quota=self._machine.cores(), cpu_used_s=self._machine.cpu_used_s(),
-            held_back=self._pipeline.held_back)
+            at=now, sequence=next(self._sequence), stages=self._pipeline.stats(), batches=self._batches,
+            rows=self._rows, consumer_wait_s=wait_s, consumer_compute_s=compute_s,
+            memory_used=machine.memory_used(), memory_limit=machine.memory_limit(self._limit),
+            cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), held_back=self._pipeline.held_back)
 
     @property
     def minimum_memory(self) -> int:

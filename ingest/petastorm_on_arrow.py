@@ -50,8 +50,8 @@ class Dataset:
             raise TypeError("the files of a dataset are given as a list: a folder may hold files of no version")
         self.fs = types.SimpleNamespace(open=None)  # nobody opens a file through it
         self.paths = list(path_or_paths)
-        self.schema = types.SimpleNamespace(to_arrow_schema=lambda: filesystem.schema)
-        self.pieces = [Piece(path, metadata=types.SimpleNamespace(num_row_groups=len(counts), schema=self.schema))
+        schema = types.SimpleNamespace(to_arrow_schema=lambda: filesystem.schema)
+        self.pieces = [Piece(path, metadata=types.SimpleNamespace(num_row_groups=len(counts), schema=schema))
                        for path, counts in zip(self.paths, filesystem.row_groups, strict=True)]
 
 

@@ -202,13 +202,13 @@ class Pool(Generic[In, Out]):
                 del task
         finally:
             with self._lock:
-                self._alive -= 1
                 self._tally.change(busy=-busy, waiting=busy - 1)
 
     def _take(self) -> _Task | None:
         """The next item with room for its result, or None: time to go home."""
         with self._lock:
             if self._closed or self._end is not None or self._alive > self._target:
+                self._alive -= 1  # with the decision, so that no second worker leaves for the same reason
                 return None
         try:
             item = next(self._upstream)
@@ -230,7 +230,7 @@ class Pool(Generic[In, Out]):
 
     def _reserve(self, size: int) -> Charge | None:
         """Room for the item whose turn it is; None if the pool was closed meanwhile."""
-        blocked = False
+        blocked = held_back = False
         try:
             while not self._closed:
                 due = self._next_in == self._next_out
@@ -243,7 +243,8 @@ class Pool(Generic[In, Out]):
                     blocked = True
                     self._tally.change(blocked=True)
                 if fits:
-                    self._governor.wait_on(self._room)
+                    self._governor.wait_on(self._room, again=held_back)
+                    held_back = True
                 else:
                     self._room.wait()
             return None

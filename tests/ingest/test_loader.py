@@ -12,7 +12,7 @@ from tests.ingest import twin
 @pytest.mark.parametrize(("last", "shuffle", "ranks", "batch_size", "window_rows"), [
     ("drop", True, 1, 96, None), ("pad", True, 2, 64, 300), ("pad", False, 4, 1000, 100), ("drop", True, 1, 8, 256),
     ("pad", True, 1, 8000, 50)])
-def test_every_row_comes_as_the_twin_says(table, reader, last, shuffle, ranks, batch_size, window_rows):
+def test_every_row_comes_as_the_twin_says(table, reader, last, shuffle, ranks, batch_size, window_rows):  # noqa: PLR0917
     files = twin.Table(table.files_of("train"))
     for rank in range(ranks):
         with Loader(table, batch_size=batch_size, reader=reader, last=last, shuffle=shuffle, rank=rank, ranks=ranks,

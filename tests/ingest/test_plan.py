@@ -1,0 +1,190 @@
+"""The rows plan on a grid: it is the order's contract, so what is checked here must hold for ever."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ingest.plan import PlanError, Position, RowsPlan, chain, permutation
+from tests.ingest import twin
+
+TABLES = {
+    "even": ((64, 64), (64, 64), (64, 64)),
+    "uneven": ((100, 100, 3), (1,), (57, 100)),
+    "one group": ((1000,),),
+    "empty groups": ((0,), (40, 0, 40), (), (40,)),
+    "many small": tuple((7, 5, 2) for _ in range(20)),
+}
+GRID = [(name, batch, streams, window, last) for name, (batch, streams), window, last in itertools.product(
+    TABLES, [(8, 8), (24, 4), (60, 2), (5, 1)], [1, 50, 10_000], ["drop", "pad"])]
+
+
+PLANS = [RowsPlan(groups=TABLES[name], batch_size=batch, streams=streams, window_rows=window, last=last, seed=5)
+         for name, batch, streams, window, last in GRID]
+
+
+def on_the_grid(test):
+    """Runs a test on every plan; not as so many tests, each of which would be checked for what it leaves behind."""
+    def run():
+        for plan in PLANS:
+            print(plan)  # shown if it fails
+            test(plan)
+
+    return run
+
+
+@on_the_grid
+def test_each_row_comes_once_and_what_is_left_out_is_counted(plan):
+    everything = Counter((f, g, n) for f, counts in enumerate(plan.groups) for g, rows in enumerate(counts)
+                         for n in range(rows))
+    got = Counter(row for batch in twin.batches(plan, 1) for row in batch)
+    filling = got.pop(None, 0)
+    assert filling == plan.padded
+    assert max(got.values()) == 1
+    assert got <= everything
+    assert sum((everything - got).values()) == plan.dropped
+    assert (plan.dropped == 0) or plan.last == "drop"
+    assert (plan.padded == 0) or plan.last == "pad"
+    assert plan.dropped < plan.batch_size
+    assert plan.padded < plan.batch_size
+
+
+@on_the_grid
+def test_filling_is_in_the_last_batch_only(plan):
+    *before, _ = twin.batches(plan, 0)
+    assert not any(row is None for batch in before for row in batch)
+
+
+@on_the_grid
+def test_any_number_of_ranks_makes_the_same_global_batches(plan):
+    whole = twin.batches(plan, 2)
+    for ranks in (n for n in (2, 4, 8) if plan.streams % n == 0):
+        parts = [twin.batches(plan, 2, rank, ranks) for rank in range(ranks)]
+        assert {len(p) for p in parts} == {plan.steps}
+        assert [list(itertools.chain(*step)) for step in zip(*parts, strict=True)] == whole
+
+
+@on_the_grid
+def test_a_schedule_reads_each_window_once_and_in_the_order_of_need(plan):
+    for step in {0, plan.steps // 2, plan.steps - 1}:
+        schedule = plan.schedule(3, step=step)
+        assert [(w.first, w.stream) for w in schedule.windows] == sorted((w.first, w.stream) for w in schedule.windows)
+        rows = {n: {} for n in range(len(schedule.windows))}
+        for read in schedule.reads:
+            assert read.rows == plan.groups[read.file][read.group]
+            for part in read.parts:
+                for n in range(part.stop - part.start):
+                    assert part.at + n not in rows[part.window]
+                    rows[part.window][part.at + n] = (read.file, read.group, part.start + n)
+        firsts = [read.parts[0].window for read in schedule.reads]
+        assert firsts == sorted(firsts)
+        for number, window in enumerate(schedule.windows):
+            assert [rows[number][n] for n in range(window.rows)] == [
+                (s.file, s.group, n) for s in window.slices for n in range(s.start, s.stop)]
+            assert window.rows <= plan.widest
+
+
+@on_the_grid
+def test_a_later_step_leaves_out_only_windows_that_are_done(plan):
+    all_windows = plan.schedule(0).windows
+    for step in range(0, plan.steps + 1, 1 + plan.steps // 7):
+        kept = plan.schedule(0, step=step).windows
+        assert set(kept) == {w for w in all_windows if w.first + w.rows > step * plan.stream_rows}
+
+
+def test_row_groups_at_a_cut_are_read_once():
+    plan = RowsPlan(groups=((32,) * 31,), batch_size=32, streams=8, window_rows=32)
+    assert len(plan.schedule(0).windows) > 31
+    assert len(plan.schedule(0).reads) == 31
+
+
+def test_a_row_group_of_many_windows_is_read_once():
+    plan = RowsPlan(groups=((1000,) * 8,), batch_size=8, streams=8, window_rows=100, shuffle=False)
+    assert len(plan.schedule(0).windows) == 80
+    assert len(plan.schedule(0).reads) == 8
+
+
+def test_epochs_and_seeds_differ_and_the_same_again_is_the_same():
+    def order(seed, epoch):
+        plan = RowsPlan(groups=TABLES["uneven"], batch_size=40, seed=seed)
+        return [tuple(b) for b in twin.batches(plan, epoch)]
+
+    found = {(s, e): order(s, e) for s in (0, 1) for e in (0, 1)}
+    assert len({str(o) for o in found.values()}) == 4
+    assert all(order(s, e) == o for (s, e), o in found.items())
+
+
+def test_the_order_is_the_one_of_the_first_release():
+    """Golden: a change here breaks every saved position."""
+    plan = RowsPlan(groups=((6, 6), (5,)), batch_size=4, streams=2, window_rows=6, seed=1)
+    flat = [f * 100 + g * 10 + n for batch in twin.batches(plan, 0) for f, g, n in batch]
+    assert flat == GOLDEN, flat
+    assert permutation(8, "golden").tolist() == GOLDEN_PERMUTATION, permutation(8, "golden").tolist()
+
+
+GOLDEN = [2, 4, 11, 12, 1, 5, 10, 14, 3, 0, 13, 103, 100, 101, 104, 102]
+GOLDEN_PERMUTATION = [4, 6, 0, 3, 1, 2, 5, 7]
+
+
+def test_without_shuffling_one_stream_is_the_table():
+    plan = RowsPlan(groups=TABLES["even"], batch_size=32, streams=1, shuffle=False)
+    rows = [row for batch in twin.batches(plan, 4) for row in batch]
+    assert rows == sorted(rows)
+
+
+def test_permutations_are_fair():
+    counts = np.zeros((4, 4), int)
+    for n in range(2000):
+        counts[np.arange(4), permutation(4, "fair", n)] += 1
+    assert counts.min() > 400, counts
+    assert counts.max() < 600, counts
+
+
+@on_the_grid
+def test_state_goes_there_and_back(plan):
+    for position in (Position(0, 0), Position(3, plan.steps - 1)):
+        assert plan.position(plan.state(position)) == position
+    assert plan.position(plan.state(Position(3, plan.steps))) == Position(4, 0)
+
+
+@pytest.mark.parametrize(("change", "named"), [
+    ({"seed": 2}, "seed: 1 in the state, 2 here"), ({"batch_size": 48}, "batch_size: 40 in the state, 48 here"),
+    ({"groups": ((100, 100, 3), (1,), (57, 101))}, "rows: 361 in the state, 362 here"),
+    ({"groups": ((100, 100, 4), (1,), (57, 99))}, "plan: "), ({"shuffle": False}, "shuffle: True in the state")])
+def test_a_state_of_another_order_is_refused_with_the_difference(change, named):
+    values = {"groups": TABLES["uneven"], "batch_size": 40, "seed": 1}
+    state = RowsPlan(**values).state(Position(1, 2))
+    with pytest.raises(PlanError, match=named):
+        RowsPlan(**{**values, **change}).position(state)
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"batch_size": 10, "streams": 8}, "batch_size 10 is not a multiple of the 8 streams: take 16"),
+    ({"batch_size": 4000}, "larger than an epoch of 361 rows: take at most 360"),
+    ({"batch_size": 0}, "batch_size: 0 is not a positive"), ({"batch_size": 8, "last": "keep"}, "last: 'keep'"),
+    ({"batch_size": 8, "groups": ((0,),)}, "no rows to read"), ({"batch_size": 8, "window_rows": -1}, "window_rows")])
+def test_plans_that_cannot_be_are_refused(values, message):
+    with pytest.raises(PlanError, match=message):
+        RowsPlan(**{"groups": TABLES["uneven"], **values})
+
+
+@pytest.mark.parametrize(("rank", "ranks", "message"), [
+    (0, 3, "3 ranks do not divide the 8 streams: take 1, 2, 4, 8 ranks, or streams=9"), (2, 2, "rank 2 is outside"),
+    (0, 0, "0 ranks")])
+def test_ranks_that_do_not_divide_the_streams_are_refused(rank, ranks, message):
+    with pytest.raises(PlanError, match=message):
+        RowsPlan(groups=TABLES["even"], batch_size=8).schedule(0, rank, ranks)
+
+
+def test_the_order_hash_depends_on_what_came_and_when():
+    def of(*contents):
+        digest = ""
+        for step, content in enumerate(contents):
+            digest = chain(digest, step, content)
+        return digest
+
+    assert of(1, 2, 3) == of(1, 2, 3)
+    assert len({of(1, 2, 3), of(2, 1, 3), of(1, 2), of(1, 2, 4)}) == 4
