@@ -1,0 +1,129 @@
+"""What runs in a worker process: one user function, called on arrays that come and go in shared memory.
+
+It imports numpy and the user's module, nothing else of weight. Its other side is `ingest.workers`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+from collections.abc import Callable
+from faulthandler import enable as trace_faults
+from faulthandler import register as trace_on
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ingest import wire
+
+
+def main(*descriptors: str) -> None:
+    """Serves until the other side closes its end. The parent passed on a socket, its lifeline, a file for stacks."""
+    control, lifeline, trace = map(int, descriptors)
+    _end_with_parent(lifeline)
+    trace_faults(trace)  # a segmentation fault, too, leaves the stack where the parent finds it
+    trace_on(signal.SIGUSR1, trace, chain=False)
+    sock = socket.socket(fileno=control)
+    try:
+        config, _ = wire.receive(sock)
+        try:
+            function = load(config["function"])
+            _limit_memory(config["memory_limit"])
+        except BaseException as error:
+            wire.send(sock, {"kind": "error", "sequence": 0, **wire.describe(error)})
+            return
+        wire.send(sock, {"kind": "ready", "sequence": 0})
+        _Server(sock, function).run()
+    except wire.Gone:
+        return
+
+
+def load(name: str) -> Callable[..., Any]:
+    """`module:function` → the function."""
+    module, _, attribute = name.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    if not callable(function):
+        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
+    return function
+
+
+def _end_with_parent(lifeline: int) -> None:
+    """The parent holds the other end of this pipe and never writes. When it dies, the kernel signals SIGIO, whose
+    default is to end the process: also in the middle of a call that never lets the interpreter run."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGIO, signal.SIGUSR1})
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    if poll.poll(0):  # it died before we could ask to be told
+        os._exit(1)
+
+
+def _limit_memory(extra: int | None) -> None:
+    """`extra` bytes more than the process has now: beyond them an allocation is a MemoryError."""
+    if extra is None:
+        return
+    with open("/proc/self/status") as status:
+        now = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
+    resource.setrlimit(resource.RLIMIT_DATA, (now + extra, now + extra))
+
+
+class _Server:
+    def __init__(self, sock: socket.socket, function: Callable[..., Any]):
+        self._sock, self._function = sock, function
+        self._regions: dict[int, tuple[int, mmap.mmap]] = {}
+
+    def run(self) -> None:
+        while True:
+            message, fds = wire.receive(self._sock)
+            self._adopt(message, fds)
+            try:
+                answer = self._call(message)
+            except wire.Gone:
+                raise
+            except BaseException as error:  # sys.exit() in a user's function is an error as well
+                answer = {"kind": "error", **wire.describe(error)}
+            wire.send(self._sock, {**answer, "sequence": message["sequence"]})
+
+    def _call(self, message: dict[str, Any]) -> dict[str, Any]:
+        number, size, place = message["input"]
+        region = self._map(number, size)
+        region.flags.writeable = False  # a column that comes back as it went is not copied: so it must not change
+        columns = wire.read(region, place)
+        result = self._function(columns)
+        if not isinstance(result, dict) or not all(isinstance(name, str) for name in result):
+            raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
+        result = {name: np.asarray(array) for name, array in result.items()}
+        layout = wire.Layout(result, {id(array): name for name, array in columns.items()})
+        number, size = message["output"]
+        if layout.size > size:
+            wire.send(self._sock, {"kind": "need", "sequence": message["sequence"], "bytes": layout.size})
+            reply, fds = wire.receive(self._sock)
+            self._adopt(reply, fds)
+            if reply["kind"] == "refused":
+                return {"kind": "refused"}
+            number, size = reply["output"]
+        return {"kind": "done", "place": layout.write(self._map(number, size))}
+
+    def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Takes over regions that came with the message, forgets those that are no more."""
+        for number, fd in zip(message.get("new", []), fds, strict=True):
+            self._regions[number] = (fd, mmap.mmap(fd, 0))
+        for number in self._regions.keys() - set(message.get("keep", self._regions)):
+            fd, _ = self._regions.pop(number)
+            os.close(fd)
+
+    def _map(self, number: int, size: int) -> npt.NDArray[np.uint8]:
+        fd, mapping = self._regions[number]
+        if len(mapping) != size:  # it has grown
+            mapping = mmap.mmap(fd, size)
+            self._regions[number] = (fd, mapping)
+        return np.frombuffer(mapping, np.uint8)

@@ -1,0 +1,110 @@
+"""What crosses between a rank and its workers: small JSON messages, arrays in shared memory, errors as text.
+
+Used on both sides, so it imports nothing but numpy and the standard library. Nothing is pickled. A message is one
+datagram of a socket pair, so half of one is never seen; whatever may be long lies in the shared memory instead.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ALIGN = 64
+_MESSAGE_BYTES = 2**17
+_TEXT, _TRACE = 2_000, 12_000  # characters of an error's text and of its traceback that cross
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+class Gone(Exception):
+    """The other side has closed its end, or died."""
+
+
+def send(sock: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
+    data = json.dumps(message).encode()
+    try:
+        socket.send_fds(sock, [data], fds or [])
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Gone from error
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 8)
+    except ConnectionResetError as error:
+        raise Gone from error
+    if not data:
+        raise Gone
+    return json.loads(data), list(fds)
+
+
+class Layout:
+    """Where arrays lie in a region, one behind the other, and behind them the list that says so."""
+
+    def __init__(self, columns: Columns, same: Mapping[int, str] | None = None):
+        """`same` names arrays (by id) that the other side has already, and what it calls them."""
+        self._columns = columns
+        self._entries: list[list[Any]] = []
+        at = 0
+        for name, array in columns.items():
+            if array.dtype.hasobject or array.dtype.names:
+                raise TypeError(f"column {name!r} is of dtype {array.dtype}: process workers carry numbers, dates and "
+                                "fixed-size bytes; use backend=thread for others")
+            if same and id(array) in same:
+                self._entries.append([name, same[id(array)]])
+            else:
+                self._entries.append([name, array.dtype.str, list(array.shape), at])
+                at = -(-(at + array.nbytes) // _ALIGN) * _ALIGN
+        self._index = json.dumps(self._entries).encode()
+        self._at = at
+        self.size = at + len(self._index)
+
+    def write(self, region: npt.NDArray[np.uint8]) -> list[int]:
+        """Copies all into the region; returns what `read` needs."""
+        for (_, *where), array in zip(self._entries, self._columns.values(), strict=True):
+            if len(where) > 1:
+                np.copyto(_view(region, *where), array)
+        region[self._at:self.size] = np.frombuffer(self._index, np.uint8)
+        return [self._at, self.size]
+
+
+def read(region: npt.NDArray[np.uint8], place: list[int], known: Columns | None = None) -> dict[str, npt.NDArray[Any]]:
+    """The arrays, as views on the region; those named as the same come out of `known`."""
+    entries = json.loads(region[place[0]:place[1]].tobytes())
+    return {name: _view(region, *where) if len(where) > 1 else (known or {})[where[0]] for name, *where in entries}
+
+
+def _view(region: npt.NDArray[np.uint8], dtype: str, shape: list[int], at: int) -> npt.NDArray[Any]:
+    kind = np.dtype(dtype)
+    count = int(np.prod(shape, dtype=np.int64))
+    if not count:
+        return np.empty(shape, kind)
+    return region[at:at + count * kind.itemsize].view(kind).reshape(shape)
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An error as plain text of bounded length, whatever it is made of."""
+    try:
+        text = str(error)
+    except Exception as second:
+        text = f"(its text cannot be made: {type(second).__name__})"
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:
+        trace = "".join(traceback.format_tb(error.__traceback__))
+    kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    return {"type": type(error).__name__[:200], "text": _cut(text, _TEXT), "trace": _cut(trace, _TRACE),
+            "kinds": [kind[:200] for kind in kinds[:20]]}
+
+
+def _cut(text: str, most: int) -> str:
+    """Its beginning and its end: of a traceback, both tell."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most // 2]}\n… {len(text) - most} characters left out …\n{text[-(most // 2):]}"

@@ -1,0 +1,364 @@
+"""Transforms in processes of their own: `WorkerProcess`, which a pool's thread owns and forwards its items through.
+
+A worker is a fresh interpreter (never a fork) in a process group of its own, so a terminal's Ctrl-C or a group's
+SIGTERM reaches the rank first. It is watched through its process descriptor: a killed one is noticed at once. It ends
+by itself when this process dies, however that happens (see `ingest.child`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+
+from ingest import wire
+from ingest.memfd import Region, SharedMemoryError, Shelf
+
+_START_S = 120.0
+_LEAVE_S = 0.5
+_STACK_S = 1.0
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingest import child; child.main(*sys.argv[2:])"
+# One worker is one thread: the pool's size says how many cores a stage takes.
+_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+class WorkerError(RuntimeError):
+    """Something about a worker process went wrong."""
+
+
+class WorkerClosed(WorkerError):
+    """The worker was closed while somebody waited for it, or before."""
+
+
+class TransformError(WorkerError):
+    """The user's function raised. `type`, `text`, `trace` and `kinds` (its class and those above) are the error's."""
+
+    def __init__(self, label: str, error: dict[str, Any]):
+        self.label, self.type, self.text, self.trace = label, error["type"], error["text"], error["trace"]
+        self.kinds = tuple(error["kinds"])
+        super().__init__(f"{label}: {self.type}: {self.text}\nin the worker process:\n{self.trace}")
+
+
+class TransformMemoryError(TransformError, MemoryError):
+    """The user's function ran out of memory, in its own process alone."""
+
+
+class WorkerCrashed(WorkerError):
+    """One item ended its worker again and again. `label` names it, `deaths` says how each worker ended."""
+
+    def __init__(self, label: str, deaths: list[str], stack: str):
+        self.label, self.deaths, self.stack = label, tuple(deaths), stack
+        super().__init__(f"{label}: ended its worker {len(deaths)} times ({'; '.join(deaths)}); on_error=quarantine "
+                         f"sets such items aside" + (f"\nits last stack:\n{stack}" if stack else ""))
+
+
+class RestartsExhausted(WorkerError):
+    """Workers die faster than the restart budget allows."""
+
+
+class RestartBudget:
+    """How many dead workers may be replaced within a sliding window: shared by all workers of a run."""
+
+    def __init__(self, limit: int = 20, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic):
+        if limit < 0 or window_s <= 0:
+            raise ValueError(f"RestartBudget: {limit} restarts in {window_s} s is no budget")
+        self.limit, self.window_s, self._clock = limit, window_s, clock
+        self._lock = threading.Lock()
+        self._recent: deque[float] = deque()
+        self.used = 0
+
+    def take(self, why: str) -> None:
+        """Counts a restart; RestartsExhausted if it would be one too many."""
+        with self._lock:
+            now = self._clock()
+            while self._recent and self._recent[0] <= now - self.window_s:
+                self._recent.popleft()
+            if len(self._recent) >= self.limit:
+                raise RestartsExhausted(f"more than {self.limit} workers died within {self.window_s:g} s; the last: "
+                                        f"{why}. Look for a memory limit (dmesg), or a crash in native code")
+            self._recent.append(now)
+            self.used += 1
+
+
+class _Died(Exception):
+    """How a worker ended."""
+
+
+class _Child:
+    """One process and what connects it. Nothing here is shared between processes of the same worker but regions."""
+
+    def __init__(self, function: str, memory_limit: int | None, clock: Callable[[], float]):
+        self._clock = clock
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lifeline, self._lifeline = os.pipe()
+        self._trace = os.memfd_create("sluice-trace", os.MFD_CLOEXEC)
+        self._read_trace = 0
+        passed = (theirs.fileno(), lifeline, self._trace)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, passed)], pass_fds=passed,
+                stdin=subprocess.DEVNULL, stdout=2, env={**_ONE_THREAD, **os.environ}, process_group=0)
+        except BaseException:
+            for fd in (self._lifeline, self._trace):
+                os.close(fd)
+            self._sock.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        self._pidfd = os.pidfd_open(self.process.pid)
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        self._poll.register(self._pidfd, select.POLLIN)
+        self._knows: set[int] = set()
+        self.send({"function": function, "memory_limit": memory_limit})
+
+    def send(self, message: dict[str, Any], regions: tuple[Region, ...] = ()) -> None:
+        """The first message that names a region brings it along."""
+        new = [region for region in regions if region.number not in self._knows]
+        self._knows = self._knows & set(message.get("keep", self._knows)) | {region.number for region in new}
+        try:
+            wire.send(self._sock, {**message, "new": [r.number for r in new]}, [r.fd for r in new])
+        except wire.Gone:
+            raise _Died(self.reap()) from None
+
+    def receive(self, limit_s: float | None) -> dict[str, Any]:
+        """Its next message. `_Died` if it ends first, or is still at it after `limit_s` and is ended for that."""
+        end = None if limit_s is None else self._clock() + limit_s
+        while True:
+            left = None if end is None else max(0.0, end - self._clock())
+            events = dict(self._poll.poll(None if left is None else left * 1000))
+            if self._sock.fileno() in events:  # looked at first: what a worker sent before it died counts
+                try:
+                    return wire.receive(self._sock)[0]
+                except wire.Gone:
+                    raise _Died(self.reap()) from None
+            if events:
+                raise _Died(self.reap())
+            # Having been stopped ourselves, we find the time gone and the answer there: so look once more at the end.
+            if left == 0.0:
+                stack = self.stack()
+                self.kill()
+                self.reap()
+                raise _Died(f"still at it after {limit_s:g} s, killed\n{stack}")
+
+    def stack(self) -> str:
+        """What every thread of it does now; empty if it does not answer (it is stopped, say)."""
+        before = os.fstat(self._trace).st_size
+        signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
+        gone = select.poll()
+        gone.register(self._pidfd, select.POLLIN)
+        end, size = time.monotonic() + _STACK_S, before
+        while time.monotonic() < end and not gone.poll(20):
+            last, size = size, os.fstat(self._trace).st_size
+            if size == last > before:  # it has stopped growing
+                break
+        return self.trace()
+
+    def trace(self) -> str:
+        """What the interpreter wrote about stacks since the last look."""
+        text = os.pread(self._trace, 2**16, self._read_trace)
+        self._read_trace = os.fstat(self._trace).st_size
+        return text.decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def reap(self) -> str:
+        """Waits for its end, which is certain by now, and says how it came."""
+        try:
+            code = self.process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:  # it closed its end but lives
+            self.kill()
+            code = self.process.wait()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return how + (" (the kernel does that when memory runs out)" if code == -signal.SIGKILL else "")
+
+    def close(self) -> None:
+        """Lets it leave by itself for a moment, then ends it."""
+        self._sock.close()
+        try:
+            self.process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.process.wait()
+        for fd in (self._lifeline, self._pidfd, self._trace):
+            os.close(fd)
+
+
+class WorkerProcess:
+    """Calls `module:function` in a process of its own. One call at a time; `close` and `stack` from any thread.
+
+    The function takes a dict of read-only arrays, valid during the call, and returns a dict of arrays."""
+
+    def __init__(self, function: str, *, limit_s: float | None = None, memory_limit: int | None = None,
+                 deaths: int = 3, budget: RestartBudget | None = None, charge: Callable[[int], None] = lambda _: None,
+                 clock: Callable[[], float] = time.monotonic):
+        """`limit_s` is the time an item may take, `memory_limit` the bytes the function may take beyond the worker's
+        own, `deaths` how many workers one item may end. `charge` hears of shared memory taken (+) and given back."""
+        if not re.fullmatch(r"[\w.]+:\w+", function) or function.startswith("__main__:"):
+            raise ValueError(f"function {function!r}: name it as module:function, in a module that can be imported")
+        if deaths < 1 or (limit_s is not None and limit_s <= 0) or (memory_limit is not None and memory_limit <= 0):
+            raise ValueError(f"WorkerProcess: deaths={deaths}, limit_s={limit_s}, memory_limit={memory_limit}: "
+                             "each must be above 0")
+        self._function, self._limit_s, self._memory_limit, self._deaths = function, limit_s, memory_limit, deaths
+        self._budget, self._charge, self._clock = budget or RestartBudget(clock=clock), charge, clock
+        self._turn, self._state = threading.Lock(), threading.Lock()
+        self._child: _Child | None = None
+        self._input: Region | None = None
+        self._shelf = Shelf(charge)
+        self._sequence = self._expected = 0
+        self._lost: str | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its process now; None before the first call, after `close`, and between a death and the next call."""
+        child = self._child
+        return child.process.pid if child else None
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that it holds now, results still in use included."""
+        return self._shelf.bytes + (self._input.size if self._input else 0)
+
+    def start(self) -> None:
+        """Starts the process, so that the first item need not wait for it. Otherwise the first call does."""
+        with self._turn:
+            try:
+                self._running()
+            except _Died as death:
+                self._forget()
+                raise WorkerError(f"worker for {self._function} cannot start: {death}") from None
+
+    def call(self, columns: wire.Columns, label: str = "item") -> dict[str, npt.NDArray[Any]]:
+        """The function's result. `label` names the item in errors, say by its file and row group.
+
+        The arrays lie in shared memory, which is used again when the last of them is gone; a column that the function
+        returned as it got it is the caller's own array."""
+        with self._turn:
+            died: list[str] = []
+            while True:
+                try:
+                    return self._attempt(columns, label)
+                except _Died as death:
+                    how, _, stack = str(death).partition("\n")
+                    died.append(how)
+                    self._lost = f"{label}: {how}"
+                    stack = stack or (self._child.trace() if self._child else "")
+                    self._forget()
+                except (KeyboardInterrupt, SystemExit):  # it may be in the middle of the item: never mind
+                    self._forget()
+                    raise
+                if self._closed:
+                    raise WorkerClosed(f"{label}: the worker was closed")
+                if len(died) >= self._deaths:
+                    raise WorkerCrashed(label, died, stack)
+
+    def stack(self) -> str:
+        """What the worker does now, for a person who looks for a hang."""
+        with self._state:
+            return self._child.stack() if self._child else ""
+
+    def close(self) -> None:
+        """Ends the worker, also in the middle of a call, which then raises WorkerClosed. Twice is once."""
+        with self._state:
+            self._closed = True
+            if self._child and self._turn.locked():
+                self._child.kill()
+        with self._turn:
+            self._forget()
+            self._shelf.close()
+            if self._input:
+                self._input.close()
+                self._input = None
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _attempt(self, columns: wire.Columns, label: str) -> dict[str, npt.NDArray[Any]]:
+        child = self._running()
+        self._sequence += 1
+        layout = wire.Layout(columns)
+        if self._input is None:
+            self._input = Region(self._charge)
+        self._input.reserve(layout.size)
+        place = layout.write(self._input.bytes())
+        output = self._shelf.take()
+        lent = False
+        try:
+            output.reserve(max(1, self._expected))
+            child.send({"sequence": self._sequence, "input": [self._input.number, self._input.size, place],
+                        "output": [output.number, output.size],
+                        "keep": [self._input.number, *self._shelf.numbers()]}, (self._input, output))
+            reply = self._reply(child)
+            refused = None
+            if reply["kind"] == "need":
+                refused = self._grow(child, output, reply["bytes"])
+                reply = self._reply(child)
+            if reply["kind"] == "done":
+                self._expected = reply["place"][1]
+                # Lent last: from here on the arrays alone decide when it is idle again.
+                data, lent = self._shelf.lend(output), True
+                return wire.read(data, reply["place"], columns)
+        finally:
+            if not lent:
+                self._shelf.give_back(output)
+        if refused is not None:
+            raise refused
+        raise (TransformMemoryError if "MemoryError" in reply["kinds"] else TransformError)(label, reply)
+
+    def _grow(self, child: _Child, output: Region, size: int) -> SharedMemoryError | None:
+        """The result is larger than any before: makes room for it, or has the worker let go of it."""
+        try:
+            output.reserve(size)
+        except SharedMemoryError as error:
+            child.send({"kind": "refused"})
+            return error
+        child.send({"kind": "grown", "output": [output.number, output.size]})
+        return None
+
+    def _reply(self, child: _Child) -> dict[str, Any]:
+        reply = child.receive(self._limit_s)
+        if reply["sequence"] != self._sequence:
+            raise WorkerError(f"worker answered item {reply['sequence']} while {self._sequence} was due")
+        return reply
+
+    def _running(self) -> _Child:
+        """The child, started if there is none."""
+        child = self._child
+        if child is not None:
+            return child
+        if self._lost is not None and not self._closed:
+            self._budget.take(self._lost)
+        with self._state:
+            if self._closed:
+                raise WorkerClosed("the worker is closed")
+            child = self._child = _Child(self._function, self._memory_limit, self._clock)
+        reply = child.receive(_START_S)
+        if reply["kind"] == "error":
+            self._forget()
+            raise TransformError(f"worker for {self._function} cannot start", reply)
+        self._lost = None
+        return child
+
+    def _forget(self) -> None:
+        with self._state:
+            child, self._child = self._child, None
+        if child is not None:
+            child.close()

@@ -1,0 +1,383 @@
+"""Worker processes: the same results as in place, and every fault struck while the victim holds an item."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingest.memfd import SharedMemoryError
+from ingest.workers import (
+    RestartBudget,
+    RestartsExhausted,
+    TransformError,
+    TransformMemoryError,
+    WorkerClosed,
+    WorkerCrashed,
+    WorkerProcess,
+)
+from tests.ingest import worker_functions
+
+NAME = "tests.ingest.worker_functions:"
+ROOT = Path(__file__).resolve().parents[2]
+A = {"a": np.arange(5.0)}
+
+
+class Scene:
+    """Where worker functions tell what they do. Both pipes stay open for reading and writing: nobody waits for a
+    partner to open one."""
+
+    def __init__(self, path):
+        for name in ("held", "go"):
+            os.mkfifo(path / name)
+        self._path = path
+        self._held, self._go = (os.open(path / name, os.O_RDWR) for name in ("held", "go"))
+
+    def holders(self, count=1):
+        """The processes that hold an item now: returns once `count` have said so."""
+        text = b""
+        while text.count(b"\n") < count:
+            text += os.read(self._held, 4096)
+        return [int(line) for line in text.split()]
+
+    def go(self):
+        os.write(self._go, b".")
+
+    @property
+    def attempts(self):
+        return (self._path / "attempts").stat().st_size
+
+    def close(self):
+        os.close(self._held)
+        os.close(self._go)
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
+
+
+class Calls:
+    """A call in a thread of its own."""
+
+    def __init__(self, worker, columns, label="item"):
+        self.result = self.error = None
+
+        def call():
+            try:
+                self.result = worker.call(columns, label)
+            except Exception as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=call)
+        self._thread.start()
+
+    def wait(self):
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the call hangs"
+        return self
+
+
+# ---- results
+
+def test_results_are_those_of_a_call_in_place():
+    rng = np.random.default_rng(3)
+    with WorkerProcess(NAME + "double") as worker:
+        for _ in range(30):
+            columns = {f"c{i}": (rng.random(tuple(rng.integers(0, 9, rng.integers(0, 4)))) * 60).astype(dtype)
+                       for i, dtype in enumerate(("f4", "i1", "i8", "f8", ">i4", "c8"))}
+            got, wanted = worker.call(columns), worker_functions.double(columns)
+            assert list(got) == list(wanted)
+            for name, array in wanted.items():
+                np.testing.assert_array_equal(got[name], array, strict=True)
+
+
+def test_large_results_grow_the_shared_memory():
+    with WorkerProcess(NAME + "grow") as worker:
+        for count in (1, 100_000, 10, 3_000_000):
+            np.testing.assert_array_equal(worker.call({"count": np.array([count])})["out"], np.full(count, 7.0))
+
+
+def test_a_column_that_comes_back_untouched_is_the_callers_own():
+    with WorkerProcess(NAME + "add") as worker:
+        got = worker.call(A)
+        assert got["a"] is A["a"]
+        assert got["sum"] == 10.0
+
+
+def test_input_is_read_only():
+    with WorkerProcess(NAME + "write_input") as worker, pytest.raises(TransformError, match="read-only"):
+        worker.call(A)
+
+
+def test_a_result_stays_as_it_is_until_its_last_array_is_gone():
+    with WorkerProcess(NAME + "double") as worker:
+        kept = [worker.call({"a": np.full(1000, i)})["a"][::2] for i in range(5)]
+        for i, array in enumerate(kept):
+            assert (array == 2 * i).all()
+        held = worker.shared_bytes
+        del kept, array
+        gc.collect()
+        for i in range(20):
+            worker.call({"a": np.full(1000, i)})
+        assert worker.shared_bytes < held, "regions that lie about are used again and given back"
+        last = worker.call(A)["a"]
+    assert (last == A["a"] * 2).all(), "also after close"
+
+
+def test_every_byte_charged_is_given_back():
+    charges = []
+    with WorkerProcess(NAME + "double", charge=charges.append) as worker:
+        worker.call({"a": np.zeros(10**6)})
+        assert sum(charges) == worker.shared_bytes >= 2 * 8 * 10**6
+    assert sum(charges) == 0
+
+
+def test_a_worker_starts_light():
+    with WorkerProcess(NAME + "modules") as worker:
+        assert {n for n, there in worker.call({}).items() if there} == {"numpy"}
+
+
+# ---- errors
+
+@pytest.mark.parametrize(("kind", "type_", "text"), [
+    ("value", "ValueError", "row 5 is bad"), ("unpicklable", "Unpicklable", ""), ("huge", "ValueError", "left out"),
+    ("mute", "Mute", "cannot be made"), ("exit", "SystemExit", "3"), ("list", "TypeError", "not a dict"),
+    ("objects", "TypeError", "column 'out' is of dtype object")])
+def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
+    with WorkerProcess(NAME + "fail") as worker:
+        worker.start()
+        pid = worker.pid
+        with pytest.raises(TransformError, match="part-0 row group 3") as caught:
+            worker.call({"kind": np.frombuffer(kind.encode(), np.uint8)}, "part-0 row group 3")
+        error = caught.value
+        assert error.type == type_
+        assert text in error.text
+        assert type_ in error.kinds
+        assert len(str(error)) < 20_000
+        assert "worker_functions.py" in error.trace or kind in ("list", "objects")
+        assert worker.call({"kind": np.zeros(0, np.uint8)}) is not None
+        assert worker.pid == pid
+
+
+def test_what_cannot_cross_is_named():
+    with WorkerProcess(NAME + "double") as worker, pytest.raises(TypeError, match="'words' is of dtype object"):
+        worker.call({"words": np.array(["a", None], object)})
+
+
+@pytest.mark.parametrize("name", ["double", "__main__:f", "a:b:c", "a:f()"])
+def test_a_function_must_be_named_in_full(name):
+    with pytest.raises(ValueError, match="module:function"):
+        WorkerProcess(name)
+
+
+def test_a_function_that_is_not_there_is_an_error_at_the_start():
+    with WorkerProcess(NAME + "nothing") as worker, pytest.raises(TransformError, match="cannot start") as e:
+        worker.start()
+    assert "AttributeError" in e.value.kinds
+
+
+def test_a_memory_limit_raises_in_the_worker_alone():
+    with WorkerProcess(NAME + "take_memory", memory_limit=64 * 2**20) as worker:
+        worker.call({"bytes": np.array([2**20])})
+        pid = worker.pid
+        with pytest.raises(TransformMemoryError) as caught:
+            worker.call({"bytes": np.array([2**30])})
+        assert isinstance(caught.value, MemoryError)
+        worker.call({"bytes": np.array([2**20])})
+        assert worker.pid == pid
+
+
+# ---- deaths
+
+def test_a_killed_workers_item_goes_to_a_fresh_one(scene):
+    budget = RestartBudget()
+    with WorkerProcess(NAME + "hold_first", budget=budget) as worker:
+        call = Calls(worker, A)
+        (victim,) = scene.holders()
+        assert victim == worker.pid
+        os.kill(victim, signal.SIGKILL)
+        np.testing.assert_array_equal(call.wait().result["a"], A["a"] * 2)
+        assert worker.pid != victim
+    assert scene.attempts == 2, "once in vain, once for good"
+    assert budget.used == 1
+
+
+def test_all_workers_killed_at_once(scene):
+    budget = RestartBudget()
+    workers = [WorkerProcess(NAME + "hold_each_once", budget=budget) for _ in range(4)]
+    calls = [Calls(w, {"item": np.array([i])}) for i, w in enumerate(workers)]
+    victims = scene.holders(4)
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+    assert [int(c.wait().result["item"][0]) for c in calls] == [0, 2, 4, 6]
+    assert not {w.pid for w in workers} & set(victims)
+    assert budget.used == 4
+    for worker in workers:
+        worker.close()
+
+
+def test_three_deaths_name_the_item_the_signal_and_the_stack(scene):
+    with WorkerProcess(NAME + "crash") as worker:
+        with pytest.raises(WorkerCrashed, match=r"part-1 row group 2.*3 times.*SIGSEGV") as caught:
+            worker.call(A, "part-1 row group 2")
+        assert "in crash" in caught.value.stack
+        assert scene.attempts == 3
+        with pytest.raises(WorkerCrashed):
+            worker.call(A)
+
+
+def test_a_worker_that_hangs_is_ended_and_its_stack_told(scene):
+    with WorkerProcess(NAME + "stuck_in_native_code", limit_s=0.3, deaths=1) as worker:
+        call = Calls(worker, A, "part-9")
+        assert scene.holders() == [worker.pid]
+        error = call.wait().error
+    assert isinstance(error, WorkerCrashed)
+    assert "part-9" in str(error)
+    assert "still at it after 0.3 s" in str(error)
+    assert "in stuck_in_native_code" in error.stack
+
+
+def test_a_stopped_worker_that_comes_back_delivers_no_second_result(scene):
+    with WorkerProcess(NAME + "hold_until_told") as worker:
+        call = Calls(worker, A)
+        (pid,) = scene.holders()
+        os.kill(pid, signal.SIGSTOP)
+        scene.go()
+        os.kill(pid, signal.SIGCONT)
+        np.testing.assert_array_equal(call.wait().result["a"], A["a"] * 2)
+        again = Calls(worker, {"b": np.arange(3)})
+        assert scene.holders() == [pid]
+        scene.go()
+        assert list(again.wait().result) == ["b"], "the next answer is to the next item"
+    assert scene.attempts == 2
+
+
+def test_a_stopped_worker_past_its_time_is_replaced(scene):
+    with WorkerProcess(NAME + "hold_first", limit_s=0.5) as worker:
+        call = Calls(worker, A)
+        (victim,) = scene.holders()
+        back = os.pidfd_open(victim)
+        signal.pidfd_send_signal(back, signal.SIGSTOP)
+        np.testing.assert_array_equal(call.wait().result["a"], A["a"] * 2)
+        with pytest.raises(ProcessLookupError):  # it cannot come back
+            signal.pidfd_send_signal(back, signal.SIGCONT)
+        os.close(back)
+    assert scene.attempts == 2
+
+
+def test_the_restart_budget_is_a_sliding_window():
+    now = [0.0]
+    budget = RestartBudget(limit=2, window_s=60, clock=lambda: now[0])
+    budget.take("a")
+    now[0] = 30
+    budget.take("b")
+    with pytest.raises(RestartsExhausted, match="more than 2 workers died within 60 s; the last: part-7: killed"):
+        budget.take("part-7: killed by SIGKILL")
+    now[0] = 60
+    budget.take("c")
+    assert budget.used == 3
+
+
+def test_workers_that_keep_dying_are_not_replaced_for_ever(scene):
+    budget = RestartBudget(limit=4, clock=lambda: 0.0)
+    with (WorkerProcess(NAME + "crash", deaths=100, budget=budget) as worker,
+          pytest.raises(RestartsExhausted, match="more than 4 workers died")):
+        worker.call(A)
+    assert scene.attempts == 5
+
+
+# ---- the end
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_workers_end_with_their_parent(scene, whole_group):
+    """One idle, one that holds an item and the interpreter lock: both gone within two seconds of kill -9."""
+    code = f"""if True:
+        import numpy, sys, threading
+        from ingest.workers import WorkerProcess
+        idle, busy = WorkerProcess({NAME!r} + "double"), WorkerProcess({NAME!r} + "stuck_in_native_code")
+        idle.start(), busy.start()
+        print(idle.pid, busy.pid, flush=True)
+        busy.call(dict(a=numpy.zeros(3)))
+    """
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                              start_new_session=True)
+    idle, busy = map(int, parent.stdout.readline().split())
+    watched = [os.pidfd_open(pid) for pid in (idle, busy)]
+    assert scene.holders() == [busy]
+    if whole_group:
+        os.killpg(parent.pid, signal.SIGKILL)
+    else:
+        parent.kill()
+    parent.communicate()
+    for descriptor in watched:
+        gone = select.poll()
+        gone.register(descriptor, select.POLLIN)
+        assert gone.poll(2000), "a worker outlives its parent"
+        os.close(descriptor)
+
+
+def test_close_in_the_middle_of_a_call(scene):
+    worker = WorkerProcess(NAME + "hold")
+    call = Calls(worker, A)
+    (pid,) = scene.holders()
+    worker.close()
+    assert isinstance(call.wait().error, WorkerClosed)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    worker.close()
+    with pytest.raises(WorkerClosed):
+        worker.call(A)
+    assert scene.attempts == 1
+
+
+def test_a_person_can_ask_what_a_worker_does(scene):
+    with WorkerProcess(NAME + "hold") as worker:
+        assert worker.stack() == ""
+        call = Calls(worker, A)
+        scene.holders()
+        assert "in hold" in worker.stack()
+        assert "in hold" in worker.stack(), "and it goes on"
+        worker.close()
+        call.wait()
+
+
+# ---- shared memory that is not there
+
+@pytest.fixture
+def small_files():
+    """The kernel refuses any file, memfds as well, beyond 4 MiB. Workers keep the limit of their start."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4 * 2**20, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("columns", [{"count": np.array([10**6])}, {"count": np.full(10**6, 3)}],
+                         ids=["the result", "the input"])
+def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
+    charges = []
+    with WorkerProcess(NAME + "grow", charge=charges.append) as worker:
+        worker.call({"count": np.array([2])})
+        pid = worker.pid
+        small_files()
+        with pytest.raises(SharedMemoryError, match=r"no shared memory for \d.* MiB .*backend=thread"):
+            worker.call(columns)
+        assert sum(charges) == worker.shared_bytes
+        assert worker.call({"count": np.array([2])})["out"].tolist() == [7.0, 7.0]
+        assert worker.pid == pid, "the worker lives"

@@ -1,0 +1,130 @@
+"""What the tests run in worker processes. A function tells through pipes and files in $SLUICE_TEST_DIR what it does, so
+that a test strikes while the worker holds an item, and never by waiting for a while."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def _folder() -> Path:
+    return Path(os.environ["SLUICE_TEST_DIR"])
+
+
+def _announce() -> None:
+    """One line with our number into the pipe that the test reads. Lines of this length are atomic."""
+    with open(_folder() / "held", "w") as pipe:
+        pipe.write(f"{os.getpid()}\n")
+
+
+def _attempt() -> int:
+    """Which attempt this is, counted over all workers."""
+    with open(_folder() / "attempts", "ab", buffering=0) as log:
+        log.write(b".")
+        return log.tell()
+
+
+def double(columns):
+    return {name: array * 2 for name, array in columns.items()}
+
+
+def add(columns):
+    """One new column; the others go back as they came."""
+    return {**columns, "sum": np.sum([c.sum() for c in columns.values()])}
+
+
+def grow(columns):
+    return {"out": np.full(int(columns["count"][0]), 7.0)}
+
+
+def hold_first(columns):
+    """The first attempt holds the item until a signal ends it."""
+    if _attempt() == 1:
+        _announce()
+        signal.pause()
+    return double(columns)
+
+
+def hold_each_once(columns):
+    """Each item's first attempt holds it: attempts are told apart by a file per item."""
+    mark = _folder() / f"seen-{int(columns['item'][0])}"
+    if not mark.exists():
+        mark.touch()
+        _announce()
+        signal.pause()
+    return double(columns)
+
+
+def hold(columns):
+    _attempt()
+    _announce()
+    signal.pause()
+
+
+def hold_until_told(columns):
+    _attempt()
+    _announce()
+    with open(_folder() / "go", "rb", buffering=0) as pipe:
+        pipe.read(1)
+    return double(columns)
+
+
+def stuck_in_native_code(columns):
+    """Holds the interpreter lock for ever."""
+    _announce()
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def crash(columns):
+    _attempt()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def modules(columns):
+    return {name: np.array(name in sys.modules) for name in ("numpy", "torch", "pyarrow", "pandas", "multiprocessing")}
+
+
+def write_input(columns):
+    columns["a"][0] = 1
+    return columns
+
+
+def take_memory(columns):
+    return {"out": np.ones(int(columns["bytes"][0]), np.uint8)[:8].copy()}
+
+
+class Unpicklable(Exception):
+    def __init__(self):
+        super().__init__(lambda: None)
+
+    def __reduce__(self):
+        raise RuntimeError("not to be pickled")
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text either")
+
+
+def fail(columns):
+    kind = bytes(columns["kind"]).decode()
+    if kind == "value":
+        raise ValueError("row 5 is bad")
+    if kind == "unpicklable":
+        raise Unpicklable
+    if kind == "huge":
+        raise ValueError("ü" * 10_000_000)
+    if kind == "mute":
+        raise Mute
+    if kind == "exit":
+        sys.exit(3)
+    if kind == "list":
+        return [1, 2]
+    if kind == "objects":
+        return {"out": np.array([object()])}
+    return columns
