@@ -18,7 +18,7 @@ from agent.tunable import Policy, Tunable
 from ingest.knobs import Limits
 from ingest.stats import Snapshot
 
-_WINDOW = 10  # snapshots over which a rate before or after a change is taken
+_WINDOW = 5  # snapshots over which a rate before or after a change is taken
 _EFFECT_AFTER = 4  # ticks after a change at which its effect is logged, if no other change came first
 
 
@@ -68,6 +68,8 @@ class Controller:
             return  # nothing new: a rank that publishes more slowly than we look
         self.ticks += 1
         seen = rates(self._recent[-1], snapshot) if self._recent else None
+        if self._recent and snapshot.cpu_quota != self._recent[-1].cpu_quota:
+            self._recent.clear()  # on another machine's share, rates from before compare with nothing
         self._recent.append(snapshot)
         if seen is not None and self._observe_to is not None:
             self._observe_to(self._metric(seen, snapshot))

@@ -13,7 +13,8 @@ from ingest.stats import StageStats
 
 _LEAST_ITEMS = 2  # fewer in an interval say little; the interval then goes on
 _LEARNING = 0.25  # weight of a new observation once a point is settled
-_DRIFT = 1.5  # a cost this many times off, twice in a row, is a changed workload and no noise
+_DRIFT = 1.5  # a cost this many times off is a surprise
+_SURPRISES = 3  # as many in a row, all up or all down, are a changed workload and no noise
 _FORGET = 0.99  # by which the largest item seen fades with each observation
 
 
@@ -50,7 +51,7 @@ class Service:
     drifts: int = 0
     """Times that the workload was seen to change."""
     _anchor: StageStats | None = None  # counters where the present observation began
-    _surprises: int = 0
+    _surprises: int = 0  # in a row; above 0 for a dearer row, below for a cheaper
 
     def observe(self, now: StageStats, saturated: bool) -> Service:
         """`saturated`: no core was free, so part of what looks like useful time was a wait for a core."""
@@ -72,8 +73,10 @@ class Service:
         off = busy_s / known.busy_s
         if 1 / _DRIFT < off < _DRIFT:
             return replace(seen, points={**self.points, now.workers: known.towards(busy_s, cpu_s)})
-        if self._surprises == 0:
-            return replace(seen, _surprises=1)
+        sign = 1 if off > 1 else -1
+        surprises = sign * max(1, sign * self._surprises + 1)
+        if abs(surprises) < _SURPRISES:
+            return replace(seen, _surprises=surprises)
         # The curve keeps its shape, as the contention that bent it is still there.
         cpu_off = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
         return replace(seen, drifts=self.drifts + 1,

@@ -93,7 +93,8 @@ class FakePipeline:
 
     def _count(self, stage: FakeStage, items: float, limit: str, share: float) -> None:
         sums, workers = self._sums[stage.name], self._knobs.workers[stage.name]
-        busy = min(workers * _SLICE_S, items * stage.service_s(workers) / share)
+        slowed = stage.service_s(workers) + stage.cpu_s * (1 / share - 1)  # a wait for a core looks like useful time
+        busy = min(workers * _SLICE_S, items * slowed)
         sums["items"] += items
         sums["busy"] += busy
         sums["cpu"] += items * stage.cpu_s
@@ -101,12 +102,14 @@ class FakePipeline:
         self._cpu += items * stage.cpu_s
 
     def _room(self, i: int) -> float:
-        """Items that may wait behind a stage: by the knobs behind the first and last, two a worker in between."""
+        """Items that may wait behind a stage: by the knobs behind the first and last, what its workers do in two slices
+        in between."""
         if i == len(self.stages) - 1:
             return self._knobs.prefetch_bytes / self.stages[i].item_bytes
         if i == 0:
             return self._knobs.read_ahead_bytes / self.stages[i].item_bytes
-        return 2.0 * self._knobs.workers[self.stages[i].name]
+        workers = self._knobs.workers[self.stages[i].name]
+        return 2 * workers * max(1.0, _SLICE_S / self.stages[i].service_s(workers))
 
     def snapshot(self) -> Snapshot:
         stats = []

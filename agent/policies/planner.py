@@ -90,15 +90,20 @@ class Planner:
                 text="no time has passed since the last look")
         learned = _learn(state, snapshot, seen)
         if snapshot.cpu_quota != state.last.cpu_quota or _drifts(learned) != _drifts(state):
-            learned = replace(learned, held={}, probed=frozenset(), quiet_until=0, failures=0, spare_needed=SPARE)
+            # Another machine or another workload: what was measured before says nothing about what comes now.
+            learned = replace(learned, held={}, probed=frozenset(), quiet_until=0, failures=0, spare_needed=SPARE,
+                              trial=None, window=(), demands=())
         state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
-                        window=(*state.window, snapshot)[-WINDOW:])
+                        window=(*learned.window, snapshot)[-WINDOW:])
         since = rates(state.window[0], snapshot)
         if since is None or since.rows_per_s == 0:
             return state.knobs, state, Reason(text="waiting for rows to arrive")
         if state.trial is not None:
             return _judge(state, state.trial, since)
-        return _plan(state, seen, since)
+        if len(state.window) <= SETTLE:
+            return state.knobs, state, Reason(text="looking at how the present knobs do")
+        # Full buffers hide for a moment that the input has become slower: what came last is nearer the truth.
+        return _plan(state, seen, replace(since, rows_per_s=min(since.rows_per_s, seen.rows_per_s or math.inf)))
 
 
 def _drifts(state: State) -> int:

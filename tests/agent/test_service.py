@@ -65,13 +65,15 @@ def test_the_curve_between_beyond_and_below_what_was_seen():
     assert service.hope(2) == pytest.approx(200)
 
 
-def test_one_outlier_is_noise_and_two_are_a_change_that_scales_the_curve():
+def test_outliers_are_noise_and_three_in_a_row_are_a_change_that_scales_the_curve():
     steady = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=2), _stats(20, 2.0, workers=2))
     once = steady.observe(_stats(30, 6.0, workers=2), False)
     assert once.points == steady.points
     calm = once.observe(_stats(40, 7.0, workers=2), False)
     assert calm.drifts == 0
-    changed = once.observe(_stats(40, 10.0, workers=2), False)
+    there_and_back = once.observe(_stats(40, 6.2, workers=2), False).observe(_stats(50, 10.2, workers=2), False)
+    assert there_and_back.drifts == 0
+    changed = once.observe(_stats(40, 10.0, workers=2), False).observe(_stats(50, 14.0, workers=2), False)
     assert changed.drifts == 1
     assert changed.busy_s(2) == pytest.approx(0.04)
     assert changed.busy_s(1) == pytest.approx(0.04)

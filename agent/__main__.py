@@ -1,0 +1,47 @@
+"""`python -m agent report RUN` and `python -m agent explain RUN`: what a run folder holds, as a page and in words."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from agent import report, story
+from agent.runs import Run, RunError
+from etl.program import run, say
+
+
+def main(argv: list[str]) -> Mapping[str, Any]:
+    parser = argparse.ArgumentParser(
+        prog="python -m agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n  python -m agent report runs/first\n  python -m agent explain runs/first\n\n"
+               "Both read a run folder that training or `python -m ingest bench` left, finished or not.\n"
+               "The last line of standard output is a JSON object.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in (("report", "write RUN/report.html again: one page that opens offline"),
+                       ("explain", "tell what happened: the verdict, each change with its reason and its effect")):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("run", metavar="RUN", help="the run folder (it holds config.json)")
+    options = parser.parse_args(argv)
+    return {"report": _report, "explain": _explain}[options.command](options.run)
+
+
+def _report(path: str) -> dict[str, Any]:
+    written = report.write(path)
+    say(f"{story.verdict(Run.read(path))}\n{written}")
+    return {"report": str(written), **_figures(path)}
+
+
+def _explain(path: str) -> dict[str, Any]:
+    found = Run.read(path)
+    print(story.tell(found))
+    return {"verdict": story.verdict(found), **_figures(path)}
+
+
+def _figures(path: str) -> dict[str, Any]:
+    return dataclasses.asdict(story.outcome(Run.read(path)))
+
+
+if __name__ == "__main__":
+    run(main, input_errors=(RunError,))

@@ -1,0 +1,174 @@
+"""A run in words and numbers: what it came to, each change with its reason and its effect. For report and `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent.runs import Run
+from ingest.knobs import format_bytes
+
+SMOOTH = 0.02  # a stall up to this is no stall to a person
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A decision, and what came of it."""
+
+    at: float
+    number: int
+    moves: str
+    """What was turned: `read 1 → 4`."""
+    reason: str
+    bottleneck: str
+    effect: str
+    """`4.1 times the rows (18.5 k → 76.5 k rows/s), stall 100 % → 93 %`, or that nothing was measured."""
+
+
+def changes(run: Run) -> list[Change]:
+    """All decisions, in order. An effect belongs to the last decision of its number before it."""
+    found: list[Change] = []
+    decisions, effects = run.of("decision"), run.of("effect")
+    for i, decision in enumerate(decisions):
+        number = decision.get("sequence")
+        until = next((d["at"] for d in decisions[i + 1:] if d.get("sequence") == number), float("inf"))
+        effect = next((e for e in effects if e.get("sequence") == number
+                       and decision["at"] <= e["at"] <= until), None)
+        reason = decision.get("reason") or {}
+        found.append(Change(at=float(decision["at"]), number=i + 1, bottleneck=reason.get("bottleneck") or "",
+                            moves=_moves(decision.get("before") or {}, decision.get("after") or {}),
+                            reason=reason.get("text") or "no reason given", effect=_effect(effect)))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The figures of a run, each None if it was not measured."""
+
+    rows_per_s_first: float | None = None
+    """Before the first decision; without one, the whole run."""
+    rows_per_s_settled: float | None = None
+    """In the last third of the loader's time."""
+    stall_first: float | None = None
+    stall_settled: float | None = None
+    decisions: int = 0
+    peak_memory: int | None = None
+    memory_limit: int | None = None
+    auc: float | None = None
+    bayes_auc: float | None = None
+    stall_last: float | None = None
+    """In the last tenth."""
+    seconds: float = 0.0
+    ended: bool = False
+    faults: tuple[str, ...] = ()
+
+
+def outcome(run: Run) -> Outcome:
+    loader, decisions = run.of("loader"), run.of("decision")
+    first_change = decisions[0]["at"] if decisions else float("inf")
+    before = [m for m in loader if m["at"] <= first_change] or loader
+    settled = loader[2 * len(loader) // 3:]
+    evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
+    ends = run.of("end")
+    lines = (*run.events, *run.metrics)
+    return Outcome(
+        rows_per_s_first=mean(before, "rows_per_s"), rows_per_s_settled=mean(settled, "rows_per_s"),
+        stall_first=mean(before, "stall"), stall_settled=mean(settled, "stall"),
+        stall_last=mean(loader[-max(3, len(loader) // 10):], "stall"), decisions=len(decisions),
+        peak_memory=max((m["memory_used"] for m in loader if m.get("memory_used")), default=None),
+        memory_limit=loader[-1].get("memory_limit") if loader else None,
+        auc=evaluations[-1]["auc"] if evaluations else None,
+        bayes_auc=next((e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None),
+        seconds=max((float(line.get("at", 0.0)) for line in lines), default=0.0), ended=bool(ends),
+        faults=tuple(str(f.get("text", "a fault without words")) for f in run.of("fault")))
+
+
+def verdict(run: Run) -> str:
+    """The run in a few sentences, the most important first."""
+    return " ".join(sentences(run))
+
+
+def sentences(run: Run) -> list[str]:
+    """Those of the verdict, one by one."""
+    found = outcome(run)
+    parts = []
+    if found.rows_per_s_settled is None or found.stall_settled is None:
+        parts.append("No loader metrics were written, so nothing can be said of the input.")
+    elif found.decisions and found.rows_per_s_first and found.stall_first is not None:
+        times = found.rows_per_s_settled / found.rows_per_s_first
+        many = "one change" if found.decisions == 1 else f"{found.decisions} changes"
+        parts.append(f"Input-bound share {percent(found.stall_first)} → {percent(found.stall_settled)}, "
+                     f"{times:.2g} times the rows ({count(found.rows_per_s_first)} → "
+                     f"{count(found.rows_per_s_settled)} rows/s) after {many}.")
+    else:
+        parts.append(f"{count(found.rows_per_s_settled)} rows/s with {percent(found.stall_settled)} of the trainer's "
+                     "time spent waiting for input; the knobs were not changed.")
+    if found.stall_last is not None:
+        parts.append("The trainer is the bottleneck now." if found.stall_last <= SMOOTH
+                     else "The input is still the bottleneck.")
+    if found.auc is not None:
+        of = f" of {found.bayes_auc:.4f} reachable" if found.bayes_auc else ""
+        parts.append(f"AUC {found.auc:.4f}{of}.")
+    if found.faults:
+        parts.append(f"Tuning met a fault: {found.faults[0]}.")
+    if not found.ended:
+        parts.append("The run has not ended, or was broken off.")
+    return parts
+
+
+def tell(run: Run) -> str:
+    """The story of a run, for a terminal."""
+    lines = [verdict(run), ""]
+    for change in changes(run):
+        lines += [f"{change.number:>3}. at {seconds(change.at)}: {change.moves}", f"     why: {change.reason}",
+                  f"     effect: {change.effect}"]
+    if len(lines) == 2:
+        lines.append("No decision was made.")
+    return "\n".join(lines)
+
+
+# -- numbers as a person reads them ------------------------------------------------------------------------------------
+
+def mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [float(line[name]) for line in lines if line.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def count(value: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.{1 if 0 < value < 0.0995 else 0}f} %"
+
+
+def seconds(value: float) -> str:
+    if value < 60:
+        return f"{value:.3g} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+
+
+def _effect(effect: Mapping[str, Any] | None) -> str:
+    if effect is None or not effect.get("rows_per_s_before"):
+        return "not measured"
+    before, after = effect["rows_per_s_before"], effect["rows_per_s_after"]
+    return (f"{after / before:.2g} times the rows ({count(before)} → {count(after)} rows/s), "
+            f"stall {percent(effect['stall_before'])} → {percent(effect['stall_after'])}")
+
+
+def _moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    moves = []
+    for key in ("workers", "backend"):
+        was, now = before.get(key) or {}, after.get(key) or {}
+        moves += [f"{stage} {was.get(stage, '–')} → {now[stage]}" for stage in now if now[stage] != was.get(stage)]
+    for key, label in (("read_ahead_bytes", "read-ahead"), ("prefetch_bytes", "prefetch")):
+        if key in before and key in after and before[key] != after[key]:
+            moves.append(f"{label} {format_bytes(before[key])} → {format_bytes(after[key])}")
+    return ", ".join(moves) or "nothing"

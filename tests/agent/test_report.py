@@ -1,0 +1,185 @@
+"""The report and the story on runs made up in time: complete, empty, interrupted, resumed, long."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from agent import charts, report, story
+from agent.charts import decimate, moments, ticks
+from agent.controller import Controller
+from agent.policies import make
+from agent.runs import Run, RunFolder, read_lines
+from agent.testing import FakePipeline, FakeStage
+
+ROOT = Path(__file__).resolve().parents[2]
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Fails on tags that are not closed; collects tags with their attributes, and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text = [], [], []
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def count(self, tag, kind):
+        return sum(t == tag and kind in (attrs.get("class") or "").split() for t, attrs in self.tags)
+
+    @property
+    def figures(self):
+        return [attrs["aria-label"] for tag, attrs in self.tags if tag == "svg"]
+
+
+def _tuned_run(path, ticks=40, end=True):
+    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)],
+                            cores=4, step_s=0.004)
+    plan = {"C1": {"sharding": "row_wise", "rows": 1000}, "C2": {"sharding": "table_wise", "rows": 10}}
+    config = {"data": "tables/criteo", "bayes_auc": 0.81, "plan": plan, "note": "<script>alert(1)</script> & more"}
+    with RunFolder.create(path, config, clock=lambda: pipeline.now) as folder:
+        folder.event({"kind": "start"})
+        controller = Controller(pipeline, make("planner"), record=folder.event, observe=folder.metric,
+                                clock=lambda: pipeline.now)
+        for tick in range(ticks):
+            controller.step()
+            pipeline.advance(1.0)
+            folder.metric({"kind": "train", "step": tick, "epoch": 0, "loss": 0.7 - 0.002 * tick, "stall": 0.1})
+        folder.metric({"kind": "eval", "epoch": 0, "split": "validation", "auc": 0.77, "ne": 0.8, "rows": 10})
+        controller.stop()
+        if end:
+            folder.event({"kind": "end"})
+    return controller.decisions
+
+
+def test_the_page_is_whole_offline_and_marks_every_decision(tmp_path):
+    decisions = _tuned_run(tmp_path / "run")
+    path = report.write(tmp_path / "run")
+    text = path.read_text()
+    page = Page(text)
+    assert decisions >= 2
+    assert not re.search(r"(https?:)?//[a-z]", text)
+    assert not [t for t, a in page.tags if t in ("script", "link", "img", "iframe") or "src" in a or "href" in a]
+    loader_figures = ["Rows a second", "Time the trainer waits for input", "Workers", "Buffers", "Memory",
+                      "Workers at useful work", "Cores"]
+    assert page.figures == [*loader_figures, "Training loss", "AUC"]
+    assert page.count("g", "mark") == decisions * len(loader_figures)
+    assert page.count("tr", "decision") == decisions
+    assert "read is the bottleneck" in text
+    assert "row_wise" in text
+    assert "&lt;script&gt;" in text
+    assert "NaN" not in text
+
+
+def test_the_verdict_comes_first_and_says_what_tuning_did(tmp_path):
+    _tuned_run(tmp_path / "run")
+    verdict = story.verdict(Run.read(tmp_path / "run"))
+    assert re.match(r"Input-bound share 9\d % → 0(\.\d)? %, 1\d times the rows", verdict), verdict
+    assert "The trainer is the bottleneck now. AUC 0.7700 of 0.8100 reachable." in verdict
+    told = story.tell(Run.read(tmp_path / "run"))
+    assert told.startswith(verdict)
+    assert re.search(r"1\. at 2 s: read 1 → 4\n.*why: read is the bottleneck.*\n.*effect: 4", told)
+
+
+def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
+    RunFolder.create(tmp_path / "run", {}).close()
+    page = Page(report.write(tmp_path / "run").read_text())
+    assert page.figures == []
+    assert "No loader metrics" in "".join(page.text)
+    assert "No decision was made." in story.tell(Run.read(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("kind", ["loader", "train", "eval"])
+def test_one_kind_of_metric_alone_is_enough(tmp_path, kind):
+    lines = {"loader": {"rows_per_s": 10.0, "stall": 0.5, "rows": 1}, "train": {"loss": 0.5}, "eval": {"auc": 0.7}}
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.metric({"kind": kind, **lines[kind]})
+    assert Page(report.write(tmp_path / "run").read_text()).figures
+
+
+def test_faults_and_a_broken_off_run_are_told(tmp_path):
+    _tuned_run(tmp_path / "run", end=False)
+    with RunFolder.create(tmp_path / "run", {}, resume=True) as folder:
+        folder.event({"kind": "fault", "text": "the knobs stay <as they are>"})
+    text = report.write(tmp_path / "run").read_text()
+    assert "the knobs stay &lt;as they are&gt;" in text
+    assert "has not ended" in text
+
+
+def test_effects_find_their_decision_after_a_resume_that_counts_anew(tmp_path):
+    knobs = [{"workers": {"read": n}} for n in (1, 2, 3)]
+    with RunFolder.create(tmp_path / "run", {}, clock=iter(range(100)).__next__) as folder:
+        for before, after, rows in ((knobs[0], knobs[1], 20.0), (knobs[1], knobs[2], 30.0)):
+            folder.event({"kind": "decision", "sequence": 1, "before": before, "after": after,
+                          "reason": {"text": "so"}})
+            folder.event({"kind": "effect", "sequence": 1, "rows_per_s_before": 10.0, "rows_per_s_after": rows,
+                          "stall_before": 1.0, "stall_after": 0.5})
+    first, second = story.changes(Run.read(tmp_path / "run"))
+    assert first.effect.startswith("2 times")
+    assert second.effect.startswith("3 times")
+    assert (first.number, second.number) == (1, 2)
+
+
+def test_thousands_of_points_stay_a_small_page_and_keep_their_peaks(tmp_path):
+    points = [(float(i), float(i == 7777)) for i in range(20_000)]
+    assert len(decimate(points)) <= charts.MOST_POINTS + 2
+    assert (7777.0, 1.0) in decimate(points)
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        for i in range(20_000):
+            folder.metric({"kind": "train", "loss": i % 7, "step": i})
+    assert report.write(tmp_path / "run").stat().st_size < 60_000
+
+
+def test_ticks_are_round_and_cover():
+    assert ticks(0, 0.93) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
+    assert ticks(0, 3 * 2**20, base=2.0)[-1] == 3 * 2**20
+    assert moments(170) == [0, 30, 60, 90, 120, 150]
+    for top in (0.003, 7, 1234, 5e7):
+        found = ticks(0, top)
+        assert found[-1] >= top
+        assert 2 <= len(found) <= 7
+
+
+def test_the_program_ends_with_its_line(tmp_path):
+    _tuned_run(tmp_path / "run")
+    for command in ("report", "explain"):
+        done = subprocess.run([sys.executable, "-m", "agent", command, str(tmp_path / "run")], capture_output=True,
+                              text=True, cwd=ROOT, check=True)
+        assert json.loads(done.stdout.splitlines()[-1])["auc"] == 0.77
+    assert (tmp_path / "run" / "report.html").exists()
+    wrong = subprocess.run([sys.executable, "-m", "agent", "report", str(tmp_path)], capture_output=True, text=True,
+                           cwd=ROOT, check=False)
+    assert wrong.returncode == 2
+    assert "no run folder" in wrong.stderr
+    usage = subprocess.run([sys.executable, "-m", "agent", "--help"], capture_output=True, text=True, cwd=ROOT,
+                           check=True)
+    assert "examples:" in usage.stdout
+
+
+def test_a_page_can_be_made_while_the_run_goes_on(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.metric({"kind": "train", "loss": 0.5})
+        assert report.write(folder.path).exists()
+        assert len(read_lines(folder.path / "metrics.jsonl")) == 1
