@@ -1,0 +1,161 @@
+"""LAMB by its formula, schedules as functions of the step, and clipping."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dlrm.clip import GradientError, clip
+from dlrm.config import ConfigError
+from dlrm.lamb import Lamb
+from dlrm.schedule import Schedule, Scheduled
+
+
+def twin_lamb(w, gradients, decay):
+    lr, betas, eps = 0.01, (0.9, 0.999), 1e-6
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, g in enumerate(gradients, 1):
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        r = m / (1 - betas[0] ** t) / (np.sqrt(v / (1 - betas[1] ** t)) + eps) + decay * w
+        norms = np.sqrt((w**2).sum()), np.sqrt((r**2).sum())
+        w = w - lr * (norms[0] / norms[1] if min(norms) > 0 else 1.0) * r
+    return w
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("shape", [(1,), (5, 3)])
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_lamb_is_its_formula(shape, decay, start):
+    g = torch.Generator().manual_seed(0)
+    p = nn.Parameter(start * torch.randn(shape, generator=g))
+    gradients = [torch.randn(shape, generator=g) for _ in range(5)]
+    slow = twin_lamb(p.detach().double().numpy(), [x.double().numpy() for x in gradients], decay)
+    optimiser = Lamb([p], lr=0.01, weight_decay=decay)
+    for gradient in gradients:
+        p.grad = gradient
+        optimiser.step()
+    np.testing.assert_allclose(p.detach().numpy(), slow, rtol=0, atol=1e-6)
+
+
+def test_lamb_without_a_gradient_moves_nothing():
+    p = nn.Parameter(torch.ones(3))
+    p.grad = torch.zeros(3)
+    Lamb([p], lr=1.0).step()
+    assert torch.equal(p.detach(), torch.ones(3))
+
+
+def test_lambs_state_resumes_to_the_last_digit():
+    def run(break_at):
+        g = torch.Generator().manual_seed(0)
+        p = nn.Parameter(torch.randn(4, generator=g))
+        optimiser = Lamb([p], lr=0.1)
+        for i in range(6):
+            if i == break_at:
+                saved = optimiser.state_dict()
+                optimiser = Lamb([p], lr=0.1)
+                optimiser.load_state_dict(saved)
+            p.grad = torch.randn(4, generator=g)
+            optimiser.step()
+        return p.detach()
+
+    assert torch.equal(run(None), run(3))
+
+
+def test_lamb_says_what_is_out_of_range():
+    with pytest.raises(ConfigError, match=r"betas of \(0.9, 1.0\)"):
+        Lamb([nn.Parameter(torch.ones(1))], betas=(0.9, 1.0))
+
+
+# ---- schedules
+
+def test_a_schedule_rises_stays_falls_and_stays():
+    s = Schedule(warmup=4, decay_start=6, decay=4, power=2, floor=0.1)
+    found = [s.factor(i) for i in range(12)]
+    assert found == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 0.1 + 0.9 * 0.5625, 0.1 + 0.9 * 0.25,
+                                   0.1 + 0.9 * 0.0625, 0.1, 0.1])
+
+
+def test_epochs_are_steps_by_another_name():
+    by_epoch = Schedule(warmup=0.5, decay_start=1, decay=2, by="epoch").in_steps(100)
+    by_step = Schedule(warmup=50, decay_start=100, decay=200)
+    assert by_epoch == by_step
+    with pytest.raises(ConfigError, match="in_steps first"):
+        Schedule(by="epoch").factor(0)
+
+
+def test_no_schedule_is_a_constant():
+    assert {Schedule().factor(i) for i in (0, 1, 10**9)} == {1.0}
+
+
+def test_a_schedule_never_leaves_its_bounds():
+    for s in (Schedule(warmup=2.5, decay_start=2.5, decay=3.3, power=0.5), Schedule(decay=1, floor=1),
+              Schedule(warmup=0.1)):
+        assert all(s.floor <= s.factor(i) <= 1 for i in range(20))
+
+
+@pytest.mark.parametrize(("text", "schedule"), [
+    ("constant", Schedule()),
+    ("warmup=10, decay_start=20,decay=30,by=epoch", Schedule(warmup=10, decay_start=20, decay=30, by="epoch")),
+])
+def test_a_schedule_is_read(text, schedule):
+    assert Schedule.read(text) == schedule
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("warmpu=10", "did you mean 'warmup'"), ("warmup=soon", "'soon', not a number"), ("warmup", "write NAME=NUMBER"),
+    ("warmup=10,decay_start=5,decay=1", "begins at 5, within the warm-up of 10"), ("decay_start=5", "its length, is 0"),
+    ("floor=2", "above the base rate"), ("warmup=-1", "warmup is -1"), ("by=day", "'day' is none of"),
+])
+def test_a_wrong_schedule_says_what_is_wrong(text, words):
+    with pytest.raises(ConfigError, match=words):
+        Schedule.read(text)
+
+
+def test_rates_follow_the_step_and_a_loaded_state_changes_no_base():
+    def made():
+        groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": 0.4}, {"params": [nn.Parameter(torch.ones(1))]}]
+        optimiser = torch.optim.SGD(groups, lr=0.2)
+        return optimiser, Scheduled(optimiser, Schedule(warmup=4), steps_per_epoch=1)
+
+    optimiser, scheduled = made()
+    assert scheduled.begin(0) == pytest.approx(0.1)
+    assert [g["lr"] for g in optimiser.param_groups] == pytest.approx([0.1, 0.05])
+    other, resumed = made()
+    other.load_state_dict(optimiser.state_dict())
+    resumed.begin(3)
+    assert [g["lr"] for g in other.param_groups] == pytest.approx([0.4, 0.2])
+
+
+# ---- clipping
+
+def layers(*gradients):
+    found = []
+    for i, g in enumerate(gradients):
+        p = nn.Parameter(torch.zeros(len(g)))
+        p.grad = torch.tensor(g)
+        found.append((f"layer{i}", p))
+    return [*found, ("frozen", nn.Parameter(torch.zeros(1)))]
+
+
+def test_clipping_keeps_the_direction_over_all_layers():
+    named = layers([3.0], [0.0, 4.0])
+    assert clip(named, 2.5) == pytest.approx(5.0)
+    assert named[0][1].grad.tolist() == pytest.approx([1.5])
+    assert named[1][1].grad.tolist() == pytest.approx([0.0, 2.0])
+
+
+def test_a_short_gradient_is_left_alone():
+    named = layers([3.0], [0.0, 4.0])
+    assert clip(named, 5.0) == pytest.approx(5.0)
+    assert named[1][1].grad.tolist() == [0.0, 4.0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_no_number_is_refused_by_name(bad):
+    with pytest.raises(GradientError, match="gradient of 'layer1' is not finite"):
+        clip(layers([1.0], [0.0, bad]), 1.0)
