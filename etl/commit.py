@@ -55,6 +55,11 @@ class Base:
             return cls(version=None)
         return cls(version=table.version(), schema=pa.schema(table.schema()))
 
+    @property
+    def next(self) -> int:
+        """The version that a commit on this one makes."""
+        return 0 if self.version is None else self.version + 1
+
     def permit(self, mode: str, uri: str) -> None:
         """Refuses, before any work, what the commit would refuse after it."""
         if mode not in MODES:
@@ -156,7 +161,7 @@ def publish(store: Store, base: Base, record: JobRecord, fields: Sequence[Field]
         read = "no table" if base.version is None else f"version {base.version}"
         raise CommitConflict(f"{store.uri}: another job published version {now} while this one, which started from "
                              f"{read}, ran; nothing of this one is visible. Run it again.") from error
-    return 0 if base.version is None else base.version + 1
+    return base.next
 
 
 def _same_layout(stored: pa.Schema, base: Base, uri: str) -> None:

@@ -56,8 +56,7 @@ def small_table(path: str | os.PathLike[str], *, rows: int = 10_000, seed: int =
                            write_page_checksum=True)
         start = stop
     written = describe(store, job, arrow_schema(fields), row_group_rows)
-    version = 0 if base.version is None else base.version + 1
-    record = JobRecord(job=job, mode=mode, version=version, at=f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
+    record = JobRecord(job=job, mode=mode, version=base.next, at=f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
                        rows=sum(f.rows for f in written), state=None, parent=None, spec="", seed=seed, files=written,
                        cardinalities=dict.fromkeys(CATEGORIES, values + _FIRST_ID))
     return FeatureTable.open(store.uri, publish(store, base, record, fields))

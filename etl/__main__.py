@@ -1,0 +1,77 @@
+"""`python -m etl synth | show | check`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from etl.program import UsageError, run, say
+from etl.rawlog import FORMATS, synthesize
+from etl.show import describe_table
+from etl.table import FeatureTable, TableError
+
+
+def parser() -> argparse.ArgumentParser:
+    described = argparse.ArgumentParser(
+        prog="python -m etl", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Synthetic raw logs, and a look at feature tables. (Tables are made by etl/job.py, with Spark.)",
+        epilog="examples:\n  python -m etl synth --rows 1000000 --seed 1 --out logs/clicks.tsv\n"
+               "  python -m etl show table\n  python -m etl check table --version 3")
+    commands = described.add_subparsers(dest="command", required=True)
+    synth = commands.add_parser(
+        "synth", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="write Criteo-shaped clicks whose best reachable AUC is known",
+        description="Writes raw clicks in the shape of Criteo's logs: a label, 13 counts, 26 categories, no header. "
+                    "Clicks are drawn from a planted model, so the last line can say the best AUC that any model can "
+                    "reach (bayes_auc). The same seed and days give the same bytes.")
+    synth.add_argument("--rows", type=_positive, required=True, help="how many")
+    synth.add_argument("--seed", type=int, default=0, help="of everything random")
+    synth.add_argument("--out", type=Path, required=True, metavar="PATH",
+                       help="file to write; with --days above 1 a folder, which gets day_0, day_1, …")
+    synth.add_argument("--format", choices=FORMATS, default="tsv", help="of what is written")
+    synth.add_argument("--days", type=_positive, default=1,
+                       help="files to spread the rows over; each later day brings values never seen before")
+    for name, text in (("show", "say what a table holds"),
+                       ("check", "look for missing, damaged and orphaned files and for ids out of range")):
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command.add_argument("table", metavar="TABLE", help="the table's folder or URI")
+        command.add_argument("--version", type=int, help="an older version (default: the newest)")
+    return described
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    args = parser().parse_args(argv)
+    if args.command == "synth":
+        return _synth(args)
+    table = FeatureTable.open(args.table, args.version)
+    if args.command == "show":
+        say(describe_table(table))
+        fields = [{"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality} for f in table.fields]
+        return {"version": table.version, "rows": table.rows, "splits": {s: table.rows_of(s) for s in table.splits},
+                "fingerprint": {"layout": table.fingerprint.layout, "vocabulary": table.fingerprint.vocabulary},
+                "fields": fields}
+    problems = table.check()
+    for problem in problems:
+        say(problem)
+    say(f"version {table.version}: {len(table.files)} files, {len(problems) or 'no'} problems")
+    return {"version": table.version, "rows": table.rows, "problems": problems}
+
+
+def _synth(args: argparse.Namespace) -> dict[str, Any]:
+    try:
+        return synthesize(args.out, rows=args.rows, seed=args.seed, form=args.format, days=args.days,
+                          progress=sys.stderr)
+    except OSError as error:
+        raise UsageError(f"{error.filename or args.out}: cannot be written ({error.strerror})") from None
+
+
+if __name__ == "__main__":
+    run(main, input_errors=(TableError,))

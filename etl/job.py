@@ -1,0 +1,91 @@
+"""Raw logs to a new version of a feature table, with Spark: for spark-submit."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# spark-submit puts this file's folder first on the path, where a file of ours could hide another module.
+_HERE = Path(__file__).resolve().parent
+sys.path[:] = [str(_HERE.parent), *(p for p in sys.path if os.path.abspath(p or ".") != str(_HERE))]
+
+_EXAMPLES = r"""examples:
+  spark-submit --properties-file spark-defaults.conf etl/job.py --spec features/criteo.toml \
+      --input 'logs/day_*.tsv' --output table
+  … --input logs/day_7.tsv --output table --mode append
+
+The last line on standard output is JSON: rows_in, rows_out, rejected, version, fingerprint, files, seconds.
+Exit code: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
+
+
+def parser() -> argparse.ArgumentParser:
+    described = argparse.ArgumentParser(
+        prog="etl/job.py", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EXAMPLES,
+        description="Makes a new version of a feature table from raw logs. It appears whole, or not at all: a job "
+                    "that fails\nor is stopped leaves readers with the version they had.")
+    described.add_argument("--spec", required=True, help="feature spec, a TOML file")
+    described.add_argument("--input", required=True, nargs="+", metavar="PATH",
+                           help="files, folders or globs, any URI that Spark reads")
+    described.add_argument("--output", required=True, metavar="TABLE", help="the table's folder or URI")
+    described.add_argument("--mode", choices=("create", "append", "overwrite"), default="create",
+                           help="create a table, append to it, or overwrite it (default: %(default)s)")
+    described.add_argument("--rejects", metavar="PATH",
+                           help="where rows that do not parse go (default: _sluice/rejects/<job> in the table)")
+    described.add_argument("--max-rejects", type=_share, default=0.01, metavar="SHARE",
+                           help="refuse the job if more than this share of rows is rejected (default: %(default)s)")
+    described.add_argument("--reuse-state", action="store_true",
+                           help="apply what the table's newest version learned instead of learning anew; an append "
+                                "always does, so that no id changes its value")
+    return described
+
+
+def _share(text: str) -> float:
+    if not 0 <= (share := float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
+    return share
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    from etl.build import Job
+    from etl.progress import Progress
+    from etl.session import open_session
+    from etl.spec import Spec
+    from etl.store import Store
+
+    args, start, progress = parser().parse_args(argv), time.monotonic(), Progress(sys.stderr)
+    job = Job(spec=Spec.read(args.spec), inputs=tuple(args.input), store=Store(args.output), mode=args.mode,
+              rejects=args.rejects, max_rejects=args.max_rejects, reuse_state=args.reuse_state)
+    with progress.stage("starting Spark"):
+        spark = open_session("sluice-etl")
+    try:
+        result = job.run(spark, progress)
+    finally:
+        spark.stop()
+    seconds = round(time.monotonic() - start, 1)
+    progress.say(f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
+                 f"{seconds} s")
+    return {**dataclasses.asdict(result), "seconds": seconds}
+
+
+if __name__ == "__main__":
+    try:
+        import deltalake  # noqa: F401
+        import pyarrow  # noqa: F401
+    except ImportError as missing:
+        print(f"error: {sys.executable} has no {missing.name}; tell spark-submit which Python has it: "
+              "--conf spark.pyspark.python=.venv/bin/python", file=sys.stderr)
+        sys.exit(2)
+    from etl.commit import CommitError
+    from etl.fit import InputError
+    from etl.program import run
+    from etl.spec import SpecError
+    from etl.state import StateError
+    from etl.store import StoreError
+    from etl.table import TableError
+
+    run(main, input_errors=(SpecError, StateError, StoreError, TableError, CommitError, InputError))

@@ -1,0 +1,112 @@
+"""Our 64-bit hash of values, the same in Spark, loader and serving, on every machine and in every version.
+
+For text it runs over the UTF-8 bytes, read as little-endian 64-bit words, the last one padded with zero bytes:
+
+    h = (salt ^ bytes) * G          all modulo 2^64; `bytes` is the length, so padding is no ambiguity
+    for each word w:  h = (h ^ w) * A;  h = h ^ (h >> 32)
+    return mix(h)                   mix as in splitmix64: two rounds of shift, xor and multiply, then a shift and xor
+
+A whole number is hashed as the mix of its 64 bits with the salt; nulls get a constant of their own. Ids, splits and
+the places of rows are taken from it: to change anything here is to change every table's content.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+U64 = npt.NDArray[np.uint64]
+
+G = np.uint64(0x9E3779B97F4A7C15)
+A = np.uint64(0xD6E8FEB86659FD93)
+_M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+NULL = np.uint64(0x5851F42D4C957F2D)
+
+
+def mix(x: U64) -> U64:
+    """A bijection of 64 bits after which every bit depends on every bit."""
+    x = x ^ (x >> np.uint64(30))
+    x *= _M1
+    x ^= x >> np.uint64(27)
+    x *= _M2
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def hash_texts(column: pa.Array, salt: int = 0) -> U64:
+    """Of each value of a string or binary array."""
+    column = _large(column)
+    count = len(column)
+    if not count:
+        return np.empty(0, np.uint64)
+    _, offsets_buffer, data = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset:column.offset + count + 1]
+    start, length = offsets[:-1], np.diff(offsets)
+    first, last = int(offsets[0]) & ~7, int(offsets[-1])
+    words = np.zeros((last - first + 7) // 8 + 2, np.uint64)  # aligned, and padded so that no gather goes beyond it
+    if last > first:
+        words.view(np.uint8)[:last - first] = np.frombuffer(data, np.uint8)[first:last]
+    h: U64 = (length.astype(np.uint64) ^ np.uint64(salt & 0xFFFFFFFFFFFFFFFF)) * G
+    start = start - first
+    longest = int(length.max())
+    for done in range(0, longest, 8):
+        rest = length - done
+        if rest.min() > 0:
+            h = _absorb(h, words, start + done, rest)
+        else:
+            some = np.flatnonzero(rest > 0)
+            h[some] = _absorb(h[some], words, start[some] + done, rest[some])
+    h = mix(h)
+    if column.null_count:
+        h[pc.is_null(column).to_numpy(zero_copy_only=False)] = NULL
+    return h
+
+
+def _absorb(h: U64, words: U64, at: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> U64:
+    """One more word of each value: the up to eight bytes at `at`, of which `rest` belong to the value."""
+    place = at >> 3
+    shift = ((at & 7) << 3).astype(np.uint64)
+    word = words[place]
+    if shift.any():
+        word = (word >> shift) | ((words[place + 1] << np.uint64(1)) << (np.uint64(63) - shift))
+    if rest.min() < 8:
+        spare = ((8 - np.minimum(rest, 8)) << 3).astype(np.uint64)
+        word = (word << spare) >> spare
+    h = (h ^ word) * A
+    h ^= h >> np.uint64(32)
+    return h
+
+
+def hash_numbers(column: pa.Array, salt: int = 0) -> U64:
+    """Of each value of an integer or floating array; equal numbers of one type have equal hashes."""
+    if pa.types.is_floating(column.type):
+        values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0  # -0.0 is 0.0
+        bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.uint64)
+    else:
+        bits = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+    h = mix((bits ^ np.uint64(salt & 0xFFFFFFFFFFFFFFFF)) * G + A)
+    if column.null_count:
+        h[pc.is_null(column).to_numpy(zero_copy_only=False)] = NULL
+    return h
+
+
+def hash_rows(columns: list[pa.Array], seed: int) -> U64:
+    """One key a row from all its columns, in order: the row's place in the table follows from it."""
+    key: U64 = np.full(len(columns[0]) if columns else 0, np.uint64(seed & 0xFFFFFFFFFFFFFFFF)) * G
+    for column in columns:
+        number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        key = (key ^ (hash_numbers(column) if number else hash_texts(column))) * A
+        key ^= key >> np.uint64(32)
+    return mix(key)
+
+
+def _large(column: pa.Array) -> pa.Array:
+    if pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type):
+        return column
+    if pa.types.is_binary(column.type):
+        return column.cast(pa.large_binary())
+    if pa.types.is_string(column.type):
+        return column.cast(pa.large_string())
+    raise TypeError(f"a {column.type} array holds no text")

@@ -1,0 +1,178 @@
+"""From raw lines to typed columns: `Parser`. A line that does not parse is set aside with a reason, never dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+
+from etl.spec import Spec
+
+ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
+_NOT = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """One batch: its good rows as columns, and the others."""
+
+    columns: dict[str, pa.Array]
+    rows: int
+    rejected: list[tuple[int, str]]
+    """Number of the row in the batch, and why. Reasons are few: they name a column, not a value."""
+
+
+class Parser:
+    """Reads batches of one spec's input: a `line` column (each line with its end), or the columns themselves."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.types = spec.input.columns
+        self.label = next(c.source for c in spec.columns if c.role == "label")
+        self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
+        quote: Any = '"' if spec.input.format == "csv" else False
+        self._csv = {"delimiter": spec.input.delimiter, "quote_char": quote, "ignore_empty_lines": False}
+        self._lines: Callable[[pa.Array], Parsed] = self._json_lines if spec.input.format == "json" else self._csv_lines
+
+    def parse(self, batch: pa.RecordBatch) -> Parsed:
+        """Splits a batch into good rows and rejects."""
+        if "line" in batch.schema.names:
+            parsed = self._lines(batch["line"])
+        else:
+            parsed = Parsed({name: batch[name] for name in self.types}, batch.num_rows, [])
+        return self._with_good_labels(parsed)
+
+    def _csv_lines(self, lines: pa.Array) -> Parsed:
+        content, rejected = _joined(lines), []
+
+        def short_or_long(row: pyarrow.csv.InvalidRow) -> str:
+            rejected.append((row.number - 1, "wrong number of fields"))
+            return "skip"
+
+        def read(types: dict[str, pa.DataType]) -> pa.Table:
+            rejected.clear()
+            return pyarrow.csv.read_csv(
+                pa.BufferReader(content),
+                pyarrow.csv.ReadOptions(use_threads=False, block_size=max(len(content), 1 << 16) + 1,
+                                        column_names=list(self.types)),
+                pyarrow.csv.ParseOptions(**self._csv, invalid_row_handler=short_or_long),
+                pyarrow.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True,
+                                           quoted_strings_can_be_null=False))
+
+        if not len(lines):
+            return Parsed({f.name: pa.array([], f.type) for f in self.schema}, 0, [])
+        try:
+            table = read({f.name: f.type for f in self.schema})
+            return Parsed({name: _whole(table[name]) for name in self.types}, table.num_rows, rejected)
+        except pa.ArrowInvalid:
+            return self._cell_by_cell(read(dict.fromkeys(self.types, pa.binary())), list(rejected), len(lines))
+
+    def _cell_by_cell(self, table: pa.Table, rejected: list[tuple[int, str]], count: int) -> Parsed:
+        """For the rare batch with a cell that cannot be converted: finds each of them."""
+        numbers = np.setdiff1d(np.arange(count), [number for number, _ in rejected])
+        reasons: dict[int, str] = {}
+        columns = {}
+        for name, kind in self.types.items():
+            values, bad = _converted(_whole(table[name]), kind)
+            columns[name] = values
+            for place in bad:
+                reasons.setdefault(place, f"{name}: {_NOT[kind]}")
+        good = pa.array(np.setdiff1d(np.arange(table.num_rows), list(reasons)))
+        rejected += [(int(numbers[place]), reason) for place, reason in reasons.items()]
+        return Parsed({name: values.take(good) for name, values in columns.items()}, len(good), rejected)
+
+    def _json_lines(self, lines: pa.Array) -> Parsed:
+        try:
+            table = pyarrow.json.read_json(
+                pa.BufferReader(_joined(lines)),
+                pyarrow.json.ReadOptions(use_threads=False, block_size=1 << 30),
+                pyarrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore"))
+            if table.num_rows == len(lines):  # else a line was blank, or held two objects
+                return Parsed({name: _whole(table[name]) for name in self.types}, table.num_rows, [])
+        except pa.ArrowInvalid:
+            pass
+        return self._object_by_object(lines)
+
+    def _object_by_object(self, lines: pa.Array) -> Parsed:
+        rejected: list[tuple[int, str]] = []
+        kept: list[dict[str, Any]] = []
+        for number, line in enumerate(lines.to_pylist()):
+            try:
+                value = json.loads(line)
+            except ValueError:
+                value = None
+            if not isinstance(value, dict):
+                rejected.append((number, "not a JSON object"))
+                continue
+            wrong = next((n for n, kind in self.types.items() if not _fits(value.get(n), kind)), None)
+            if wrong is not None:
+                rejected.append((number, f"{wrong}: {_NOT[self.types[wrong]]}"))
+            else:
+                kept.append(value)
+        columns = {f.name: pa.array([row.get(f.name) for row in kept], f.type) for f in self.schema}
+        return Parsed(columns, len(kept), rejected)
+
+    def _with_good_labels(self, parsed: Parsed) -> Parsed:
+        label = parsed.columns[self.label]
+        good = pc.fill_null(pc.is_in(label, pa.array([0, 1], label.type)), False)
+        if pc.all(good).as_py() is not False:
+            return parsed
+        keep = good.to_numpy(zero_copy_only=False)
+        missing = pc.is_null(label).to_numpy(zero_copy_only=False)
+        numbers = np.setdiff1d(np.arange(parsed.rows + len(parsed.rejected)), [n for n, _ in parsed.rejected])
+        bad = [(int(numbers[i]), f"{self.label}: {'missing' if missing[i] else 'neither 0 nor 1'}")
+               for i in np.flatnonzero(~keep)]
+        return Parsed({name: values.filter(good) for name, values in parsed.columns.items()}, int(keep.sum()),
+                      parsed.rejected + bad)
+
+
+def _joined(lines: pa.Array) -> pa.Buffer:
+    """All lines in one piece; each ends its line already, so no byte is copied."""
+    _, offsets, data = lines.buffers()
+    width = np.int64 if pa.types.is_large_binary(lines.type) else np.int32
+    bounds = np.frombuffer(offsets, width)[lines.offset:lines.offset + len(lines) + 1]
+    return data.slice(int(bounds[0]), int(bounds[-1] - bounds[0])) if data is not None else pa.py_buffer(b"")
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else \
+        pa.array([], column.type)
+
+
+def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
+    """Values of a type, null where that fails, and where it fails."""
+    try:
+        text = column.cast(pa.string())
+        return (text if kind == "text" else text.cast(ARROW_TYPES[kind])), []
+    except pa.ArrowInvalid:
+        pass
+    values: list[Any] = []
+    bad = []
+    for place, cell in enumerate(column.to_pylist()):
+        try:
+            values.append(None if cell is None else _one(cell, kind))
+        except ValueError:
+            values.append(None)
+            bad.append(place)
+    return pa.array(values, ARROW_TYPES[kind]), bad
+
+
+def _one(cell: bytes, kind: str) -> Any:
+    text = cell.decode()
+    return text if kind == "text" else pa.scalar(text).cast(ARROW_TYPES[kind]).as_py()
+
+
+def _fits(value: Any, kind: str) -> bool:
+    if value is None:
+        return True
+    if kind == "text":
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return kind == "float" or (isinstance(value, int) and -(2**63) <= value < 2**63)

@@ -1,0 +1,43 @@
+"""The Spark session of a job: quiet, reachable from this machine alone in local mode, with our code on its workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    # Whole batches cross to the Python workers: the larger, the fewer calls, up to what a core's cache holds.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+    # Splits small enough that cores end together.
+    "spark.sql.files.maxPartitionBytes": str(32 * 2**20),
+    "spark.sql.sources.commitProtocolClass":
+        "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",
+}
+
+
+def open_session(name: str) -> SparkSession:
+    """Takes what spark-submit was told and fills in our defaults; local mode listens on 127.0.0.1 only."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf()
+    defaults = dict(DEFAULTS)
+    master = conf.get("spark.master", "local[*]") or "local[*]"
+    if master.startswith("local"):
+        defaults |= {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        # Workers run what the driver runs, and find our code where the driver found it.
+        defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)
+        os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable) or sys.executable)
+    for key, value in defaults.items():
+        conf.setIfMissing(key, value)
+    return SparkSession.builder.appName(name).config(conf=conf).getOrCreate()
