@@ -1,4 +1,4 @@
-"""From settings to parts: the sharded model with its optimisers, loaders, and the agent over one."""
+"""From settings to parts: the sharded model with its optimisers, and a loader under its host's agent."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 from agent import policies
 from agent.controller import Controller
 from agent.host import HostMember, HostTunable
-from dlrm.config import Config, ConfigError, Table
+from dlrm.config import Config, Table
 from dlrm.model import Ranker, first_weights
 from dlrm.optim import dense_optimiser, fuse_tables
 from dlrm.sharding import Placement, shard
 from dlrm.world import World
-from etl.table import FeatureTable
-from ingest.loader import Loader, LoaderError
-from ingest.machine import Machine
+from ingest.loader import Loader
 
 
 def model_of(config: Config, tables: Sequence[Table], dense_columns: int, placements: Sequence[Placement],
@@ -31,32 +29,6 @@ def model_of(config: Config, tables: Sequence[Table], dense_columns: int, placem
     model = shard(plain, placements, world)
     first_weights(model, config.seed)
     return model, dense_optimiser(model, config.optim)
-
-
-def training_loader(config: Config, table: FeatureTable, world: World) -> Loader:
-    """This rank's batches of the train split, with the knobs that were asked for."""
-    loader = _loader(config, table, world, split="train", epochs=config.epochs, seed=config.seed)
-    try:
-        loader.apply(loader.knobs.parse(config.knobs))
-    except BaseException:
-        loader.close()
-        raise
-    return loader
-
-
-def evaluation_loader(config: Config, table: FeatureTable, split: str, world: World) -> Loader:
-    """This rank's part of every row of a split; its last batch is filled up with rows of weight 0."""
-    return _loader(config, table, world, split=split, shuffle=False, last="pad")
-
-
-def _loader(config: Config, table: FeatureTable, world: World, **how: Any) -> Loader:
-    # A machine's memory is shared by its ranks.
-    limit = Machine().memory_limit() // world.local_ranks if config.memory_limit is None else config.memory_limit
-    try:
-        return Loader(table, batch_size=config.batch_size, rank=world.rank, ranks=world.ranks, memory_limit=limit,
-                      reader=config.reader, **how)
-    except LoaderError as error:
-        raise ConfigError(str(error)) from None
 
 
 @contextmanager

@@ -48,7 +48,9 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
     add = parser.add_argument_group("what").add_argument
     add("--data", metavar="TABLE", help="feature table, as etl/job.py writes it (with --resume: the checkpoint's)")
     add("--version", type=int, help="version of it (default: the newest; with --resume: the checkpoint's)")
-    add("--run", type=Path, required=True, metavar="DIR", help="run folder to make: settings, log, checkpoints, report")
+    add("--run-dir", "--run", dest="run", type=Path, required=True, metavar="DIR",
+        help="run folder to make: settings, log, checkpoints, report (--run for short, but not under torchrun, which "
+        "takes that for its own)")
     add("--resume", action="store_true", default=False,
         help="go on from the newest checkpoint in DIR, with its settings but for those given now")
     add("--check", action="store_true", default=False, help="check settings and input, print the plan, train nothing")

@@ -1,9 +1,9 @@
 """Trains a DLRM on a feature table, its embedding tables spread over all ranks, its input tuned while it runs.
 
-    torchrun --nproc-per-node=2 -m dlrm.train --data TABLE --run DIR     two ranks on this machine
-    python -m dlrm.train --data TABLE --run DIR                          one process
-    python -m dlrm.train --data TABLE --run DIR --ranks 2 --check        check settings and input, train nothing
-    torchrun --nproc-per-node=1 -m dlrm.train --run DIR --resume         go on, also on another number of ranks
+    torchrun --nproc-per-node=2 -m dlrm.train --data TABLE --run-dir DIR     two ranks on this machine
+    python -m dlrm.train --data TABLE --run-dir DIR                          one process
+    python -m dlrm.train --data TABLE --run-dir DIR --ranks 2 --check        check settings and input, train nothing
+    torchrun --nproc-per-node=1 -m dlrm.train --run-dir DIR --resume         go on, also on another number of ranks
 
 The last line of standard output is one JSON object: what came of it, or under "error" why nothing did (torchrun itself
 ends with 1 whatever its ranks do). Everything else goes to standard error. SIGTERM saves a checkpoint and leaves.
@@ -31,7 +31,7 @@ from dlrm.sharding import describe, place
 from etl.program import FAILED, USAGE, UsageError, run, say
 from etl.table import FeatureTable, TableError
 from ingest.knobs import KnobError
-from ingest.plan import PlanError, RowsPlan
+from ingest.plan import PlanError
 
 if TYPE_CHECKING:
     from dlrm.metrics import Quality
@@ -81,16 +81,19 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 def _check(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
     """Everything that can be known before training; raises what is wrong."""
+    from dlrm import feed
+
     config, table = plan.config, plan.table
     placements = place(tables_of(table.fields, config.model), config.ranks, config.sharding)
-    rows = RowsPlan(groups=tuple(f.row_group_rows for f in table.files_of("train")), batch_size=config.batch_size,
-                    seed=config.seed)
-    rows.streams_of(0, config.ranks)
+    with feed.training(config, table, rank=0, local_ranks=config.ranks) as loader:
+        steps = len(loader)
+        if plan.resume is not None:
+            loader.load_state_dict(plan.meta.loader)
     _check_files(table, 0, 1)
     if not args.resume and args.run.exists() and any(args.run.iterdir()):
         raise RunError(f"{args.run}: is not empty; choose another folder, or go on with it by --resume")
     say(describe(placements, config.ranks))
-    return {"ok": True, "rows": rows.used, "steps": rows.steps, "epochs": config.epochs,
+    return {"ok": True, "rows": steps * config.batch_size, "steps": steps, "epochs": config.epochs,
             "plan": [p.to_dict() for p in placements], "settings": config.to_dict()}
 
 
@@ -122,7 +125,7 @@ def _train(plan: Plan) -> dict[str, Any] | None:
 
 
 def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
-    from dlrm import build, checkpoint
+    from dlrm import build, checkpoint, feed
     from dlrm.guard import Guard
     from dlrm.journal import Journal, Silence
     from dlrm.progress import Progress
@@ -134,7 +137,7 @@ def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
     placements = place(tables, here.ranks, config.sharding)
     _check_files(table, here.rank, here.ranks)
     with ExitStack() as stack:
-        loader = stack.enter_context(build.training_loader(config, table, here))
+        loader = stack.enter_context(feed.training(config, table, rank=here.rank, local_ranks=here.local_ranks))
         steps = len(loader) * config.epochs
         journal: Journal | Silence = Silence()
         if here.first:
@@ -150,8 +153,8 @@ def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
 
         def measure(split: str, epoch: int) -> Quality:
             guard = Guard(sizes, loader.dense_names, f"split {split!r}")
-            with build.evaluation_loader(config, table, split, here) as feed:
-                found = evaluate(model, feed, list(loader.sparse_names), guard, here)
+            with feed.evaluation(config, table, split, rank=here.rank, local_ranks=here.local_ranks) as batches:
+                found = evaluate(model, batches, list(loader.sparse_names), guard, here)
             journal.metric({"kind": "eval", "epoch": epoch, "split": split, **found.to_dict()})
             journal.say(f"{split} after {epoch} epoch{'s' * (epoch != 1)}: {found}")
             return found

@@ -1,0 +1,36 @@
+"""The trainer's loaders, made from its settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlrm.config import Config, ConfigError
+from etl.table import FeatureTable
+from ingest.loader import Loader, LoaderError
+from ingest.machine import Machine
+
+
+def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int) -> Loader:
+    """A rank's batches of the train split, with the knobs that were asked for."""
+    loader = _loader(config, table, rank, local_ranks, split="train", epochs=config.epochs, seed=config.seed)
+    try:
+        loader.apply(loader.knobs.parse(config.knobs))
+    except BaseException:
+        loader.close()
+        raise
+    return loader
+
+
+def evaluation(config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int) -> Loader:
+    """A rank's part of every row of a split; the last batch is filled up with rows of weight 0."""
+    return _loader(config, table, rank, local_ranks, split=split, shuffle=False, last="pad")
+
+
+def _loader(config: Config, table: FeatureTable, rank: int, local_ranks: int, **how: Any) -> Loader:
+    # A machine's memory is shared by its ranks.
+    limit = Machine().memory_limit() // local_ranks if config.memory_limit is None else config.memory_limit
+    try:
+        return Loader(table, batch_size=config.batch_size, rank=rank, ranks=config.ranks, memory_limit=limit,
+                      reader=config.reader, **how)
+    except LoaderError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,225 @@
+"""The trainer's program as a user has it: under torchrun and alone, broken off, resumed, evaluated, and misused."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.small import small_table
+from tests.dlrm.rig import ROOT, command, environment, last_json, launch
+
+ROWS, BATCH = 6400, 256
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table, and what two ranks made of it in two epochs."""
+    path = tmp_path_factory.mktemp("train")
+    small_table(path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
+    (path / "sharding.json").write_text(json.dumps({"C1": "row", "C2": "row"}))
+    process = train(path, 2, "two", "--epochs", 2)
+    assert process.returncode == 0, process.stderr[-3000:]
+    (path / "two.json").write_text(json.dumps(last_json(process)))
+    (path / "two.err").write_text(process.stderr)
+    return path
+
+
+def train(folder: Path, ranks: int, run: str, *words: object) -> subprocess.CompletedProcess[str]:
+    return launch(ranks, "dlrm.train", "--run-dir", folder / run, *_data(folder, words), *words, tmp=folder)
+
+
+def _data(folder: Path, words: tuple[object, ...]) -> list[object]:
+    if "--resume" in words:
+        return []
+    return ["--data", folder / "table", "--batch-size", BATCH, "--log-every", 1, "--width", 8, "--dense-layers", "16",
+            "--over-layers", "16", "--sharding", folder / "sharding.json"]
+
+
+def losses(folder: Path, run: str) -> list[float]:
+    lines = map(json.loads, (folder / run / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def spoil(path: str, column: str, *, row: int, value: int, statistics: bool) -> None:
+    """Writes a table's file again, of the same length, with one wrong value."""
+    size = Path(path).stat().st_size
+    rows = pq.read_table(path, partitioning=None)
+    index = rows.schema.get_field_index(column)
+    values = rows[column].to_pylist()
+    values[row] = value
+    rows = rows.set_column(index, rows.schema.field(index), pa.array(values, rows.schema.field(index).type))
+    pq.write_table(rows, path, row_group_size=512, write_statistics=statistics, compression="lz4",
+                   use_dictionary=False, write_page_checksum=True)
+    data = Path(path).read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    assert len(data) <= size
+    Path(path).write_bytes(data[:footer] + bytes(size - len(data)) + data[footer:])
+
+
+def test_the_last_line_says_what_came_of_it(folder):
+    found = json.loads((folder / "two.json").read_text())
+    assert found["rows"] == ROWS // 10
+    assert found["split"] == "test"
+    assert 0.5 < found["auc"] < 1
+    assert found["ranks"] == 2
+    assert found["plan"]["C1"] == ["row", 0, 1]
+    assert found["plan"]["C3"][0] == "table"
+    assert 0 <= found["stall_fraction"] < 1
+    assert found["samples_per_s"] > 0
+    assert found["peak_bytes"] > 2**20
+    assert found["rows_trained"] == 2 * (ROWS * 8 // 10 // BATCH) * BATCH
+    assert Path(found["report"]).read_text().lstrip().lower().startswith("<!doctype html")
+
+
+def test_the_run_folder_tells_the_run(folder):
+    run = folder / "two"
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    kinds = [e["kind"] for e in events]
+    assert kinds[0] == "start"
+    assert kinds[-1] == "end"
+    assert kinds.count("checkpoint") == kinds.count("epoch") == 2
+    assert {p["kind"] for p in events[0]["plan"]} == {"row", "table"}
+    evals = [m for m in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if m["kind"] == "eval"]
+    assert [(m["epoch"], m["split"]) for m in evals] == [(1, "validation"), (2, "validation"), (2, "test")]
+    assert json.loads((run / "config.json").read_text())["ranks"] == 2
+    assert list((run / "tensorboard").glob("events.*"))
+    assert losses(folder, "two")[-1] < losses(folder, "two")[0]
+
+
+def test_people_see_the_plan_and_the_result_and_no_library_noise(folder):
+    text = (folder / "two.err").read_text()
+    assert "rank 1:" in text
+    assert "test after 2 epochs: auc" in text
+    assert "Warning" not in text
+
+
+def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(folder):
+    process = train(folder, 2, "again", "--epochs", 2, "--tuning", "fixed", "--knobs", "read=3")
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert losses(folder, "again") == losses(folder, "two")
+    assert last_json(process)["auc"] == json.loads((folder / "two.json").read_text())["auc"]
+
+
+def test_evaluating_the_checkpoint_gives_what_training_said(folder):
+    found = last_json(launch(0, "dlrm.evaluate", "--run-dir", folder / "two", "--data", folder / "table", tmp=folder))
+    trained = json.loads((folder / "two.json").read_text())
+    assert found["rows"] == trained["rows"]
+    assert found["auc"] == pytest.approx(trained["auc"], abs=1e-6)
+    assert found["logloss"] == pytest.approx(trained["logloss"], abs=1e-6)
+
+
+def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folder):
+    """One process, then two: also a resume on another number of ranks."""
+    process = subprocess.Popen(
+        command(0, "dlrm.train", "--run-dir", folder / "broken", *_data(folder, ()), "--epochs", 50), text=True,
+        cwd=ROOT, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step"):
+            break
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    stopped = json.loads(out.strip().splitlines()[-1])
+    assert stopped["stopped"]
+    done = losses(folder, "broken")
+    assert len(done) == stopped["steps"]
+    assert stopped["steps"] < 50 * (ROWS * 8 // 10 // BATCH)
+    epochs = stopped["epochs"] + 2
+    resumed = train(folder, 2, "broken", "--resume", "--epochs", epochs)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    straight = train(folder, 2, "straight", "--epochs", epochs)
+    assert straight.returncode == 0, straight.stderr[-3000:]
+    assert losses(folder, "broken") == pytest.approx(losses(folder, "straight"), abs=2e-6)
+
+
+def test_an_interrupt_ends_all_ranks(folder):
+    process = subprocess.Popen(
+        command(2, "dlrm.train", "--run-dir", folder / "interrupted", *_data(folder, ()), "--epochs", 1000), text=True,
+        cwd=ROOT, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step"):
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)  # the autouse check finds a rank that outlives this
+    assert process.returncode != 0
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--data", "{}/nothing"], "there is no feature table here"),
+    (["--batch-size", 100000], "larger than an epoch of 5120 rows"),
+    (["--batch-size", 100], "not a multiple of the 8 streams"),
+    (["--ranks", 3, "--batch-size", 240], "3 ranks do not divide the 8 streams"),
+    (["--knobs", "reed=2"], "no stage 'reed' .did you mean 'read'"),
+    (["--width", 6], "6 is not a multiple of 4"),
+    (["--lr", -1], "lr: -1.0 is not a positive number"),
+    (["--sharding", "rows"], "'rows' is none of auto"),
+    (["--nonsense"], "unrecognized arguments: --nonsense"),
+    (["--run-dir", "{}/two"], "is not empty"),
+])
+def test_check_refuses_with_one_message_before_anything_starts(folder, capsys, monkeypatch, words, message):
+    from dlrm.train import main
+
+    words = [str(w).format(folder) for w in words]
+    given = ["--data", folder / "table", "--run-dir", folder / "never", "--batch-size", BATCH, "--check", *words]
+    with pytest.raises(SystemExit) as ended:
+        main([str(w) for w in given])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert err.count("\n") == 1
+    assert re.search(message, json.loads(out)["error"])
+    assert not (folder / "never").exists()
+
+
+def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
+    from dlrm.train import main
+
+    found = main(["--data", str(folder / "table"), "--run-dir", str(folder / "never"), "--batch-size", str(BATCH),
+                  "--ranks", "2", "--check"])
+    assert found is not None
+    assert (found["ok"], found["steps"]) == (True, 20)
+    assert "C26" in capsys.readouterr().err
+    assert not (folder / "never").exists()
+
+
+def test_a_wrong_id_on_one_rank_ends_all_and_the_first_rank_says_which(folder, tmp_path):
+    """Without statistics in the files, only the rank that gets the row sees it, in the middle of training."""
+    table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
+    spoil(table.files_of("train")[1].path, "C7", row=1000, value=999, statistics=False)
+    process = launch(2, "dlrm.train", "--run-dir", tmp_path / "run", "--data", tmp_path / "table", "--batch-size",
+                     BATCH, tmp=tmp_path)
+    assert process.returncode == 1
+    assert "column 'C7': id 999 is outside its table of 53 rows" in last_json(process)["error"]
+
+
+def test_statistics_stop_a_wrong_id_before_the_first_step(folder, tmp_path, capsys):
+    from dlrm.train import main
+
+    table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
+    spoiled = table.files_of("train")[0].path
+    spoil(spoiled, "label", row=600, value=2, statistics=True)
+    with pytest.raises(SystemExit) as ended:
+        main(["--data", str(tmp_path / "table"), "--run-dir", str(tmp_path / "run"), "--batch-size", str(BATCH),
+              "--check"])
+    assert ended.value.code == 2
+    assert f"{spoiled}, row group 1: label 'label' holds 2" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_a_resume_that_does_not_fit_says_what_differs(folder, capsys):
+    from dlrm.train import main
+
+    small_table(folder / "other", rows=ROWS, values=60, files=2, row_group_rows=512)
+    for words, message in ((["--data", folder / "other"], "column 'C1': 53 rows in the checkpoint, 63 in the table"),
+                           (["--seed", 5], "seed was 0 and cannot become 5"), (["--width", 16], "model was")):
+        with pytest.raises(SystemExit) as ended:
+            main(["--run-dir", str(folder / "two"), "--resume", "--check", *map(str, words)])
+        assert ended.value.code == 2
+        assert message in json.loads(capsys.readouterr().out)["error"]
