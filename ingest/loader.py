@@ -16,14 +16,13 @@ from ingest.machine import Machine
 from ingest.pipeline import Parts, Pipeline
 from ingest.plan import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
 from ingest.pool import Closed
-from ingest.source import ArrowSource, PetastormSource, RowGroups
+from ingest.source import RowGroups, source_of
 from ingest.stats import Snapshot
 from ingest.transform import Function, Transform
 
 if TYPE_CHECKING:
     from etl.table import FeatureTable
 
-READERS = ("petastorm", "arrow")
 _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
@@ -64,11 +63,9 @@ class Loader:
         """`batch_size` is global: a rank gets `batch_size / ranks` rows a step. `memory_limit` is in bytes for the
         whole process tree, and never more than the machine's. `before_read` runs in the reader before each row
         group: it stands in for a store's latency."""
-        if reader not in READERS:
-            raise LoaderError(f"reader {reader!r} is none of {', '.join(READERS)}")
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
-        self._machine = machine or Machine()
+        machine = machine or Machine()
         self._limit = memory_limit
         self._columns = Columns.of(source.fields)
         groups = RowGroups(source.files_of(split), self._columns.names, before_read)
@@ -79,10 +76,10 @@ class Loader:
         self._table = {"version": source.version, "split": split}
         self._epochs = epochs
         self._pipeline = Pipeline(
-            Parts(plan=self.plan, source=ArrowSource(groups) if reader == "arrow" else PetastormSource(groups),
-                  describe=groups.describe, columns=self._columns, rank=rank, ranks=ranks,
-                  transforms=tuple(Transform(name, function) for name, function in transforms),
-                  memory_limit=self._machine.memory_limit(memory_limit), machine=self._machine), knobs)
+            Parts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe, columns=self._columns,
+                  rank=rank, ranks=ranks, transforms=tuple(Transform(name, function) for name, function in transforms),
+                  memory_limit=machine.memory_limit(memory_limit), machine=machine), knobs)
+        self._machine = machine
         self._position = Position()
         self._order = ""
         self._run: Iterator[Ready] | None = None
@@ -216,6 +213,10 @@ class Loader:
             rows=self._rows, consumer_wait_s=wait_s, consumer_compute_s=compute_s,
             memory_used=machine.memory_used(), memory_limit=machine.memory_limit(self._limit),
             cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), held_back=self._pipeline.held_back)
+
+    def memory_used(self) -> int:
+        """Anonymous and shared bytes of the process tree now."""
+        return self._machine.memory_used()
 
     @property
     def minimum_memory(self) -> int:

@@ -195,6 +195,16 @@ class PetastormSource:
                           worker_class=RowGroupWorker, is_batched_reader=True)
 
 
+READERS: dict[str, Callable[[RowGroups], Source]] = {"petastorm": PetastormSource, "arrow": ArrowSource}
+
+
+def source_of(reader: str, groups: RowGroups) -> Source:
+    """The source that a user names."""
+    if reader not in READERS:
+        raise SourceError(f"reader {reader!r} is none of {', '.join(READERS)}")
+    return READERS[reader](groups)
+
+
 class _Results:
     """How Petastorm's Reader takes results from a pool: as they are."""
 

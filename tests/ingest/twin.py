@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow.parquet as pq
 
@@ -55,3 +59,11 @@ def expect(loader, table: Table, batch, rows) -> None:
     assert batch.rows == sum(weight)
     assert len(batch.lengths) == len(batch.values)
     assert int(batch.lengths.min()) == int(batch.lengths.max()) == 1
+
+
+def eventually(holds: Callable[[], bool], patience_s: float = 20.0) -> None:
+    """Fails unless something that other threads bring about comes to hold."""
+    end = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < end, "it never came to hold"
+        threading.Event().wait(0.01)

@@ -1,0 +1,41 @@
+"""`python -m ingest bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent.runs import RunError
+from etl.program import UsageError, run
+from etl.table import TableError
+from ingest import bench
+from ingest.columns import ColumnError
+from ingest.governor import MemoryLimitError
+from ingest.knobs import KnobError, nearest
+from ingest.loader import LoaderError
+from ingest.pipeline import PipelineError
+from ingest.plan import PlanError
+from ingest.source import SourceError
+
+COMMANDS = {"bench": bench.main}
+USAGE = """\
+usage: python -m ingest COMMAND …
+
+commands:
+  bench TABLE   load a feature table as a trainer would, and say how fast
+
+python -m ingest COMMAND --help tells more."""
+
+
+def main(argv: list[str]) -> Mapping[str, Any] | None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return None
+    if argv[0] not in COMMANDS:
+        raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
+    return COMMANDS[argv[0]](argv[1:])
+
+
+if __name__ == "__main__":
+    run(main, input_errors=(TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError,
+                            PlanError, SourceError))

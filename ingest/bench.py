@@ -1,0 +1,236 @@
+"""`python -m ingest bench TABLE`: how fast a table can be loaded here, against how fast it can be decoded."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent import policies, report
+from agent.controller import Controller
+from agent.runs import RunFolder
+from etl.program import UsageError, say
+from etl.table import FeatureTable
+from ingest.columns import Columns
+from ingest.decode import decode_rows_per_s
+from ingest.knobs import Knobs, format_bytes, parse_bytes
+from ingest.live import View
+from ingest.loader import Loader
+from ingest.plan import Read
+from ingest.source import READERS, RowGroups, Source, source_of
+from ingest.transform import Function
+
+_EXAMPLES = """\
+examples:
+  python -m ingest bench data/clicks --batch-size 8192 --seconds 20
+  python -m ingest bench data/clicks --tuning auto --knobs read=1 --store-latency-ms 50
+  python -m ingest bench data/clicks --udf mine.features:log1p --step-ms 5 --memory-limit 2GiB
+"""
+_LOOK_S = 0.05
+_DECODE_S = 0.4
+_DECODE_THREADS = (1, 2, 4)
+
+
+@dataclass
+class Outcome:
+    """What a consumer saw: when each batch came, how many rows it held, and what it waited."""
+
+    marks: list[tuple[float, int]] = field(default_factory=list)
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    order_hash: str | None = None
+    """Of the first epoch, if it was finished."""
+
+    def rows_per_s(self, share: float = 1.0) -> float:
+        """From the first batch (or so late that `share` of the time is left) to the last; the first is not counted."""
+        end = self.marks[-1][0]
+        kept = [m for m in self.marks if m[0] >= end - share * (end - self.marks[0][0])]
+        return sum(rows for _, rows in kept[1:]) / (end - kept[0][0]) if len(kept) > 1 else 0.0
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for _, rows in self.marks)
+
+    @property
+    def stall_fraction(self) -> float:
+        return self.wait_s / (self.wait_s + self.compute_s) if self.wait_s + self.compute_s else 0.0
+
+
+def consume(loader: Loader, seconds: float, step: Callable[[], None],
+            clock: Callable[[], float] = time.perf_counter) -> Outcome:
+    """Takes batches for so long from the first on, epoch after epoch. `step` is what a trainer does with one."""
+    found = Outcome()
+    end = float("inf")
+    began = clock()
+    while True:
+        for batch in loader:
+            now = clock()
+            if found.marks:
+                found.wait_s += now - began
+            else:
+                end = now + seconds
+            found.marks.append((now, batch.rows))
+            if now >= end and len(found.marks) > 1:
+                return found
+            step()
+            began = clock()
+            found.compute_s += began - now
+        found.order_hash = found.order_hash or loader.order_hash
+
+
+class Peak:
+    """The most memory in use while it watches."""
+
+    def __init__(self, memory_used: Callable[[], int]):
+        self.bytes = 0
+        self._memory_used, self._stop = memory_used, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sluice-peak", daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            self.bytes = max(self.bytes, self._memory_used())
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.bytes = max(self.bytes, self._memory_used())
+
+
+@dataclass
+class DecodeLimit:
+    """The best decoding rate so far, of a few numbers of threads taken in turn."""
+
+    source: Source
+    groups: RowGroups
+    rows_per_s: float = 0.0
+    threads: int = 0
+
+    def measure(self) -> None:
+        for threads in _DECODE_THREADS:
+            rate = decode_rows_per_s(self.source, self.groups, threads, _DECODE_S)
+            if rate > self.rows_per_s:
+                self.rows_per_s, self.threads = rate, threads
+
+
+def function_of(name: str) -> tuple[str, Function]:
+    """`module:function` → the stage's name and the function, found as `python -m` finds modules."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UsageError(f"--udf {name!r}: write module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"--udf {name!r}: {error}") from None
+    if not callable(function):
+        raise UsageError(f"--udf {name!r}: {attribute} is no function")
+    return attribute, function
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ingest bench", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Loads a feature table as a trainer would and says how fast, beside how fast its reader decodes "
+                    "(the limit). The last line of the output is one JSON object.")
+    add = parser.add_argument
+    add("table", help="a feature table, as etl/job.py writes it")
+    add("--batch-size", type=int, default=8192, help="rows of a batch (default %(default)s)")
+    add("--seconds", type=float, default=10.0, help="how long to load, from the first batch on (default %(default)s)")
+    add("--split", default="train", help="which part of the table (default %(default)s)")
+    add("--reader", choices=READERS, default="petastorm", help="who decodes (default %(default)s)")
+    add("--tuning", default="fixed", metavar="POLICY",
+        help="who turns the knobs: " + ", ".join(sorted(policies.POLICIES)) + " (default %(default)s)")
+    add("--knobs", default="", metavar="K=V,…", help="where the knobs start, for instance read=4,prefetch_bytes=64MiB")
+    add("--udf", action="append", default=[], metavar="MODULE:FUNCTION",
+        help="a transform: a function over a dict of numpy arrays, a stage of its own; may be given again")
+    add("--step-ms", type=float, default=0.0, help="how long the trainer takes for a batch (default %(default)s)")
+    add("--store-latency-ms", type=float, default=0.0,
+        help="how long a store takes before it answers a row group's read (default %(default)s)")
+    add("--memory-limit", type=parse_bytes, metavar="BYTES", help="for the whole process, for instance 2GiB "
+        "(default: what the machine allows)")
+    add("--seed", type=int, default=0, help="of the order of rows (default %(default)s)")
+    add("--run", metavar="DIR", help="a new folder for events, metrics and a report")
+    return parser
+
+
+def main(argv: list[str]) -> Mapping[str, Any]:
+    arguments = _parser().parse_args(argv)
+    if arguments.seconds <= 0:
+        raise UsageError(f"--seconds {arguments.seconds}: give a positive number")
+    if arguments.step_ms < 0 or arguments.store_latency_ms < 0:
+        raise UsageError("--step-ms and --store-latency-ms are not below 0")
+    policy = policies.make(arguments.tuning)
+    table = FeatureTable.open(arguments.table)
+    latency_s = arguments.store_latency_ms / 1000
+
+    def before_read(_read: Read) -> None:
+        time.sleep(latency_s)
+
+    def step() -> None:
+        if arguments.step_ms:
+            time.sleep(arguments.step_ms / 1000)
+
+    transforms = [function_of(name) for name in arguments.udf]
+    stored = before_read if latency_s else None
+    with ExitStack() as stack:
+        loader = stack.enter_context(Loader(
+            table, batch_size=arguments.batch_size, split=arguments.split, seed=arguments.seed, epochs=sys.maxsize,
+            memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored))
+        loader.apply(loader.knobs.parse(arguments.knobs))
+        run = stack.enter_context(RunFolder.create(arguments.run, vars(arguments))) if arguments.run else None
+        say(f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch; needs at "
+            f"least {format_bytes(loader.minimum_memory)} of memory; {loader.knobs}")
+        groups = RowGroups(table.files_of(arguments.split), Columns.of(table.fields).names, stored)
+        limit = DecodeLimit(source_of(arguments.reader, groups), groups)
+        limit.measure()
+        view = View()
+        stack.callback(view.close)
+
+        def observe(metric: dict[str, Any]) -> None:
+            view.show(loader.snapshot())
+            if run is not None:
+                run.metric(metric)
+
+        def record(event: dict[str, Any]) -> None:
+            say(_line(event))
+            if run is not None:
+                run.event(event)
+
+        peak = stack.enter_context(Peak(loader.memory_used))
+        controller = stack.enter_context(Controller(loader, policy, record=record, observe=observe))
+        found = consume(loader, arguments.seconds, step)
+        controller.stop()
+        knobs = loader.knobs
+        loader.close()
+        limit.measure()
+    if run is not None:
+        say(f"report: {report.write(run.path)}")
+    if found.order_hash is None:
+        say("no epoch was finished, so there is no order hash; give more --seconds")
+    return {"rows_per_s": round(found.rows_per_s()), "rows_per_s_settled": round(found.rows_per_s(1 / 3)),
+            "decode_rows_per_s": round(limit.rows_per_s), "decode_threads": limit.threads,
+            "stall_fraction": round(found.stall_fraction, 4), "peak_bytes": peak.bytes,
+            "decisions": controller.decisions, "knobs": knobs.to_dict(), "order_hash": found.order_hash,
+            "rows": found.rows, "tuning": policy.name, "reader": arguments.reader}
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    """A decision, or what came of it, for a person."""
+    if event.get("kind") == "decision":
+        return f"decision {event['sequence']}: {event['reason']['text']}; now {Knobs.from_dict(event['after'])}"
+    if event.get("kind") == "effect":
+        return (f"decision {event['sequence']} changed {event['rows_per_s_before']:,.0f} to "
+                f"{event['rows_per_s_after']:,.0f} rows/s")
+    return str(event.get("text", event))

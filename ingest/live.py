@@ -1,0 +1,80 @@
+"""What a running pipeline looks like, stage by stage: a table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+from ingest.knobs import format_bytes
+from ingest.stats import Snapshot
+
+HEAD = ("stage", "workers", "rows/s", "busy", "cpu", "waits for input", "waits for room", "queue")
+
+
+def rows(before: Snapshot, after: Snapshot) -> list[tuple[str, ...]]:
+    """One row of HEAD's columns for each stage. Shares are of its workers' time between the two snapshots."""
+    elapsed = max(after.at - before.at, 1e-9)
+    found: list[tuple[str, ...]] = []
+    for now in after.stages:
+        then = before.stage(now.name)
+        # A stage that was resized in between had some number of workers; what its workers did adds up to their time.
+        times = [now.busy_s - then.busy_s, now.wait_input_s - then.wait_input_s, now.wait_output_s - then.wait_output_s]
+        whole = max(sum(times), 1e-9)
+        busy, waits_in, waits_out = (f"{100 * t / whole:.0f} %" for t in times)
+        queue = format_bytes(now.queue_bytes)
+        if now.queue_limit_bytes:
+            queue += f" of {format_bytes(now.queue_limit_bytes)}"
+        found.append((now.name, str(now.workers), f"{(now.rows - then.rows) / elapsed:,.0f}", busy,
+                      f"{(now.cpu_s - then.cpu_s) / elapsed:.2f}", waits_in, waits_out, queue))
+    return found
+
+
+def summary(before: Snapshot, after: Snapshot) -> str:
+    """The whole pipeline in one line."""
+    elapsed = max(after.at - before.at, 1e-9)
+    wait = after.consumer_wait_s - before.consumer_wait_s
+    compute = after.consumer_compute_s - before.consumer_compute_s
+    held_back = after.held_back - before.held_back
+    stall = wait / max(wait + compute, 1e-9)
+    return (f"{(after.rows - before.rows) / elapsed:,.0f} rows/s, stall {100 * stall:.0f} %, "
+            f"{(after.cpu_used_s - before.cpu_used_s) / elapsed:.1f} of {after.cpu_quota:.3g} cores, "
+            f"{format_bytes(after.memory_used)}" + (f", held back {held_back} times" if held_back else ""))
+
+
+class View:
+    """Shows snapshots as they come. On a terminal, and with rich installed, a table that is drawn over and over."""
+
+    def __init__(self, stream: TextIO = sys.stderr):
+        self._stream = stream
+        self._last: Snapshot | None = None
+        self._live: Any = None
+        if stream.isatty():
+            try:
+                from rich.console import Console
+                from rich.live import Live
+            except ImportError:
+                return
+            self._live = Live(console=Console(file=stream), auto_refresh=False, transient=True)
+            self._live.start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        before, self._last = self._last, snapshot
+        if before is None:
+            return
+        if self._live is None:
+            stages = "; ".join(f"{name} {workers}×, {busy} busy"
+                               for name, workers, _, busy, *_ in rows(before, snapshot))
+            print(f"{summary(before, snapshot)} | {stages}", file=self._stream, flush=True)
+            return
+        from rich.table import Table
+
+        table = Table(title=summary(before, snapshot))
+        for number, name in enumerate(HEAD):
+            table.add_column(name, justify="right" if number else "left")
+        for row in rows(before, snapshot):
+            table.add_row(*row)
+        self._live.update(table, refresh=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()

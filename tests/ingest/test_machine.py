@@ -1,0 +1,102 @@
+"""Limits and use of a made-up machine: control groups of both versions, containers, and none."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ingest.machine import Machine
+
+GIB = 2**30
+
+
+@pytest.fixture
+def root(tmp_path):
+    def write(files: dict[str, str]):
+        for name, text in {"proc/meminfo": "MemTotal: 16777216 kB\n", "proc/7/status": "Cpus_allowed:\t000000ff\n",
+                           **files}.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return Machine(tmp_path, pid=7)
+
+    return write
+
+
+V2 = {"proc/7/cgroup": "0::/a/b\n", "proc/7/mountinfo": "30 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"}
+V1 = {"proc/7/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/\n",
+      "proc/7/mountinfo": "31 1 0:2 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+                          "32 1 0:3 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"}
+
+
+def test_without_groups_the_machine_and_the_affinity_count(root):
+    machine = root({})
+    assert machine.cores() == 8
+    assert machine.memory_limit() == 16 * GIB
+    assert machine.memory_limit(GIB) == GIB
+
+
+@pytest.mark.parametrize(("limits", "cores", "memory"), [
+    ({"a/b/memory.max": "max", "a/memory.max": f"{GIB}", "a/b/cpu.max": "250000 100000", "a/cpu.max": "max 100000"},
+     2.5, GIB),
+    ({"a/b/memory.max": f"{2 * GIB}", "a/memory.max": f"{3 * GIB}", "a/cpu.max": "50000 100000"}, 0.5, 2 * GIB),
+    ({"a/b/cpu.max": "max 100000"}, 8, 16 * GIB)])
+def test_version_2_takes_the_lowest_on_the_way_up(root, limits, cores, memory):
+    machine = root({**V2, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}})
+    assert machine.cores() == cores
+    assert machine.memory_limit() == memory
+
+
+def test_version_1_reads_each_controller_where_it_is_mounted(root):
+    machine = root({**V1, "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{GIB}\n",
+                    "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+                    "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "-1\n",
+                    "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
+                    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000\n",
+                    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n"})
+    assert machine.cores() == 3
+    assert machine.memory_limit() == GIB
+
+
+def test_in_a_container_the_mount_shows_a_part_of_the_tree(root):
+    machine = root({"proc/7/cgroup": "0::/pod/one\n",
+                    "proc/7/mountinfo": "30 1 0:1 /pod/one /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+                    "sys/fs/cgroup/memory.max": f"{GIB}\n"})
+    assert machine.memory_limit() == GIB
+
+
+def test_a_limit_that_changes_is_seen(root):
+    machine = root({**V2, "sys/fs/cgroup/a/cpu.max": "100000 100000"})
+    assert machine.cores() == 1
+    root({"sys/fs/cgroup/a/cpu.max": "200000 100000"})
+    assert machine.cores() == 2
+
+
+def test_use_is_that_of_the_whole_tree(root):
+    ticks = os.sysconf("SC_CLK_TCK")
+    stat = "7 (a (strange) name) S 1 7 7 0 -1 0 0 0 0 0 {} {} {} {} 20 0 1 0"
+    machine = root({"proc/7/task/7/children": "", "proc/7/task/70/children": "8 9",
+                    "proc/8/task/8/children": "10", "proc/7/stat": stat.format(ticks, ticks, 0, 0),
+                    "proc/8/stat": stat.format(2 * ticks, 0, ticks, ticks), "proc/9/stat": "",
+                    "proc/7/smaps_rollup": "Pss_Anon: 100 kB\nPss_File: 50 kB\nPss_Shmem: 10 kB\n",
+                    "proc/8/smaps_rollup": "Pss_Anon: 20 kB\nPss_Shmem: 5 kB\n",
+                    "proc/10/status": "RssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n"})
+    assert machine.tree() == [7, 8, 9, 10]
+    assert machine.memory_used() == 1024 * (110 + 25 + 8)
+    assert machine.cpu_used_s() == 6
+
+
+def test_a_process_without_children_is_read_cheaply(root):
+    machine = root({"proc/7/task/7/children": "",
+                    "proc/7/status": "Cpus_allowed:\tf\nRssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n"})
+    assert machine.memory_used() == 8 * 1024
+
+
+def test_this_machine_has_cores_and_memory_and_uses_some():
+    machine = Machine()
+    assert 0 < machine.cores() <= (os.cpu_count() or 1)
+    assert 0 < machine.memory_used() < machine.memory_limit()
+    before = machine.cpu_used_s()
+    sum(range(3_000_000))
+    assert machine.cpu_used_s() > before

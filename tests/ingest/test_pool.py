@@ -1,0 +1,225 @@
+"""The ordered, elastic pool: order, resizing, bounds in bytes, errors in their place, and its end."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from ingest.governor import Governor
+from ingest.pool import Closed, Pool, Tally
+from tests.ingest.twin import eventually
+
+WAIT_S = 20.0
+
+
+class Clock:
+    """A clock that stands still until told otherwise."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def make():
+    """Makes pools whose items are 1 byte, and sends their workers home after the test."""
+    made = []
+
+    def pool(upstream, work, *, workers=1, limit_bytes=1, governor=None, size=lambda _: 1, clock=None):
+        tally = Tally("work", clock) if clock else Tally("work")
+        made.append(Pool(tally, iter(upstream), lambda: lambda item, _charge: work(item), workers=workers,
+                         limit_bytes=limit_bytes, governor=governor or Governor(1000, 0), size=size,
+                         measure=lambda _: (1, 1)))
+        return made[-1]
+
+    yield pool
+    for one in made:
+        one.close()
+    for one in made:
+        one.join(WAIT_S)
+        assert one.gone
+
+
+def test_results_come_in_the_order_of_the_work(make):
+    assert list(make(range(500), lambda n: n * n, workers=7, limit_bytes=5)) == [n * n for n in range(500)]
+
+
+def test_with_the_first_item_stuck_the_others_complete(make):
+    free, done = threading.Event(), threading.Semaphore(0)
+
+    def work(n):
+        if n == 0:
+            assert free.wait(WAIT_S)
+        else:
+            done.release()
+        return n
+
+    pool = make(range(50), work, workers=2, limit_bytes=20)
+    for _ in range(19 + 2):
+        assert done.acquire(timeout=WAIT_S)
+    free.set()
+    assert list(pool) == list(range(50))
+
+
+def test_a_grown_pool_works_on_four_items_at_once(make):
+    barrier = threading.Barrier(4)
+    first = threading.Event()
+
+    def work(n):
+        if n == 0:
+            first.set()
+        else:
+            barrier.wait(WAIT_S)
+        return n
+
+    pool = make(range(9), work, workers=1, limit_bytes=9)
+    assert first.wait(WAIT_S)
+    pool.resize(4)
+    assert list(pool) == list(range(9))
+
+
+def test_a_shrunk_pool_goes_on_with_fewer_and_drops_nothing(make):
+    all_in, free, lock = threading.Barrier(5), threading.Event(), threading.Lock()
+    at_once, seen = 0, {}
+
+    def work(n):
+        nonlocal at_once
+        with lock:
+            at_once += 1
+            seen[n] = at_once
+        if n < 4:
+            all_in.wait(WAIT_S)
+            assert free.wait(WAIT_S)
+        with lock:
+            at_once -= 1
+        return n
+
+    pool = make(range(40), work, workers=4, limit_bytes=40)
+    all_in.wait(WAIT_S)
+    pool.resize(1)
+    free.set()
+    assert list(pool) == list(range(40))
+    assert [seen[n] for n in range(4, 40)] == [1] * 36
+    assert pool.stats().workers == 1
+
+
+def test_random_resizes_lose_and_repeat_nothing(make):
+    pool = make(range(3000), lambda n: n, workers=3, limit_bytes=8)
+    sizes = [1, 9, 2, 4, 16, 1, 3]
+    got = []
+    for n in pool:
+        got.append(n)
+        if n % 40 == 0:
+            pool.resize(sizes[n // 40 % len(sizes)])
+            pool.limit(1 + n % 7)
+    assert got == list(range(3000))
+
+
+def test_what_waits_is_bounded_in_bytes(make):
+    limit, workers = 10, 2
+    taken, beyond = itertools.count(), threading.Event()
+
+    def size(_item):
+        if next(taken) == limit + workers:
+            beyond.set()  # this one gets no room: the bound, and one in each worker's hands, are used up
+        return 1
+
+    pool = make(itertools.count(), lambda n: n, workers=workers, limit_bytes=limit, size=size)
+    assert beyond.wait(WAIT_S)
+    eventually(lambda: pool.stats().queue_bytes == limit + workers)
+    assert next(taken) == limit + workers + 1
+
+
+def test_an_item_larger_than_the_bound_passes_alone(make):
+    assert list(make(range(5), lambda n: n, workers=3, limit_bytes=1, size=lambda _: 100)) == list(range(5))
+
+
+def test_an_error_comes_in_its_place(make):
+    def work(n):
+        if n == 3:
+            raise ValueError("three")
+        return n
+
+    pool = make(range(10), work, workers=4, limit_bytes=10)
+    assert [next(pool), next(pool), next(pool)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="three"):
+        next(pool)
+
+
+def test_an_error_of_the_input_comes_after_what_was_taken(make):
+    def upstream():
+        yield from range(3)
+        raise OSError("gone")
+
+    pool = make(upstream(), lambda n: n, workers=3, limit_bytes=10)
+    assert [next(pool), next(pool), next(pool)] == [0, 1, 2]
+    with pytest.raises(OSError, match="gone"):
+        next(pool)
+
+
+def test_an_error_passes_through_the_pools_after_it(make):
+    def work(n):
+        if n == 2:
+            raise ValueError("two")
+        return n
+
+    last = make(make(make(range(10), work), lambda n: n), lambda n: n)
+    assert [next(last), next(last)] == [0, 1]
+    with pytest.raises(ValueError, match="two"):
+        next(last)
+
+
+def test_closing_wakes_whoever_waits(make):
+    never = threading.Event()
+
+    def upstream():
+        yield 0
+        never.wait(WAIT_S)
+
+    pool = make(upstream(), lambda n: n)
+    assert next(pool) == 0
+    found = []
+
+    def consume():
+        try:
+            next(pool)
+        except Closed:
+            found.append("closed")
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    pool.close()
+    consumer.join(WAIT_S)
+    never.set()
+    assert found == ["closed"]
+
+
+def test_memory_holds_back_early_work_but_never_the_next_item(make):
+    governor = Governor(limit=10, minimum=8)
+    pool = make(range(20), lambda n: n, workers=4, limit_bytes=100, governor=governor, size=lambda _: 4)
+    # No early item of 4 bytes fits into the 2 above the minimum, so one is in work or waits at a time.
+    got = []
+    for n in pool:
+        got.append(n)
+        assert governor.charged <= 10 + 4 * len(got)  # nobody releases here
+    assert got == list(range(20))
+    assert governor.held_back > 0
+
+
+def test_time_is_shared_out_between_work_and_waits():
+    clock = Clock()
+    tally = Tally("work", clock)
+    tally.change(waiting=2)
+    clock.now = 3.0
+    tally.change(waiting=-1, busy=1)
+    clock.now = 5.0
+    tally.change(blocked=True)
+    clock.now = 9.0
+    tally.change(blocked=False)
+    clock.now = 10.0
+    stats = tally.stats(2, "thread", 0, 0)
+    assert (stats.wait_input_s, stats.wait_output_s, stats.busy_s) == (2 * 3 + 2 + 1, 4, 7)
