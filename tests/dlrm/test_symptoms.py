@@ -1,0 +1,102 @@
+"""A model at chance is noticed and explained; one that learns is left alone. Missing dense values; MLPerf's lines."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm.metrics import auc
+from dlrm.missing import Missing
+from dlrm.mllog import MlLog
+from dlrm.symptoms import Evidence, chance, stuck
+
+LOST = Evidence(step=1000, rows=100_000, positives=25_000, auc=0.5003)
+
+
+def test_a_model_that_learns_gets_no_warning():
+    assert stuck(replace(LOST, auc=0.78), after=1000) is None
+
+
+def test_nothing_is_said_before_it_could_have_learned():
+    assert stuck(replace(LOST, step=999), after=1000) is None
+    assert stuck(LOST, after=1000) is not None
+
+
+def test_few_rows_are_no_proof_of_learning():
+    """100 rows with 5 positives: an AUC of 0.6 is well within chance."""
+    few = replace(LOST, rows=100, positives=5, auc=0.6)
+    assert "no better than chance" in stuck(few, after=0)
+    assert stuck(replace(few, rows=100_000, positives=5_000), after=0) is None
+
+
+def test_chance_is_what_random_order_gives():
+    rng = np.random.default_rng(0)
+    labels = (np.arange(500) < 100).astype(float)
+    found = [abs(auc(rng.normal(size=500), labels, np.ones(500)) - 0.5) for _ in range(300)]
+    limit = chance(500, 100)
+    assert max(found) < limit
+    assert np.std(found + [-x for x in found]) == pytest.approx(limit / 4, rel=0.15)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"auc": None, "positives": 0}, "all 100000 rows evaluated have label 0"),
+    ({"auc": None, "positives": 100_000}, "have label 1"),
+    ({"auc": 0.31}, "below chance: labels turned round"),
+    ({"ne": math.nan}, "no longer numbers"),
+    ({"constant": ("C1", "C2", "C3", "C4"), "columns": 6}, r"4 of 6 sparse columns have one id .*C1, C2, C3 …"),
+    ({"largest_dense": ("I3", 65535.0)}, "column 'I3' reaches 65535: scale it"),
+    ({"spread": 0.0, "lr": 1e-6}, "all predictions are the same .* rate of 1e-06 is too small"),
+    ({"ne": 4.2, "lr": 15.0}, "NE 4.20.*rate of 15 is too large"),
+    ({"train_ne": 0.8}, "training rows are learned"),
+    ({}, "try a tenth and ten times"),
+])
+def test_the_likely_cause_is_named(change, words):
+    text = stuck(replace(LOST, **change), after=0)
+    assert text is not None
+    assert re.search(words, text), text
+
+
+def test_missing_values_are_masked_and_counted_by_column():
+    missing = Missing(["I1", "I2", "I3"])
+    whole = torch.ones(2, 3)
+    assert missing.mask(whole) is whole
+    holes = torch.tensor([[1.0, math.nan, 2.0], [math.inf, math.nan, 3.0]])
+    assert missing.mask(holes).tolist() == [[1, 0, 2], [0, 0, 3]]
+    assert missing.counts == {"I1": 1, "I2": 2}
+    huge = torch.full((2, 3), 3e38)  # finite, though their sum is not
+    assert torch.equal(missing.mask(huge), huge)
+    assert missing.counts == {"I1": 1, "I2": 2}
+
+
+def test_mlperf_lines_are_as_its_tools_read_them():
+    out = io.StringIO()
+    log = MlLog(out, clock=lambda: 12.3456)
+    log.write("run_start")
+    log.write("eval_accuracy", 0.80275, epoch_num=0.95)
+    log.write("run_stop", status="success")
+    lines = out.getvalue().splitlines()
+    assert lines[0] == (':::MLLOG {"namespace": "", "time_ms": 12345, "event_type": "INTERVAL_START", '
+                        '"key": "run_start", "value": null, "metadata": {}}')
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    assert [e["event_type"] for e in events] == ["INTERVAL_START", "POINT_IN_TIME", "INTERVAL_END"]
+    assert events[1]["value"] == 0.80275
+    assert events[2]["metadata"] == {"status": "success"}
+
+
+def test_mlperf_settings_name_every_key_the_rules_ask_for():
+    out = io.StringIO()
+    MlLog(out, clock=lambda: 0.0).settings(batch_size=65536, seed=7, train_rows=10, eval_rows=2, optimiser="adagrad",
+                                           lr=0.004, eps=1e-8)
+    events = [json.loads(line.removeprefix(":::MLLOG ")) for line in out.getvalue().splitlines()]
+    found = {e["key"]: e["value"] for e in events}
+    assert found["opt_base_learning_rate"] == 0.004
+    assert found["global_batch_size"] == 65536
+    assert {"seed", "opt_name", "train_samples", "eval_samples", "opt_adagrad_epsilon"} <= found.keys()
+    assert {e["event_type"] for e in events} == {"POINT_IN_TIME"}
