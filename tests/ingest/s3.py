@@ -1,0 +1,64 @@
+"""A real S3 protocol server on 127.0.0.1 (moto's), behind a door that refuses requests as told."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true"}
+_BODIES = {503: "SlowDown", 500: "InternalError", 403: "AccessDenied", 429: "TooManyRequests"}
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, *_: object) -> None:
+        """Nobody reads a line per request."""
+
+
+class S3Server:
+    """`refuse(rate, status)` makes that share of GET and HEAD requests fail; `refused` counts them."""
+
+    def __init__(self):
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._door, threaded=True, request_handler=_Quiet)
+        self._lock = threading.Lock()
+        self._chance = random.Random(0)
+        self._rate, self._status = 0.0, 503
+        self.refused = 0
+        self.ranges: list[str] = []
+        self.thread = threading.Thread(target=self._server.serve_forever, name="moto", daemon=True)
+        self.thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._server.server_port}"
+
+    @property
+    def query(self) -> str:
+        return f"endpoint_override={self.address}&scheme=http&region=us-east-1"
+
+    def refuse(self, rate: float, status: int = 503) -> None:
+        with self._lock:
+            self._rate, self._status, self.refused, self.ranges = rate, status, 0, []
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.thread.join()
+
+    def _door(self, environ, start_response):
+        with self._lock:
+            refuse = environ["REQUEST_METHOD"] in ("GET", "HEAD") and self._chance.random() < self._rate
+            self.refused += refuse
+            if "HTTP_RANGE" in environ:
+                self.ranges.append(environ["HTTP_RANGE"])
+        if not refuse:
+            return self._app(environ, start_response)
+        code = _BODIES[self._status]
+        body = f"<Error><Code>{code}</Code><Message>as the test asks for</Message></Error>".encode()
+        start_response(f"{self._status} {code}", [("Content-Type", "application/xml"),
+                                                 ("Content-Length", str(len(body)))])
+        return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]

@@ -1,0 +1,276 @@
+"""Stores: the same bytes from anywhere, through errors, short reads and stalls; no test waits for real."""
+
+from __future__ import annotations
+
+import threading
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.cache import FileCache
+from ingest.latency import Disturbance
+from ingest.retry import Clock, Retrier, RetryPolicy, StoreClosed, StoreError
+from ingest.stores import Store
+from tests.ingest.s3 import KEYS, S3Server
+
+TABLE = pa.table({"a": np.arange(50_000), "b": np.random.default_rng(1).random(50_000)})
+GROUPS = 10
+
+
+class FakeClock(Clock):
+    """Sleeping moves it on."""
+
+    def __init__(self):
+        super().__init__()
+        self.time, self.slept = 0.0, []
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.time += seconds
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    pq.write_table(TABLE, folder / "part-0.parquet", row_group_size=len(TABLE) // GROUPS, write_page_checksum=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def bucket(server, monkeypatch, folder):
+    """The server, with the file in bucket `data`, below the prefix `table`."""
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    from pyarrow.fs import S3FileSystem
+
+    server.refuse(0)
+    files = S3FileSystem(endpoint_override=server.address, scheme="http", allow_bucket_creation=True)
+    files.create_dir("data")
+    with files.open_output_stream("data/table/part-0.parquet") as out:
+        out.write((folder / "part-0.parquet").read_bytes())
+    return server
+
+
+def read(store, path="part-0.parquet"):
+    """All row groups, one at a time, as a loader does."""
+    with store.open(path) as file:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        return pa.concat_tables(parquet.read_row_group(g) for g in range(parquet.num_row_groups))
+
+
+# ---- the same bytes from anywhere
+
+@pytest.mark.parametrize("uri", ["{0}", "file://{0}", "latency://{0}", "latency://file://{0}"])
+def test_local_files(folder, uri):
+    store = Store.at(uri.format(folder))
+    assert read(store).equals(TABLE)
+    assert read(Store.at(uri.format(folder / "part-0.parquet")), "").equals(TABLE), "the root may be the file"
+    assert store.local == (not uri.startswith("latency"))
+
+
+def test_what_fsspec_opens(folder):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/table/part-0.parquet", (folder / "part-0.parquet").read_bytes())
+    try:
+        store = Store.at("memory://table")
+        assert read(store).equals(TABLE)
+        with pytest.raises(FileNotFoundError):
+            store.open("part-1.parquet")
+    finally:
+        memory.store.clear()
+
+
+def test_s3_is_read_in_ranges(bucket):
+    store = Store.at("s3://data/table?" + bucket.query)
+    assert read(store).equals(TABLE)
+    assert len(bucket.ranges) == GROUPS + 1, "the footer, then one request for each row group"
+    with pytest.raises(FileNotFoundError, match=r"data/table/part-1\.parquet"):
+        store.open("part-1.parquet")
+
+
+# ---- errors that pass, and errors that do not
+
+@pytest.mark.parametrize("status", [503, 500, 429])
+def test_a_third_of_s3_requests_refused(bucket, status):
+    clock = FakeClock()
+    store = Store.at("s3://data/table?" + bucket.query, clock=clock, retry=RetryPolicy(attempts=50, deadline_s=1000))
+    bucket.refuse(0.3, status)
+    for _ in range(5):
+        assert read(store).equals(TABLE)
+    assert store.stats()["retries"] == bucket.refused == len(clock.slept) > 5
+
+
+def test_s3_refusing_for_good_names_the_file_and_the_attempts(bucket):
+    store = Store.at("s3://data/table?" + bucket.query, clock=FakeClock(), retry=RetryPolicy(attempts=4))
+    bucket.refuse(1.0, 503)
+    with pytest.raises(StoreError, match=r"s3://data/table/part-0\.parquet: opening: failed 4 times.*503"):
+        store.open("part-0.parquet")
+    assert bucket.refused == 4
+
+
+def test_wrong_keys_are_not_tried_again(bucket):
+    store = Store.at("s3://data/table?" + bucket.query, clock=FakeClock())
+    bucket.refuse(1.0, 403)
+    with pytest.raises(PermissionError, match="AWS_ACCESS_KEY_ID"):
+        store.open("part-0.parquet")
+    assert bucket.refused == 1
+
+
+def test_everything_arrives_through_errors_short_reads_and_stalls(folder):
+    clock = FakeClock()
+    store = Store.at(f"latency://{folder}?error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=700&latency_ms=5"
+                     "&bandwidth=1MiB&seed=7", clock=clock, retry=RetryPolicy(attempts=50, deadline_s=10_000))
+    for _ in range(10):
+        assert read(store).equals(TABLE)
+    done = store.disturbed
+    assert store.stats()["retries"] == done.errors + done.shorts
+    assert min(done.errors, done.shorts, done.stalls) > 5
+    assert clock.time > store.stats()["bytes"] / 2**20 + done.stalls * 0.7
+
+
+def test_the_same_seed_misbehaves_the_same(folder):
+    def counts(seed):
+        store = Store.at(f"latency://{folder}?error_rate=0.3&seed={seed}", clock=FakeClock())
+        read(store)
+        return store.disturbed.errors
+
+    assert counts(1) == counts(1)
+    assert len({counts(seed) for seed in range(6)}) > 1
+
+
+def test_an_error_inside_parquet_stays_ours(folder):
+    store = Store.at(f"latency://{folder}", clock=FakeClock(), retry=RetryPolicy(attempts=3))
+    with store.open("part-0.parquet") as file:
+        parquet = pq.ParquetFile(file)
+        store.disturbed._how = Disturbance(error_rate=1.0)
+        with pytest.raises(StoreError, match=r"part-0\.parquet: reading bytes \d+ to \d+: failed 3 times"):
+            parquet.read_row_group(2)
+    assert store.stats()["gave_up"] == 1
+
+
+def test_a_corrupt_read_is_found_by_the_checksum(folder):
+    store = Store.at(f"latency://{folder}", clock=FakeClock())
+    store.disturbed.corrupt("part-0")
+    with pytest.raises(OSError, match=r"(?i)crc|checksum"):
+        read(store)
+    assert store.disturbed.corrupted == 1
+    assert read(store).equals(TABLE), "the file itself was never touched"
+
+
+def test_a_stall_holds_reads_until_it_is_over(folder):
+    clock = FakeClock()
+    store = Store.at(f"latency://{folder}", clock=clock)
+    store.disturbed.stall(10)
+    read(store)
+    assert clock.slept == [10.0], "the first read waits, those after do not"
+
+
+def test_closing_ends_a_wait(folder):
+    """With a real clock: a read that would wait for an hour is let go."""
+    store = Store.at(f"latency://{folder}")
+    store.disturbed.stall(3600)
+    caught = []
+
+    def opening():
+        try:
+            store.open("part-0.parquet")
+        except StoreClosed as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=opening)
+    thread.start()
+    store.close()
+    thread.join(30)
+    assert caught
+
+
+# ---- wrong input
+
+@pytest.mark.parametrize(("uri", "text"), [
+    ("latency:///x?eror_rate=1", "unknown option 'eror_rate' (did you mean 'error_rate'?)"),
+    ("latency:///x?error_rate=2", "error_rate: 2.0 is not a share"),
+    ("latency:///x?latency_ms=slow", "latency_ms=slow"),
+    ("latency:///x?latency_ms=-1", "below 0"),
+    ("latency:///x?bandwidth=fast", "bandwidth=fast"),
+    ("latency:///x?oops", "name=value"),
+    ("latency://", "no path"),
+    ("file://x", "file:///path"),
+    ("s3://bucket?regoin=x", "did you mean 'region'?"),
+    ("nowhere://x", "nowhere://"),
+])
+def test_wrong_uris_say_what_is_wrong(uri, text):
+    with pytest.raises(ValueError) as caught:
+        Store.at(uri)
+    assert text in str(caught.value)
+
+
+def test_a_disturbance_is_checked():
+    with pytest.raises(ValueError, match="short_rate"):
+        Disturbance(short_rate=-0.1)
+
+
+# ---- trying again
+
+def test_waits_double_and_are_shortened_by_chance():
+    policy = RetryPolicy(first_wait_s=1, longest_wait_s=5)
+    assert [policy.wait_s(n, 1.0) for n in range(1, 6)] == [1, 2, 4, 5, 5]
+    assert [policy.wait_s(n, 0.0) for n in range(1, 6)] == [0.5, 1, 2, 2.5, 2.5]
+
+
+def test_no_attempt_begins_after_the_deadline():
+    clock = FakeClock()
+    retrier = Retrier(RetryPolicy(attempts=100, first_wait_s=1, longest_wait_s=4, deadline_s=10), clock, lambda: 1.0)
+    began = []
+
+    def fail():
+        began.append(clock.now())
+        clock.time += 0.5
+        raise TimeoutError("slow")
+
+    with pytest.raises(StoreError, match=r"part-3: failed 4 times within 9.0 s.*TimeoutError: slow"):
+        retrier.call(fail, "part-3")
+    assert began == [0, 1.5, 4, 8.5]
+    assert (retrier.retries, retrier.gave_up) == (3, 1)
+
+
+@pytest.mark.parametrize("bad", [{"attempts": 0}, {"deadline_s": 0}, {"first_wait_s": -1}])
+def test_a_policy_is_checked(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        RetryPolicy(**bad)
+
+
+# ---- with a cache
+
+def test_a_second_scan_comes_from_the_cache(folder, tmp_path):
+    with FileCache(tmp_path, 2**30, "table") as cache:
+        store = Store.at(f"latency://{folder}?latency_ms=10", clock=(clock := FakeClock()), cache=cache)
+        assert read(store).equals(TABLE)
+        cold = clock.time
+        assert read(store).equals(TABLE)
+        assert clock.time - cold == pytest.approx(0.010), "only the opening went to the store"
+        assert store.stats()["cache_hits"] == GROUPS + 1
+
+
+def test_a_file_that_was_replaced_is_not_read_from_the_cache(folder, tmp_path):
+    path = tmp_path / "x.parquet"
+    path.write_bytes((folder / "part-0.parquet").read_bytes())
+    with FileCache(tmp_path / "cache", 2**30, "table") as cache:
+        store = Store.at(f"latency://{path}", clock=FakeClock(), cache=cache)
+        read(store, "")
+        other = TABLE.set_column(0, "a", pa.array(np.arange(50_000)[::-1]))
+        path.unlink()
+        pq.write_table(other, path, row_group_size=len(TABLE) // GROUPS)
+        assert read(store, "").equals(other)
