@@ -1,0 +1,130 @@
+"""`--inject`: what the text means, when it is due, and that it happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ingest.faults import (
+    KINDS,
+    Fault,
+    FaultError,
+    Injector,
+    corrupt_read,
+    due,
+    parse,
+    signal_workers,
+    spike_memory,
+    stall_store,
+)
+
+
+def test_the_text_becomes_faults():
+    text = "kill-worker@30s, stall-store=2.5s@10s,corrupt@part-3,memory-spike=64MiB@0.5s,stop-worker=all@1s"
+    faults = parse(text)
+    assert faults == (Fault("kill-worker", 30, 1), Fault("stall-store", 10, 2.5), Fault("corrupt", part="part-3"),
+                      Fault("memory-spike", 0.5, 64 * 2**20), Fault("stop-worker", 1, float("inf")))
+    assert [str(f) for f in faults] == ["kill-worker=1@30s", "stall-store=2.5s@10s", "corrupt@part-3",
+                                        "memory-spike=64MiB@0.5s", "stop-worker=all@1s"]
+    assert parse(",".join(map(str, faults))) == faults
+    assert parse("") == ()
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("kill-worker", "say when, for instance kill-worker@30s"), ("kill-worker@30", "'30' is not a time"),
+    ("kil-worker@3s", "did you mean 'kill-worker'"), ("corrupt", "corrupt@part-0"), ("corrupt=2@x", "no strength"),
+    ("memory-spike=lots@1s", "'lots' is not a number of bytes"), ("stall-store=5@1s", "'5' is not a time"),
+    ("kill-worker=0@1s", "not a number of workers"), ("@3s", "unknown fault")])
+def test_wrong_text_says_what_is_wrong(text, says):
+    with pytest.raises(FaultError) as caught:
+        parse(text)
+    assert says in str(caught.value)
+
+
+def test_what_is_due():
+    faults = parse("kill-worker@30s,stall-store@10s,corrupt@x")
+    assert due(faults, 0, ()) == [2]
+    assert due(faults, 9.9, {2}) == []
+    assert due(faults, 60, {2}) == [1, 0], "earliest first"
+    assert due(faults, 60, {0, 1, 2}) == []
+
+
+def test_each_fault_happens_once_and_is_recorded():
+    now, did, events = [100.0], [], []
+
+    def act(fault):
+        did.append(fault.kind)
+        return "done"
+
+    injector = Injector(parse("kill-worker@5s,stall-store@2s"), dict.fromkeys(KINDS, act), clock=lambda: now[0],
+                        record=events.append)
+    for now[0] in (100, 101, 102, 103, 110, 120):
+        injector.step()
+    assert did == ["stall-store", "kill-worker"]
+    assert events[0] == {"kind": "fault", "fault": "stall-store=5s@2s", "did": "done"}
+    assert injector.happened == ["kill-worker=1@5s", "stall-store=5s@2s"]
+    assert injector.missed == []
+
+
+def test_a_fault_without_a_victim_waits_for_one_and_is_missed_at_last():
+    victims = []
+    injector = Injector(parse("kill-worker@0s"), {"kill-worker": lambda _: victims.pop() if victims else None},
+                        clock=lambda: 0.0, record=lambda _: None)
+    injector.step()
+    assert injector.missed == ["kill-worker=1@0s"]
+    victims.append("a worker")
+    injector.step()
+    assert injector.missed == []
+
+
+def test_a_run_that_cannot_do_it_says_so_at_the_start():
+    with pytest.raises(FaultError, match="stall-store=5s@3s: this run has nothing to do it to"):
+        Injector(parse("stall-store@3s"), {"corrupt": lambda _: ""}, clock=lambda: 0.0, record=lambda _: None)
+
+
+@pytest.mark.parametrize(("strength", "hit"), [(1, 1), (2, 2), (float("inf"), 3)])
+def test_workers_are_killed(strength, hit):
+    workers = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
+    try:
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        act = signal_workers(lambda: [gone.pid, *(w.pid for w in workers)], signal.SIGKILL)
+        assert "SIGKILL" in act(Fault("kill-worker", strength=strength))
+        assert [w.wait(30) for w in workers[:hit]] == [-signal.SIGKILL] * hit
+        assert all(w.poll() is None for w in workers[hit:])
+        assert signal_workers(list, signal.SIGKILL)(Fault("kill-worker", strength=1)) is None
+    finally:
+        for worker in workers:
+            worker.communicate(b"\n")
+
+
+def test_workers_are_stopped():
+    worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    signal_workers(lambda: [worker.pid], signal.SIGSTOP)(Fault("stop-worker", strength=1))
+    _, status = os.waitpid(worker.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    worker.kill()
+    worker.communicate()
+
+
+def test_stores_are_stalled_and_corrupted():
+    did = []
+    stall_store(did.append)(Fault("stall-store", strength=5))
+    corrupt_read(did.append)(Fault("corrupt", part="part-1"))
+    assert did == [5, "part-1"]
+
+
+def test_a_memory_spike_is_really_taken_and_given_back():
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    ends, before = [], resident()
+    assert spike_memory(ends.append)(Fault("memory-spike", strength=64 * 2**20)) == "took 64 MiB"
+    assert resident() - before > 60 * 2**20
+    ends[0]()
+    assert resident() - before < 30 * 2**20

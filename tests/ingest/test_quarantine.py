@@ -1,0 +1,172 @@
+"""The error policy as arithmetic, its books, and the search for bad rows."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from ingest.quarantine import PROGRAM_ERRORS, ErrorPolicy, Quarantine, QuarantineError, isolate, kinds_of
+
+SET_ASIDE = ErrorPolicy(on_error="quarantine", max_rows=10, max_rate=0.1, probation_rows=50)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# ---- the policy
+
+@pytest.mark.parametrize(("seen", "aside", "stops"), [
+    (1, 1, False),       # in probation, a first bad row is no rate
+    (49, 10, False),     # still
+    (49, 11, True),      # but the count holds always
+    (50, 5, False), (50, 6, True),
+    (1000, 10, False), (100_000, 11, True),
+])
+def test_count_and_rate_after_probation(seen, aside, stops):
+    assert (SET_ASIDE.objection(seen=seen, aside=aside, kinds=("ValueError",)) is not None) == stops
+
+
+@pytest.mark.parametrize("seen", range(0, 200, 7))
+def test_more_rows_seen_never_makes_the_count_worse(seen):
+    """What is allowed at a number of rows after probation is allowed at any larger one."""
+    for aside in range(11):
+        if seen >= 50 and SET_ASIDE.objection(seen=seen, aside=aside) is None:
+            assert SET_ASIDE.objection(seen=seen + 100, aside=aside) is None
+
+
+@pytest.mark.parametrize("error", [NameError("x"), ModuleNotFoundError("x"), MemoryError(), IndentationError("x"),
+                                   UnboundLocalError("x"), RecursionError("x"), SystemExit(1)])
+def test_errors_of_the_program_are_never_set_aside(error):
+    stops = SET_ASIDE.objection(seen=10**6, aside=1, kinds=kinds_of(error))
+    if isinstance(error, RecursionError):
+        assert stops is None, "deep data may be to blame"
+    else:
+        assert "error of the program" in stops
+
+
+def test_raise_is_the_default_and_names_the_option():
+    assert "on_error=quarantine" in ErrorPolicy().objection(seen=10**9, aside=1)
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"on_error": "skip"}, "on_error: 'skip'"), ({"on_error": "quarantin"}, "did you mean 'quarantine'"),
+    ({"max_rows": -1}, "max_rows=-1"), ({"max_rate": 1.5}, "max_rate: 1.5")])
+def test_a_policy_is_checked(options, text):
+    with pytest.raises(ValueError, match=text):
+        ErrorPolicy(**options)
+
+
+# ---- the books
+
+def test_rows_set_aside_are_listed_and_summed(tmp_path):
+    path = tmp_path / "aside.jsonl"
+    books = Quarantine(SET_ASIDE, path)
+    assert not path.exists()
+    books.saw(90)
+    books.admit(ValueError("no number: 'ü'"), stage="transform", file="part-3", row_group=2, rows=[7, 9])
+    books.admit(KeyError("C1"), stage="log", file="part-4", row_group=0, rows=[0])
+    assert lines(path)[1] == {"stage": "transform", "file": "part-3", "row_group": 2, "row": 9, "type": "ValueError",
+                              "reason": "no number: 'ü'"}
+    assert books.summary() == {"rows_set_aside": 3, "file": str(path),
+                               "reasons": {"transform: ValueError": 2, "log: KeyError": 1}}
+    books.close()
+    books.close()
+
+
+def test_one_row_too_many_stops_and_says_where(tmp_path):
+    books = Quarantine(SET_ASIDE, tmp_path / "x")
+    books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(10))
+    cause = ValueError("b")
+    with pytest.raises(QuarantineError, match=r"part-9 row group 4 row 77: t failed: ValueError: b .*max_rows=10") as e:
+        books.admit(cause, stage="t", file="part-9", row_group=4, rows=[77])
+    assert e.value.__cause__ is cause
+    assert len(lines(tmp_path / "x")) == 10, "what stopped the run was not set aside"
+    books.close()
+
+
+def test_the_end_of_the_probation_judges_what_was_set_aside_in_it(tmp_path):
+    books = Quarantine(SET_ASIDE, tmp_path / "x")
+    books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
+    books.saw(43)
+    with pytest.raises(QuarantineError, match=r"6 of 50 rows set aside are more than max_rate=0\.1"):
+        books.saw(1)
+    books.close()
+
+
+def test_stages_share_the_books(tmp_path):
+    books = Quarantine(ErrorPolicy(on_error="quarantine", max_rate=1), tmp_path / "x")
+    barrier = threading.Barrier(4)
+
+    def stage(number):
+        barrier.wait()
+        for row in range(50):
+            books.admit(ValueError("x" * 5000), stage=f"s{number}", file="f", row_group=0, rows=[row])
+
+    threads = [threading.Thread(target=stage, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert books.summary()["rows_set_aside"] == 200
+    assert {(line["stage"], line["row"]) for line in lines(tmp_path / "x")} == {
+        (f"s{n}", row) for n in range(4) for row in range(50)}
+    assert max(len(line["reason"]) for line in lines(tmp_path / "x")) == 500
+    books.close()
+
+
+# ---- the search
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 17, 100])
+@pytest.mark.parametrize("every", [1, 2, 5, 16, 1000])
+def test_exactly_the_bad_rows_are_found(rows, every):
+    bad = {row for row in range(rows) if row % every == every - 1}
+    calls = []
+
+    def attempt(start, stop):
+        calls.append((start, stop))
+        if bad & set(range(start, stop)):
+            raise ValueError(f"in {start} to {stop}")
+        return list(range(start, stop))
+
+    good, found = isolate(attempt, rows, most=rows)
+    assert [row for row, _ in found] == sorted(bad)
+    assert [row for _, _, result in good for row in result] == [r for r in range(rows) if r not in bad]
+    assert len(calls) <= 1 + 2 * len(bad) * rows.bit_length()
+
+
+def test_an_error_of_a_whole_range_alone_costs_no_row():
+    def attempt(start, stop):
+        if stop - start > 3:
+            raise ValueError("too many at once")
+        return stop - start
+
+    good, bad = isolate(attempt, 8, most=8)
+    assert (sum(r for *_, r in good), bad) == (8, [])
+
+
+def test_the_search_gives_up():
+    calls = []
+
+    def attempt(start, stop):
+        calls.append(start)
+        raise ValueError("all bad")
+
+    with pytest.raises(ValueError, match="all bad"):
+        isolate(attempt, 2**20, most=3)
+    assert len(calls) < 40
+
+
+@pytest.mark.parametrize("kind", sorted(PROGRAM_ERRORS - {"SystemExit", "KeyboardInterrupt"}))
+def test_an_error_of_the_program_ends_the_search_at_once(kind):
+    calls = []
+
+    def attempt(start, stop):
+        calls.append(start)
+        raise getattr(__import__("builtins"), kind)("x")
+
+    with pytest.raises(getattr(__import__("builtins"), kind)):
+        isolate(attempt, 100, most=100)
+    assert len(calls) == 1
