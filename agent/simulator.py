@@ -1,0 +1,298 @@
+"""A pipeline that exists only in numbers: a `Tunable` over a clock of its own, for training and judging policies.
+
+`advance(seconds)` lets time pass. Rows flow as a fluid between events (a queue runs empty or full, a worker is ready,
+a burst begins): the rates of each stretch come from `agent.mechanisms.flow`. `agent.events` is its slower twin
+that moves every item. One seed, one course.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from agent.mechanisms import Flow, Load, Stage, Truth, flow
+from ingest.knobs import KnobError, Knobs, Limits
+from ingest.stats import Snapshot, StageStats
+
+_CHUNK_S = 0.25  # noise, drift and the truth's changes are looked at this often
+_MARGIN = 0.97  # of the memory limit: what the governor fills
+
+
+class Course:
+    """The state that the fluid and the event mode share: time, truth, pools as they start up, counters."""
+
+    def __init__(self, truth_at: Callable[[float], Truth], limits: Limits, knobs: Knobs, *, seed: int = 0,
+                 governor: bool = True) -> None:
+        self._truth_at, self._limits = truth_at, limits
+        self.truth = truth_at(0.0)
+        limits.check(knobs)
+        self._knobs = limits.clamp(knobs)
+        self._random = np.random.default_rng(seed)
+        self.governor = governor
+        self.now, self.killed, self.held_back = 0.0, False, 0.0
+        names = [s.name for s in self.truth.stages]
+        count = len(names)
+        self.names = names
+        self.ready = [float(self._knobs.workers[n]) for n in names]
+        self._starting: list[tuple[float, int, float]] = []  # ready at, stage, workers
+        self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
+        self.queue = [0.0] * count
+        self.done = [0.0] * count
+        self.busy_s, self.cpu_s = [0.0] * count, [0.0] * count
+        self.in_s, self.out_s = [0.0] * count, [0.0] * count
+        self.consumed = self.wait_s = self.compute_s = self.used_s = 0.0
+        self._walk, self._burst_until, self._burst_next = [0.0] * count, [-1.0] * count, [math.inf] * count
+        for i, stage in enumerate(self.truth.stages):
+            if stage.burst_every_s:
+                self._burst_next[i] = self._random.exponential(stage.burst_every_s)
+        self._item_bytes = [s.held_bytes for s in self.truth.stages]
+        self._row_bytes = [s.bytes_per_row for s in self.truth.stages]
+        self.active = [0.0] * count
+        self.memory = self._memory(0.0, self.active)
+        self.peak = self.memory
+        self._sequence = 0
+
+    # The Tunable's side.
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def knobs(self) -> Knobs:
+        return self._knobs
+
+    def apply(self, knobs: Knobs) -> None:
+        self._limits.check(knobs)
+        if missing := [n for n in self.names if n not in knobs.workers]:
+            raise KnobError(f"no number of workers for {missing[0]!r}")
+        for i, name in enumerate(self.names):
+            stage, count = self.truth.stages[i], knobs.workers[name]
+            backend = knobs.backend.get(name, self._limits.backends_of(name)[0])
+            delay = stage.process_start_s if backend == "process" else stage.start_s
+            coming = sum(n for _, s, n in self._starting if s == i)
+            if backend != self.backends[i]:
+                self._starting = [entry for entry in self._starting if entry[1] != i]
+                self.ready[i], coming = 0.0, 0.0
+                self.backends[i] = backend
+            more = count - self.ready[i] - coming
+            if more < 0:  # those that have not started yet go first
+                self._starting = [entry for entry in self._starting if entry[1] != i]
+                self.ready[i] = min(self.ready[i], float(count))
+                more = count - self.ready[i]
+            if more > 0 and delay > 0:
+                self._starting.append((self.now + delay, i, more))
+            else:
+                self.ready[i] += max(0.0, more)
+        self._knobs = knobs
+        self._changed()
+
+    def snapshot(self) -> Snapshot:
+        limits = self.queue_limits()
+        stages = tuple(
+            StageStats(name=name, items=int(self.done[i] / self.truth.stages[i].rows_per_item), rows=int(self.done[i]),
+                       bytes=int(self.done[i] * self._row_bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
+                       wait_input_s=self.in_s[i], wait_output_s=self.out_s[i], workers=self._knobs.workers[name],
+                       backend=self.backends[i], queue_bytes=int(self.queue[i] * self._row_bytes[i]),
+                       queue_limit_bytes=int(limits[i] * self._row_bytes[i]))
+            for i, name in enumerate(self.names))
+        machine, batch = self.truth.machine, self.truth.consumer.batch_rows
+        snapshot = Snapshot(
+            at=self.now, sequence=self._sequence, stages=stages, batches=int(self.consumed / batch),
+            rows=int(self.consumed), consumer_wait_s=self.wait_s, consumer_compute_s=self.compute_s,
+            memory_used=int(self.memory), memory_limit=int(machine.memory_limit), cpu_quota=machine.cores,
+            cpu_used_s=self.used_s, held_back=int(self.held_back))
+        self._sequence += 1
+        return snapshot
+
+    # What both modes use.
+
+    def _changed(self) -> None:
+        """A pool, a back end or the truth is not what it was."""
+
+    def queue_limits(self) -> list[float]:
+        """Rows that may wait behind each stage. A queue takes at least one item of either neighbour."""
+        limits, stages, last = [], self.truth.stages, len(self.names) - 1
+        for i, stage in enumerate(stages):
+            after = stages[i + 1].rows_per_item if i < last else float(self.truth.consumer.batch_rows)
+            if i == last:
+                rows = self._knobs.prefetch_bytes / max(1e-9, self._row_bytes[i])
+            elif i == 0:
+                rows = self._knobs.read_ahead_bytes / max(1e-9, self._row_bytes[i])
+            else:
+                rows = stage.buffer_items * stage.rows_per_item
+            limits.append(max(rows, stage.rows_per_item, after))
+        return limits
+
+    def _worker_bytes(self, i: int) -> float:
+        stage = self.truth.stages[i]
+        return stage.process_bytes if self.backends[i] == "process" else stage.worker_bytes
+
+    def _memory(self, seconds: float, in_flight: list[float]) -> float:
+        """Bytes in use now; freed memory goes back slowly."""
+        target = self.truth.machine.base_bytes
+        for i, size in enumerate(self._item_bytes):
+            target += (in_flight[i] * size + self.queue[i] * self._row_bytes[i]
+                       + self.ready[i] * self._worker_bytes(i))
+        last, lag = getattr(self, "memory", target), self.truth.machine.memory_lag_s
+        if target >= last or lag <= 0:
+            return target
+        return target + (last - target) * math.exp(-seconds / lag)
+
+    def governed(self) -> tuple[list[float], float]:
+        """Workers that the governor lets work, and the share of the queues' limits it leaves."""
+        workers = self.ready
+        if not self.governor:
+            return workers, 1.0
+        machine = self.truth.machine
+        fixed = machine.base_bytes + sum(n * self._worker_bytes(i) for i, n in enumerate(workers))
+        queued = sum(q * b for q, b in zip(self.queue, self._row_bytes, strict=True))
+        # Items already admitted may still grow to what the newest ones need.
+        sizes = [max(a, s.held_bytes) for a, s in zip(self._item_bytes, self.truth.stages, strict=True)]
+        limits = sum(q * s.bytes_per_row for q, s in zip(self.queue_limits(), self.truth.stages, strict=True))
+        room = _MARGIN * machine.memory_limit - fixed
+        if sum(n * size for n, size in zip(workers, sizes, strict=True)) + max(queued, limits) <= room:
+            return workers, 1.0
+        # A worker without input asks for nothing.
+        asking = [min(n, a + 1) for n, a in zip(workers, self.active, strict=True)]
+        wanted = sum(n * size for n, size in zip(asking, sizes, strict=True))
+        share = min(1.0, max(0.0, room - queued) / max(1.0, wanted))
+        admitted = [max(min(1.0, n), n * share) for n in asking]
+        held = sum(n * size for n, size in zip(admitted, sizes, strict=True))
+        return admitted, min(1.0, max(0.0, room - held) / max(1.0, limits))
+
+    def _look(self, seconds: float) -> list[float]:
+        """Takes over what changed by itself since `seconds` ago; the factor on each stage's cost from now on."""
+        truth = self._truth_at(self.now)
+        if truth is not self.truth:
+            self.truth = truth
+        factors = []
+        normal = self._random.standard_normal(2 * len(self.names)).tolist()
+        for i, stage in enumerate(self.truth.stages):
+            if stage.drift:
+                self._walk[i] += stage.drift * math.sqrt(seconds) * normal[2 * i]
+            factor = math.exp(self._walk[i]) if stage.drift else 1.0
+            if stage.tail:
+                finished = max(1.0, self.ready[i] * seconds / stage.cost_s)
+                spread = math.sqrt(math.log1p(stage.tail * stage.tail / finished))
+                factor *= math.exp(spread * normal[2 * i + 1] - spread * spread / 2)
+            factors.append(factor)
+            if self.now >= self._burst_next[i]:
+                self._burst_until[i] = self.now + self._random.exponential(stage.burst_s)
+                self._burst_next[i] = self._burst_until[i] + self._random.exponential(stage.burst_every_s)
+            # What is in the workers' hands and in the queues turns over as fast as they work.
+            turned = -math.expm1(-seconds / max(stage.cost_s, 0.5))
+            self._item_bytes[i] += (stage.held_bytes - self._item_bytes[i]) * turned
+            self._row_bytes[i] += (stage.bytes_per_row - self._row_bytes[i]) * turned
+        return factors
+
+    def _bursts(self) -> list[float]:
+        return [s.burst_factor if self.now < self._burst_until[i] else 1.0 for i, s in enumerate(self.truth.stages)]
+
+    def _start(self) -> float:
+        """Workers that are ready join; cores that the starting ones use."""
+        if not self._starting:
+            return 0.0
+        joined = [entry for entry in self._starting if entry[0] <= self.now + 1e-9]
+        for entry in joined:
+            self.ready[entry[1]] += entry[2]
+            self._starting.remove(entry)
+        if joined:
+            self._changed()
+        # A process imports its libraries while it starts: a core for each.
+        return min(sum(n for _, i, n in self._starting if self.backends[i] == "process"),
+                   self.truth.machine.cores * 0.5)
+
+
+class Simulator(Course):
+    """The fluid mode. `advance` is fast enough for thousands of decisions a second."""
+
+    def __init__(self, truth_at: Callable[[float], Truth], limits: Limits, knobs: Knobs, *, seed: int = 0,
+                 governor: bool = True) -> None:
+        super().__init__(truth_at, limits, knobs, seed=seed, governor=governor)
+        self._guess = (1.0, 1.0, 1.0, 1.0)
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            chunk = min(_CHUNK_S, end - self.now)
+            factors = self._look(chunk)
+            if self.killed:
+                self.now += chunk
+                self.wait_s += chunk
+                continue
+            self._chunk(self.now + chunk, factors)
+
+    def _chunk(self, end: float, factors: list[float]) -> None:
+        stages, count = self.truth.stages, len(self.names)
+        noise = (1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)).tolist()
+        bursts = self._bursts()
+        load, before = None, ()
+        stretches = 0
+        while self.now < end - 1e-9:
+            stretches += 1
+            overhead = self._start()
+            admitted, room = self.governed()
+            if load is None or before != tuple(admitted):
+                before = tuple(admitted)
+                load = Load(self.truth, [max(n, 1e-6) for n in admitted], self.backends, factors, bursts)
+            limits = [max(1.0, rows * room) for rows in self.queue_limits()]
+            empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
+            full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
+            now = flow(load, empty, full, overhead, self._guess)
+            self._guess = now.factors
+            self._account(now, load, self._stretch(now, limits, end, stretches), limits, noise, admitted, stages)
+            if self.memory > self.truth.machine.memory_limit:
+                self.killed = True
+                self.now = end
+                return
+
+    def _stretch(self, now: Flow, limits: list[float], end: float, stretches: int) -> float:
+        """Seconds until the next event."""
+        seconds = end - self.now
+        for at, _, _ in self._starting:
+            seconds = min(seconds, max(1e-6, at - self.now))
+        if stretches > 12:  # a queue flickers about its edge: finish the chunk at these rates
+            return seconds
+        for i, waiting in enumerate(self.queue):
+            gain = now.rates[i] - now.rates[i + 1]
+            if gain > 1e-9 * now.rates[i] and waiting < limits[i]:
+                seconds = min(seconds, (limits[i] - waiting) / gain)
+            elif gain < -1e-9 * now.rates[i] and waiting > 0:
+                seconds = min(seconds, -waiting / gain)
+        return max(seconds, 1e-3) if end - self.now > 1e-3 else end - self.now
+
+    def _account(self, now: Flow, load: Load, seconds: float, limits: list[float], noise: list[float],
+                 admitted: list[float], stages: tuple[Stage, ...]) -> None:
+        in_flight = []
+        for i, stage in enumerate(stages):
+            rows = now.rates[i] * seconds
+            self.done[i] += rows
+            # A queue may pass its edge by what a millisecond brings; it is cut there and the rows are kept.
+            self.queue[i] = max(0.0, self.queue[i] + rows - now.rates[i + 1] * seconds)
+            active = admitted[i] * now.busy[i]
+            idle = (self.ready[i] - active) * seconds
+            # Fewer at work disturb each other less: the inflation is that of those at work.
+            calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
+            useful = active * seconds - min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
+            self.busy_s[i] += useful * max(0.5, noise[2 * i])
+            self.cpu_s[i] += min(rows / stage.rows_per_item * now.cpu_per_item[i], useful) * max(0.5, noise[2 * i + 1])
+            starved = i > 0 and self.queue[i - 1] <= 1e-3 * limits[i - 1]
+            blocked = self.queue[i] >= 0.999 * limits[i]
+            if blocked and not (starved and now.rates[i - 1] <= now.rates[i + 1]):
+                self.out_s[i] += idle
+            else:
+                self.in_s[i] += idle
+            if admitted[i] < self.ready[i]:
+                self.held_back += (self.ready[i] - admitted[i]) * seconds
+            in_flight.append(active)
+        self.consumed += now.rates[-1] * seconds
+        self.compute_s += now.busy[-1] * seconds
+        self.wait_s += (1 - now.busy[-1]) * seconds
+        self.used_s += now.used_cores * seconds
+        self.now += seconds
+        self.active = in_flight
+        self.memory = self._memory(seconds, in_flight)
+        self.peak = max(self.peak, self.memory)
