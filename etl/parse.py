@@ -38,7 +38,8 @@ class Parser:
         self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
         quote: Any = '"' if spec.input.format == "csv" else False
         self._csv = {"delimiter": spec.input.delimiter, "quote_char": quote, "ignore_empty_lines": False}
-        self._lines: Callable[[pa.Array], Parsed] = self._json_lines if spec.input.format == "json" else self._csv_lines
+        self._lines: Callable[[pa.Array], Parsed] = {"json": self._json_lines, "csv": self._quoted_lines}.get(
+            spec.input.format, self._csv_lines)
 
     def parse(self, batch: pa.RecordBatch) -> Parsed:
         """Splits a batch into good rows and rejects."""
@@ -47,6 +48,18 @@ class Parser:
         else:
             parsed = Parsed({name: batch[name] for name in self.types}, batch.num_rows, [])
         return self._with_good_labels(parsed)
+
+    def _quoted_lines(self, lines: pa.Array) -> Parsed:
+        """A quote that is not closed on its line would swallow those after it: such a line is set aside first."""
+        odd = pc.equal(pc.bit_wise_and(pc.count_substring(lines, '"'), 1), 1)
+        if not pc.any(odd).as_py():
+            return self._csv_lines(lines)
+        parsed = self._csv_lines(pa.concat_arrays([lines.filter(pc.invert(odd))]))
+        odd = odd.to_numpy(zero_copy_only=False)
+        numbers = np.flatnonzero(~odd)
+        return Parsed(parsed.columns, parsed.rows, [
+            *((int(numbers[number]), reason) for number, reason in parsed.rejected),
+            *((int(number), "a quote that does not end") for number in np.flatnonzero(odd))])
 
     def _csv_lines(self, lines: pa.Array) -> Parsed:
         content, rejected = _joined(lines), []

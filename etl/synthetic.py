@@ -50,7 +50,8 @@ _MAIN_SPREAD = 0.30
 _CROSSES = (("C1", "C17"), ("C8", "C14"), ("C17", "C23"), ("C2", "C23"), ("C1", "C14"), ("C8", "C25"), ("C5", "C6"))
 _CROSS_SPREAD = 0.55
 _FACTORS = 2
-_BIAS = -1.62
+_CLICK_RATE = 0.25
+_SAMPLE = 8192            # rows by which the bias is set
 _FREQUENT = 512          # ranks beyond it have no effect of their own: nothing could be learned of them
 _CHURN = 0.3             # share of the rarer values that are new each day, in columns of more than _CHURN_FROM values
 _CHURN_FROM = 1_000
@@ -129,7 +130,19 @@ class Clicks:
                 factors = scale * _normal((size + 1) * _FACTORS, self.seed, "cross", *pair, name)
                 effects["/".join((*pair, name))] = np.vstack([factors.reshape(size + 1, _FACTORS),
                                                               np.zeros((1, _FACTORS))])
+        effects["bias"] = 0.0
         object.__setattr__(self, "effects", effects)
+        effects["bias"] = self._bias()
+
+    def _bias(self) -> float:
+        """What makes the click rate the same for every seed."""
+        truth = self.rows(0, _SAMPLE).probability
+        logit, low, high = np.log(truth / (1.0 - truth)), -20.0, 20.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            above = (1.0 / (1.0 + np.exp(-(logit + middle)))).mean() > _CLICK_RATE
+            low, high = (low, middle) if above else (middle, high)
+        return low
 
     def rows(self, first: int, count: int, day: int = 0) -> Rows:
         """Rows `first` to `first + count`, which lie on that day."""
@@ -154,7 +167,7 @@ class Clicks:
         return Rows(first, label, probability, counts, ranks, nulls)
 
     def _logit(self, counts: Mapping[str, Any], ranks: Mapping[str, Any], nulls: Mapping[str, Any]) -> Floats:
-        logit = np.full(len(ranks["C1"]), _BIAS)
+        logit = np.full(len(ranks["C1"]), self.effects["bias"])
         for name, (median, _, _, weight) in _COUNTS.items():
             if weight:
                 effect = weight * (np.log1p(np.maximum(counts[name], 0)) - math.log1p(median))

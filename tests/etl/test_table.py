@@ -44,7 +44,7 @@ def test_a_table_tells_its_fields_files_and_splits(table):
 
 
 def test_an_unknown_split_names_those_there_are(table):
-    with pytest.raises(TableError, match="no split 'tset'.*train"):
+    with pytest.raises(TableError, match=r"no split 'tset'.*train"):
         table.files_of("tset")
 
 
@@ -156,7 +156,7 @@ def test_of_jobs_that_publish_at_once_one_lands(table, tmp_path, there):
 def test_appending_other_columns_is_refused_and_overwriting_with_them_is_not(table):
     store, base = Store(table.uri), Base.read(Store(table.uri))
     fields = tuple(dataclasses.replace(f, role="weight") if f.name == "I3" else f for f in table.fields)
-    with pytest.raises(CommitError, match="'I3'.*overwrite"):
+    with pytest.raises(CommitError, match=r"'I3'.*overwrite"):
         publish(store, base, dataclasses.replace(table.record, mode="append", job="other"), fields)
     version = publish(store, base, dataclasses.replace(table.record, mode="overwrite", job="another"), fields)
     assert FeatureTable.open(table.uri, version).fields[3].role == "weight"

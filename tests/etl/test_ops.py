@@ -1,0 +1,154 @@
+"""Operators and the hash against slow plain-Python twins."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etl.ops import OPERATORS
+from etl.ops.dense import Clip, Fill, Log
+from etl.ops.hashing import NULL, hash_numbers, hash_rows, hash_texts
+from etl.ops.lookup import Lookup
+from etl.ops.sparse import _BUCKET_SALT, Categorify, Hash
+
+NUMBERS = st.lists(st.none() | st.floats(allow_nan=True, allow_infinity=True, width=64) | st.integers(-5, 5).map(float))
+TEXTS = st.lists(st.none() | st.text(max_size=30) | st.sampled_from(["", "a", "é", "日本", "1e5", "00149e94", "\0"]))
+U64 = 2**64 - 1
+
+
+def slow_mix(x: int) -> int:
+    x ^= x >> 30
+    x = x * 0xBF58476D1CE4E5B9 & U64
+    x ^= x >> 27
+    x = x * 0x94D049BB133111EB & U64
+    return x ^ x >> 31
+
+
+def slow_hash(text: str | None, salt: int = 0) -> int:
+    """The hash as its module's docstring tells it."""
+    if text is None:
+        return int(NULL)
+    content = text.encode()
+    h = (len(content) ^ salt & U64) * 0x9E3779B97F4A7C15 & U64
+    for start in range(0, len(content), 8):
+        h = (h ^ int.from_bytes(content[start:start + 8], "little")) * 0xD6E8FEB86659FD93 & U64
+        h ^= h >> 32
+    return slow_mix(h)
+
+
+@given(TEXTS, st.integers(-(2**63), 2**63), st.integers(0, 5), st.sampled_from([pa.string(), pa.large_string()]))
+def test_hash_of_texts_is_as_documented(texts, salt, start, kind):
+    column = pa.array([*["x" * i for i in range(start)], *texts], kind).slice(start)  # a slice begins anywhere
+    assert hash_texts(column, salt).tolist() == [slow_hash(t, salt) for t in texts]
+
+
+GOLDEN = [0x0000000000000000, 0x80c1ae61e48259f9, 0xc7b07fc2a293a2c3,
+          0x2fe0aa7a8d836cc0, 0x5851f42d4c957f2d]
+GOLDEN_ROWS = [0xde47181f3aa2d734, 0x31b11ffbd5de1ca2]
+
+
+def test_the_hash_never_changes():
+    assert hash_texts(pa.array(["", "a", "05db9164", "日本", None])).tolist() == GOLDEN
+    assert hash_rows([pa.array([1, None]), pa.array(["a", "b"])], 7).tolist() == GOLDEN_ROWS
+
+
+@given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1)))
+def test_hash_of_numbers_tells_them_apart(values):
+    hashes = hash_numbers(pa.array(values, pa.int64())).tolist()
+    assert len(set(hashes)) == len(set(values))
+    assert [h == NULL for h in hashes] == [v is None for v in values]
+
+
+def test_equal_floats_have_equal_hashes():
+    hashes = hash_numbers(pa.array([0.0, -0.0, math.nan, -math.nan, 1.0]))
+    assert hashes[0] == hashes[1]
+    assert hashes[2] == hashes[3]
+    assert len(set(hashes.tolist())) == 3
+
+
+def test_a_hash_spreads_evenly():
+    hashes = hash_texts(pa.array([f"{i:08x}" for i in range(100_000)]))
+    for shift in (0, 32, 60):
+        share = np.bincount(((hashes >> np.uint64(shift)) & np.uint64(15)).astype(int), minlength=16) / 100_000
+        assert np.abs(share - 1 / 16).max() < 0.004
+
+
+@given(NUMBERS, st.floats(-100, 100))
+def test_fill_replaces_whatever_is_no_number(values, value):
+    got = Fill(value=value).apply(pa.array(values, pa.float64()), None).to_pylist()
+    assert got == [value if v is None or not math.isfinite(v) else v for v in values]
+
+
+@given(NUMBERS, st.floats(-10, 10), st.floats(0, 10))
+def test_clip_keeps_nulls(values, low, more):
+    got = Clip(low=low, high=low + more).apply(pa.array(values, pa.float64()), None).to_pylist()
+    for have, want in zip(got, values, strict=True):
+        if want is None or math.isnan(want):
+            assert have is None or math.isnan(have)
+            assert (have is None) == (want is None)
+        else:
+            assert have == min(max(want, low), low + more)
+
+
+@given(NUMBERS, st.floats(-3, 10))
+def test_log_never_leaves_the_real_numbers(values, shift):
+    got = Log(shift=shift).apply(pa.array(values, pa.float64()), None).to_pylist()
+    for have, want in zip(got, values, strict=True):
+        if want is None or math.isnan(want):
+            assert have is None or math.isnan(have)
+        elif not math.isinf(want):
+            assert math.isclose(have, math.log(max(want + shift, 1e-6)), rel_tol=1e-12, abs_tol=1e-12)
+
+
+@given(TEXTS, st.integers(1, 1000), st.integers(0, 3))
+def test_hash_operator(texts, size, salt):
+    op = Hash(size=size, salt=salt)
+    got = op.apply(pa.array(texts, pa.string()), None)
+    assert got.to_pylist() == [1 if t is None else 2 + slow_hash(t, salt) % size for t in texts]
+    assert op.cardinality(None) == 2 + size
+
+
+def slow_vocabulary(texts, min_count, max_size):
+    counted = Counter(t for t in texts if t is not None)
+    kept = [(-n, t.encode(), t) for t, n in counted.items() if n >= min_count]
+    return [t for _, _, t in sorted(kept)][:max_size]
+
+
+@settings(max_examples=60)
+@given(TEXTS, TEXTS, st.integers(1, 3), st.integers(1, 8), st.integers(1, 4))
+def test_categorify_lays_ids_out_as_promised(seen, new, min_count, max_size, oov):
+    op = Categorify(min_count=min_count, max_size=max_size, oov=oov)
+    vocabulary = slow_vocabulary(seen, min_count, max_size)
+    table = pa.table({"value": pa.array(vocabulary, pa.string()), "count": [1] * len(vocabulary)})
+    got = op.apply(pa.array(new, pa.string()), op.prepare(table)).to_pylist()
+    want = [1 if t is None else 2 + oov + vocabulary.index(t) if t in vocabulary
+            else 2 + slow_hash(t, _BUCKET_SALT) % oov for t in new]
+    assert got == want
+    assert all(i < op.cardinality(table) for i in got)
+
+
+def test_categorify_counts_what_is_there():
+    values, counts = Categorify().count(pa.array(["b", None, "", "b"]))
+    assert dict(zip(values.to_pylist(), counts.to_pylist(), strict=True)) == {"b": 2, "": 1}
+
+
+def test_a_lookup_finds_all_of_a_large_vocabulary_and_nothing_else():
+    words = [f"{i:x}" for i in range(50_000)]
+    lookup = Lookup.of(pa.array(words))
+    assert lookup.places(hash_texts(pa.array(words))).tolist() == list(range(50_000))
+    assert set(lookup.places(hash_texts(pa.array([f"no {w}" for w in words]))).tolist()) == {-1}
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_every_operator_takes_an_empty_column_and_says_what_it_is(name):
+    op = OPERATORS[name](**{"clip": {"low": 0.0}, "hash": {"size": 3}}.get(name, {}))
+    empty = pa.array([], pa.string() if op.takes == "text" else pa.float64())
+    state = op.prepare(pa.table({"value": pa.array([], pa.string())})) if name == "categorify" else None
+    assert len(op.apply(empty, state)) == 0
+    assert type(op).__doc__

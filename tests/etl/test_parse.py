@@ -1,0 +1,98 @@
+"""Raw lines: what parses, and why the rest does not."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from etl.parse import Parser
+from etl.spec import Spec
+
+SPEC = """
+[input]
+format = "%s"
+columns = ["label:int", "I:int", "F:float", "C:text"]
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+name = "C"
+role = "sparse"
+ops = [{op = "hash", size = 10}]
+"""
+
+
+def parse(form: str, *lines: bytes):
+    padding = pa.array([b"x", *(line + b"\n" for line in lines)], pa.binary()).slice(1)  # a slice begins anywhere
+    parsed = Parser(Spec.parse(SPEC % form)).parse(pa.record_batch([padding], ["line"]))
+    assert parsed.rows + len(parsed.rejected) == len(lines)
+    assert all(len(column) == parsed.rows for column in parsed.columns.values())
+    return list(zip(*(c.to_pylist() for c in parsed.columns.values()), strict=True)), sorted(parsed.rejected)
+
+
+def test_good_lines_become_columns_and_empty_fields_nulls():
+    rows, rejected = parse("tsv", b"1\t-2\t0.5\tab", b"0\t\t\t", b'0\t7\t1\t"q')
+    assert rows == [(1, -2, 0.5, "ab"), (0, None, None, None), (0, 7, 1.0, '"q')]
+    assert rejected == []
+
+
+def test_looks_of_numbers_do_not_change_text():
+    rows, _ = parse("tsv", b"1\t1\t1\t1e5", b"0\t1\t1\t00161819", b"0\t1\t1\tNULL", b"0\t1\t1\tnan")
+    assert [row[3] for row in rows] == ["1e5", "00161819", "NULL", "nan"]
+
+
+BAD = [
+    (b"1\t2\t3", "wrong number of fields"),
+    (b"1\t2\t3\tc\td", "wrong number of fields"),
+    (b"", "label: missing"),
+    (b"1\tabc\t3\tc", "I: not a whole number of 64 bits"),
+    (b"1\t1.5\t3\tc", "I: not a whole number of 64 bits"),
+    (b"1\t18446744073709551615\t3\tc", "I: not a whole number of 64 bits"),
+    (b"1\t1\tabc\tc", "F: not a number"),
+    (b"1\t1\t1\tMis\xe9rables", "C: not UTF-8 text"),
+    (b"2\t1\t1\tc", "label: neither 0 nor 1"),
+    (b"-1\t1\t1\tc", "label: neither 0 nor 1"),
+    (b"\t1\t1\tc", "label: missing"),
+    (b"x\t1\t1\tc", "label: not a whole number of 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD)
+def test_a_bad_line_is_set_aside_with_its_reason_and_its_neighbours_are_kept(line, reason):
+    rows, rejected = parse("tsv", b"1\t1\t1\ta", line, b"0\t2\t2\tb")
+    assert rows == [(1, 1, 1.0, "a"), (0, 2, 2.0, "b")]
+    assert rejected == [(1, reason)]
+
+
+def test_all_kinds_of_bad_lines_at_once():
+    rows, rejected = parse("tsv", *[line for line, _ in BAD], b"1\t1\t1\tlast")
+    assert rows == [(1, 1, 1.0, "last")]
+    assert rejected == [(number, reason) for number, (_, reason) in enumerate(BAD)]
+
+
+def test_quotes_of_csv():
+    rows, rejected = parse("csv", b'1,2,3,"a,b"', b'0,2,3,""', b"1,2,3,")
+    assert [row[3] for row in rows] == ["a,b", "", None]
+    assert rejected == []
+
+
+def test_a_quote_that_does_not_end_costs_no_other_line():
+    rows, rejected = parse("csv", b'1,2,3,"a', b"1,1,1,b", b"0,1,1,c")
+    assert [row[3] for row in rows][-2:] == ["b", "c"]
+    assert len(rows) + len(rejected) == 3
+
+
+def test_json_lines():
+    rows, rejected = parse("json", b'{"label":1,"I":2,"F":3,"C":"a"}', b'{"C":"b","label":0,"more":[1]}')
+    assert rows == [(1, 2, 3.0, "a"), (0, None, None, "b")]
+    assert rejected == []
+    rows, rejected = parse("json", b'{"label":1}', b"[1]", b"", b'{"label":1,"I":"x"}', b'{"label":2}',
+                           b'{"label":1,"C":5}', b'{"label":0,"I":2.5}')
+    assert rows == [(1, None, None, None)]
+    assert rejected == [(1, "not a JSON object"), (2, "not a JSON object"), (3, "I: not a whole number of 64 bits"),
+                        (4, "label: neither 0 nor 1"), (5, "C: not UTF-8 text"),
+                        (6, "I: not a whole number of 64 bits")]
+
+
+def test_no_lines_at_all():
+    assert parse("tsv") == ([], [])
