@@ -89,6 +89,12 @@ class Service:
     def most_seen(self) -> int:
         return max(self.points, default=0)
 
+    @property
+    def efficiency(self) -> float:
+        """How much of their due the workers added last brought: 1 all of it, near 0 hardly anything."""
+        *_, before, last = sorted(self.points) if len(self.points) > 1 else (0, 0)
+        return min(1.0, self.points[before].busy_s / self.points[last].busy_s) if last else 1.0
+
     def cpu_s(self, workers: int) -> float:
         """Processor seconds a row; 0 if unknown."""
         return self._nearest(workers).cpu_s if self.points else 0.0

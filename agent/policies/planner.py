@@ -26,9 +26,11 @@ from ingest.stats import Snapshot
 INPUT_BOUND = 0.02  # a stall above this is worth a change
 WORTH = 1.08  # a predicted gain below this is not
 LEAST_GAIN = 1.03  # a change that brought less is undone
-GROWTH = 4  # times more workers than were ever seen: beyond, the curve is a guess
+GROWTH = 4  # times more workers than were ever seen, if those paid in full: beyond, the curve is a guess
 SATURATED = 0.92  # of the cores in use: no core is free
 SETTLE, PATIENCE = 2, 5  # snapshots after a change before it is judged: a clear gain, anything else
+OURS = 3 * PATIENCE  # snapshots after a change in which what happens is taken for its effect
+MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
 WINDOW = 6  # snapshots over which rates are taken
 SPARE = 5  # snapshots in a row that must show workers to spare before some are given back
 FORGIVE = 400  # snapshots for which a stage's failed change is not tried again
@@ -44,6 +46,8 @@ class Trial:
     before: Knobs
     rows_per_s: float
     predicted: float
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Stages that got more workers → rows a second they passed before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +93,12 @@ class Planner:
             return state.knobs, replace(state, last=snapshot, window=(snapshot,)), Reason(
                 text="no time has passed since the last look")
         learned = _learn(state, snapshot, seen)
-        if snapshot.cpu_quota != state.last.cpu_quota or _drifts(learned) != _drifts(state):
-            # Another machine or another workload: what was measured before says nothing about what comes now.
+        other_machine = snapshot.cpu_quota != state.last.cpu_quota
+        # Costs that move soon after a change were moved by it, and the trial tells whether that did good.
+        other_workload = state.age > OURS and any(
+            learned.services[n].drifts > state.services[n].drifts and stage.busy >= MATTERS * stage.workers
+            for n, stage in seen.stages.items() if n in state.services)
+        if other_machine or other_workload:  # what was measured before says nothing about what comes now
             learned = replace(learned, held={}, probed=frozenset(), quiet_until=0, failures=0, spare_needed=SPARE,
                               trial=None, window=(), demands=())
         state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
@@ -104,10 +112,6 @@ class Planner:
             return state.knobs, state, Reason(text="looking at how the present knobs do")
         # Full buffers hide for a moment that the input has become slower: what came last is nearer the truth.
         return _plan(state, seen, replace(since, rows_per_s=min(since.rows_per_s, seen.rows_per_s or math.inf)))
-
-
-def _drifts(state: State) -> int:
-    return sum(s.drifts for s in state.services.values())
 
 
 def _learn(state: State, snapshot: Snapshot, seen: Rates) -> State:
@@ -126,7 +130,10 @@ def _judge(state: State, trial: Trial, since: Rates) -> tuple[Knobs, State, Reas
     gain = since.rows_per_s / trial.rows_per_s
     hoped = trial.predicted / trial.rows_per_s
     rises = trial.kind in ("grow", "probe")
-    clear = since.stall <= INPUT_BOUND or (gain >= 1 + 0.5 * (hoped - 1) if rises else gain >= 0.97)
+    # What a stage passes on shows sooner than what arrives at the far end, where rows come in lumps.
+    nearer = min((since.stages[n].rows_per_s / rate for n, rate in trial.stages.items() if n in since.stages and rate),
+                 default=gain)
+    clear = since.stall <= INPUT_BOUND or (max(gain, nearer) >= 1 + 0.5 * (hoped - 1) if rises else gain >= 0.97)
     if state.age < (SETTLE if clear else PATIENCE):
         return state.knobs, state, Reason(text="measuring what the last change did")
     state = replace(state, trial=None)
@@ -206,7 +213,9 @@ def _range(state: State, name: str) -> tuple[int, int]:
     held_least, held_most, until = state.held.get(name, (least, most, 0))
     if state.tick < until:
         least, most = max(least, held_least), min(most, held_most)
-    return least, max(least, min(most, GROWTH * max(1, state.services[name].most_seen)))
+    service = state.services[name]
+    growth = 1 + (GROWTH - 1) * service.efficiency**2
+    return least, max(least, min(most, math.ceil(growth * max(1, service.most_seen))))
 
 
 def _probe(state: State, look: Outlook, since: Rates) -> tuple[str, int, float] | None:
@@ -255,7 +264,8 @@ def _release(state: State, look: Outlook, since: Rates, ranges: Mapping[str, tup
 
 def _change(state: State, knobs: Knobs, kind: str | None, since: Rates, reason: Reason) -> tuple[Knobs, State, Reason]:
     """Makes `knobs` the ones in force; with a `kind`, on trial."""
-    trial = Trial(kind=kind, before=state.knobs, rows_per_s=since.rows_per_s,
+    more = {n: stage.rows_per_s for n, stage in since.stages.items() if knobs.workers[n] > state.knobs.workers[n]}
+    trial = Trial(kind=kind, before=state.knobs, rows_per_s=since.rows_per_s, stages=more,
                   predicted=reason.predicted_rows_per_s or since.rows_per_s) if kind else None
     return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason
 
@@ -280,7 +290,7 @@ def _why(bottleneck: str, look: Outlook, since: Rates) -> str:
     count = look.knobs.workers[bottleneck]
     busy = since.stages[bottleneck].busy if bottleneck in since.stages else 0.0
     waiting = look.services[bottleneck].waiting(count)
-    how = f", {waiting:.0%} of that waiting for its store" if waiting > 0.5 else ""
+    how = f", {waiting:.0%} of that waiting for a store or a lock" if waiting > 0.5 else ""
     return f"{bottleneck} is the bottleneck ({busy:.2g} of {count} worker{'s' * (count > 1)} busy{how})"
 
 
