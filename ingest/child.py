@@ -13,7 +13,7 @@ import resource
 import select
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from faulthandler import enable as trace_faults
 from faulthandler import register as trace_on
 from typing import Any
@@ -94,24 +94,22 @@ class _Server:
             wire.send(self._sock, {**answer, "sequence": message["sequence"]})
 
     def _call(self, message: dict[str, Any]) -> dict[str, Any]:
-        number, size, place = message["input"]
-        region = self._map(number, size)
-        region.flags.writeable = False  # a column that comes back as it went is not copied: so it must not change
-        columns = wire.read(region, place)
-        result = self._function(columns)
-        if not isinstance(result, dict) or not all(isinstance(name, str) for name in result):
+        number, size, index = message["region"]
+        columns, places = wire.read(self._map(number, size), index)
+        result = self._function(dict(columns))
+        if result is None:
+            result = {}
+        if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
             raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
-        result = {name: np.asarray(array) for name, array in result.items()}
-        layout = wire.Layout(result, {id(array): name for name, array in columns.items()})
-        number, size = message["output"]
+        lying = {id(array): places[name] for name, array in columns.items()}
+        layout = wire.Layout({**columns, **{n: np.asarray(a) for n, a in result.items()}}, index[1], lying)
         if layout.size > size:
             wire.send(self._sock, {"kind": "need", "sequence": message["sequence"], "bytes": layout.size})
-            reply, fds = wire.receive(self._sock)
-            self._adopt(reply, fds)
+            reply, _ = wire.receive(self._sock)
             if reply["kind"] == "refused":
                 return {"kind": "refused"}
-            number, size = reply["output"]
-        return {"kind": "done", "place": layout.write(self._map(number, size))}
+            size = reply["size"]
+        return {"kind": "done", "index": layout.write(self._map(number, size))}
 
     def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
         """Takes over regions that came with the message, forgets those that are no more."""

@@ -73,7 +73,7 @@ class Region:
 
 
 class Shelf:
-    """Regions that carry results. One is lent out with each result and returns when the last array on it is gone."""
+    """Regions that carry items. One is lent out with each result and returns when the last array on it is gone."""
 
     def __init__(self, charge: Callable[[int], None], spare: int = 1):
         self._charge, self._spare = charge, spare
@@ -104,9 +104,9 @@ class Shelf:
     def bytes(self) -> int:
         return sum(region.size for region in self._all.values())
 
-    def numbers(self) -> set[int]:
+    def numbers(self) -> list[int]:
         """The regions there are: a worker forgets all others."""
-        return set(self._all)
+        return list(self._all)
 
     def close(self) -> None:
         """Arrays that are still in use keep their memory, but it counts no longer."""

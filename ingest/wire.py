@@ -47,37 +47,37 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
 class Layout:
     """Where arrays lie in a region, one behind the other, and behind them the list that says so."""
 
-    def __init__(self, columns: Columns, same: Mapping[int, str] | None = None):
-        """`same` names arrays (by id) that the other side has already, and what it calls them."""
-        self._columns = columns
-        self._entries: list[list[Any]] = []
-        at = 0
+    def __init__(self, columns: Columns, start: int = 0, lying: Mapping[int, list[Any]] | None = None):
+        """`lying` has the places of arrays (by id) that are in the region already: those stay where they are."""
+        self._new: list[tuple[list[Any], npt.NDArray[Any]]] = []
+        self.places: dict[str, list[Any]] = {}
+        at = -(-start // _ALIGN) * _ALIGN
         for name, array in columns.items():
             if array.dtype.hasobject or array.dtype.names:
                 raise TypeError(f"column {name!r} is of dtype {array.dtype}: process workers carry numbers, dates and "
                                 "fixed-size bytes; use backend=thread for others")
-            if same and id(array) in same:
-                self._entries.append([name, same[id(array)]])
+            if lying and id(array) in lying:
+                self.places[name] = lying[id(array)]
             else:
-                self._entries.append([name, array.dtype.str, list(array.shape), at])
+                self.places[name] = [array.dtype.str, list(array.shape), at]
+                self._new.append((self.places[name], array))
                 at = -(-(at + array.nbytes) // _ALIGN) * _ALIGN
-        self._index = json.dumps(self._entries).encode()
+        self._index = json.dumps(self.places).encode()
         self._at = at
         self.size = at + len(self._index)
 
     def write(self, region: npt.NDArray[np.uint8]) -> list[int]:
-        """Copies all into the region; returns what `read` needs."""
-        for (_, *where), array in zip(self._entries, self._columns.values(), strict=True):
-            if len(where) > 1:
-                np.copyto(_view(region, *where), array)
+        """Copies what is new into the region; returns what `read` needs."""
+        for place, array in self._new:
+            np.copyto(_view(region, *place), array)
         region[self._at:self.size] = np.frombuffer(self._index, np.uint8)
         return [self._at, self.size]
 
 
-def read(region: npt.NDArray[np.uint8], place: list[int], known: Columns | None = None) -> dict[str, npt.NDArray[Any]]:
-    """The arrays, as views on the region; those named as the same come out of `known`."""
-    entries = json.loads(region[place[0]:place[1]].tobytes())
-    return {name: _view(region, *where) if len(where) > 1 else (known or {})[where[0]] for name, *where in entries}
+def read(region: npt.NDArray[np.uint8], index: list[int]) -> tuple[dict[str, npt.NDArray[Any]], dict[str, list[Any]]]:
+    """The arrays, as views on the region, and their places."""
+    places = json.loads(region[index[0]:index[1]].tobytes())
+    return {name: _view(region, *place) for name, place in places.items()}, places
 
 
 def _view(region: npt.NDArray[np.uint8], dtype: str, shape: list[int], at: int) -> npt.NDArray[Any]:

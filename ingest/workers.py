@@ -42,7 +42,7 @@ class WorkerClosed(WorkerError):
     """The worker was closed while somebody waited for it, or before."""
 
 
-class TransformError(WorkerError):
+class FunctionError(WorkerError):
     """The user's function raised. `type`, `text`, `trace` and `kinds` (its class and those above) are the error's."""
 
     def __init__(self, label: str, error: dict[str, Any]):
@@ -51,7 +51,7 @@ class TransformError(WorkerError):
         super().__init__(f"{label}: {self.type}: {self.text}\nin the worker process:\n{self.trace}")
 
 
-class TransformMemoryError(TransformError, MemoryError):
+class FunctionMemoryError(FunctionError, MemoryError):
     """The user's function ran out of memory, in its own process alone."""
 
 
@@ -125,10 +125,10 @@ class _Child:
         self._knows: set[int] = set()
         self.send({"function": function, "memory_limit": memory_limit})
 
-    def send(self, message: dict[str, Any], regions: tuple[Region, ...] = ()) -> None:
+    def send(self, message: dict[str, Any], region: Region | None = None) -> None:
         """The first message that names a region brings it along."""
-        new = [region for region in regions if region.number not in self._knows]
-        self._knows = self._knows & set(message.get("keep", self._knows)) | {region.number for region in new}
+        new = [region] if region is not None and region.number not in self._knows else []
+        self._knows = self._knows & set(message.get("keep", self._knows)) | {r.number for r in new}
         try:
             wire.send(self._sock, {**message, "new": [r.number for r in new]}, [r.fd for r in new])
         except wire.Gone:
@@ -201,7 +201,7 @@ class _Child:
 class WorkerProcess:
     """Calls `module:function` in a process of its own. One call at a time; `close` and `stack` from any thread.
 
-    The function takes a dict of read-only arrays, valid during the call, and returns a dict of arrays."""
+    The function takes a dict of arrays, valid during the call. It may write into them and return a dict of others."""
 
     def __init__(self, function: str, *, limit_s: float | None = None, memory_limit: int | None = None,
                  deaths: int = 3, budget: RestartBudget | None = None, charge: Callable[[int], None] = lambda _: None,
@@ -214,12 +214,11 @@ class WorkerProcess:
             raise ValueError(f"WorkerProcess: deaths={deaths}, limit_s={limit_s}, memory_limit={memory_limit}: "
                              "each must be above 0")
         self._function, self._limit_s, self._memory_limit, self._deaths = function, limit_s, memory_limit, deaths
-        self._budget, self._charge, self._clock = budget or RestartBudget(clock=clock), charge, clock
+        self._budget, self._clock = budget or RestartBudget(clock=clock), clock
         self._turn, self._state = threading.Lock(), threading.Lock()
         self._child: _Child | None = None
-        self._input: Region | None = None
         self._shelf = Shelf(charge)
-        self._sequence = self._expected = 0
+        self._sequence = 0
         self._lost: str | None = None
         self._closed = False
 
@@ -232,7 +231,7 @@ class WorkerProcess:
     @property
     def shared_bytes(self) -> int:
         """Shared memory that it holds now, results still in use included."""
-        return self._shelf.bytes + (self._input.size if self._input else 0)
+        return self._shelf.bytes
 
     def start(self) -> None:
         """Starts the process, so that the first item need not wait for it. Otherwise the first call does."""
@@ -244,10 +243,10 @@ class WorkerProcess:
                 raise WorkerError(f"worker for {self._function} cannot start: {death}") from None
 
     def call(self, columns: wire.Columns, label: str = "item") -> dict[str, npt.NDArray[Any]]:
-        """The function's result. `label` names the item in errors, say by its file and row group.
+        """All columns as the function left or returned them. `label` names the item in errors, say by its row group.
 
-        The arrays lie in shared memory, which is used again when the last of them is gone; a column that the function
-        returned as it got it is the caller's own array."""
+        The caller's arrays are not written. Those returned lie in shared memory, which is used again when the last of
+        them is gone."""
         with self._turn:
             died: list[str] = []
             while True:
@@ -281,9 +280,6 @@ class WorkerProcess:
         with self._turn:
             self._forget()
             self._shelf.close()
-            if self._input:
-                self._input.close()
-                self._input = None
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -295,42 +291,35 @@ class WorkerProcess:
         child = self._running()
         self._sequence += 1
         layout = wire.Layout(columns)
-        if self._input is None:
-            self._input = Region(self._charge)
-        self._input.reserve(layout.size)
-        place = layout.write(self._input.bytes())
-        output = self._shelf.take()
-        lent = False
+        region, lent = self._shelf.take(), False
         try:
-            output.reserve(max(1, self._expected))
-            child.send({"sequence": self._sequence, "input": [self._input.number, self._input.size, place],
-                        "output": [output.number, output.size],
-                        "keep": [self._input.number, *self._shelf.numbers()]}, (self._input, output))
-            reply = self._reply(child)
-            refused = None
+            region.reserve(layout.size)
+            index = layout.write(region.bytes())
+            child.send({"sequence": self._sequence, "region": [region.number, region.size, index],
+                        "keep": self._shelf.numbers()}, region)
+            reply, refused = self._reply(child), None
             if reply["kind"] == "need":
-                refused = self._grow(child, output, reply["bytes"])
+                refused = self._grow(child, region, reply["bytes"])
                 reply = self._reply(child)
             if reply["kind"] == "done":
-                self._expected = reply["place"][1]
                 # Lent last: from here on the arrays alone decide when it is idle again.
-                data, lent = self._shelf.lend(output), True
-                return wire.read(data, reply["place"], columns)
+                data, lent = self._shelf.lend(region), True
+                return wire.read(data, reply["index"])[0]
         finally:
             if not lent:
-                self._shelf.give_back(output)
+                self._shelf.give_back(region)
         if refused is not None:
             raise refused
-        raise (TransformMemoryError if "MemoryError" in reply["kinds"] else TransformError)(label, reply)
+        raise (FunctionMemoryError if "MemoryError" in reply["kinds"] else FunctionError)(label, reply)
 
-    def _grow(self, child: _Child, output: Region, size: int) -> SharedMemoryError | None:
-        """The result is larger than any before: makes room for it, or has the worker let go of it."""
+    def _grow(self, child: _Child, region: Region, size: int) -> SharedMemoryError | None:
+        """The result does not fit behind the input: makes room for it, or has the worker let go of it."""
         try:
-            output.reserve(size)
+            region.reserve(size)
         except SharedMemoryError as error:
             child.send({"kind": "refused"})
             return error
-        child.send({"kind": "grown", "output": [output.number, output.size]})
+        child.send({"kind": "grown", "size": region.size})
         return None
 
     def _reply(self, child: _Child) -> dict[str, Any]:
@@ -353,7 +342,7 @@ class WorkerProcess:
         reply = child.receive(_START_S)
         if reply["kind"] == "error":
             self._forget()
-            raise TransformError(f"worker for {self._function} cannot start", reply)
+            raise FunctionError(f"worker for {self._function} cannot start", reply)
         self._lost = None
         return child
 

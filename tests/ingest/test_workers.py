@@ -17,10 +17,10 @@ import pytest
 
 from ingest.memfd import SharedMemoryError
 from ingest.workers import (
+    FunctionError,
+    FunctionMemoryError,
     RestartBudget,
     RestartsExhausted,
-    TransformError,
-    TransformMemoryError,
     WorkerClosed,
     WorkerCrashed,
     WorkerProcess,
@@ -110,16 +110,20 @@ def test_large_results_grow_the_shared_memory():
             np.testing.assert_array_equal(worker.call({"count": np.array([count])})["out"], np.full(count, 7.0))
 
 
-def test_a_column_that_comes_back_untouched_is_the_callers_own():
-    with WorkerProcess(NAME + "add") as worker:
-        got = worker.call(A)
-        assert got["a"] is A["a"]
-        assert got["sum"] == 10.0
+def test_what_the_function_does_not_return_stays_as_it_left_it():
+    columns = {"written": np.zeros(3), "untouched": np.arange(4), "a": np.ones(2), "b": np.full(5, 2.0)}
+    before = {name: array.copy() for name, array in columns.items()}
+    with WorkerProcess(NAME + "write_in_place") as worker:
+        got = worker.call(columns)
+    np.testing.assert_equal(columns, before, "the caller's arrays are not written")
+    assert {name: array.tolist() for name, array in got.items()} == {
+        "written": [7.0] * 3, "untouched": [0, 1, 2, 3], "a": [2.0] * 5, "b": [1.0] * 2, "backwards": [3, 2, 1, 0]}
 
 
-def test_input_is_read_only():
-    with WorkerProcess(NAME + "write_input") as worker, pytest.raises(TransformError, match="read-only"):
-        worker.call(A)
+def test_a_function_may_return_nothing():
+    with WorkerProcess(NAME + "nothing_returned") as worker:
+        assert worker.call(A)["a"].tolist() == [1, 2, 3, 4, 5]
+        assert worker.call(A)["a"].tolist() == [1, 2, 3, 4, 5], "on the item alone, not on what was left of the last"
 
 
 def test_a_result_stays_as_it_is_until_its_last_array_is_gone():
@@ -160,7 +164,7 @@ def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
     with WorkerProcess(NAME + "fail") as worker:
         worker.start()
         pid = worker.pid
-        with pytest.raises(TransformError, match="part-0 row group 3") as caught:
+        with pytest.raises(FunctionError, match="part-0 row group 3") as caught:
             worker.call({"kind": np.frombuffer(kind.encode(), np.uint8)}, "part-0 row group 3")
         error = caught.value
         assert error.type == type_
@@ -184,7 +188,7 @@ def test_a_function_must_be_named_in_full(name):
 
 
 def test_a_function_that_is_not_there_is_an_error_at_the_start():
-    with WorkerProcess(NAME + "nothing") as worker, pytest.raises(TransformError, match="cannot start") as e:
+    with WorkerProcess(NAME + "nothing") as worker, pytest.raises(FunctionError, match="cannot start") as e:
         worker.start()
     assert "AttributeError" in e.value.kinds
 
@@ -193,7 +197,7 @@ def test_a_memory_limit_raises_in_the_worker_alone():
     with WorkerProcess(NAME + "take_memory", memory_limit=64 * 2**20) as worker:
         worker.call({"bytes": np.array([2**20])})
         pid = worker.pid
-        with pytest.raises(TransformMemoryError) as caught:
+        with pytest.raises(FunctionMemoryError) as caught:
             worker.call({"bytes": np.array([2**30])})
         assert isinstance(caught.value, MemoryError)
         worker.call({"bytes": np.array([2**20])})

@@ -33,11 +33,6 @@ def double(columns):
     return {name: array * 2 for name, array in columns.items()}
 
 
-def add(columns):
-    """One new column; the others go back as they came."""
-    return {**columns, "sum": np.sum([c.sum() for c in columns.values()])}
-
-
 def grow(columns):
     return {"out": np.full(int(columns["count"][0]), 7.0)}
 
@@ -89,9 +84,14 @@ def modules(columns):
     return {name: np.array(name in sys.modules) for name in ("numpy", "torch", "pyarrow", "pandas", "multiprocessing")}
 
 
-def write_input(columns):
-    columns["a"][0] = 1
-    return columns
+def write_in_place(columns):
+    """Writes one, swaps two, makes one from another's memory, leaves one alone."""
+    columns["written"][:] = 7
+    return {"a": columns["b"], "b": columns["a"], "backwards": columns["untouched"][::-1]}
+
+
+def nothing_returned(columns):
+    columns["a"] += 1
 
 
 def take_memory(columns):
