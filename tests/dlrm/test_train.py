@@ -179,6 +179,15 @@ def test_check_refuses_with_one_message_before_anything_starts(folder, capsys, m
     assert not (folder / "never").exists()
 
 
+def test_a_run_without_data_says_what_is_missing(folder, capsys):
+    from dlrm.train import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--run-dir", str(folder / "never")])
+    assert ended.value.code == 2
+    assert "--data is missing" in json.loads(capsys.readouterr().out)["error"]
+
+
 def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
     from dlrm.train import main
 

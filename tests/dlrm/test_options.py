@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from dlrm import options
+from dlrm.config import Config, ConfigError, ModelConfig, tables_of
+from etl.fields import Field
+
+
+def said(*words: str):
+    return options.given(options.parse(["--run-dir", "r", *words], None))
+
+
+def test_what_is_not_said_has_the_settings_defaults():
+    assert options.fresh(said("--data", "t"), version=3) == Config(data="t", version=3)
+
+
+def test_everything_said_arrives():
+    config = options.fresh(said(
+        "--data", "t", "--epochs", "3", "--batch-size", "64", "--seed", "5", "--lr", "0.1", "--dense-lr", "0.2",
+        "--dense-optimiser", "adam", "--width", "32", "--dense-layers", "8,4", "--over-layers", "9", "--sharding",
+        "row", "--save-every", "7", "--log-every", "2", "--tuning", "fixed", "--knobs", "read=2", "--memory-limit",
+        "1GiB", "--reader", "arrow"), version=0)
+    assert config.model == ModelConfig(width=32, dense_layers=(8, 4), over_layers=(9,))
+    assert (config.optim.lr, config.optim.dense_lr, config.optim.dense_optimiser) == (0.1, 0.2, "adam")
+    assert (config.epochs, config.batch_size, config.seed, config.sharding) == (3, 64, 5, "row")
+    assert (config.save_every, config.log_every, config.tuning, config.knobs) == (7, 2, "fixed", "read=2")
+    assert (config.memory_limit, config.reader) == (2**30, "arrow")
+    assert Config.from_dict(config.to_dict()) == config
+
+
+def test_a_resumed_run_keeps_its_settings_but_for_those_said():
+    stored = options.fresh(said("--data", "t", "--lr", "0.1", "--width", "32"), version=0).to_dict()
+    now = options.resumed(stored, said("--epochs", "9", "--tuning", "fixed"), ranks=2)
+    assert (now.epochs, now.tuning, now.ranks, now.optim.lr, now.model.width) == (9, "fixed", 2, 0.1, 32)
+    assert now.data == "t"
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("--seed", "1"), "seed was 0 and cannot become 1"), (("--batch-size", "64"), "batch_size was"),
+    (("--over-layers", "3"), "model was"), (("--dense-optimiser", "{other}"), "the dense optimiser was")])
+def test_what_would_train_another_model_is_refused_on_resume(words, message):
+    before = options.fresh(said("--data", "t"), version=0)
+    other = {"adam": "adagrad", "adagrad": "adam"}[before.optim.dense_optimiser]
+    with pytest.raises(ConfigError, match=message):
+        options.resumed(before.to_dict(), said(*(w.format(other=other) for w in words)))
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("--epochs", "0"), "epochs: 0 is not a positive"), (("--lr", "nan"), "lr: nan"),
+    (("--batch-size", "x"), "argument --batch-size"), (("--over-layers", "4,-1"), "over_layers"),
+    (("--tuning", "magic"), "invalid choice: 'magic'")])
+def test_nonsense_is_named(words, message):
+    with pytest.raises(ConfigError, match=message):
+        options.fresh(said("--data", "t", *words), version=0)
+
+
+LABEL = Field(name="label", role="label", type="int8")
+DENSE = Field(name="I1", role="dense", type="float")
+SPARSE = Field(name="C1", role="sparse", type="int32", cardinality=5)
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ((LABEL, DENSE), "no sparse column"), ((LABEL, SPARSE), "no dense column"), ((DENSE, SPARSE), "no label"),
+    ((LABEL, DENSE, Field(name="C2", role="sparse", type="int32")), "column 'C2': no cardinality")])
+def test_a_table_that_a_dlrm_cannot_use_is_refused_by_name(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        tables_of(fields, ModelConfig())
+
+
+def test_tables_follow_the_columns_and_their_bags():
+    bag = Field(name="H", role="id_list", type="binary", layout="bytes", cardinality=9, bag=(0, 3.5, 10))
+    found = tables_of((LABEL, SPARSE, DENSE, bag), ModelConfig(width=8))
+    assert [(t.name, t.rows, t.width, t.lookups) for t in found] == [("C1", 5, 8, 1.0), ("H", 9, 8, 3.5)]

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from dlrm import watch as watch_module
+from dlrm.watch import Watch
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """What the watch ends the process with, if it does."""
+    codes: list[int] = []
+    event = threading.Event()
+    monkeypatch.setattr(watch_module, "_GRACE_S", 0.0)
+    return codes, event, lambda code: (codes.append(code), event.set())
+
+
+def test_an_interrupt_is_seen_while_the_main_thread_is_deaf(left):
+    codes, event, leave = left
+    old = signal.signal(signal.SIGINT, lambda *_: None)  # as deaf as a main thread within a collective
+    try:
+        with Watch(dist.HashStore(), 0, leave=leave):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert event.wait(10)
+    finally:
+        signal.signal(signal.SIGINT, old)
+    assert codes == [130]
+
+
+def test_sigterm_asks_to_stop_and_ends_nothing(left):
+    codes, _, leave = left
+    old = signal.getsignal(signal.SIGTERM)
+    with Watch(dist.HashStore(), 0, leave=leave) as watch:
+        assert not watch.stop.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert watch.stop.wait(10)
+    assert codes == []
+    assert signal.getsignal(signal.SIGTERM) is old
+
+
+def test_the_first_fault_counts_and_other_ranks_are_told(left):
+    store = dist.HashStore()
+    with Watch(store, 1, leave=left[2]) as watch:
+        assert watch.told() is None
+        watch.fault("a wrong id")
+        watch.fault("connection closed")
+        assert watch.told() == "rank 1: a wrong id"
