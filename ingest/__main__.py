@@ -18,6 +18,8 @@ from ingest.plan import PlanError
 from ingest.source import SourceError
 
 COMMANDS = {"bench": bench.main}
+INPUT_ERRORS = (TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError, PlanError,
+                SourceError)
 USAGE = """\
 usage: python -m ingest COMMAND …
 
@@ -37,5 +39,4 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError,
-                            PlanError, SourceError))
+    run(main, input_errors=INPUT_ERRORS)

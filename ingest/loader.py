@@ -128,11 +128,9 @@ class Loader:
             epoch, run = self._position.epoch, self._run
             assert run is not None
             while self._position.epoch == epoch:
-                if self._closed or iteration != self._iteration:
-                    raise LoaderError("this loader is closed" if self._closed else
-                                      "another iteration of this loader has begun; each loader runs one at a time")
                 ready = next(run)
                 for batch in ready.batches:
+                    self._check_current(iteration)
                     self._count(batch)
                     self._enter("compute")
                     yield batch
@@ -149,8 +147,7 @@ class Loader:
                     self._pipeline.close()
 
     def _begin(self, iteration: int) -> None:
-        if iteration != self._iteration:
-            raise LoaderError("another iteration of this loader has begun; each loader runs one at a time")
+        self._check_current(iteration)
         if self._under_way:
             self._position, self._order, self._run = Position(self._position.epoch + 1, 0), "", None
         if self._run is None or self._position.epoch >= self._run_end:
@@ -238,6 +235,11 @@ class Loader:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def _check_current(self, iteration: int) -> None:
+        self._check_open()
+        if iteration != self._iteration:
+            raise LoaderError("another iteration of this loader has begun; each loader runs one at a time")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from collections import deque
+from random import Random
 
-from ingest.loader import Loader
+import numpy as np
+import pytest
+import torch
+
+from agent.tunable import Tunable
+from ingest.governor import MemoryLimitError
+from ingest.knobs import KnobError, Knobs
+from ingest.loader import Loader, LoaderError
+from ingest.machine import Machine
+from ingest.pipeline import PipelineError
+from ingest.plan import PlanError
+from ingest.source import SourceError
+from ingest.transform import TransformError
 from tests.ingest import twin
 
 
@@ -25,3 +43,299 @@ def test_every_row_comes_as_the_twin_says(table, reader, last, shuffle, ranks, b
                     twin.expect(loader, files, batch, rows)
                     got += 1
                 assert got == len(loader)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_knobs_and_resizes_change_neither_rows_nor_order(table, seed):
+    files, random = twin.Table(table.files_of("train")), Random(seed)
+    with Loader(table, batch_size=48, reader=random.choice(["arrow", "petastorm"]), streams=4, window_rows=200,
+                seed=seed, epochs=2, last="pad", knobs=Knobs(workers={"read": random.randint(1, 6)}),
+                transforms=[("same", lambda columns: None)]) as loader:
+        for epoch in range(2):
+            for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
+                twin.expect(loader, files, batch, rows)
+                if random.random() < 0.3:
+                    workers = {name: random.randint(low, high) for name, (low, high) in loader.limits.workers.items()}
+                    loader.apply(Knobs(workers=workers, read_ahead_bytes=random.randint(2**20, 2**26),
+                                       prefetch_bytes=random.randint(2**20, 2**26)))
+
+
+def test_the_order_hash_is_the_same_for_all_knobs_and_readers_and_differs_by_epoch_and_seed(table):
+    def hashes(seed=0, **options):
+        with Loader(table, batch_size=80, epochs=2, seed=seed, **options) as loader:
+            found = []
+            for _ in range(2):
+                deque(loader, maxlen=0)
+                found.append(loader.order_hash)
+        return tuple(found)
+
+    one = hashes(reader="arrow", knobs=Knobs(workers={"read": 1}))
+    many = hashes(reader="arrow", knobs=Knobs(workers={"read": 7, "shuffle": 3, "batch": 2}, prefetch_bytes=2**20))
+    assert one == many == hashes()
+    assert len({*one, *hashes(seed=1)}) == 4
+
+
+@pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table, reader):
+    barrier = threading.Barrier(4)
+    grown, used, tripped = threading.Event(), 0, 0
+
+    def before_read(_read):
+        nonlocal tripped
+        if grown.is_set() and not tripped:
+            barrier.wait(20)
+            tripped = 1
+
+    with Loader(table, batch_size=64, reader=reader, epochs=50, before_read=before_read,
+                knobs=Knobs(workers={"read": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20)) as loader:
+        for used, _batch in enumerate(loader):
+            if used == 3:
+                grown.set()
+                loader.apply(loader.knobs.with_workers(read=4))
+            if tripped and used > 5:
+                break
+        assert not barrier.broken
+        assert tripped or used == len(loader) - 1
+        if not tripped:
+            deque(loader, maxlen=0)
+        assert tripped
+
+
+def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
+    files = twin.Table(table.files_of("train"))
+    options = {"batch_size": 200, "epochs": 2, "last": "pad", "reader": "arrow", "window_rows": 300}
+    with Loader(table, **options) as loader:
+        states, expected = [loader.state_dict()], []
+        for epoch in range(2):
+            expected += twin.batches(loader.plan, epoch)
+            states += [loader.state_dict() for _ in loader]
+        steps, last_hash = len(loader), loader.order_hash
+    for at in range(0, len(states) - 1, 3):
+        state = json.loads(json.dumps(states[at]))
+        with Loader(table, knobs=Knobs(workers={"read": 3, "shuffle": 2}), **options) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            batch = next(iter(loader))
+            assert (batch.epoch, batch.step) == divmod(at, steps)
+            twin.expect(loader, files, batch, expected[at])
+        for rank in range(2):
+            with Loader(table, rank=rank, ranks=2, **options) as loader:
+                loader.load_state_dict(state)
+                twin.expect(loader, files, next(iter(loader)), expected[at][rank * 100:rank * 100 + 100])
+    with Loader(table, **options) as loader:
+        loader.load_state_dict(states[steps + 2])
+        deque(loader, maxlen=0)
+        assert loader.order_hash == last_hash  # of the whole epoch, not of the part after the cut
+
+
+def test_a_state_of_another_version_or_order_is_refused(table):
+    with Loader(table, batch_size=80) as loader:
+        state = loader.state_dict()
+        with pytest.raises(LoaderError, match="'version': 9"):
+            loader.load_state_dict({**state, "table": {"version": 9, "split": "train"}})
+    with Loader(table, batch_size=80, seed=1) as loader, pytest.raises(PlanError, match="seed: 0 in the state, 1 here"):
+        loader.load_state_dict(state)
+
+
+def test_a_broken_off_epoch_is_followed_by_the_next(table):
+    with Loader(table, batch_size=80, epochs=3) as loader:
+        assert [(b.epoch, b.step) for b in itertools.islice(loader, 3)] == [(0, 0), (0, 1), (0, 2)]
+        assert {b.epoch for b in loader} == {1}
+        assert {b.epoch for b in loader} == {2}
+        assert {b.epoch for b in loader} == {3}  # more than it was made for
+
+
+def test_two_iterations_at_once_are_refused(table):
+    with Loader(table, batch_size=80) as loader:
+        first = iter(loader)
+        next(first)
+        next(iter(loader))
+        with pytest.raises(LoaderError, match="another iteration"):
+            next(first)
+
+
+def test_a_batch_that_is_held_is_not_written_again(table):
+    with Loader(table, batch_size=80, epochs=2) as loader:
+        held = list(itertools.chain(loader, loader))
+        copies = [(b.dense.clone(), b.values.clone(), b.label.clone(), b.weight.clone()) for b in held]
+        deque(loader, maxlen=0)
+        for batch, copy in zip(held, copies, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip((batch.dense, batch.values, batch.label, batch.weight), copy,
+                                                         strict=True))
+        assert len({b.values.data_ptr() for b in held}) == len(held)
+
+
+def test_batches_that_were_dropped_are_used_again(table):
+    with Loader(table, batch_size=800, epochs=30) as loader:
+        places = {batch.values.data_ptr() for _ in range(30) for batch in loader}
+        assert len(places) < 30 * len(loader)
+
+
+def test_tensors_are_laid_out_feature_by_feature(table):
+    with Loader(table, batch_size=80, ranks=2, rank=1) as loader:
+        batch = next(iter(loader))
+        assert batch.dense.shape == (40, 13)
+        assert batch.dense.stride() == (1, 40)
+        assert batch.values.shape == batch.lengths.shape == (26 * 40,)
+        assert batch.values.is_contiguous()
+        assert (batch.values.dtype, batch.dense.dtype, batch.label.dtype) == (torch.int32, torch.float32, torch.float32)
+        assert loader.sparse_names[0] == "C1"
+        assert loader.cardinalities["C1"] == 1003
+
+
+class TestSnapshots:
+    def test_counters_grow_and_survive_a_new_start(self, table):
+        with Loader(table, batch_size=80, epochs=5) as loader:
+            snapshots = [loader.snapshot()]
+            for _ in range(3):
+                deque(itertools.islice(loader, 10), maxlen=0)
+                snapshots.append(loader.snapshot())
+        for before, after in itertools.pairwise(snapshots):
+            assert after.sequence == before.sequence + 1
+            assert after.rows == before.rows + 800
+            assert after.at > before.at
+            assert after.cpu_used_s >= before.cpu_used_s
+            for then in before.stages:
+                now = after.stage(then.name)
+                assert all(getattr(now, n) >= getattr(then, n) for n in (
+                    "items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s", "wait_output_s"))
+        assert [s.name for s in snapshots[-1].stages] == ["read", "shuffle", "batch", "collate"]
+        assert all(s.rows > 0 and s.busy_s > 0 for s in snapshots[-1].stages)
+        assert snapshots[-1].consumer_wait_s > 0
+
+    def test_a_loader_is_tunable(self, table):
+        with Loader(table, batch_size=80) as loader:
+            assert isinstance(loader, Tunable)
+            loader.limits.check(loader.knobs)
+
+    def test_knobs_outside_the_limits_are_refused_and_change_nothing(self, table):
+        with Loader(table, batch_size=80) as loader:
+            before = loader.knobs
+            with pytest.raises(KnobError, match="workers of 'collate': 5 is outside 1 to 1"):
+                loader.apply(Knobs(workers={"collate": 5}))
+            with pytest.raises(KnobError, match=r"no stage 'raed' .did you mean 'read'"):
+                loader.apply(Knobs(workers={"raed": 5}))
+            assert loader.knobs == before
+
+
+class TestTransforms:
+    def test_they_run_in_order_on_columns_by_name(self, table):
+        def double(columns):
+            columns["I1"] *= 2  # in place
+
+        def swap(columns):
+            return {"I2": columns["I1"] + 1, "C1": columns["C2"].astype(np.int64)}
+
+        with Loader(table, batch_size=80) as plain:
+            expected = next(iter(plain))
+        with Loader(table, batch_size=80, transforms=[("double", double), ("swap", swap)]) as loader:
+            batch = next(iter(loader))
+            assert [s.name for s in loader.snapshot().stages] == ["read", "shuffle", "batch", "double", "swap",
+                                                                  "collate"]
+            one, two = loader.dense_names.index("I1"), loader.dense_names.index("I2")
+        assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
+        assert torch.equal(batch.dense[:, two], expected.dense[:, one] * 2 + 1)
+        assert torch.equal(batch.values.view(26, -1)[0], expected.values.view(26, -1)[1])
+
+    @pytest.mark.parametrize(("function", "message"), [
+        (lambda c: {"I1": c["I1"][:3]}, "transform 'mine', epoch 0, step 0: column 'I1' came back with shape"),
+        (lambda c: {"C1": c["C1"] * 0.5}, "column 'C1' came back as float64"),
+        (lambda c: {"new": c["C1"]}, "column 'new' is none of the table's")])
+    def test_what_does_not_fit_is_named(self, table, function, message):
+        with Loader(table, batch_size=80, transforms=[("mine", function)]) as loader, \
+                pytest.raises(TransformError, match=message):
+            next(iter(loader))
+
+    def test_a_name_that_is_taken_is_refused(self, table):
+        with pytest.raises(PipelineError, match="two stages are called read"):
+            Loader(table, batch_size=80, transforms=[("read", lambda c: None)])
+
+
+class SteadyMachine(Machine):
+    """This machine, but for a memory use that tests can count on."""
+
+    def memory_used(self) -> int:
+        return 2**30
+
+
+class TestMemory:
+    def test_a_limit_below_the_windows_is_refused_with_one_that_will_do(self, table):
+        options = {"batch_size": 80, "machine": SteadyMachine()}
+        with Loader(table, **options) as loader:
+            least = loader.minimum_memory
+        with pytest.raises(MemoryLimitError, match=f"take at least {least} bytes"):
+            Loader(table, memory_limit=least - 1, **options)
+        with Loader(table, memory_limit=least, **options) as loader:
+            assert len(list(loader)) == len(loader)
+
+    def test_with_the_least_memory_all_rows_come_in_order(self, table):
+        def of(limit):
+            with Loader(table, batch_size=80, epochs=2, memory_limit=limit, window_rows=300, machine=SteadyMachine(),
+                        knobs=Knobs(workers={"read": 4, "shuffle": 3})) as loader:
+                deque(loader, maxlen=0)
+                return loader.order_hash, loader.snapshot().held_back, loader.minimum_memory
+
+        free, _, least = of(None)
+        tight, held_back, _ = of(least)
+        assert tight == free
+        assert held_back > 0
+
+
+class TestEnds:
+    def test_close_is_idempotent_and_ends_a_waiting_consumer(self, table):
+        gate = threading.Event()
+        found = []
+
+        def consume():
+            try:
+                next(iter(loader))
+            except LoaderError as error:
+                found.append(str(error))
+
+        loader = Loader(table, batch_size=80, before_read=lambda _: gate.wait(20) and None)
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        twin.eventually(lambda: loader.snapshot().consumer_wait_s > 0)
+        threading.Timer(0.1, gate.set).start()
+        loader.close()
+        loader.close()
+        consumer.join(20)
+        assert "closed" in found[0]
+        with pytest.raises(LoaderError, match="closed"):
+            iter(loader)
+
+    def test_an_abandoned_loader_and_iterator_leave_no_thread(self, table):
+        iterator = iter(Loader(table, batch_size=80, epochs=99))
+        next(iterator)
+        del iterator  # what is left behind is found by the fixture of all tests
+
+    def test_a_failing_consumer_leaves_no_thread(self, table):
+        loader = Loader(table, batch_size=80, epochs=99)
+
+        def train():
+            with loader:
+                for _ in loader:
+                    raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            train()
+
+    def test_an_interpreter_ends_with_a_pipeline_running(self, table, repo):
+        code = (f"from etl.table import FeatureTable\nfrom ingest.loader import Loader\n"
+                f"loader = Loader(FeatureTable.open({table.uri!r}), batch_size=80, epochs=99)\n"
+                f"it = iter(loader)\nprint(next(it).step)")
+        done = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True, timeout=60,
+                              check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"batch_size": 80, "ranks": 3}, PlanError, "3 ranks do not divide the 8 streams"),
+    ({"batch_size": 8000}, PlanError, "batch_size 8000 is larger than an epoch of 4000 rows"),
+    ({"batch_size": 81}, PlanError, "not a multiple of the 8 streams"),
+    ({"batch_size": 80, "reader": "csv"}, SourceError, "reader 'csv' is none of petastorm, arrow"),
+    ({"batch_size": 80, "epochs": 0}, LoaderError, "epochs: 0"),
+    ({"batch_size": 80, "split": "tarin"}, ValueError, "no split 'tarin'")])
+def test_what_cannot_be_is_refused_at_the_start(table, options, error, message):
+    with pytest.raises(error, match=message):
+        Loader(table, **options)

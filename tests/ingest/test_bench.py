@@ -1,0 +1,66 @@
+"""`python -m ingest bench` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import deque
+
+import pytest
+
+from etl.program import UsageError
+from ingest.__main__ import INPUT_ERRORS, main
+from ingest.bench import Outcome
+from ingest.loader import Loader
+
+
+def bench(repo, *arguments):
+    done = subprocess.run([sys.executable, "-m", "ingest", *map(str, arguments)], cwd=repo, capture_output=True,
+                          text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
+    code, out, err = bench(repo, "bench", table.uri, "--batch-size", 160, "--seconds", 1.5, "--tuning", "auto",
+                           "--knobs", "read=1", "--store-latency-ms", 5, "--run", tmp_path / "run",
+                           "--udf", "tests.ingest.twin:halve")
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])
+    assert {"rows_per_s", "rows_per_s_settled", "decode_rows_per_s", "stall_fraction", "peak_bytes", "decisions",
+            "knobs", "order_hash"} <= found.keys()
+    assert found["rows_per_s"] > 0
+    assert found["decode_rows_per_s"] > 0
+    assert found["peak_bytes"] > 2**20
+    assert "halve" in found["knobs"]["workers"]
+    assert (tmp_path / "run" / "report.html").stat().st_size > 0
+    with Loader(table, batch_size=160, reader="arrow") as loader:
+        deque(loader, maxlen=0)
+        assert found["order_hash"] == loader.order_hash
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["bench", "nowhere"], "nowhere"), (["bnech"], "did you mean 'bench'"),
+    (["bench", "{table}", "--tuning", "plannar"], "did you mean 'planner'"),
+    (["bench", "{table}", "--batch-size", "80", "--knobs", "raed=2"], "no stage 'raed'"),
+    (["bench", "{table}", "--udf", "tests.nothing:f"], "tests.nothing"),
+    (["bench", "{table}", "--udf", "nothing"], "write module:function"),
+    (["bench", "{table}", "--seconds", "0"], "--seconds 0"),
+    (["bench", "{table}", "--batch-size", "4000000"], "larger than an epoch"),
+    (["bench", "{table}", "--batch-size", "80", "--memory-limit", "1MiB"], "take at least")])
+def test_wrong_usage_is_an_error_for_people(table, arguments, message):
+    with pytest.raises((*INPUT_ERRORS, UsageError), match=message):
+        main([a.format(table=table.uri) for a in arguments])
+
+
+def test_wrong_usage_exits_2(repo):
+    code, out, err = bench(repo, "bench", "nowhere")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: nowhere: there is no feature table here")
+    assert err.count("\n") == 1
+
+
+def test_rates_leave_out_the_first_batch_and_settled_is_the_last_third():
+    found = Outcome(marks=[(10.0, 1000), (11.0, 10), (12.0, 10), (13.0, 40), (16.0, 60)])
+    assert found.rows_per_s() == 120 / 6
+    assert Outcome(marks=[(0.0, 5), (1.0, 5), (2.0, 30), (3.0, 90)]).rows_per_s(1 / 3) == 90

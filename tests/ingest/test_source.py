@@ -1,0 +1,167 @@
+"""Damaged and hostile files: one clear error that names file and row group, no code run, nothing that hangs."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.fields import DataFile
+from etl.small import small_table
+from etl.table import FeatureTable
+from ingest.buffers import Buffers
+from ingest.columns import ColumnError, Columns
+from ingest.governor import Governor
+from ingest.loader import Loader
+from ingest.plan import Part, Read, RowsPlan, Schedule
+from ingest.shuffle import Decoded, Gatherer, Task, gatherings
+from ingest.source import RowGroups, SourceError, source_of
+
+READERS = ["arrow", "petastorm"]
+
+
+@pytest.fixture
+def own(tmp_path) -> FeatureTable:
+    """A table that the test may damage."""
+    return small_table(tmp_path / "clicks", rows=3000, files=2, row_group_rows=256)
+
+
+def load(table, reader="arrow", **options):
+    with Loader(table, batch_size=80, reader=reader, **options) as loader:
+        deque(loader, maxlen=0)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_missing_file_is_named(own, reader):
+    path = own.files_of("train")[1].path
+    os.remove(path)
+    with pytest.raises(SourceError, match=f"{path}: No such file"):
+        load(own, reader)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_truncated_file_is_named_before_the_first_batch(own, reader):
+    path = own.files_of("train")[0].path
+    os.truncate(path, os.path.getsize(path) - 100)
+    with pytest.raises(SourceError, match=f"{path}: .* the file was truncated or replaced"):
+        Loader(own, batch_size=80, reader=reader)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_flipped_bit_is_found_and_its_row_group_named(own, reader):
+    file = own.files_of("train")[1]
+    column = pq.read_metadata(file.path).row_group(2).column(17)
+    place = column.data_page_offset + column.total_compressed_size - 40
+    with open(file.path, "r+b") as data:
+        data.seek(place)
+        byte = data.read(1)[0]
+        data.seek(place)
+        data.write(bytes([byte ^ 1]))
+    with pytest.raises(SourceError, match=f"{file.path}, row group 2: .*(?i:crc)"):
+        load(own, reader)
+
+
+def test_a_file_of_other_rows_is_refused(own):
+    file = own.files_of("train")[0]
+    groups = RowGroups([replace(file, row_group_rows=(255, *file.row_group_rows[1:]))], ["label"])
+    with pytest.raises(SourceError, match=r"row group 0: 256 rows where the table has 255; the file was replaced"):
+        groups.read(Read(0, 0, 255, (Part(0, 0, 0, 255),)))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_files_of_no_version_are_not_read(own, reader):
+    folder = os.path.dirname(own.files_of("train")[0].path)
+    with open(f"{folder}/part-00099.parquet", "wb") as orphan:
+        orphan.write(b"no Parquet at all")
+    load(own, reader)
+
+
+class Bomb:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (open, (str(self.marker), "w"))
+
+
+def test_hostile_metadata_is_never_unpickled(own, tmp_path):
+    """What Petastorm itself would unpickle: a schema in `_common_metadata`, in every folder above the files."""
+    import pickle  # noqa: TID251  it makes the hostile file; nothing reads it
+
+    marker = tmp_path / "code ran"
+    hostile = pickle.dumps(Bomb(marker))
+    pickle.loads(hostile).close()
+    assert marker.exists()
+    marker.unlink()
+    schema = pa.schema([("label", pa.int8())], metadata={b"dataset-toolkit.unischema.v1": hostile})
+    folder = os.path.dirname(own.files_of("train")[0].path)
+    while folder != str(tmp_path):
+        for name in ("_common_metadata", "_metadata"):
+            pq.write_metadata(schema, f"{folder}/{name}")
+        folder = os.path.dirname(folder)
+    load(own, "petastorm")
+    assert not marker.exists()
+
+
+def test_petastorm_says_nothing(own, capfd):
+    load(own, "petastorm")
+    assert capfd.readouterr() == ("", "")
+
+
+class OneWorker:
+    """What `Source.open` asks of a pool, without threads."""
+
+    def __init__(self, upstream, make_work):
+        self.upstream, self.work = upstream, make_work()
+
+    def __next__(self):
+        return self.work(next(self.upstream), None)
+
+
+def test_the_reader_is_petastorms(own):
+    from petastorm.reader import Reader
+
+    groups = RowGroups(own.files_of("train"), ["label", "I1"])
+    task = Task(Schedule(0, 0, (), (), ()), Read(1, 0, 256, (Part(0, 0, 0, 256),)))
+    reader = source_of("petastorm", groups).open(iter([task]), OneWorker)
+    assert isinstance(reader, Reader)
+    assert set(reader.schema.fields) == {"label", "I1"}
+    decoded = next(reader)
+    assert decoded.task is task
+    with pq.ParquetFile(groups.files[1].path) as file:
+        assert decoded.table.equals(file.read_row_group(0, ["label", "I1"]))
+
+
+def files_with(tmp_path, **columns) -> list[DataFile]:
+    path = str(tmp_path / "one.parquet")
+    pq.write_table(pa.table(columns), path)
+    return [DataFile(path=path, rows=len(next(iter(columns.values()))), bytes=os.path.getsize(path))]
+
+
+def gather(files, columns):
+    groups = RowGroups(files, columns.names)
+    plan = RowsPlan(groups=groups.row_groups, batch_size=1, streams=1)
+    schedule = plan.schedule(0)
+    governor = Governor(2**40, 0)
+    decoded = [Decoded(Task(schedule, r), groups.read(r), governor.admit(1, True)) for r in schedule.reads]
+    [block] = [Gatherer(plan, columns, Buffers(), groups.describe)(g, governor.admit(1, True))
+               for g in gatherings(decoded)]
+    return block
+
+
+def test_empty_values_and_ids_too_large_are_refused_with_their_place(tmp_path):
+    columns = Columns(dense=("d",), sparse=("s",), label="y")
+    good = {"d": pa.array([1.5, 2.5]), "s": pa.array([3, 2**31 - 1]), "y": pa.array([True, False])}
+    block = gather(files_with(tmp_path, **good), columns)
+    assert sorted(block.ids[0].tolist()) == [3, 2**31 - 1]
+    assert sorted(block.floats[1].tolist()) == [0, 1]
+    with pytest.raises(ColumnError, match=r"one.parquet, row group 0: column 'd' has 1 empty values"):
+        gather(files_with(tmp_path, **{**good, "d": pa.array([1.0, None])}), columns)
+    with pytest.raises(ColumnError, match=r"row group 0: column 's' has ids from 3 to 2147483648, which do not fit"):
+        gather(files_with(tmp_path, **{**good, "s": pa.array([3, 2**31])}), columns)
+    with pytest.raises(SourceError, match=r"one.parquet: no column 's'"):
+        gather(files_with(tmp_path, d=good["d"], y=good["y"]), columns)
