@@ -1,20 +1,12 @@
 """Transforms in processes of their own: `WorkerProcess`, which a pool's thread owns and forwards its items through.
 
-A worker is a fresh interpreter (never a fork) in a process group of its own, so a terminal's Ctrl-C or a group's
-SIGTERM reaches the rank first. It is watched through its process descriptor: a killed one is noticed at once. It ends
-by itself when this process dies, however that happens (see `ingest.child`).
+An item whose worker dies goes to a fresh one, a few times; what a dead worker left is never used, so no result comes
+twice.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import select
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -24,14 +16,10 @@ from typing import Any
 import numpy.typing as npt
 
 from ingest import wire
+from ingest.launch import Child, Died
 from ingest.memfd import Region, SharedMemoryError, Shelf
 
 _START_S = 120.0
-_LEAVE_S = 0.5
-_STACK_S = 1.0
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingest import child; child.main(*sys.argv[2:])"
-# One worker is one thread: the pool's size says how many cores a stage takes.
-_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
 
 
 class WorkerError(RuntimeError):
@@ -92,112 +80,6 @@ class RestartBudget:
             self.used += 1
 
 
-class _Died(Exception):
-    """How a worker ended."""
-
-
-class _Child:
-    """One process and what connects it. Nothing here is shared between processes of the same worker but regions."""
-
-    def __init__(self, function: str, memory_limit: int | None, clock: Callable[[], float]):
-        self._clock = clock
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lifeline, self._lifeline = os.pipe()
-        self._trace = os.memfd_create("sluice-trace", os.MFD_CLOEXEC)
-        self._read_trace = 0
-        passed = (theirs.fileno(), lifeline, self._trace)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, passed)], pass_fds=passed,
-                stdin=subprocess.DEVNULL, stdout=2, env={**_ONE_THREAD, **os.environ}, process_group=0)
-        except BaseException:
-            for fd in (self._lifeline, self._trace):
-                os.close(fd)
-            self._sock.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(lifeline)
-        self._pidfd = os.pidfd_open(self.process.pid)
-        self._poll = select.poll()
-        self._poll.register(self._sock, select.POLLIN)
-        self._poll.register(self._pidfd, select.POLLIN)
-        self._knows: set[int] = set()
-        self.send({"function": function, "memory_limit": memory_limit})
-
-    def send(self, message: dict[str, Any], region: Region | None = None) -> None:
-        """The first message that names a region brings it along."""
-        new = [region] if region is not None and region.number not in self._knows else []
-        self._knows = self._knows & set(message.get("keep", self._knows)) | {r.number for r in new}
-        try:
-            wire.send(self._sock, {**message, "new": [r.number for r in new]}, [r.fd for r in new])
-        except wire.Gone:
-            raise _Died(self.reap()) from None
-
-    def receive(self, limit_s: float | None) -> dict[str, Any]:
-        """Its next message. `_Died` if it ends first, or is still at it after `limit_s` and is ended for that."""
-        end = None if limit_s is None else self._clock() + limit_s
-        while True:
-            left = None if end is None else max(0.0, end - self._clock())
-            events = dict(self._poll.poll(None if left is None else left * 1000))
-            if self._sock.fileno() in events:  # looked at first: what a worker sent before it died counts
-                try:
-                    return wire.receive(self._sock)[0]
-                except wire.Gone:
-                    raise _Died(self.reap()) from None
-            if events:
-                raise _Died(self.reap())
-            # Having been stopped ourselves, we find the time gone and the answer there: so look once more at the end.
-            if left == 0.0:
-                stack = self.stack()
-                self.kill()
-                self.reap()
-                raise _Died(f"still at it after {limit_s:g} s, killed\n{stack}")
-
-    def stack(self) -> str:
-        """What every thread of it does now; empty if it does not answer (it is stopped, say)."""
-        before = os.fstat(self._trace).st_size
-        signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
-        gone = select.poll()
-        gone.register(self._pidfd, select.POLLIN)
-        end, size = time.monotonic() + _STACK_S, before
-        while time.monotonic() < end and not gone.poll(20):
-            last, size = size, os.fstat(self._trace).st_size
-            if size == last > before:  # it has stopped growing
-                break
-        return self.trace()
-
-    def trace(self) -> str:
-        """What the interpreter wrote about stacks since the last look."""
-        text = os.pread(self._trace, 2**16, self._read_trace)
-        self._read_trace = os.fstat(self._trace).st_size
-        return text.decode(errors="replace").strip()
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def reap(self) -> str:
-        """Waits for its end, which is certain by now, and says how it came."""
-        try:
-            code = self.process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:  # it closed its end but lives
-            self.kill()
-            code = self.process.wait()
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return how + (" (the kernel does that when memory runs out)" if code == -signal.SIGKILL else "")
-
-    def close(self) -> None:
-        """Lets it leave by itself for a moment, then ends it."""
-        self._sock.close()
-        try:
-            self.process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self.process.wait()
-        for fd in (self._lifeline, self._pidfd, self._trace):
-            os.close(fd)
-
-
 class WorkerProcess:
     """Calls `module:function` in a process of its own. One call at a time; `close` and `stack` from any thread.
 
@@ -216,7 +98,7 @@ class WorkerProcess:
         self._function, self._limit_s, self._memory_limit, self._deaths = function, limit_s, memory_limit, deaths
         self._budget, self._clock = budget or RestartBudget(clock=clock), clock
         self._turn, self._state = threading.Lock(), threading.Lock()
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._shelf = Shelf(charge)
         self._sequence = 0
         self._lost: str | None = None
@@ -238,7 +120,7 @@ class WorkerProcess:
         with self._turn:
             try:
                 self._running()
-            except _Died as death:
+            except Died as death:
                 self._forget()
                 raise WorkerError(f"worker for {self._function} cannot start: {death}") from None
 
@@ -252,7 +134,7 @@ class WorkerProcess:
             while True:
                 try:
                     return self._attempt(columns, label)
-                except _Died as death:
+                except Died as death:
                     how, _, stack = str(death).partition("\n")
                     died.append(how)
                     self._lost = f"{label}: {how}"
@@ -312,7 +194,7 @@ class WorkerProcess:
             raise refused
         raise (FunctionMemoryError if "MemoryError" in reply["kinds"] else FunctionError)(label, reply)
 
-    def _grow(self, child: _Child, region: Region, size: int) -> SharedMemoryError | None:
+    def _grow(self, child: Child, region: Region, size: int) -> SharedMemoryError | None:
         """The result does not fit behind the input: makes room for it, or has the worker let go of it."""
         try:
             region.reserve(size)
@@ -322,13 +204,13 @@ class WorkerProcess:
         child.send({"kind": "grown", "size": region.size})
         return None
 
-    def _reply(self, child: _Child) -> dict[str, Any]:
+    def _reply(self, child: Child) -> dict[str, Any]:
         reply = child.receive(self._limit_s)
         if reply["sequence"] != self._sequence:
             raise WorkerError(f"worker answered item {reply['sequence']} while {self._sequence} was due")
         return reply
 
-    def _running(self) -> _Child:
+    def _running(self) -> Child:
         """The child, started if there is none."""
         child = self._child
         if child is not None:
@@ -338,7 +220,7 @@ class WorkerProcess:
         with self._state:
             if self._closed:
                 raise WorkerClosed("the worker is closed")
-            child = self._child = _Child(self._function, self._memory_limit, self._clock)
+            child = self._child = Child(self._function, self._memory_limit, self._clock)
         reply = child.receive(_START_S)
         if reply["kind"] == "error":
             self._forget()
