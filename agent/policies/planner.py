@@ -140,8 +140,8 @@ def _judge(state: State, trial: Trial, since: Rates) -> tuple[Knobs, State, Reas
     if clear or trial.kind == "memory" or gain >= (LEAST_GAIN if rises else 0.93):
         return state.knobs, replace(state, failures=0), Reason(
             text=f"the last change is kept: {gain:.2f} times the rows", predicted_rows_per_s=since.rows_per_s)
-    text = (f"{_moves(state.knobs, trial.before)} again: the change brought {gain:.2f} times the rows, "
-            f"{hoped:.2f} were hoped for")
+    text = (f"the last change brought {gain:.2f} times the rows where {hoped:.2f} were hoped for, so it is undone: "
+            f"{_moves(state.knobs, trial.before)}")
     if trial.kind == "probe":  # that a probe may fail is why it was one; what it saw is in the curve now
         undone = state
     else:

@@ -206,7 +206,7 @@ def test_a_change_that_brings_nothing_is_undone_and_not_repeated():
     pipeline = FakePipeline([FakeStage(name="read", wait_s=0.05, bend=lambda n: max(1.0, n / 4)),
                              FakeStage(name="collate", cpu_s=0.001)])
     controller, events = _tune(pipeline, 120)
-    undone = [e for e in events if e["kind"] == "decision" and "again" in e["reason"]["text"]]
+    undone = [e for e in events if e["kind"] == "decision" and "it is undone" in e["reason"]["text"]]
     assert undone
     assert _score(pipeline) >= 0.95
     assert controller.decisions <= 8
