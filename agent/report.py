@@ -97,6 +97,9 @@ def _names(lines: Sequence[Mapping[str, Any]], *path: str) -> list[str]:
 def _charts(run: Run, story: Sequence[Change], end: float) -> str:
     loader, train, evaluations = run.of("loader"), run.of("train"), run.of("eval")
     marks = [Mark(at=c.at, label=str(c.number), title=f"{c.number}. {c.moves}\n{c.reason}\n{c.effect}") for c in story]
+    # A decision turns its knobs at once, the next measurement shows them only a tick later.
+    turned = sorted([*loader, *({"at": d["at"], "knobs": d.get("after")} for d in run.of("decision"))],
+                    key=lambda line: float(line["at"]))
     stages = _names(loader, "stages")
     used, limit = _points(loader, "memory_used"), _points(loader, "memory_limit")
     memory, note = [Series(name="in use", points=used)], ""
@@ -116,10 +119,10 @@ def _charts(run: Run, story: Sequence[Change], end: float) -> str:
               end=end, axis=charts.ROWS, note=_per_rank(run)),
         chart("Time the trainer waits for input", [Series(name="stall", points=_points(loader, "stall"))], marks,
               end=end, axis=charts.SHARE),
-        chart("Workers", [Series(name=name, points=_points(loader, "knobs", "workers", name), style="step")
-                          for name in _names(loader, "knobs", "workers")], marks, end=end, axis=charts.WHOLE),
-        chart("Buffers", [Series(name="read-ahead", points=_points(loader, "knobs", "read_ahead_bytes"), style="step"),
-                          Series(name="prefetch", points=_points(loader, "knobs", "prefetch_bytes"), style="step")],
+        chart("Workers", [Series(name=name, points=_points(turned, "knobs", "workers", name), style="step")
+                          for name in _names(turned, "knobs", "workers")], marks, end=end, axis=charts.WHOLE),
+        chart("Buffers", [Series(name="read-ahead", points=_points(turned, "knobs", "read_ahead_bytes"), style="step"),
+                          Series(name="prefetch", points=_points(turned, "knobs", "prefetch_bytes"), style="step")],
               marks, end=end, axis=charts.BYTES),
         chart("Memory", memory, marks, end=end, axis=charts.BYTES, note=note),
         chart("Workers at useful work", busy, marks, end=end, axis=charts.SHARE,
