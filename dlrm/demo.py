@@ -26,6 +26,8 @@ MARK = ".sluice-demo"  # only a folder with this mark is ever emptied
 # What eight A100s took in a published DLRM run (facebookresearch/dlrm, torchrec_dlrm/README): 1.19 M samples/s.
 ACCELERATOR_ROWS_PER_S = 1_190_128
 BENCH_BATCH = 8192
+# As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
+ACTIVATED = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 class StepFailed(RuntimeError):
@@ -38,7 +40,8 @@ def step(title: str, *command: str | os.PathLike[str]) -> tuple[dict[str, Any], 
     say(f"\n── {title}\n$ {' '.join(_short(w) for w in words)}")
     began = time.monotonic()
     # A session of its own: an interrupt goes to all of the step's processes, and none outlives the demo.
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ACTIVATED,
+                               start_new_session=True)
     try:
         out, _ = process.communicate()
     except BaseException:
@@ -90,24 +93,24 @@ def main(argv: list[str]) -> dict[str, Any]:
     began = time.monotonic()
     raw, table, run_dir = out / "raw", out / "table", out / "run"
 
-    data, _ = step("1/5 raw logs in Criteo's shape", sys.executable, "-m", "etl", "synth", "--rows", str(args.rows),
+    data, _ = step("1/5 raw logs in Criteo's shape", "python", "-m", "etl", "synth", "--rows", str(args.rows),
                    "--seed", str(args.seed), "--out", raw)
-    job, etl_s = step("2/5 Spark writes the feature table", BIN / "spark-submit", "--properties-file",
+    job, etl_s = step("2/5 Spark writes the feature table", "spark-submit", "--properties-file",
                       ROOT / "spark-defaults.conf", ROOT / "etl/job.py", "--spec", ROOT / "features/criteo.toml",
                       "--input", raw, "--output", table)
 
     say("\nA stand-in for a fast trainer (1.19 M rows/s, as eight A100s took) reads the table as from an object store\n"
         "(50 ms a row group), from one worker in each stage: first fixed, then tuned while it runs.")
-    bench = [sys.executable, "-m", "ingest", "bench", table, "--batch-size", str(BENCH_BATCH),
+    bench = ["python", "-m", "ingest", "bench", table, "--batch-size", str(BENCH_BATCH),
              "--seconds", str(args.bench_seconds), "--store-latency-ms", "50",
              "--step-ms", f"{1000 * BENCH_BATCH / ACCELERATOR_ROWS_PER_S:.2f}"]
     fixed, _ = step("3/5 ingestion, one worker", *bench, "--tuning", "fixed", "--knobs", "read=1")
     tuned, _ = step("4/5 ingestion, tuned live", *bench, "--tuning", "auto", "--knobs", "read=1",
                     "--run", out / "run-ingest")
-    trained, train_s = step(f"5/5 training on {args.ranks} ranks", BIN / "torchrun", f"--nproc-per-node={args.ranks}",
-                            "-m", "dlrm.train", "--data", table, "--run", run_dir, "--seed", str(args.seed))
-    evaluated, _ = step("evaluation of the checkpoint on the test split", sys.executable, "-m", "dlrm.evaluate",
-                        "--run", run_dir, "--data", table, "--split", "test")
+    trained, train_s = step(f"5/5 training on {args.ranks} ranks", "torchrun", f"--nproc-per-node={args.ranks}",
+                            "-m", "dlrm.train", "--data", table, "--run-dir", run_dir, "--seed", str(args.seed))
+    evaluated, _ = step("evaluation of the checkpoint on the test split", "python", "-m", "dlrm.evaluate",
+                        "--run-dir", run_dir, "--data", table, "--split", "test")
 
     share = (evaluated["auc"] - 0.5) / (data["bayes_auc"] - 0.5)
     minutes = (time.monotonic() - began) / 60

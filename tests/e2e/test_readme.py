@@ -1,0 +1,123 @@
+"""Every command of the README is run, in order, as it stands there: only sizes and places are made small."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BIN = Path(sys.executable).parent
+BY_CI = ("make demo", "make test")  # the demo is run by test_demo, the tests by whoever reads this line
+ROWS = 30_000
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+
+
+def commands() -> list[str]:
+    lines = "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
+    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder that looks like the checkout, with raw logs beside it."""
+    here = tmp_path_factory.mktemp("readme")
+    for name in ("etl", "ingest", "agent", "dlrm", "features", "spark-defaults.conf", "Makefile", ".ci"):
+        (here / name).symlink_to(ROOT / name)
+    subprocess.run([sys.executable, "-m", "etl", "synth", "--rows", str(ROWS), "--seed", "3", "--out", "logs"],
+                   cwd=here, check=True, capture_output=True, timeout=120)
+    return here
+
+
+@pytest.fixture(scope="module")
+def spark_master(place):
+    """A real standalone cluster of one worker on this machine, from the wheel."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {"PATH": os.environ["PATH"], "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1",
+           "SPARK_WORKER_DIR": str(place / "work"), "PYSPARK_PYTHON": sys.executable}
+    deploy = "org.apache.spark.deploy"
+    started = []
+
+    def start(*words: str, until: str) -> None:
+        process = subprocess.Popen([home / "bin/spark-class", *words], env=env, cwd=place, text=True,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+        started.append(process)
+        for line in process.stderr:
+            if until in line:
+                break
+        else:
+            pytest.fail(f"{words[0]} ended before it said {until!r}")
+        # Its later lines must not fill the pipe.
+        subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL, start_new_session=True)
+        process.stderr.close()
+
+    url = f"spark://127.0.0.1:{port}"
+    try:
+        start(f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0", until="ALIVE")
+        start(f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "2", "--memory", "2g",
+              url, until="Successfully registered")
+        yield url
+    finally:
+        for process in reversed(started):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
+def small(command: str, master: str) -> list[str]:
+    """The README's command with this machine's places, few rows, few seconds."""
+    words = [w.replace("hdfs:///", "") for w in shlex.split(command)]
+    words = [master if w == "spark://HOST:7077" else "shared-table" if w == "/shared/table" else w for w in words]
+    for flag, value in (("--seconds", "2"), ("--batch-size", "512")):
+        if flag in words:
+            words[words.index(flag) + 1] = value
+    if "dlrm.train" in words:
+        words += ["--batch-size", "512"]
+    return words
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_command_of_the_readme_works(place, spark_master):
+    done = []
+    # What `. .venv/bin/activate` does.
+    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    for command in commands():
+        if command.startswith((*BY_CI, ". .venv")):
+            continue
+        words = small(command, spark_master)
+        result = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=240, check=False,
+                                env=env)
+        assert result.returncode == 0, f"{command}\n{result.stdout[-1000:]}\n{result.stderr[-4000:]}"
+        if not command.startswith("make"):
+            assert json.loads(result.stdout.strip().splitlines()[-1]), command
+        done.append(command)
+    assert len(done) >= 10
+    assert any("--py-files" in c for c in done)
+    assert not [p for p in psutil.Process().children(recursive=True)
+                if p.status() != psutil.STATUS_ZOMBIE and "dlrm" in " ".join(p.cmdline())]
+
+
+@pytest.mark.slow
+def test_every_python_example_of_the_readme_works(place):
+    for block in blocks("python"):
+        result = subprocess.run([sys.executable, "-c", block.replace("8192", "512")], cwd=place, capture_output=True,
+                                text=True, timeout=120, check=False)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout
