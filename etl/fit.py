@@ -184,11 +184,13 @@ def write(raw: Raw, state: State, placement: Placement, url: str) -> None:
     shipped = raw.spark.sparkContext.broadcast(_packed(state))
     worker = partial(_apply, spec, placement, lambda: shipped.value)
     rows = raw.frame().mapInArrow(worker, ", ".join([*columns, "_key bigint not null", "_file int not null"]))
-    names = sql.array(*[sql.lit(name) for name in placement.shares])
-    bounds = np.cumsum(placement.files).tolist()
-    number = sum((sql.when(sql.col("_file") >= bound, 1).otherwise(0) for bound in bounds[:-1]), sql.lit(0))
-    placed = rows.repartitionById(placement.total, "_file").sortWithinPartitions("_key")
-    placed = placed.select(*schema.names, names[number].alias("split"))
+    # The writer wants rows in order of a partition column that is never null, else it sorts again and loses ours.
+    *others, last = zip(placement.shares, np.cumsum(placement.files).tolist(), strict=True)
+    split = sql.lit(last[0])
+    for name, bound in reversed(others):
+        split = sql.when(sql.col("_file") < bound, name).otherwise(split)
+    placed = rows.repartitionById(placement.total, "_file").withColumn("split", split)
+    placed = placed.sortWithinPartitions("split", "_key").select(*schema.names, "split")
     placed.write.partitionBy("split").options(**parquet_options(spec.table.row_group_rows)).parquet(url)
     shipped.unpersist()
 

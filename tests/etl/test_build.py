@@ -1,0 +1,291 @@
+"""Whole jobs on a real Spark session, held against a slow twin that reads, fits and applies row by row in Python."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.build import Job
+from etl.commit import CommitConflict, CommitError
+from etl.features import Placement
+from etl.fit import InputError
+from etl.ops.hashing import hash_texts
+from etl.progress import Progress
+from etl.rawlog import synthesize
+from etl.small import small_table
+from etl.spec import Spec
+from etl.state import StateError
+from etl.store import Store
+from etl.synthetic import COLUMNS
+from etl.table import FeatureTable
+
+# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+TEXT = """
+[input]
+columns = ["label:int", "I1..I13:int", "C1..C26:text"]
+[table]
+seed = 5
+row_group_rows = 128
+file_rows = 700
+split = {train = 0.7, test = 0.3}
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+match = "I*"
+role = "dense"
+ops = [{op = "fill", value = 0}, {op = "clip", low = -2}, {op = "log", shift = 3}]
+[[column]]
+match = "C*"
+role = "sparse"
+ops = [{op = "categorify", min_count = 3, oov = 4}]
+[[column]]
+name = "C3"
+role = "sparse"
+ops = [{op = "hash", size = 100}]
+[[column]]
+name = "C7"
+role = "sparse"
+ops = [{op = "categorify", min_count = 1, max_size = 50}]
+"""
+
+
+class Quiet:
+    def isatty(self) -> bool:
+        return False
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def run(spark, output, *inputs, text=TEXT, **options):
+    job = Job(spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=Store(output), **options)
+    return job.run(spark, Progress(Quiet()))
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("raw") / "clicks.tsv"
+    synthesize(path, rows=4000, seed=2)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(spark, raw, tmp_path_factory) -> FeatureTable:
+    output = tmp_path_factory.mktemp("made") / "t"
+    result = run(spark, output, raw)
+    assert (result.rows_in, result.rows_out, result.rejected, result.version) == (4000, 4000, {}, 0)
+    return FeatureTable.open(output)
+
+
+def content(table: FeatureTable, split: str | None = None) -> list[tuple]:
+    files = table.files if split is None else table.files_of(split)
+    return [row for f in files for row in zip(*(c.to_pylist() for c in pq.read_table(f.path, partitioning=None)),
+                                              strict=True)]
+
+
+def twin(raw: Path) -> list[tuple]:
+    """Every row of the table, made one at a time from the raw lines."""
+    lines = [dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in raw.read_text().splitlines()]
+    made = {"label": [int(line["label"]) for line in lines]}
+    for i in range(1, 14):
+        values = [float(line[f"I{i}"] or 0) for line in lines]
+        made[f"I{i}"] = pa.array([math.log(max(v, -2) + 3) for v in values], pa.float32()).to_pylist()
+    for i in range(1, 27):
+        name = f"C{i}"
+        values = [line[name] or None for line in lines]
+        if name == "C3":
+            made[name] = [1 if v is None else 2 + int(hash_texts(pa.array([v]))[0]) % 100 for v in values]
+            continue
+        least, most, oov = (1, 50, 1) if name == "C7" else (3, None, 4)
+        counted = Counter(v for v in values if v is not None)
+        words = sorted((w for w, n in counted.items() if n >= least), key=lambda w: (-counted[w], w.encode()))[:most]
+        ids = {w: 2 + oov + place for place, w in enumerate(words)}
+        bucket = {v: 2 + int(hash_texts(pa.array([v]), 0x0F0F)[0]) % oov for v in counted}
+        made[name] = [1 if v is None else ids.get(v, bucket[v]) for v in values]
+    return list(zip(*made.values(), strict=True))
+
+
+def test_a_job_equals_its_slow_twin_row_for_row(made, raw):
+    got, want = content(made), twin(raw)
+    rounded = [sorted((row[0], *(round(x, 4) for x in row[1:14]), *row[14:]) for row in rows) for rows in (got, want)]
+    assert rounded[0] == rounded[1]
+
+
+def test_files_have_exact_row_groups_codec_types_and_no_nulls(made):
+    assert made.check() == []
+    for file in made.files:
+        reader = pq.ParquetFile(file.path)
+        groups = [reader.metadata.row_group(i) for i in range(reader.metadata.num_row_groups)]
+        assert [g.num_rows for g in groups] == list(file.row_group_rows)
+        assert all(rows == 128 for rows in file.row_group_rows[:-1])
+        for column in (groups[0].column(i) for i in range(groups[0].num_columns)):
+            assert column.compression == "LZ4"
+            assert "PLAIN" in column.encodings
+            assert not any("DICTIONARY" in e for e in column.encodings)
+        types = {f.name: str(f.type) for f in reader.schema_arrow}
+        assert (types["label"], types["I1"], types["C1"]) == ("int8", "float", "int32")
+        assert all(c.null_count == 0 for c in reader.read())
+
+
+def test_splits_have_their_shares_and_the_table_its_numbers_of_files(made):
+    assert set(made.splits) == {"train", "test"}
+    assert made.rows_of("train") / made.rows == pytest.approx(0.7, abs=0.03)
+    assert (len(made.files_of("train")), len(made.files_of("test"))) == (4, 2)
+
+
+def test_rows_are_where_their_keys_say(made, raw):
+    """Recomputed from the raw lines alone: split, file and order within it."""
+    from etl.parse import Parser
+    spec = Spec.parse(TEXT)
+    lines = [line + b"\n" for line in raw.read_bytes().splitlines()]
+    columns = Parser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"])).columns
+    placement = Placement.of(spec, len(lines))
+    keys = placement.keys(columns)
+    split = placement.split(keys)
+    files = placement.file(keys, split)
+    want = twin(raw)
+    names = list(spec.table.split)
+    order = sorted(range(len(lines)), key=lambda i: (int(files[i]), int(keys.view("int64")[i])))
+    by_split = [[want[i] for i in order if split[i] == number] for number in range(2)]
+    for number, name in enumerate(names):
+        assert [row[14:] for row in content(made, name)] == [row[14:] for row in by_split[number]]
+
+
+def test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut(spark, made, raw, tmp_path):
+    lines = raw.read_bytes().splitlines(keepends=True)
+    (tmp_path / "in").mkdir()
+    for number in range(5):  # in another order, too
+        (tmp_path / "in" / f"{9 - number}.tsv").write_bytes(b"".join(lines[number * 800:(number + 1) * 800]))
+    spark.conf.set("spark.sql.shuffle.partitions", "5")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "301")
+    try:
+        run(spark, tmp_path / "t", tmp_path / "in" / "*.tsv")
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "2")
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "32768")
+    other = FeatureTable.open(tmp_path / "t")
+    assert content(other) == content(made)
+    assert other.record.state == made.record.state
+    assert other.fingerprint == made.fingerprint
+
+
+def test_state_is_saved_and_an_append_keeps_every_id(spark, made, raw, tmp_path):
+    run(spark, tmp_path / "t", raw)
+    lines = raw.read_text().splitlines(keepends=True)
+    (tmp_path / "more.tsv").write_text("".join(lines[:500]).replace("\n", "\r\n"))  # and with other line ends
+    result = run(spark, tmp_path / "t", tmp_path / "more.tsv", mode="append")
+    table = FeatureTable.open(tmp_path / "t")
+    assert (result.version, table.rows, table.record.state, table.record.parent) == (
+        1, 4500, made.record.state, made.record.state)
+    assert set(content(table)) == set(content(made))
+    assert table.fields == made.fields
+    state = table.state()
+    assert state is not None
+    assert state["C7/0"].num_rows == 50
+    assert state["C1/0"]["count"].to_pylist() == sorted(state["C1/0"]["count"].to_pylist(), reverse=True)
+    assert next(f for f in table.fields if f.name == "C1").cardinality == 2 + 4 + state["C1/0"].num_rows
+
+
+def test_another_specs_state_is_not_reused(spark, made, raw):
+    with pytest.raises(StateError, match="another spec's"):
+        run(spark, made.uri, raw, mode="append", text=TEXT.replace("min_count = 3", "min_count = 4"))
+    with pytest.raises(CommitError, match="no table to append"):
+        run(spark, made.uri + "-new", raw, mode="append")
+
+
+@pytest.fixture
+def broken(raw, tmp_path) -> Path:
+    lines = raw.read_text().splitlines()[:1000]
+    lines[1] = "only\tthree\tfields"
+    fields = lines[5].split("\t")
+    lines[5] = "\t".join([fields[0], "many", *fields[2:]])
+    lines[9] = "7" + lines[9][1:]
+    path = tmp_path / "broken.tsv"
+    path.write_text("\n".join(lines))  # nor does it end in a line feed
+    return path
+
+
+REASONS = {"I1: not a whole number of 64 bits": 1, "label: neither 0 nor 1": 1, "wrong number of fields": 1}
+
+
+def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, tmp_path):
+    result = run(spark, tmp_path / "t", broken, rejects=str(tmp_path / "rejects"))
+    assert (result.rows_in, result.rows_out, result.rejected) == (1000, 997, REASONS)
+    parts = [part.read_text() for part in (tmp_path / "rejects").glob("*.json")]
+    kept = [json.loads(line) for part in parts for line in part.splitlines()]
+    assert Counter(row["reason"] for row in kept) == REASONS
+    assert all(row["file"].endswith("/broken.tsv") for row in kept)
+    assert "only\tthree\tfields" in [row["raw"] for row in kept]
+    assert dict(FeatureTable.open(tmp_path / "t").record.rejected) == REASONS
+
+
+def test_too_many_rejects_refuse_the_job_and_publish_nothing(spark, broken, tmp_path):
+    with pytest.raises(InputError, match=r"3 of 1,000 rows do not parse, more than --max-rejects 0.002 allows"):
+        run(spark, tmp_path / "t", broken, max_rejects=0.002)
+    assert not list((tmp_path / "t").rglob("*.parquet"))
+    assert not (tmp_path / "t" / "_delta_log").exists()
+    assert list((tmp_path / "t" / "_sluice" / "rejects").rglob("*.json"))
+
+
+def test_input_that_is_not_there_or_empty_is_named(spark, tmp_path):
+    with pytest.raises(InputError, match=r"no-such-.*matches no file"):
+        run(spark, tmp_path / "t", tmp_path / "no-such-*.tsv")
+    (tmp_path / "empty.tsv").touch()
+    with pytest.raises(InputError, match="holds no rows"):
+        run(spark, tmp_path / "t", tmp_path / "empty.tsv")
+    assert not (tmp_path / "t" / "_delta_log").exists()
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_other_formats_make_the_same_table(spark, made, tmp_path, form):
+    synthesize(tmp_path / f"clicks.{form}", rows=4000, seed=2, form=form)
+    run(spark, tmp_path / "t", tmp_path / f"clicks.{form}", text=TEXT.replace("[input]", f'[input]\nformat = "{form}"'))
+    assert content(FeatureTable.open(tmp_path / "t")) == content(made)
+
+
+def test_a_header_is_no_row(spark, raw, tmp_path):
+    (tmp_path / "a.tsv").write_text("\t".join(COLUMNS) + "\n" + raw.read_text())
+    result = run(spark, tmp_path / "t", tmp_path / "a.tsv", text=TEXT.replace("[input]", "[input]\nheader = true"))
+    assert (result.rows_in, result.rejected) == (4000, {})
+
+
+def test_a_job_that_was_overtaken_publishes_nothing(spark, raw, tmp_path):
+    small_table(tmp_path / "t", rows=300)
+    job = Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=Store(tmp_path / "t"), mode="overwrite")
+    overtaking = small_table(tmp_path / "t", rows=200, mode="append", first=300)
+    with pytest.raises(CommitConflict, match="another job published version 1"):
+        job.run(spark, Progress(Quiet()))
+    assert FeatureTable.open(tmp_path / "t").files == overtaking.files
+
+
+def test_a_failure_while_writing_leaves_the_old_version_and_no_files(spark, raw, tmp_path, monkeypatch):
+    old = small_table(tmp_path / "t", rows=300)
+
+    def full(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("etl.build.describe", full)
+    with pytest.raises(OSError, match="No space left"):
+        run(spark, tmp_path / "t", raw, mode="overwrite")
+    table = FeatureTable.open(tmp_path / "t")
+    assert (table.version, table.files) == (0, old.files)
+    assert table.check() == []
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_spark_starts(raw, tmp_path):
+    from etl.store import StoreError
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be written"):
+        Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=Store(tmp_path / "file" / "t"))
