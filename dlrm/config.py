@@ -69,8 +69,8 @@ class OptimConfig:
 
     lr: float = 0.05
     """Of the tables."""
-    dense_optimiser: str = "adagrad"
-    dense_lr: float = 0.02
+    dense_optimiser: str = "adam"
+    dense_lr: float = 0.001
 
     def __post_init__(self) -> None:
         _positive(self, "lr", "dense_lr")
@@ -86,7 +86,7 @@ class Config:
     """Address of the feature table."""
     version: int
     """Version of it that is read."""
-    batch_size: int = 8192
+    batch_size: int = 4096
     """Rows of a global batch; each rank takes an equal part."""
     epochs: int = 1
     seed: int = 0

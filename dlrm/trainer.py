@@ -31,7 +31,8 @@ class Feed(Protocol):
 
     def __len__(self) -> int: ...
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch is; its "epoch" is the number of epochs that are finished."""
 
 
 class NotANumber(RuntimeError):
@@ -91,10 +92,11 @@ class Trainer:
 
     def train(self, feed: Feed, meta: Meta, after_epoch: Callable[[Meta], None]) -> Outcome:
         """All epochs that `meta` leaves, with a checkpoint after each; `after_epoch` evaluates."""
-        timing, stopped = Timing(), False
+        timing, stopped, saved_at = Timing(), False, meta.step
         first_batch_s: float | None = None
         while meta.epoch < self._config.epochs and not stopped:
             mine = torch.zeros(5, dtype=torch.float64)  # loss·rows, rows, wait, compute, asked to stop
+            loss = torch.zeros((), dtype=torch.float64, device=self._world.device)  # summed where it is: no wait a step
             batches = iter(feed)
             while True:
                 before = self._clock()
@@ -105,23 +107,27 @@ class Trainer:
                 if first_batch_s is None:
                     first_batch_s, before = got - before, got
                 self._guard.check(batch)
-                loss = self._step(batch)
+                loss += self._step(batch) * batch.rows
                 meta = replace(meta, step=meta.step + 1, rows=meta.rows + self._config.batch_size)
-                mine[0] += loss.detach().to("cpu", torch.float64) * batch.rows
                 mine[1] += batch.rows
                 mine[2] += got - before
                 mine[3] += self._clock() - got
                 if meta.step % self._config.log_every == 0:
+                    mine[0] = loss.item()
                     stopped = self._agree(mine, meta, timing)
                     mine.zero_()
+                    loss.zero_()
                 saving = self._config.save_every and meta.step % self._config.save_every == 0
                 if stopped or saving:
-                    meta = self._save(replace(meta, loader=feed.state_dict()))
+                    meta = self._save(meta, feed)
+                    saved_at = meta.step
                 if stopped:
                     return Outcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0, stopped=True)
             if meta.step % self._config.log_every:
+                mine[0] = loss.item()
                 stopped = self._agree(mine, meta, timing)
-            meta = self._save(replace(meta, epoch=meta.epoch + 1, loader=feed.state_dict()))
+            if meta.step != saved_at:
+                meta = self._save(meta, feed)
             if not stopped:
                 after_epoch(meta)
         return Outcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0, stopped=stopped)
@@ -133,7 +139,7 @@ class Trainer:
         loss = loss_of(self._model(dense, sparse), batch.label.to(device), batch.weight.to(device))
         torch.autograd.backward(loss)  # updates the tables on the way
         self._dense.step()
-        return loss
+        return loss.detach()
 
     def _agree(self, mine: torch.Tensor, meta: Meta, timing: Timing) -> bool:
         """Ranks put together what they saw since the last time, and learn whether one of them was asked to stop."""
@@ -148,8 +154,9 @@ class Trainer:
                        "samples_per_s": interval.samples_per_s, "stall": interval.stall})
         return bool(stop > 0)
 
-    def _save(self, meta: Meta) -> Meta:
-        began = self._clock()
+    def _save(self, meta: Meta, feed: Feed) -> Meta:
+        began, position = self._clock(), feed.state_dict()
+        meta = replace(meta, loader=position, epoch=position["epoch"])  # the next batch's: the epochs that are whole
         path = checkpoint.save(self._checkpoints, meta, self._model, self._dense, self._world)
         self._record({"kind": "checkpoint", "step": meta.step, "path": path.name,
                       "seconds": round(self._clock() - began, 3)})

@@ -1,13 +1,12 @@
-"""What reaches a rank from outside while its main thread may sit in a collective: signals, and the end of a peer.
+"""What reaches a rank from outside: signals, and why another rank ended.
 
-Python runs a signal's handler only when the main thread is back from C. A small thread sees the signal at once, so
-that an interrupt is answered in time; and it sees a fault that another rank left in the store.
+Python runs a signal's handler only when the main thread is back from C, and that may sit in a collective. A small
+thread sees the signal at once, so that an interrupt is answered in time.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from typing import Any
 from etl.program import INTERRUPTED
 
 _GRACE_S = 1.5
-_LOOK_S = 0.5
 _FAULT = "sluice/fault"
 
 
@@ -59,6 +57,5 @@ class Watch:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            ready, _, _ = select.select([self._read], [], [], None)
-            if ready and signal.SIGINT in os.read(self._read, 64) and not self._ended.wait(_GRACE_S):
+            if signal.SIGINT in os.read(self._read, 64) and not self._ended.wait(_GRACE_S):
                 self._leave(INTERRUPTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ class SlowFeed:
 
     def __init__(self, clock: Clock, steps: int) -> None:
         self._clock, self._steps = clock, steps
+        self.epoch = 0
 
     def __len__(self) -> int:
         return self._steps
@@ -35,10 +37,11 @@ class SlowFeed:
     def __iter__(self):
         for step in range(self._steps):
             self._clock.now += 2 if step else 3
+            self.epoch += step + 1 == self._steps
             yield batch(step, ROWS)
 
     def state_dict(self):
-        return {}
+        return {"epoch": self.epoch}
 
 
 class SlowTrainer(Trainer):
@@ -50,9 +53,9 @@ class SlowTrainer(Trainer):
         self._clock.now += 6  # type: ignore[attr-defined]
         return torch.tensor(self.loss)
 
-    def _save(self, meta):
+    def _save(self, meta, feed):
         self._clock.now += 100  # type: ignore[attr-defined]
-        return meta
+        return replace(meta, epoch=feed.state_dict()["epoch"])
 
 
 class Alone:
@@ -108,6 +111,12 @@ def test_a_request_to_stop_is_answered_at_the_next_agreement():
     assert outcome.stopped
     assert (outcome.meta.step, outcome.meta.epoch) == (4, 0)
     assert len(lines) == 1
+
+
+def test_a_stop_at_the_end_of_an_epoch_counts_the_epoch():
+    outcome, _ = run(4, epochs=3, log_every=4, stop_at=20)
+    assert outcome.stopped
+    assert (outcome.meta.step, outcome.meta.epoch) == (4, 1)
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_advice():
