@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -14,9 +15,20 @@ import pytest
 
 _KEEP = {"PATH", "HOME", "LANG", "LC_ALL", "JAVA_HOME", "TMPDIR", "VIRTUAL_ENV", "CI", "PYSPARK_PYTHON", "USER", "TERM"}
 _PATIENCE_S = 5.0
+_TEMPORARY = pytest.StashKey[str]()
 # A library's own helpers that live as long as the process: each says whose they are.
 _FOREIGN_THREADS = ("ThreadPoolExecutor-pyarrow", "py4j", "Thread-serve-py4j", "pyarrow", "pytest_timeout", "tokio",
                     "fsspecIO", "deltalake")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A temporary folder of this run's own: what another program leaves in the shared one is not this run's fault."""
+    config.stash[_TEMPORARY] = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="sluice-tests-")
+    tempfile.tempdir = None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash[_TEMPORARY], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +60,7 @@ def _what_is_there() -> dict[str, set[str]]:
                         and "/site-packages/" not in target},
         "shared memory": set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set(),
         "temporary files": {n for n in os.listdir(tempfile.gettempdir())
-                            if n.startswith(("sluice", "tmp", "torchelastic"))},
+                            if not n.startswith(("pytest-of-", "hsperfdata"))},
     }
 
 
