@@ -31,6 +31,7 @@ from ingest.bench import consume
 from ingest.columns import Columns
 from ingest.decode import decode_rows_per_s
 from ingest.loader import Loader
+from ingest.plan import Part, Read
 from ingest.source import RowGroups, source_of
 
 Contender = Callable[[float], float]  # seconds → rows a second
@@ -48,31 +49,27 @@ def decode_only(table: FeatureTable, columns: Columns) -> Contender:
     return lambda seconds: max(decode_rows_per_s(source, groups, n, seconds / 3) for n in (1, 2, 4))
 
 
-def tight_loop(table: FeatureTable, columns: Columns, batch_size: int) -> Contender:
-    """Decode, then one shuffled gather of each column into batch tensors; as many threads as cores, no queues, no
-    order, each thread its own row groups. What is left over when batches are cut from a row group is dropped."""
+def tight_loop(table: FeatureTable, columns: Columns) -> Contender:
+    """Decode, then one shuffled gather of each column into tensors of which batches would be slices; as many threads
+    as cores, no queues, no order, each thread its own row groups. No loader that shuffles does less."""
     groups = RowGroups(table.files_of("train"), columns.names)
     every = [(f, g, n) for f, counts in enumerate(groups.row_groups) for g, n in enumerate(counts)]
-    from ingest.plan import Part, Read
 
     def work(number: int, threads: int, end: float, counts: list[int]) -> None:
         random = np.random.default_rng(number)
-        floats = torch.empty(len(columns.floats), batch_size)
-        ids = torch.empty(len(columns.sparse), batch_size, dtype=torch.int32)
+        most = max(rows for *_, rows in every)
+        floats = torch.empty(len(columns.floats), most).numpy()
+        ids = torch.empty(len(columns.sparse), most, dtype=torch.int32).numpy()
         for file, group, rows in itertools.cycle(every[number::threads]):
             table = groups.read(Read(file, group, rows, (Part(0, 0, 0, rows),)))
-            arrays = {n: table.column(n).chunk(0).to_numpy() for n in columns.names}
             order = random.permutation(rows)
-            size = min(batch_size, rows)
-            for start in range(0, rows - size + 1, size):
-                part = order[start:start + size]
-                for tensor, names in ((floats.numpy(), columns.floats), (ids.numpy(), columns.sparse)):
-                    for row, name in enumerate(names):
-                        source = arrays[name]
-                        if source.dtype != tensor.dtype:
-                            source = source.astype(tensor.dtype)
-                        np.take(source, part, out=tensor[row, :size], mode="clip")
-                counts[number] += size
+            for block, names in ((floats, columns.floats), (ids, columns.sparse)):
+                for row, name in enumerate(names):
+                    source = table.column(name).chunk(0).to_numpy()
+                    if source.dtype != block.dtype:
+                        source = source.astype(block.dtype)
+                    np.take(source, order, out=block[row, :rows], mode="clip")
+            counts[number] += rows
             if time.perf_counter() > end:
                 return
 
@@ -134,7 +131,7 @@ def contenders(table: FeatureTable, batch_size: int) -> tuple[dict[str, Contende
     columns = Columns.of(table.fields)
     petastorm, close_petastorm = ours(table, batch_size, "petastorm")
     arrow, close_arrow = ours(table, batch_size, "arrow")
-    return {"tight loop": tight_loop(table, columns, batch_size), "decode only": decode_only(table, columns),
+    return {"tight loop": tight_loop(table, columns), "decode only": decode_only(table, columns),
             "ours": petastorm, "ours, plain Arrow": arrow,
             **{f"torch DataLoader, {n} workers": torch_loader(table, columns, batch_size, n) for n in (0, 2)},
             }, [close_petastorm, close_arrow]
