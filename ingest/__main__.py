@@ -1,4 +1,4 @@
-"""`python -m ingest bench`."""
+"""`python -m ingest bench` and `doctor`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from agent.runs import RunError
 from etl.program import UsageError, run
 from etl.table import TableError
-from ingest import bench
+from ingest import bench, doctor
 from ingest.columns import ColumnError
 from ingest.governor import MemoryLimitError
 from ingest.knobs import KnobError, nearest
@@ -17,14 +17,15 @@ from ingest.pipeline import PipelineError
 from ingest.plan import PlanError
 from ingest.source import SourceError
 
-COMMANDS = {"bench": bench.main}
+COMMANDS = {"bench": bench.main, "doctor": doctor.main}
 INPUT_ERRORS = (TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError, PlanError,
                 SourceError)
 USAGE = """\
 usage: python -m ingest COMMAND …
 
 commands:
-  bench TABLE   load a feature table as a trainer would, and say how fast
+  bench TABLE      load a feature table as a trainer would, and say how fast
+  doctor [TABLE]   is this machine, and this table, fit for loading?
 
 python -m ingest COMMAND --help tells more."""
 

@@ -190,15 +190,37 @@ class FileCache:
         new.write_text(str(max(0, size)))
         new.replace(self._home / "ledger")
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One process and thread at a time for what all data sets share."""
-        descriptor = os.open(self._top / _SPACE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        return _alone(self._top)
+
+
+@contextlib.contextmanager
+def _alone(top: Path) -> Iterator[None]:
+    """One process and thread at a time for what all data sets share."""
+    descriptor = os.open(top / _SPACE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
+    """Files that runs began to write below `folder` and died over: those of data sets which nobody uses now."""
+    top, found = Path(folder) / "sluice-cache", []
+    if not top.is_dir():
+        return []
+    with _alone(top):
+        for users in top.glob("*/users"):
+            descriptor = os.open(users, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if _lock(descriptor, fcntl.LOCK_EX):
+                    found += [path for path in users.parent.glob("*.part") if _OWN.fullmatch(path.name)]
+            finally:
+                os.close(descriptor)
+        for path in found if remove else ():
+            path.unlink()
+    return found
 
 
 def _blocks(size: int) -> int:

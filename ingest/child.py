@@ -73,7 +73,8 @@ def _limit_memory(extra: int | None) -> None:
         return
     with open("/proc/self/status") as status:
         now = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
-    resource.setrlimit(resource.RLIMIT_DATA, (now + extra, now + extra))
+    _, highest = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (now + extra, highest))
 
 
 class _Server:

@@ -23,9 +23,15 @@ from ingest.memfd import Region
 
 _LEAVE_S = 0.5
 _STACK_S = 1.0
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingest import child; child.main(*sys.argv[2:])"
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingest import child; child.main(*sys.argv[3:])"
 # One worker is one thread: the pool's size says how many cores a stage takes.
 _ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
+def owner_of(cmdline: bytes) -> int | None:
+    """The process that started the worker with this command line (as /proc has it); None if it is no worker."""
+    parts = cmdline.split(b"\0")
+    return int(parts[4]) if len(parts) > 4 and parts[2] == _BOOT.encode() else None
 
 
 class Died(Exception):
@@ -42,10 +48,11 @@ class Child:
         self._trace = os.memfd_create("sluice-trace", os.MFD_CLOEXEC)
         self._read_trace = 0
         passed = (theirs.fileno(), lifeline, self._trace)
+        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(os.getpid()), *map(str, passed)]
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, passed)], pass_fds=passed,
-                stdin=subprocess.DEVNULL, stdout=2, env={**_ONE_THREAD, **os.environ}, process_group=0)
+                command, pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, process_group=0,
+                env={**_ONE_THREAD, **os.environ})
         except BaseException:
             for fd in (self._lifeline, self._trace):
                 os.close(fd)

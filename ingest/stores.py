@@ -54,9 +54,12 @@ class Store:
         return self._backend if isinstance(self._backend, Disturbed) else None
 
     def open(self, path: str = "") -> pa.NativeFile:
-        """A file by its path below the root (none: the root is the file). Fit for `pyarrow.parquet.ParquetFile`,
-        which does not close it: use `with`."""
-        key = os.path.join(self.root, path) if path else self.root
+        """A file by its path below the root or in full (none: the root is the file). Fit for
+        `pyarrow.parquet.ParquetFile`, which does not close it: use `with`."""
+        if self._scheme and path.startswith(self._scheme):
+            key = path.removeprefix(self._scheme)
+        else:
+            key = os.path.join(self.root, path) if path else self.root
         if isinstance(self._backend, LocalFiles):
             return pa.OSFile(key)
         name = self._scheme + key

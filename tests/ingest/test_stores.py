@@ -77,6 +77,7 @@ def read(store, path="part-0.parquet"):
 def test_local_files(folder, uri):
     store = Store.at(uri.format(folder))
     assert read(store).equals(TABLE)
+    assert read(store, str(folder / "part-0.parquet")).equals(TABLE), "a path in full will do"
     assert read(Store.at(uri.format(folder / "part-0.parquet")), "").equals(TABLE), "the root may be the file"
     assert store.local == (not uri.startswith("latency"))
 
@@ -97,6 +98,7 @@ def test_s3_is_read_in_ranges(bucket):
     store = Store.at("s3://data/table?" + bucket.query)
     assert read(store).equals(TABLE)
     assert len(bucket.ranges) == GROUPS + 1, "the footer, then one request for each row group"
+    assert read(store, "s3://data/table/part-0.parquet").equals(TABLE), "a path in full will do"
     with pytest.raises(FileNotFoundError, match=r"data/table/part-1\.parquet"):
         store.open("part-1.parquet")
 
@@ -139,6 +141,22 @@ def test_everything_arrives_through_errors_short_reads_and_stalls(folder):
     assert store.stats()["retries"] == done.errors + done.shorts
     assert min(done.errors, done.shorts, done.stalls) > 5
     assert clock.time > store.stats()["bytes"] / 2**20 + done.stalls * 0.7
+
+
+def test_threads_share_a_store(folder, tmp_path):
+    with FileCache(tmp_path, 2**30, "table") as cache:
+        store = Store.at(f"latency://{folder}?error_rate=0.3", clock=FakeClock(), cache=cache,
+                         retry=RetryPolicy(attempts=50, deadline_s=10_000))
+        whole = []
+        threads = [threading.Thread(target=lambda: whole.append(read(store).equals(TABLE))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert whole == [True] * 8
+        counts = store.stats()
+        assert counts["retries"] == store.disturbed.errors > 0
+        assert counts["cache_hits"] + counts["cache_misses"] == counts["reads"] == 8 * (GROUPS + 1)
 
 
 def test_the_same_seed_misbehaves_the_same(folder):

@@ -1,0 +1,206 @@
+"""Single checks of a machine and a table for `python -m ingest doctor`: each gives a `Finding` or several."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from etl.table import FeatureTable, TableError
+from ingest import cache, launch
+from ingest.checksums import chunks_with_crc
+from ingest.knobs import format_bytes
+from ingest.machine import Machine
+from ingest.memfd import Region, SharedMemoryError
+from ingest.stores import Store
+from ingest.workers import WorkerError, WorkerProcess
+
+# (package, lowest version, who needs it). Older torch and pyarrow run code from files that they are given.
+PACKAGES = (("numpy", "2", ""), ("pyarrow", "18", ""), ("torch", "2.8", ""), ("deltalake", "1.6", "feature tables"),
+            ("petastorm", "0.13.1", "reader=petastorm"), ("pyspark", "4.1", "the ETL job"),
+            ("torchrec", "1.8", "the trainer"), ("fsspec", "", "other stores than local and s3"))
+_NEEDED_FILES = 1024
+_SMALL = 2**30
+_FILES = 8
+_PIECE = 64 * 2**10
+_SLOW_S = 0.010
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found. `well` is None where there is nothing to judge."""
+
+    what: str
+    value: str
+    well: bool | None = True
+    advice: str = ""
+
+
+def versions() -> Iterator[Finding]:
+    python = platform.python_version()
+    new = sys.version_info >= (3, 11)
+    yield Finding("python", python, new, "" if new else "Python 3.11 or newer is needed")
+    for package, lowest, use in PACKAGES:
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            yield Finding(package, "not installed", None if use else False,
+                          f"only needed for {use}" if use else f"pip install '{package}>={lowest}'")
+            continue
+        well = _number(found) >= _number(lowest)
+        yield Finding(package, found, well, "" if well else f"{lowest} or newer is needed: pip install -U {package}")
+
+
+def _number(version: str) -> list[int]:
+    """The leading numbers of a version."""
+    parts = []
+    for part in version.split("+")[0].split("."):
+        digits = part[:len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return parts
+
+
+def machine(found: Machine) -> Iterator[Finding]:
+    cores, host = found.cores(), os.cpu_count() or 1
+    yield Finding("cores", f"{cores:g} of the host's {host}", None if cores < host else True,
+                  "an affinity or a quota takes the others" if cores < host else "")
+    limit, used = found.memory_limit(), found.memory_used()
+    tight = limit < _SMALL
+    yield Finding("memory limit", f"{format_bytes(limit)}, {format_bytes(used)} in use by this process", not tight,
+                  "below 1 GiB only small batches fit: see what `ingest bench --memory-limit` prints" if tight else "")
+    with contextlib.suppress(OSError):
+        some = Path("/proc/pressure/memory").read_text().split()[1].partition("=")[2]
+        pressed = float(some) > 10
+        yield Finding("memory pressure", f"{some} % of the last 10 s", not pressed,
+                      "tasks wait for memory: another program takes it" if pressed else "")
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    few = files != resource.RLIM_INFINITY and files < _NEEDED_FILES
+    yield Finding("open files", str(files), not few, f"raise it: ulimit -n {_NEEDED_FILES * 4}" if few else "")
+
+
+def shared_memory() -> Iterator[Finding]:
+    region = Region(lambda _: None)
+    try:
+        region.reserve(_SMALL // 64)
+        yield Finding("shared memory", "memfd, reserved as needed")
+    except (SharedMemoryError, OSError) as error:
+        yield Finding("shared memory", str(error), False, "process workers cannot run: use backend=thread")
+    finally:
+        region.close()
+    with contextlib.suppress(OSError):
+        status = os.statvfs("/dev/shm")
+        size = status.f_blocks * status.f_frsize
+        yield Finding("/dev/shm", format_bytes(size), None if size < _SMALL else True,
+                      "torch's own loaders and collectives use it: docker run --shm-size=2g" if size < _SMALL else "")
+
+
+def workers() -> Iterator[Finding]:
+    began = time.perf_counter()
+    try:
+        with WorkerProcess("builtins:dict", deaths=1) as worker:
+            worker.start()
+            yield Finding("process workers", f"start in {time.perf_counter() - began:.2f} s")
+    except (WorkerError, OSError) as error:
+        yield Finding("process workers", str(error).splitlines()[0], False, "use backend=thread")
+
+
+def table(uri: str) -> Iterator[Finding]:
+    """Of a feature table, or of a folder of Parquet files."""
+    try:
+        opened = FeatureTable.open(uri)
+    except TableError as error:
+        paths = sorted(str(p) for p in Path(uri).rglob("*.parquet")) if os.path.isdir(uri) else []
+        if not paths:
+            yield Finding("table", str(error), False, "check the path; python -m etl show TABLE tells more")
+            return
+        yield Finding("table", f"{len(paths)} Parquet files, no feature table", None, "no column has a role here")
+    else:
+        paths = [file.path for file in opened.files]
+        yield Finding("table", f"version {opened.version}, {opened.rows:,} rows in {len(paths)} files")
+    yield from files(paths)
+
+
+def files(paths: Sequence[str]) -> Iterator[Finding]:
+    """Checksums of some files, spread over all, and how fast their store answers."""
+    chosen = [paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))]
+    having = total = 0
+    times: list[float] = []
+    without = ""
+    for path in chosen:
+        try:
+            began = time.perf_counter()
+            with Store.at(path).open() as file:
+                file.read(_PIECE)
+                times.append(time.perf_counter() - began)
+                with pq.ParquetFile(file) as parquet:
+                    found, of = chunks_with_crc(file, parquet.metadata)
+        except (OSError, ValueError) as error:
+            yield Finding("file", f"{path}: {error}", False, "python -m etl check TABLE looks at every file")
+            continue
+        having, total = having + found, total + of
+        if found < of and not without:
+            without = path
+    if total:
+        yield Finding("checksums", f"{having} of {total} column chunks in {len(chosen)} files", not without,
+                      f"{without} has none: a flipped bit would be read as data; write it anew with page checksums"
+                      if without else "")
+    if times:
+        middle = statistics.median(times)
+        slow = middle > _SLOW_S
+        yield Finding("store", f"{middle * 1000:.1f} ms to open a file and read {_PIECE // 1024} KiB",
+                      None if slow else True, "more read workers hide it; --tuning auto finds how many" if slow else "")
+
+
+def leftovers(cache_folder: str | None, clean: bool) -> Iterator[Finding]:
+    """What dead runs left behind; only that is removed."""
+    orphans = list(_orphans())
+    for pid in orphans if clean else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    yield _left("workers without a parent", [str(pid) for pid in orphans], clean)
+    if cache_folder is not None:
+        halves = cache.half_written(cache_folder, remove=clean)
+        yield _left(f"half-written files in {cache_folder}", [path.name for path in halves], clean)
+
+
+def _left(what: str, found: Sequence[str], clean: bool) -> Finding:
+    if not found:
+        return Finding(what, "none")
+    shown = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
+    if clean:
+        return Finding(what, f"{len(found)} removed: {shown}")
+    return Finding(what, f"{len(found)}: {shown}", False, "python -m ingest doctor --clean removes them")
+
+
+def _orphans() -> Iterator[int]:
+    """Our worker processes whose parent is another than the one that started them. Those in containers count their
+    processes otherwise and are left alone."""
+    here = os.readlink("/proc/self/ns/pid")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                owner = launch.owner_of((entry / "cmdline").read_bytes())
+                if owner not in (None, _parent(entry)) and os.readlink(entry / "ns/pid") == here:
+                    yield int(entry.name)
+
+
+def _parent(entry: Path) -> int:
+    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])
+
+
+def problems(findings: Iterable[Finding]) -> list[str]:
+    return [f"{f.what}: {f.value}" + (f" ({f.advice})" if f.advice else "") for f in findings if f.well is False]

@@ -1,0 +1,178 @@
+"""The doctor: all well on a good table, and each illness found, named and, if a dead run's, cleaned."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingest import checkup
+from ingest.cache import FileCache
+from ingest.checksums import chunks_with_crc, has_crc
+from ingest.doctor import main
+from ingest.machine import Machine
+from ingest.workers import WorkerProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def said(capsys, *argv):
+    """(exit code, the JSON line's object, what a person reads)."""
+    try:
+        result, code = main(list(argv)), 0
+    except SystemExit as end:
+        result, code = None, end.code
+    out, text = capsys.readouterr()
+    return code, result or json.loads(out.splitlines()[-1]), text
+
+
+def parquet(path, *, checksums=True, **options):
+    pq.write_table(pa.table({"a": range(1000), "b": ["x"] * 1000}), path, write_page_checksum=checksums, **options)
+    return path
+
+
+def test_all_well(table, capsys):
+    code, result, text = said(capsys, table.uri)
+    assert (code, result["problems"]) == (0, [])
+    assert result["machine"]["cores"] > 0
+    assert result["limits"]["memory"] > 2**28
+    for line in ("✓ python", "✓ process workers", "✓ checksums", "✓ store", "✓ table"):
+        assert line in text
+    assert "✗" not in text
+
+
+def test_json_has_every_finding_and_no_table(capsys):
+    code, result, text = said(capsys, "--json")
+    assert code == 0
+    assert text == ""
+    assert {"what": "numpy", "value": __import__("numpy").__version__, "well": True, "advice": ""} in result["findings"]
+
+
+def test_a_file_without_checksums_is_named(tmp_path, capsys):
+    parquet(tmp_path / "good.parquet")
+    parquet(tmp_path / "plain.parquet", checksums=False)
+    code, result, text = said(capsys, str(tmp_path))
+    assert code == 1
+    (problem,) = result["problems"]
+    assert "2 of 4 column chunks" in problem
+    assert "plain.parquet has none" in problem
+    assert "✗ checksums" in text
+
+
+def test_a_missing_table_and_a_broken_file(tmp_path, table, capsys):
+    code, result, _ = said(capsys, str(tmp_path / "nothing"))
+    assert code == 1
+    assert "nothing" in result["problems"][0]
+    copy = tmp_path / "table"
+    shutil.copytree(table.uri, copy)
+    victim = next(copy.rglob("*.parquet"))
+    victim.write_bytes(victim.read_bytes()[:1000])
+    code, result, _ = said(capsys, str(copy))
+    assert code == 1
+    assert victim.name in result["problems"][0]
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"use_dictionary": False}, {"compression": "none"},
+                                     {"data_page_version": "2.0"}, {"row_group_size": 100}])
+@pytest.mark.parametrize("checksums", [True, False])
+def test_checksums_are_seen_in_every_kind_of_page(tmp_path, options, checksums):
+    path = parquet(tmp_path / "x.parquet", checksums=checksums, **options)
+    with pa.OSFile(str(path)) as file:
+        having, total = chunks_with_crc(file, pq.read_metadata(path))
+    assert having == (total if checksums else 0)
+    assert total == (4 if "row_group_size" in options else 2)
+
+
+@pytest.mark.parametrize("header", [b"", b"\x15", b"\x15\x80", b"\x15\x00\x15\x10\x15\x10", b"\xff" * 64, b"\x00" * 64])
+def test_garbage_has_no_checksum(header):
+    assert not has_crc(header)
+
+
+def test_old_and_missing_packages(monkeypatch):
+    monkeypatch.setattr(checkup, "PACKAGES", (("numpy", "99", ""), ("no-such-package", "1", ""), ("nor-this", "", "x")))
+    python, old, missing, unused = checkup.versions()
+    assert python.well
+    assert (old.well, missing.well, unused.well) == (False, False, None)
+    assert "99 or newer" in old.advice
+
+
+@pytest.mark.parametrize(("low", "high"), [("2.9.1", "2.10"), ("1.8", "1.8.0"), ("2.8.0+cpu", "2.9.0a1")])
+def test_versions_are_compared_by_numbers(low, high):
+    assert checkup._number(low) < checkup._number(high)
+
+
+def test_a_small_memory_limit_is_told(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 524288 kB\n")
+    findings = {f.what: f for f in checkup.machine(Machine(tmp_path))}
+    assert findings["memory limit"].well is False
+    assert "512 MiB" in findings["memory limit"].value
+
+
+def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(capsys, monkeypatch, tmp_path):
+    """A worker that outlives its parent, because the user's function made it deaf to the signal that ends it."""
+    monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
+    os.mkfifo(tmp_path / "held")
+    held = os.open(tmp_path / "held", os.O_RDWR)
+    code = """if True:
+        import os, numpy
+        from ingest.workers import WorkerProcess
+        WorkerProcess("tests.ingest.worker_functions:hold_deaf").call(dict(a=numpy.zeros(1)))
+    """
+    with WorkerProcess("builtins:dict") as alive:
+        alive.start()
+        parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+        orphan = int(os.read(held, 100))
+        watched = os.pidfd_open(orphan)
+        assert said(capsys)[0] == 0, "its parent lives"
+        parent.kill()
+        parent.wait()
+        code, result, _ = said(capsys)
+        assert code == 1
+        assert str(orphan) in result["problems"][0]
+        code, _, text = said(capsys, "--clean")
+        assert code == 0
+        assert f"1 removed: {orphan}" in text
+        gone = select.poll()
+        gone.register(watched, select.POLLIN)
+        assert gone.poll(30_000)
+        assert alive.call({}) == {}
+    for descriptor in (held, watched):
+        os.close(descriptor)
+
+
+def test_half_written_files_of_a_cache(tmp_path, capsys):
+    half = "a" * 64 + "." + "b" * 32 + ".part"
+    with FileCache(tmp_path, 10**6, "dead") as cache:
+        dead = cache._home
+        cache.put("x", b"kept")
+    with FileCache(tmp_path, 10**6, "alive") as cache:
+        for home in (dead, cache._home):
+            (home / half).write_bytes(b"half")
+        (dead / "notes.part").write_text("not ours")
+        code, result, _ = said(capsys, "--cache", str(tmp_path))
+        assert code == 1
+        assert "half-written files" in result["problems"][0]
+        assert said(capsys, "--cache", str(tmp_path), "--clean")[0] == 0
+        assert not (dead / half).exists()
+        assert (cache._home / half).exists(), "its run lives"
+        assert (dead / "notes.part").exists()
+    with FileCache(tmp_path, 10**6, "dead") as cache:
+        assert cache.get("x") == b"kept"
+    assert said(capsys, "--cache", str(tmp_path / "none"))[0] == 0
+
+
+def test_as_a_program():
+    result = subprocess.run([sys.executable, "-m", "ingest", "doctor", "/nowhere"], cwd=ROOT, capture_output=True,
+                            text=True, check=False)
+    assert result.returncode == 1, result.stderr
+    assert "/nowhere" in json.loads(result.stdout.splitlines()[-1])["problems"][0]
+    assert "✗ table" in result.stderr
