@@ -7,12 +7,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from agent import report, story
+from agent import evaluate, report, story
 from agent.runs import Run, RunError
+from agent.scenario import ScenarioError
 from etl.program import run, say
+from ingest.knobs import KnobError
 
 
 def main(argv: list[str]) -> Mapping[str, Any]:
+    if argv[:1] == ["evaluate"]:
+        return evaluate.main(argv[1:])
+    if argv[:1] == ["simulate"]:
+        return evaluate.simulate(argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n  python -m agent report runs/first\n  python -m agent explain runs/first\n\n"
@@ -23,6 +29,9 @@ def main(argv: list[str]) -> Mapping[str, Any]:
                        ("explain", "tell what happened: the verdict, each change with its reason and its effect")):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run", metavar="RUN", help="the run folder (it holds config.json)")
+    for name, text in (("evaluate", "judge policies in the simulator: the whole table (see `evaluate --help`)"),
+                       ("simulate", "one policy through one scenario, told as it goes (see `simulate --help`)")):
+        commands.add_parser(name, help=text, add_help=False)
     options = parser.parse_args(argv)
     return {"report": _report, "explain": _explain}[options.command](options.run)
 
@@ -44,4 +53,4 @@ def _figures(path: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(RunError,))
+    run(main, input_errors=(RunError, ScenarioError, KnobError))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agent.mechanisms import Load, Truth, flow
+from agent.mechanisms import Flow, Load, Truth, flow
 from agent.simulator import _CHUNK_S, Course
 from ingest.knobs import Knobs, Limits
 
@@ -67,7 +67,7 @@ class EventSimulator(Course):
                         seconds = min(seconds, item.left / pace[i])
             if self._step_left > 0:
                 seconds = min(seconds, self._step_left / step_pace)
-            self._pass_time(max(seconds, 1e-9), active, pace, step_pace, now.used_cores, now.cpu_per_item, noise)
+            self._pass_time(max(seconds, 1e-9), active, pace, step_pace, now, noise)
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
                 self.now = end
@@ -104,8 +104,8 @@ class EventSimulator(Course):
         spread = math.sqrt(math.log1p(tail * tail))
         return math.exp(spread * float(self._random.standard_normal()) - spread * spread / 2)
 
-    def _pass_time(self, seconds: float, active: list[int], pace: list[float], step_pace: float, used_cores: float,
-                   cpu_per_item: list[float], noise: list[float]) -> None:
+    def _pass_time(self, seconds: float, active: list[int], pace: list[float], step_pace: float,  # noqa: PLR0917
+                   now: Flow, noise: list[float]) -> None:
         for i, items in enumerate(self._items):
             for item in items:
                 if not item.done:
@@ -113,7 +113,8 @@ class EventSimulator(Course):
                     item.done = item.left <= 1e-9
                     self.done[i] += self.truth.stages[i].rows_per_item if item.done else 0.0
             self.busy_s[i] += active[i] * seconds * max(0.5, noise[2 * i])
-            self.cpu_s[i] += min(pace[i] * active[i] * cpu_per_item[i], active[i]) * seconds * max(0.5, noise[2 * i + 1])
+            used = min(pace[i] * active[i] * now.cpu_per_item[i], active[i]) * seconds
+            self.cpu_s[i] += used * max(0.5, noise[2 * i + 1])
             idle = max(0.0, self.ready[i] - active[i]) * seconds
             if i and self.queue[i - 1] < self.truth.stages[i].rows_per_item:
                 self.in_s[i] += idle
@@ -126,7 +127,7 @@ class EventSimulator(Course):
                 self._step_left = 0.0
         else:
             self.wait_s += seconds
-        self.used_s += used_cores * seconds
+        self.used_s += now.used_cores * seconds
         self.now += seconds
         self.active = [float(n) for n in active]
         self.memory = self._memory(seconds, self.active)

@@ -261,7 +261,8 @@ def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores
         used = traffic = locked = runnable = contenders = 0.0
         for i in range(count):
             active = workers[i] * rates[i] / capacity[i]
-            cpu_item[i] = (load.cpu[i] + load.memory[i] * slow_memory) * (1 + kappa[i] * max(0.0, active * (active - 1)))
+            crowd = max(0.0, active * (active - 1))
+            cpu_item[i] = (load.cpu[i] + load.memory[i] * slow_memory) * (1 + kappa[i] * crowd)
             per_s = rates[i] / rows[i]
             used += per_s * cpu_item[i] * smt
             traffic += per_s * load.traffic[i]

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from agent.mechanisms import Flow, Truth, memory_need, steady
 from ingest.knobs import Knobs, Limits
 
-_FILL = 0.95  # of the memory limit
 _WORTH = 1e-3  # a smaller gain is none
 _AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what the buffers should hold to smooth what varies
 
 
 class _Search:
-    def __init__(self, truth: Truth, limits: Limits, also: Sequence[Truth]) -> None:
-        self.truth, self.also = truth, [truth, *also]
+    def __init__(self, truth: Truth, limits: Limits, also: Sequence[Truth], fill: float) -> None:
+        self.truth, self.also, self.fill = truth, [truth, *also], fill
         self.names = [s.name for s in truth.stages]
         self.range = [limits.workers[n] for n in self.names]
         self.limits = limits
@@ -43,7 +42,7 @@ class _Search:
             at_work = [n * busy for n, busy in zip(workers, now.busy, strict=False)]
             idle = sum((n - a) * (s.process_bytes if b == "process" else s.worker_bytes)
                        for n, a, s, b in zip(workers, at_work, truth.stages, backends, strict=True))
-            if memory_need(truth, at_work, backends, queues) + idle > _FILL * truth.machine.memory_limit:
+            if memory_need(truth, at_work, backends, queues) + idle > self.fill * truth.machine.memory_limit:
                 return False
         return True
 
@@ -126,10 +125,11 @@ class _Search:
                 workers[:] = tried
 
 
-def best_knobs(truth: Truth, limits: Limits, *, also: Sequence[Truth] = (), near: Knobs | None = None) -> Knobs:
-    """The knobs with the highest steady rate whose memory fits, in `truth` and in each of `also`; the fewest workers
-    among equals, and a little headroom. `near`: a setting to start from as well."""
-    search = _Search(truth, limits, also)
+def best_knobs(truth: Truth, limits: Limits, *, also: Sequence[Truth] = (), near: Knobs | None = None,
+               fill: float = 0.95) -> Knobs:
+    """The knobs with the highest steady rate that fill at most this share of the memory, in `truth` and in each of
+    `also`; the fewest workers among equals, and a little headroom. `near`: a setting to start from as well."""
+    search = _Search(truth, limits, also, fill)
     names = search.names
     starts = [[low for low, _ in search.range]]
     if near is not None:

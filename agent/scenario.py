@@ -83,14 +83,18 @@ class Scenario:
         except KnobError as error:
             raise ScenarioError(f"start: {error}") from error
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process: the fields, not what was worked out from them."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
     def _check_memory(self, truth: Truth, path: str) -> None:
         count = len(self.stages)
         least = memory_need(truth, [1.0] * count, [s.backends[0] for s in truth.stages], sum(
             max(s.held_bytes, s.bytes_per_row * truth.consumer.batch_rows * (i == count - 1))
             for i, s in enumerate(truth.stages)))
         if least > 0.97 * truth.machine.memory_limit:
-            raise ScenarioError(f"{path}: a memory limit of {truth.machine.memory_limit:.0f} bytes is too small for one "
-                                f"item in each stage; {math.ceil(least / 0.97)} would do")
+            raise ScenarioError(f"{path}: a memory limit of {truth.machine.memory_limit:.0f} bytes is too small for "
+                                f"one item in each stage; {math.ceil(least / 0.97)} would do")
 
     def truth_at(self, seconds: float) -> Truth:
         """How the pipeline truly is at that moment. The same object as long as nothing changes."""

@@ -66,7 +66,8 @@ def parse(values: Any) -> Scenario:
 def _list(given: dict[str, Any], name: str) -> list[Any]:
     if not isinstance(given.get(name, []), list):
         raise ScenarioError(f"{name}: is not a list of objects")
-    return given.get(name, [])
+    found: list[Any] = given.get(name, [])
+    return found
 
 
 def _object(values: Any, path: str, kind: type, leave: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
@@ -118,15 +119,17 @@ def _changes(plain: Scenario, values: Any, path: str, earlier: list[Change]) -> 
     at, over = _number(values, "at", path, 0), _number(values, "over", path, 0)
     if at < 0 or over < 0:
         raise ScenarioError(f"{path}.{'at' if at < 0 else 'over'}: is below 0")
-    found = []
+    found: list[Change] = []
     for how in ("set", "scale"):
         if not isinstance(values.get(how, {}), dict):
             raise ScenarioError(f"{path}.{how}: is not an object of keys and numbers")
-        for key, value in values.get(how, {}).items():
+        for key, given in values.get(how, {}).items():
             here = f"{path}.{how}.{key}"
             base = _base(plain, key, here)
-            if isinstance(value, str) and key.endswith(("_bytes", "memory_limit")):
-                value = _bytes(value, here)
+            if isinstance(given, str) and key.endswith(("_bytes", "memory_limit")):
+                value: Any = _bytes(given, here)
+            else:
+                value = given
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ScenarioError(f"{here}: {value!r} is not a number")
             before = next((c.value for c in reversed([*earlier, *found]) if c.key == key), base)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from agent.mechanisms import Flow, Load, Stage, Truth, flow
+from agent.mechanisms import Flow, Load, Truth, flow
 from ingest.knobs import KnobError, Knobs, Limits
 from ingest.stats import Snapshot, StageStats
 
@@ -53,6 +54,7 @@ class Course:
         self.memory = self._memory(0.0, self.active)
         self.peak = self.memory
         self._sequence = 0
+        self._drifted: tuple[Truth, tuple[int, ...], Truth] | None = None
 
     # The Tunable's side.
 
@@ -106,6 +108,18 @@ class Course:
             cpu_used_s=self.used_s, held_back=int(self.held_back))
         self._sequence += 1
         return snapshot
+
+    def true_at(self, seconds: float) -> Truth:
+        """The truth at a moment, with the costs as they have drifted by now (in steps of a tenth): for an oracle."""
+        truth = self._truth_at(seconds)
+        steps = tuple(round(w * 10) if s.drift else 0 for w, s in zip(self._walk, truth.stages, strict=True))
+        if not any(steps):
+            return truth
+        if self._drifted is None or self._drifted[0] is not truth or self._drifted[1] != steps:
+            stages = tuple(replace(s, cost_s=s.cost_s * math.exp(n / 10)) for s, n in
+                           zip(truth.stages, steps, strict=True))
+            self._drifted = (truth, steps, replace(truth, stages=stages))
+        return self._drifted[2]
 
     # What both modes use.
 
@@ -226,10 +240,11 @@ class Simulator(Course):
             self._chunk(self.now + chunk, factors)
 
     def _chunk(self, end: float, factors: list[float]) -> None:
-        stages, count = self.truth.stages, len(self.names)
+        count = len(self.names)
         noise = (1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)).tolist()
         bursts = self._bursts()
-        load, before = None, ()
+        load: Load | None = None
+        before: tuple[float, ...] = ()
         stretches = 0
         while self.now < end - 1e-9:
             stretches += 1
@@ -243,7 +258,7 @@ class Simulator(Course):
             full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
             now = flow(load, empty, full, overhead, self._guess)
             self._guess = now.factors
-            self._account(now, load, self._stretch(now, limits, end, stretches), limits, noise, admitted, stages)
+            self._account(now, self._stretch(now, limits, end, stretches), limits, noise, admitted)
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
                 self.now = end
@@ -264,10 +279,10 @@ class Simulator(Course):
                 seconds = min(seconds, -waiting / gain)
         return max(seconds, 1e-3) if end - self.now > 1e-3 else end - self.now
 
-    def _account(self, now: Flow, load: Load, seconds: float, limits: list[float], noise: list[float],
-                 admitted: list[float], stages: tuple[Stage, ...]) -> None:
+    def _account(self, now: Flow, seconds: float, limits: list[float], noise: list[float],
+                 admitted: list[float]) -> None:
         in_flight = []
-        for i, stage in enumerate(stages):
+        for i, stage in enumerate(self.truth.stages):
             rows = now.rates[i] * seconds
             self.done[i] += rows
             # A queue may pass its edge by what a millisecond brings; it is cut there and the rows are kept.

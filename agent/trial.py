@@ -16,6 +16,7 @@ from ingest.stats import Snapshot
 _END_SHARE = 0.2  # of the scenario: what `end_score` looks at
 _WINDOW = 10  # intervals over which `worst_score` compares
 _START = 30  # intervals after the start, and after a change, that `worst_score` and `stall` leave out
+_SHORT, _FILL, _LEAN = 0.75, 0.95, 2.0  # of the memory limit: where it matters; what is filled by oneself; by leaning
 _BACK = 0.95  # of the reference: recovered
 
 
@@ -57,7 +58,15 @@ class _Frozen:
 def run(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True,
         observe: Callable[[Snapshot, Knobs, Reason], None] | None = None) -> Outcome:
     """The policy decides at the start and after every interval, on a fresh simulator."""
-    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed, governor=governor)
+    return _drive(scenario, _simulator(scenario, seed, governor), policy, observe)
+
+
+def _simulator(scenario: Scenario, seed: int, governor: bool) -> Simulator:
+    return Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed, governor=governor)
+
+
+def _drive(scenario: Scenario, simulator: Simulator, policy: Policy,
+           observe: Callable[[Snapshot, Knobs, Reason], None] | None = None) -> Outcome:
     state = policy.initial(scenario.limits, simulator.knobs)
     series, stalls, cpu, workers, changed = [], [], [], [], []
     peak, before = 0.0, simulator.snapshot()
@@ -86,8 +95,17 @@ def run(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = T
 
 
 def reference(scenario: Scenario, *, seed: int = 0) -> Outcome:
-    """The clairvoyant's run: the denominator of every score."""
-    return run(scenario, Clairvoyant(scenario.truth_at), seed=seed)
+    """The clairvoyant's run under the governor: the denominator of every score.
+
+    Where memory is short it goes twice, once within the limit by itself and once leaning on the governor."""
+    def go(fill: float) -> Outcome:
+        simulator = _simulator(scenario, seed, True)
+        return _drive(scenario, simulator, Clairvoyant(simulator.true_at, fill=fill))
+
+    careful = go(_FILL)
+    if careful.peak_memory < _SHORT and not careful.killed:
+        return careful
+    return max(careful, go(_LEAN), key=lambda o: (not o.killed, o.rows))
 
 
 def frozen_rows(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True) -> float:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from agent.policies.autotune import Autotune, AutotuneAdaptive
+from agent.policies.bayes import Bayes
+from agent.policies.cachew import Cachew
+from agent.policies.cores import Cores
+from agent.policies.ds2 import DS2
+from agent.policies.even import Even
 from agent.policies.fixed import Fixed
+from agent.policies.grid import OfflineGrid
+from agent.policies.hill import Hill
 from agent.policies.planner import Planner
+from agent.policies.plumber import Plumber, PlumberAdaptive
+from agent.policies.trident import Trident
 from agent.tunable import Policy
 from ingest.knobs import KnobError, nearest
 
-POLICIES: dict[str, type[Fixed] | type[Planner]] = {"fixed": Fixed, "planner": Planner, "auto": Planner}
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "fixed": Fixed, "cores": Cores, "even": Even, "autotune": Autotune, "autotune-adaptive": AutotuneAdaptive,
+    "plumber": Plumber, "plumber-adaptive": PlumberAdaptive, "ds2": DS2, "cachew": Cachew, "hill": Hill,
+    "offline-grid": OfflineGrid, "bayes": Bayes, "trident": Trident, "planner": Planner, "auto": Planner,
+}
 
 
 def make(name: str) -> Policy:

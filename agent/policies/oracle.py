@@ -31,8 +31,8 @@ class State:
 class Oracle:
     name = "oracle"
 
-    def __init__(self, truth_at: Callable[[float], Truth]) -> None:
-        self._truth_at = truth_at
+    def __init__(self, truth_at: Callable[[float], Truth], fill: float = 0.95) -> None:
+        self._truth_at, self._fill = truth_at, fill
 
     def initial(self, limits: Limits, knobs: Knobs) -> State:
         return State(limits=limits, knobs=knobs)
@@ -46,7 +46,7 @@ class Oracle:
         known = len(truths) == len(state.truths) and all(a is b for a, b in zip(truths, state.truths, strict=True))
         if known or (state.truths and snapshot.at - state.at < _EVERY_S and self._moves(snapshot.at)):
             return state.knobs, state, Reason(text="nothing has changed")
-        knobs = best_knobs(truths[0], state.limits, also=truths[1:], near=state.knobs)
+        knobs = best_knobs(truths[0], state.limits, also=truths[1:], near=state.knobs, fill=self._fill)
         return knobs, State(limits=state.limits, knobs=knobs, truths=truths, at=snapshot.at), Reason(
             text="what is best for the truth")
 
