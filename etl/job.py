@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import stat
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,21 @@ _EXAMPLES = r"""examples:
 
 The last line on standard output is JSON: rows_in, rows_out, rejected, version, fingerprint, files, seconds.
 Exit code: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
+
+
+def _own_standard_error() -> None:
+    """spark-submit joins our standard error to standard output: finds its own again, if that is a terminal or a pipe.
+
+    (A file would be written at two places at once.)"""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return
+    try:
+        descriptor = os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_NOCTTY)
+    except OSError:
+        return
+    if os.isatty(descriptor) or stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        os.dup2(descriptor, 2)
+    os.close(descriptor)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,6 +89,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    _own_standard_error()
     try:
         import deltalake  # noqa: F401
         import pyarrow  # noqa: F401
