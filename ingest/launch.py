@@ -24,8 +24,11 @@ from ingest.memfd import Region
 _LEAVE_S = 0.5
 _STACK_S = 1.0
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ingest import child; child.main(*sys.argv[3:])"
-# One worker is one thread: the pool's size says how many cores a stage takes.
-_ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+_SETTINGS = {
+    # One worker is one thread: the pool's size says how many cores a stage takes.
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    # Memory that one item took is there for the next: page faults would cost more than most transforms do.
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20), "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}
 
 
 def owner_of(cmdline: bytes) -> int | None:
@@ -52,7 +55,7 @@ class Child:
         try:
             self.process = subprocess.Popen(
                 command, pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, process_group=0,
-                env={**_ONE_THREAD, **os.environ})
+                env={**_SETTINGS, **os.environ})
         except BaseException:
             for fd in (self._lifeline, self._trace):
                 os.close(fd)

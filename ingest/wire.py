@@ -7,6 +7,7 @@ datagram of a socket pair, so half of one is never seen; whatever may be long li
 from __future__ import annotations
 
 import json
+import math
 import socket
 import traceback
 from collections.abc import Mapping
@@ -82,10 +83,8 @@ def read(region: npt.NDArray[np.uint8], index: list[int]) -> tuple[dict[str, npt
 
 def _view(region: npt.NDArray[np.uint8], dtype: str, shape: list[int], at: int) -> npt.NDArray[Any]:
     kind = np.dtype(dtype)
-    count = int(np.prod(shape, dtype=np.int64))
-    if not count:
-        return np.empty(shape, kind)
-    return region[at:at + count * kind.itemsize].view(kind).reshape(shape)
+    size = math.prod(shape) * kind.itemsize
+    return region[at:at + size].view(kind).reshape(shape) if size else np.empty(shape, kind)
 
 
 def describe(error: BaseException) -> dict[str, Any]:
