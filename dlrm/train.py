@@ -85,11 +85,11 @@ def _check(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
 
     config, table = plan.config, plan.table
     placements = place(tables_of(table.fields, config.model), config.ranks, config.sharding)
+    _check_files(table, 0, 1)
     with feed.training(config, table, rank=0, local_ranks=config.ranks) as loader:
         steps = len(loader)
         if plan.resume is not None:
             loader.load_state_dict(plan.meta.loader)
-    _check_files(table, 0, 1)
     if not args.resume and args.run.exists() and any(args.run.iterdir()):
         raise RunError(f"{args.run}: is not empty; choose another folder, or go on with it by --resume")
     say(describe(placements, config.ranks))

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from etl.program import INTERRUPTED
-
 _GRACE_S = 1.5
+_INTERRUPTED = 130
 _FAULT = "sluice/fault"
 
 
@@ -58,4 +57,4 @@ class Watch:
     def _run(self) -> None:
         while not self._ended.is_set():
             if signal.SIGINT in os.read(self._read, 64) and not self._ended.wait(_GRACE_S):
-                self._leave(INTERRUPTED)
+                self._leave(_INTERRUPTED)
