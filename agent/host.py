@@ -20,7 +20,7 @@ from agent.tunable import Tunable
 from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot, StageStats
 
-_STAGE_SUMS = ("items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s", "wait_output_s")
+_STAGE_SUMS = ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s")
 _SUMS = ("batches", "rows", "cpu_used_s", "held_back")
 _LARGEST = ("workers", "queue_bytes", "queue_limit_bytes")
 _WHOLE = {"items", "rows", "bytes", "batches", "held_back"}

@@ -24,6 +24,8 @@ class StageRates:
     """Workers that waited for room on average. Near `workers`: what comes after is too slow."""
     workers: int
     queue_bytes: int
+    core_wait: float = 0.0
+    """Workers that were ready to run and had no core, on average. As large as `cpu`: half the speed of free cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,4 +70,5 @@ def _stage(before: StageStats, after: StageStats, seconds: float) -> StageRates:
         return float(max(0.0, getattr(after, name) - getattr(before, name)) / seconds)
 
     return StageRates(rows_per_s=rate("rows"), busy=rate("busy_s"), cpu=rate("cpu_s"), starved=rate("wait_input_s"),
-                      blocked=rate("wait_output_s"), workers=after.workers, queue_bytes=after.queue_bytes)
+                      blocked=rate("wait_output_s"), workers=after.workers, queue_bytes=after.queue_bytes,
+                      core_wait=rate("core_wait_s"))

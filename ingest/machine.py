@@ -150,6 +150,12 @@ class Machine:
         return _read(self._root / path)
 
 
+def core_wait_s() -> float:
+    """Time so far that the calling thread was ready to run and had no core. 0 where the kernel does not count it."""
+    text = _read(Path("/proc/thread-self/schedstat")) or ""
+    return int(text.split()[1]) / 1e9 if text else 0.0
+
+
 def _read(path: Path) -> str | None:
     """A file's text; None if it is not there, or its process has just ended."""
     try:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from ingest.governor import Charge, Governor
+from ingest.machine import core_wait_s
 from ingest.stats import StageStats
 
 In = TypeVar("In")
@@ -35,7 +36,7 @@ class Tally:
         self._busy = self._waiting = 0
         self._blocked = False
         self.items = self.rows = self.bytes = 0
-        self.busy_s = self.cpu_s = self.wait_input_s = self.wait_output_s = 0.0
+        self.busy_s = self.cpu_s = self.core_wait_s = self.wait_input_s = self.wait_output_s = 0.0
 
     def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
         """Workers went over to another state. `blocked`: those that wait do so for room, not for input."""
@@ -54,8 +55,8 @@ class Tally:
     def stats(self, workers: int, backend: str, queue_bytes: int, queue_limit_bytes: int) -> StageStats:
         self.change()
         return StageStats(name=self.name, items=self.items, rows=self.rows, bytes=self.bytes, busy_s=self.busy_s,
-                          cpu_s=self.cpu_s, wait_input_s=self.wait_input_s, wait_output_s=self.wait_output_s,
-                          workers=workers, backend=backend, queue_bytes=queue_bytes,
+                          cpu_s=self.cpu_s, core_wait_s=self.core_wait_s, wait_input_s=self.wait_input_s,
+                          wait_output_s=self.wait_output_s, workers=workers, backend=backend, queue_bytes=queue_bytes,
                           queue_limit_bytes=queue_limit_bytes)
 
 
@@ -186,7 +187,7 @@ class Pool(Generic[In, Out]):
                 with self._lock:
                     self._tally.change(waiting=-1, busy=1)
                     busy = True
-                began = time.thread_time()
+                began, waited = time.thread_time(), core_wait_s()
                 try:
                     work = work or self._make_work()
                     task.result = work(task.item, task.charge)
@@ -194,9 +195,11 @@ class Pool(Generic[In, Out]):
                     task.charge.correct(task.size)
                 except BaseException as error:  # goes to the consumer, in its place in the order
                     task.fail(error)
+                cpu, waited = time.thread_time() - began, core_wait_s() - waited
                 with self._lock:
                     self._tally.change(waiting=1, busy=-1)
-                    self._tally.cpu_s += time.thread_time() - began
+                    self._tally.cpu_s += cpu
+                    self._tally.core_wait_s += waited
                     busy = False
                     self._put(task)
                 del task

@@ -51,6 +51,9 @@ class StageStats:
     bottleneck; near 0: always room."""
     workers: int
     """Workers now."""
+    core_wait_s: float = 0.0
+    """Time within `busy_s` that workers were ready to run and had no core. Near 0: cores are free, or none is needed;
+    as large as `cpu_s`: two threads on average want the same core, and more workers take from others what they get."""
     backend: str = "thread"
     """Where they run now: `thread` or `process`."""
     queue_bytes: int = 0
@@ -59,8 +62,8 @@ class StageStats:
     """The most bytes that may wait there; 0 where the stage has no buffer of its own."""
 
     def __post_init__(self) -> None:
-        _counts(self, "items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s", "wait_output_s", "workers",
-                "queue_bytes", "queue_limit_bytes")
+        _counts(self, "items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s",
+                "workers", "queue_bytes", "queue_limit_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,7 +198,7 @@ class TestSnapshots:
             for then in before.stages:
                 now = after.stage(then.name)
                 assert all(getattr(now, n) >= getattr(then, n) for n in (
-                    "items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s", "wait_output_s"))
+                    "items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s"))
         assert [s.name for s in snapshots[-1].stages] == ["read", "shuffle", "batch", "collate"]
         assert all(s.rows > 0 and s.busy_s > 0 for s in snapshots[-1].stages)
         assert snapshots[-1].consumer_wait_s > 0

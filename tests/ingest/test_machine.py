@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import threading
 
 import pytest
 
-from ingest.machine import Machine
+from ingest.machine import Machine, core_wait_s
 
 GIB = 2**30
 
@@ -100,3 +102,27 @@ def test_this_machine_has_cores_and_memory_and_uses_some():
     before = machine.cpu_used_s()
     sum(range(3_000_000))
     assert machine.cpu_used_s() > before
+
+
+def test_waiting_for_a_core_is_counted():
+    """Two threads that want the same core: at least one of them waits for it."""
+    core = {min(os.sched_getaffinity(0))}
+    meet, enough, block = threading.Barrier(2, timeout=30), threading.Event(), bytes(2**20)
+
+    def work():
+        os.sched_setaffinity(0, core)  # of this thread alone
+        before = core_wait_s()
+        meet.wait()
+        for _ in range(10_000):
+            if enough.is_set():
+                return
+            hashlib.sha256(block).digest()  # without the interpreter lock
+            if core_wait_s() - before > 0.005:
+                enough.set()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert enough.is_set()
