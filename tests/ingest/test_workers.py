@@ -39,7 +39,7 @@ class Scene:
     def __init__(self, path):
         for name in ("held", "go"):
             os.mkfifo(path / name)
-        self._path = path
+        self.path = path
         self._held, self._go = (os.open(path / name, os.O_RDWR) for name in ("held", "go"))
 
     def holders(self, count=1):
@@ -54,7 +54,7 @@ class Scene:
 
     @property
     def attempts(self):
-        return (self._path / "attempts").stat().st_size
+        return (self.path / "attempts").stat().st_size
 
     def close(self):
         os.close(self._held)
@@ -233,6 +233,21 @@ def test_all_workers_killed_at_once(scene):
         worker.close()
 
 
+def test_a_worker_killed_while_idle_is_replaced():
+    with WorkerProcess(NAME + "double") as worker:
+        for n in range(3):
+            np.testing.assert_array_equal(worker.call({"a": np.array([n])})["a"], [2 * n])
+            os.kill(worker.pid, signal.SIGKILL)
+
+
+def test_an_interrupt_in_the_middle_of_an_item_leaves_nothing_to_the_next(scene):
+    with WorkerProcess(NAME + "interrupt_parent") as worker:
+        with pytest.raises(KeyboardInterrupt):
+            worker.call({"first": np.zeros(3)})
+        assert worker.pid is None
+        assert list(worker.call(A)) == ["a"]
+
+
 def test_three_deaths_name_the_item_the_signal_and_the_stack(scene):
     with WorkerProcess(NAME + "crash") as worker:
         with pytest.raises(WorkerCrashed, match=r"part-1 row group 2.*3 times.*SIGSEGV") as caught:
@@ -331,6 +346,26 @@ def test_workers_end_with_their_parent(scene, whole_group):
         gone.register(descriptor, select.POLLIN)
         assert gone.poll(2000), "a worker outlives its parent"
         os.close(descriptor)
+
+
+def test_a_program_may_end_without_closing(scene):
+    code = f"""if True:
+        import numpy, threading
+        from ingest.workers import WorkerProcess
+        worker = WorkerProcess({NAME!r} + "hold")
+        threading.Thread(target=worker.call, args=(dict(a=numpy.zeros(3)),), daemon=True).start()
+        open({str(scene.path / "go")!r}).read(1)
+    """
+    program = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    (pid,) = scene.holders()
+    watched = os.pidfd_open(pid)
+    scene.go()
+    assert program.communicate(timeout=60)[1] == ""
+    assert program.returncode == 0
+    gone = select.poll()
+    gone.register(watched, select.POLLIN)
+    assert gone.poll(2000)
+    os.close(watched)
 
 
 def test_close_in_the_middle_of_a_call(scene):
