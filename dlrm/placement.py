@@ -83,6 +83,8 @@ class Part:
     """Weights and optimiser's state."""
     reads: float
     """Bytes read for one sample, if all rows are used alike."""
+    sends: int
+    """Bytes of its pooled vector: whole or a run of columns, or, of some rows, a partial sum of full width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,13 @@ class Placement:
         """Largest over mean, of bytes and of reads. 1: all ranks alike; the number of ranks: one holds everything."""
         return (_uneven([self.bytes_on(r) for r in range(self.ranks)]),
                 _uneven([self.reads_on(r) for r in range(self.ranks)]))
+
+    def step_time(self, machine: Machine, batch: int) -> dict[str, float]:
+        """Seconds of the slowest rank for one global batch, forwards: reading its rows, sending what it pooled."""
+        sent = [sum(p.sends for place in self.places for p in place.parts if p.rank == r) for r in range(self.ranks)]
+        away = batch * (self.ranks - 1) / self.ranks
+        return {"read_s": max(self.reads_on(r) for r in range(self.ranks)) * batch / machine.memory_bandwidth,
+                "exchange_s": machine.send_seconds(max(sent) * away)}
 
 
 def _uneven(loads: Sequence[float]) -> float:
@@ -196,6 +205,13 @@ def _counts(least: int, most: int) -> list[int]:
     return [*steps, *range(least - 1, -1, -1)]
 
 
+def part(storage: Storage, rank: int, rows: int, width: int, lookups: float) -> Part:
+    """A part with what it costs; `lookups` are those that fall on its rows."""
+    vector = storage.weights(1, width)
+    return Part(rank=rank, rows=rows, width=width, bytes=storage.total(rows, width), reads=lookups * vector,
+                sends=vector if rows else 0)
+
+
 class _Loads:
     """The arithmetic for one set of tables on one machine."""
 
@@ -247,22 +263,17 @@ class _Loads:
                 # As TorchRec cuts: equal blocks, the last one shorter.
                 block = -(-t.rows // len(ranks))
                 sizes = [max(0, min(block, t.rows - r * block)) for r in ranks]
-                put(t, "row", [self._part(r, n, t.width, t.lookups * n / t.rows) for r, n in enumerate(sizes)],
+                put(t, "row", [part(self._storage, r, n, t.width, t.lookups * n / t.rows) for r, n in enumerate(sizes)],
                     cut[t.name][1])
         for t in sorted(self._tables, key=lambda t: (-self.share(t), t.name)):
             kind, why = cut.get(t.name, ("table", "whole: on the least loaded rank"))
             if kind == "row":
                 continue
             pieces = _pieces(t, len(ranks)) if kind == "column" else 1
-            model = self._part(0, t.rows, t.width // pieces, t.lookups)
-            put(t, kind, [self._part(r, t.rows, t.width // pieces, t.lookups)
+            model = part(self._storage, 0, t.rows, t.width // pieces, t.lookups)
+            put(t, kind, [part(self._storage, r, t.rows, t.width // pieces, t.lookups)
                           for r in rest(pieces, model.bytes, model.reads)], why)
         return Placement(places=tuple(found[t.name] for t in self._tables), ranks=len(ranks))
-
-    def _part(self, rank: int, rows: int, width: int, lookups: float) -> Part:
-        return Part(rank=rank, rows=rows, width=width, bytes=self._storage.total(rows, width),
-                    reads=self._read(lookups, width))
-
 
 def _pieces(t: TableLike, ranks: int) -> int:
     """Into how many equal runs of columns a table can be cut, at most one a rank."""

@@ -93,21 +93,6 @@ def describe(placement: Placement, found: Sequence[Table], machine: Machine) -> 
                      for row in rows)
 
 
-def step_time(placement: Placement, found: Sequence[Table], machine: Machine, storage: Storage, batch: int,
-              ) -> dict[str, float]:
-    """Seconds of the slowest rank for one global batch, forwards: reading its rows, and sending what it pooled.
-
-    Row-wise, a rank sends a partial sum of every sample for every such table; whole, one of its own tables only."""
-    reads = max(placement.reads_on(r) for r in range(machine.ranks)) * batch / machine.memory_bandwidth
-    sent = [0.0] * machine.ranks
-    for p, t in zip(placement.places, found, strict=True):
-        for part in p.parts:
-            if part.rows:
-                sent[part.rank] += storage.weights(1, part.width if p.kind == "column" else t.width)
-    away = batch * (machine.ranks - 1) / machine.ranks
-    return {"read_s": reads, "exchange_s": machine.send_seconds(max(sent) * away)}
-
-
 def main(argv: list[str]) -> dict[str, Any]:
     args = parser().parse_args(argv)
     found, machine = tables(args), read(args.machine)
@@ -137,7 +122,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             print(json.dumps(result), flush=True)  # refused, but whoever asked for figures has them
         raise chosen
     say(describe(chosen, found, machine))
-    seconds = step_time(chosen, found, machine, storage, args.batch_size)
+    seconds = chosen.step_time(machine, args.batch_size)
     say(f"a global batch of {args.batch_size:,}, forwards, on the slowest rank: reading "
         f"{seconds['read_s'] * 1e3:.3g} ms, exchange {seconds['exchange_s'] * 1e3:.3g} ms at the machine's figures")
     return {**result, "fits": True, "bytes_per_rank": [chosen.bytes_on(r) for r in range(machine.ranks)], **seconds,

@@ -1,0 +1,40 @@
+"""TorchRec's planner, told as a placement, beside our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlrm.machines import Machine
+from dlrm.placement import KINDS, TARGET, PlacementError, Storage, place
+from dlrm.planner import propose
+from tests.dlrm.test_placement import MLPERF_LOOKUPS, MLPERF_ROWS, made
+
+
+@pytest.fixture(autouse=True)
+def inductors_folder(monkeypatch, tmp_path):
+    """Importing the planner makes torch's compiler choose a folder; it may be this one."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+
+MACHINE = Machine(ranks=8, memory_bytes=80_000_000_000)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_its_plan_covers_every_cell_and_ours_is_better_balanced(device):
+    tables = made(MLPERF_ROWS, MLPERF_LOOKUPS, 128)
+    theirs = propose(tables, MACHINE, batch_size=65_536, device=device)
+    for p, t in zip(theirs.places, tables, strict=True):
+        assert sum(part.rows * part.width for part in p.parts) == t.rows * t.width
+        assert p.kind in KINDS
+    ours = place(tables, MACHINE)
+    assert max(ours.balance) <= TARGET < max(theirs.balance)
+
+
+def test_tables_that_do_not_fit_are_refused():
+    with pytest.raises(PlacementError, match="TorchRec's planner found no plan"):
+        propose(made([10**9]), Machine(ranks=2, memory_bytes=10**9), batch_size=64)
+
+
+def test_what_its_arithmetic_is_not_told_is_refused():
+    with pytest.raises(PlacementError, match="not fp16 and sgd"):
+        propose(made([10]), MACHINE, batch_size=64, storage=Storage(dtype="fp16", optimiser="sgd"))
