@@ -56,10 +56,11 @@ def load(name: str) -> Callable[..., Any]:
 
 def _end_with_parent(lifeline: int) -> None:
     """The parent holds the other end of this pipe and never writes. When it dies, the kernel signals SIGIO, whose
-    default is to end the process: also in the middle of a call that never lets the interpreter run."""
+    default is to end a process: also in the middle of a call that never lets the interpreter run, and also what the
+    user's function has started (the signal goes to the group, which is the worker's own)."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGIO, signal.SIGUSR1})
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)

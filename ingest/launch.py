@@ -7,6 +7,7 @@ this process dies, however that happens (see `ingest.child`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -120,25 +121,28 @@ class Child:
         return text.decode(errors="replace").strip()
 
     def kill(self) -> None:
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def reap(self) -> str:
         """Waits for its end, which is certain by now, and says how it came."""
-        try:
-            code = self.process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:  # it closed its end but lives
-            self.kill()
-            code = self.process.wait()
+        code = self._end()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return how + (" (the kernel does that when memory runs out)" if code == -signal.SIGKILL else "")
 
     def close(self) -> None:
         """Lets it leave by itself for a moment, then ends it."""
         self._sock.close()
-        try:
-            self.process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self.process.wait()
+        self._end()
         for fd in (self._lifeline, self._pidfd, self._trace):
             os.close(fd)
+
+    def _end(self) -> int:
+        """Its exit code. What it started itself goes with it: its group is ended while its number is still taken."""
+        if self.process.returncode is None:
+            gone = select.poll()
+            gone.register(self._pidfd, select.POLLIN)
+            gone.poll(_LEAVE_S * 1000)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()

@@ -102,7 +102,7 @@ class Shelf:
 
     @property
     def bytes(self) -> int:
-        return sum(region.size for region in self._all.values())
+        return sum(region.size for region in list(self._all.values()))
 
     def numbers(self) -> list[int]:
         """The regions there are: a worker forgets all others."""

@@ -61,6 +61,15 @@ class Scene:
         os.close(self._go)
 
 
+def assert_gone(watched):
+    """The processes behind these descriptors end within two seconds, as promised."""
+    for descriptor in watched:
+        gone = select.poll()
+        gone.register(descriptor, select.POLLIN)
+        assert gone.poll(2000), "a process outlives its owner"
+        os.close(descriptor)
+
+
 @pytest.fixture
 def scene(tmp_path, monkeypatch):
     monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
@@ -341,11 +350,28 @@ def test_workers_end_with_their_parent(scene, whole_group):
     else:
         parent.kill()
     parent.communicate()
-    for descriptor in watched:
-        gone = select.poll()
-        gone.register(descriptor, select.POLLIN)
-        assert gone.poll(2000), "a worker outlives its parent"
-        os.close(descriptor)
+    assert_gone(watched)
+
+
+@pytest.mark.parametrize("who", ["worker", "parent"])
+def test_what_a_function_started_ends_with_its_worker(scene, who):
+    code = f"""if True:
+        import numpy
+        from ingest.workers import WorkerProcess
+        try:
+            WorkerProcess({NAME!r} + "hold_with_helper", deaths=1).call(dict(a=numpy.zeros(3)))
+        except Exception as error:
+            print(type(error).__name__)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    worker, helper = scene.holders()
+    watched = [os.pidfd_open(pid) for pid in (worker, helper)]
+    if who == "worker":
+        os.kill(worker, signal.SIGKILL)
+    else:
+        parent.kill()
+    assert parent.communicate()[0] == ("WorkerCrashed\n" if who == "worker" else "")
+    assert_gone(watched)
 
 
 def test_a_program_may_end_without_closing(scene):
@@ -362,10 +388,7 @@ def test_a_program_may_end_without_closing(scene):
     scene.go()
     assert program.communicate(timeout=60)[1] == ""
     assert program.returncode == 0
-    gone = select.poll()
-    gone.register(watched, select.POLLIN)
-    assert gone.poll(2000)
-    os.close(watched)
+    assert_gone([watched])
 
 
 def test_close_in_the_middle_of_a_call(scene):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -73,6 +74,14 @@ def stuck_in_native_code(columns):
     """Holds the interpreter lock for ever."""
     _announce()
     re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def hold_with_helper(columns):
+    """Has started a program of its own, whose number it tells."""
+    helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with open(_folder() / "held", "w") as pipe:
+        pipe.write(f"{os.getpid()} {helper.pid}\n")
+    signal.pause()
 
 
 def crash(columns):
