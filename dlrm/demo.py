@@ -27,7 +27,8 @@ MARK = ".sluice-demo"  # only a folder with this mark is ever emptied
 ACCELERATOR_ROWS_PER_S = 1_190_128
 BENCH_BATCH = 8192
 # As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
-ACTIVATED = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
+# One thread a rank: torchrun would set the same, with a banner about it.
+ACTIVATED = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 class StepFailed(RuntimeError):
@@ -42,14 +43,20 @@ def step(title: str, *command: str | os.PathLike[str]) -> tuple[dict[str, Any], 
     # A session of its own: an interrupt goes to all of the step's processes, and none outlives the demo.
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ACTIVATED,
                                start_new_session=True)
+    last = ""
     try:
-        out, _ = process.communicate()
+        with process.stdout as lines:  # type: ignore[union-attr]
+            for line in lines:
+                if last:
+                    say(last)  # only the last line is the result; what comes before it is for people
+                last = line.rstrip()
+        process.wait()
     except BaseException:
         _end(process)
         raise
     if process.returncode:
-        raise StepFailed(f"{title}: ended with {process.returncode}")
-    return json.loads(out.strip().splitlines()[-1]), time.monotonic() - began
+        raise StepFailed(f"{title}: ended with {process.returncode} {last}")
+    return json.loads(last), time.monotonic() - began
 
 
 def _short(word: str) -> str:
