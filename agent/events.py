@@ -115,6 +115,8 @@ class EventSimulator(Course):
             self.busy_s[i] += active[i] * seconds * max(0.5, noise[2 * i])
             used = min(pace[i] * active[i] * now.cpu_per_item[i], active[i]) * seconds
             self.cpu_s[i] += used * max(0.5, noise[2 * i + 1])
+            self.core_wait_s[i] += min(used * (now.factors[0] - 1), active[i] * seconds - used) * max(
+                0.5, noise[2 * i + 1])
             idle = max(0.0, self.ready[i] - active[i]) * seconds
             if i and self.queue[i - 1] < self.truth.stages[i].rows_per_item:
                 self.in_s[i] += idle

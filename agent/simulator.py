@@ -41,7 +41,7 @@ class Course:
         self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
         self.queue = [0.0] * count
         self.done = [0.0] * count
-        self.busy_s, self.cpu_s = [0.0] * count, [0.0] * count
+        self.busy_s, self.cpu_s, self.core_wait_s = [0.0] * count, [0.0] * count, [0.0] * count
         self.in_s, self.out_s = [0.0] * count, [0.0] * count
         self.consumed = self.wait_s = self.compute_s = self.used_s = 0.0
         self._walk, self._burst_until, self._burst_next = [0.0] * count, [-1.0] * count, [math.inf] * count
@@ -96,8 +96,8 @@ class Course:
         stages = tuple(
             StageStats(name=name, items=int(self.done[i] / self.truth.stages[i].rows_per_item), rows=int(self.done[i]),
                        bytes=int(self.done[i] * self._row_bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
-                       wait_input_s=self.in_s[i], wait_output_s=self.out_s[i], workers=self._knobs.workers[name],
-                       backend=self.backends[i], queue_bytes=int(self.queue[i] * self._row_bytes[i]),
+                       core_wait_s=self.core_wait_s[i], wait_input_s=self.in_s[i], wait_output_s=self.out_s[i],
+                       workers=self._knobs.workers[name], backend=self.backends[i], queue_bytes=int(self.queue[i] * self._row_bytes[i]),
                        queue_limit_bytes=int(limits[i] * self._row_bytes[i]))
             for i, name in enumerate(self.names))
         machine, batch = self.truth.machine, self.truth.consumer.batch_rows
@@ -293,7 +293,9 @@ class Simulator(Course):
             calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
             useful = active * seconds - min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
             self.busy_s[i] += useful * max(0.5, noise[2 * i])
-            self.cpu_s[i] += min(rows / stage.rows_per_item * now.cpu_per_item[i], useful) * max(0.5, noise[2 * i + 1])
+            used = min(rows / stage.rows_per_item * now.cpu_per_item[i], useful)
+            self.cpu_s[i] += used * max(0.5, noise[2 * i + 1])
+            self.core_wait_s[i] += min(used * (now.factors[0] - 1), useful - used) * max(0.5, noise[2 * i + 1])
             starved = i > 0 and self.queue[i - 1] <= 1e-3 * limits[i - 1]
             blocked = self.queue[i] >= 0.999 * limits[i]
             if blocked and not (starved and now.rates[i - 1] <= now.rates[i + 1]):
