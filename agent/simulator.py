@@ -97,7 +97,8 @@ class Course:
             StageStats(name=name, items=int(self.done[i] / self.truth.stages[i].rows_per_item), rows=int(self.done[i]),
                        bytes=int(self.done[i] * self._row_bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
                        core_wait_s=self.core_wait_s[i], wait_input_s=self.in_s[i], wait_output_s=self.out_s[i],
-                       workers=self._knobs.workers[name], backend=self.backends[i], queue_bytes=int(self.queue[i] * self._row_bytes[i]),
+                       workers=self._knobs.workers[name], backend=self.backends[i],
+                       queue_bytes=int(self.queue[i] * self._row_bytes[i]),
                        queue_limit_bytes=int(limits[i] * self._row_bytes[i]))
             for i, name in enumerate(self.names))
         machine, batch = self.truth.machine, self.truth.consumer.batch_rows
