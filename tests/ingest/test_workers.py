@@ -43,11 +43,11 @@ class Scene:
         self._held, self._go = (os.open(path / name, os.O_RDWR) for name in ("held", "go"))
 
     def holders(self, count=1):
-        """The processes that hold an item now: returns once `count` have said so."""
+        """The processes that hold an item now: returns once `count` lines say so."""
         text = b""
         while text.count(b"\n") < count:
-            text += os.read(self._held, 4096)
-        return [int(line) for line in text.split()]
+            text += os.read(self._held, 1)
+        return [int(number) for number in text.split()]
 
     def go(self):
         os.write(self._go, b".")
@@ -240,6 +240,33 @@ def test_all_workers_killed_at_once(scene):
     assert budget.used == 4
     for worker in workers:
         worker.close()
+
+
+def test_every_item_killed_once_arrives_once(scene):
+    """Three threads with a worker each share twelve items; whoever holds an item for the first time is killed."""
+    items, budget = iter(range(12)), RestartBudget()
+    lock, results = threading.Lock(), []
+
+    def forward():
+        with WorkerProcess(NAME + "hold_each_once", budget=budget) as worker:
+            while True:
+                with lock:
+                    item = next(items, None)
+                if item is None:
+                    return
+                got = worker.call({"item": np.array([item])})["item"]
+                with lock:
+                    results.append(int(got[0]))
+
+    threads = [threading.Thread(target=forward) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(12):
+        os.kill(scene.holders()[0], signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [2 * item for item in range(12)]
+    assert budget.used == 12
 
 
 def test_a_worker_killed_while_idle_is_replaced():
