@@ -4,12 +4,15 @@ So a compressed table is several EmbeddingBag tables to everything below: sharde
 other. `Compressor` has their list, turns a batch's ids into codes before the model, and `Combine` makes one vector of a
 column's parts after the lookup.
 
-- `full`: as it is. `modulo`: id mod rows. `hash`: a mix of the id, mod rows. In the last two, ids share whole vectors.
+- `full`: as it is. `spread`: as large, but neighbouring ids lie far apart. Where the frequent ids come first, a table
+  cut by rows would have nearly all its lookups on the first rank; spread, each rank gets its part of them.
+- `modulo`: id mod rows. `hash`: a mix of the id, mod rows. In both, ids share whole vectors.
 - `quotient`: id = q · rows + r. A row of one table for q, of another for r; multiplied, added, or side by side. No two
   ids have the same pair. A product is of one id: bags of several need `add` or `concat`.
 - `product`: `parts` tables of rows vectors each, every vector a slice of the embedding, side by side, as a product
-  quantiser's centroids. Codes are not learned: the id's digits to the base `rows` (a prime) are a polynomial, and code
-  k is its value at k. Two ids of t digits agree in t − 1 parts at most, so no two have the same vector.
+  quantiser's centroids. Codes are not learned: the id's digits to the base `rows` (a prime) are the first number of a
+  sequence, its first difference, and so on; code k is the number at k. That is a polynomial, so two ids of t digits
+  agree in t − 1 parts at most, and no two have the same vector.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from torch import Tensor, nn
 from dlrm.config import ConfigError, Table
 from ingest.knobs import nearest
 
-KINDS = ("full", "modulo", "hash", "quotient", "product")
+KINDS = ("full", "spread", "modulo", "hash", "quotient", "product")
+_SIZELESS = ("full", "spread")
 COMBINES = ("multiply", "add", "concat")
 _PRIME = 2**31 - 1  # ids are int32
 
@@ -48,7 +52,7 @@ class Compression:
             raise ConfigError(f"compression {self.kind!r}{nearest(self.kind, KINDS)}")
         if self.combine not in COMBINES:
             raise ConfigError(f"compression: combine {self.combine!r}{nearest(self.combine, COMBINES)}")
-        if self.kind == "full":
+        if self.kind in _SIZELESS:
             return
         for name, least in (("rows", 2), ("parts", 2)):
             value = getattr(self, name)
@@ -59,7 +63,7 @@ class Compression:
 
     @classmethod
     def read(cls, text: str) -> Compression:
-        """`full`, `modulo:ROWS`, `hash:ROWS`, `quotient:ROWS[:add|concat]`, `product:ROWS[:PARTS]`."""
+        """`full`, `spread`, `modulo:ROWS`, `hash:ROWS`, `quotient:ROWS[:add|concat]`, `product:ROWS[:PARTS]`."""
         kind, *rest = text.split(":")
         try:
             values: dict[str, Any] = {"kind": kind}
@@ -68,11 +72,11 @@ class Compression:
             if len(rest) == 2:
                 values |= {"parts": int(rest[1])} if kind == "product" else {"combine": rest[1]}
             if len(rest) > 2 or (len(rest) == 2 and kind not in ("quotient", "product")) or bool(rest) == (
-                    kind == "full"):
+                    kind in _SIZELESS):
                 raise ValueError(kind)
         except ValueError:
-            raise ConfigError(f"compression {text!r}: write full, modulo:ROWS, hash:ROWS, quotient:ROWS[:add|concat] "
-                              "or product:ROWS[:PARTS]") from None
+            raise ConfigError(f"compression {text!r}: write full, spread, modulo:ROWS, hash:ROWS, "
+                              "quotient:ROWS[:add|concat] or product:ROWS[:PARTS]") from None
         return cls(**values)
 
 
@@ -97,10 +101,12 @@ def part_tables(table: Table, how: Compression) -> tuple[Table, ...]:
     """The ordinary tables that stand for one table."""
     if how.kind == "full":
         return (table,)
-    if how.rows > table.rows:
-        raise ConfigError(f"table {table.name!r}: {how.rows} rows to stand for {table.rows} are no compression")
     if table.rows > _PRIME:
         raise ConfigError(f"table {table.name!r}: {table.rows} rows are beyond the ids' 31 bits")
+    if how.kind == "spread":
+        return (table,)
+    if how.rows > table.rows:
+        raise ConfigError(f"table {table.name!r}: {how.rows} rows to stand for {table.rows} are no compression")
     if how.kind in ("modulo", "hash"):
         return (replace(table, rows=how.rows),)
     sizes: tuple[int, ...]
@@ -135,6 +141,8 @@ def codes(ids: Tensor, table: Table, how: Compression) -> tuple[Tensor, ...]:
     """For each part of the table, the row of each id."""
     if how.kind == "full":
         return (ids,)
+    if how.kind == "spread":
+        return ((ids.long() * _stride(table.rows) % table.rows).to(ids.dtype),)
     if how.kind == "modulo":
         return (ids % how.rows,)
     if how.kind == "hash":
@@ -142,17 +150,23 @@ def codes(ids: Tensor, table: Table, how: Compression) -> tuple[Tensor, ...]:
         return (((ids.long() * factor + shift) % _PRIME % how.rows).to(ids.dtype),)
     if how.kind == "quotient":
         return ids // how.rows, ids % how.rows
-    base, left, digits = how.rows, ids.long(), []
-    for _ in range(_digits(table.rows, base)):
-        digits.append(left % base)
-        left = left // base
-    found = []
-    for point in range(how.parts):
-        value = torch.zeros_like(digits[0])
-        for digit in reversed(digits):
-            value = (value * point + digit) % base
-        found.append(value.to(ids.dtype))
+    left, digits = ids, []
+    for _ in range(_digits(table.rows, how.rows)):
+        digits.append(left % how.rows)
+        left = left // how.rows
+    found = [digits[0]]
+    for _ in range(how.parts - 1):
+        for i in range(len(digits) - 1):
+            digits[i] = (digits[i] + digits[i + 1]) % how.rows
+        found.append(digits[0])
     return tuple(found)
+
+
+def _stride(rows: int) -> int:
+    """How far apart two neighbouring ids are spread: near rows / golden ratio, where any run of ids is spread evenly;
+    prime to rows, so that each id has a row of its own."""
+    near = max(1, round(rows * (math.sqrt(5) - 1) / 2))
+    return next(n for n in range(near, 0, -1) if math.gcd(n, rows) == 1)
 
 
 def _mix(name: str) -> tuple[int, int]:

@@ -56,6 +56,16 @@ def test_parts_are_used_evenly_and_the_first_ids_share_nothing():
     assert all(len(column.unique()) == 101 for column in head.T)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 6, 1000, 1009, 30_030])
+def test_spreading_gives_each_id_a_row_and_each_block_its_part_of_any_first_ids(rows):
+    found = all_codes(rows, Compression(kind="spread"))[:, 0]
+    assert torch.equal(found.sort().values, torch.arange(rows, dtype=torch.int32))
+    for head in (rows // 10, rows // 2):
+        in_blocks = torch.div(found[:head], -(-rows // 4), rounding_mode="floor").bincount(minlength=4)
+        if head >= 100:
+            assert int(in_blocks.max()) <= 1.1 * head / 4
+
+
 def test_a_hash_is_the_same_each_time_spreads_and_differs_between_columns():
     how = Compression(kind="hash", rows=97)
     ids = torch.arange(9700, dtype=torch.int32)
@@ -72,6 +82,7 @@ PINNED = [92, 1, 7, 78, 84, 58]
 
 CHOICES = {
     "full": Compression(),
+    "spread": Compression(kind="spread"),
     "modulo": Compression(kind="modulo", rows=7),
     "hash": Compression(kind="hash", rows=7),
     "multiply": Compression(kind="quotient", rows=7),
@@ -186,7 +197,7 @@ def test_first_weights_make_vectors_as_small_as_the_full_tables():
 
 
 @pytest.mark.parametrize(("text", "how"), [
-    ("full", Compression()), ("hash:100", Compression(kind="hash", rows=100)),
+    ("full", Compression()), ("spread", Compression(kind="spread")), ("hash:100", Compression(kind="hash", rows=100)),
     ("quotient:50", Compression(kind="quotient", rows=50)),
     ("quotient:50:add", Compression(kind="quotient", rows=50, combine="add")),
     ("product:101:8", Compression(kind="product", rows=101, parts=8)),
@@ -196,7 +207,8 @@ def test_a_choice_is_read(text, how):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("hash", "write full, modulo:ROWS"), ("full:3", "write full"), ("hash:many", "write full"),
+    ("hash", "write full, spread, modulo:ROWS"), ("full:3", "write full"), ("spread:3", "write full"),
+    ("hash:many", "write full"),
     ("hash:10:add", "write full"), ("quotiant:50", "did you mean 'quotient'"), ("quotient:50:sum", "'sum'"),
     ("hash:1", "rows is 1"),
 ])
