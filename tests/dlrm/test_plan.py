@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dlrm.machines import Machine, MachineError, read
+from etl.small import small_table
 
 
 def plan(repo, *args):
@@ -83,3 +84,13 @@ def test_sending_is_bounded_by_the_slower_of_the_two_ways():
     two_hosts = Machine(ranks=16, memory_bytes=1)
     assert two_hosts.send_seconds(15 * 25e9) == pytest.approx(8.0)  # eight of fifteen parts cross the network
     assert Machine(ranks=1, memory_bytes=1).send_seconds(1e12) == 0
+
+
+def test_a_feature_tables_columns_are_its_tables(repo, tmp_path):
+    table = small_table(tmp_path / "clicks", rows=1000)
+    sparse = [f for f in table.fields if f.role == "sparse"]
+    code, last, _ = plan(repo, "--data", str(tmp_path / "clicks"), "--width", "8", "--machine", "2x1MB")
+    assert code == 0
+    assert [(p["table"], p["rows"], p["width"]) for p in last["plan"]] == [(f.name, f.cardinality, 8) for f in sparse]
+    assert max(last["balance"].values()) <= 1.1
+    assert "no/such" in plan(repo, "--data", "no/such")[2]
