@@ -111,7 +111,8 @@ class EventSimulator(Course):
                 if not item.done:
                     item.left -= pace[i] * seconds
                     item.done = item.left <= 1e-9
-                    self.done[i] += self.truth.stages[i].rows_per_item if item.done else 0.0
+                    if item.done:
+                        self._pass_on(i, self.truth.stages[i].rows_per_item)
             self.busy_s[i] += active[i] * seconds * max(0.5, noise[2 * i])
             used = min(pace[i] * active[i] * now.cpu_per_item[i], active[i]) * seconds
             self.cpu_s[i] += used * max(0.5, noise[2 * i + 1])

@@ -40,7 +40,7 @@ class Course:
         self._starting: list[tuple[float, int, float]] = []  # ready at, stage, workers
         self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
         self.queue = [0.0] * count
-        self.done = [0.0] * count
+        self.done, self.bytes = [0.0] * count, [0.0] * count
         self.busy_s, self.cpu_s, self.core_wait_s = [0.0] * count, [0.0] * count, [0.0] * count
         self.in_s, self.out_s = [0.0] * count, [0.0] * count
         self.consumed = self.wait_s = self.compute_s = self.used_s = 0.0
@@ -95,7 +95,7 @@ class Course:
         limits = self.queue_limits()
         stages = tuple(
             StageStats(name=name, items=int(self.done[i] / self.truth.stages[i].rows_per_item), rows=int(self.done[i]),
-                       bytes=int(self.done[i] * self._row_bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
+                       bytes=int(self.bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
                        core_wait_s=self.core_wait_s[i], wait_input_s=self.in_s[i], wait_output_s=self.out_s[i],
                        workers=self._knobs.workers[name], backend=self.backends[i],
                        queue_bytes=int(self.queue[i] * self._row_bytes[i]),
@@ -123,6 +123,10 @@ class Course:
         return self._drifted[2]
 
     # What both modes use.
+
+    def _pass_on(self, i: int, rows: float) -> None:
+        self.done[i] += rows
+        self.bytes[i] += rows * self._row_bytes[i]  # as large as rows are now
 
     def _changed(self) -> None:
         """A pool, a back end or the truth is not what it was."""
@@ -285,7 +289,7 @@ class Simulator(Course):
         in_flight = []
         for i, stage in enumerate(self.truth.stages):
             rows = now.rates[i] * seconds
-            self.done[i] += rows
+            self._pass_on(i, rows)
             # A queue may pass its edge by what a millisecond brings; it is cut there and the rows are kept.
             self.queue[i] = max(0.0, self.queue[i] + rows - now.rates[i + 1] * seconds)
             active = admitted[i] * now.busy[i]
