@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ingest.launch import Child, Died
 from ingest.memfd import SharedMemoryError
 from ingest.workers import (
     FunctionError,
@@ -171,10 +173,11 @@ def test_a_worker_starts_light():
     ("objects", "TypeError", "column 'out' is of dtype object")])
 def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
     with WorkerProcess(NAME + "fail") as worker:
-        worker.start()
-        pid = worker.pid
-        with pytest.raises(FunctionError, match="part-0 row group 3") as caught:
-            worker.call({"kind": np.frombuffer(kind.encode(), np.uint8)}, "part-0 row group 3")
+        worker.call({"kind": np.zeros(0, np.uint8)})
+        pid, held = worker.pid, worker.shared_bytes
+        for _ in range(3):
+            with pytest.raises(FunctionError, match="part-0 row group 3") as caught:
+                worker.call({"kind": np.frombuffer(kind.encode(), np.uint8)}, "part-0 row group 3")
         error = caught.value
         assert error.type == type_
         assert text in error.text
@@ -182,7 +185,7 @@ def test_any_error_crosses_as_text_and_the_worker_lives(kind, type_, text):
         assert len(str(error)) < 20_000
         assert "worker_functions.py" in error.trace or kind in ("list", "objects")
         assert worker.call({"kind": np.zeros(0, np.uint8)}) is not None
-        assert worker.pid == pid
+        assert (worker.pid, worker.shared_bytes) == (pid, held)
 
 
 def test_what_cannot_cross_is_named():
@@ -267,6 +270,22 @@ def test_every_item_killed_once_arrives_once(scene):
         thread.join()
     assert sorted(results) == [2 * item for item in range(12)]
     assert budget.used == 12
+
+
+def test_what_a_worker_said_before_it_died_counts():
+    child = Child(NAME + "double", None, time.monotonic)
+    try:
+        said = select.poll()
+        said.register(child._sock, select.POLLIN)
+        assert said.poll(60_000)
+        watched = os.pidfd_open(child.process.pid)
+        child.kill()
+        assert_gone([watched])
+        assert child.receive(10)["kind"] == "ready"
+        with pytest.raises(Died, match="SIGKILL"):
+            child.receive(10)
+    finally:
+        child.close()
 
 
 def test_a_worker_killed_while_idle_is_replaced():

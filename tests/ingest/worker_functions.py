@@ -78,7 +78,7 @@ def stuck_in_native_code(columns):
 
 def hold_with_helper(columns):
     """Has started a program of its own, whose number it tells."""
-    helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    helper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     with open(_folder() / "held", "w") as pipe:
         pipe.write(f"{os.getpid()} {helper.pid}\n")
     signal.pause()
