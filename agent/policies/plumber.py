@@ -71,7 +71,8 @@ class Plumber:
         rate, cores = solve(list(cost.values()), most, state.cores)
         workers = {}
         for (name, stage), share in zip(stages.items(), cores, strict=True):
-            waits = stage.cpu < 0.5 * stage.busy
+            # Where no core is free, useful time holds waits for one: that is no store.
+            waits = stage.cpu < 0.5 * stage.busy and seen.cpu < 0.9 * state.cores
             workers[name] = max(1, math.ceil(rate * stage.busy / stage.rows_per_s) if waits else round(share))
         knobs = state.limits.clamp(replace(state.knobs, workers=workers))
         return knobs, replace(state, knobs=knobs, watch=Stopwatch(), rounds=state.rounds + 1), Reason(

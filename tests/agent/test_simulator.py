@@ -1,0 +1,259 @@
+"""The simulator: what must hold of it whatever the pipeline, and known answers where there are any."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from agent.events import EventSimulator
+from agent.mechanisms import Consumer, Machine, SpecError, Stage, Truth, steady
+from agent.optimum import best_knobs
+from agent.simulator import Simulator
+from agent.tunable import Tunable
+from ingest.knobs import KnobError, Knobs, Limits
+
+ROWS = 1024
+
+
+def stages(*costs: float, **others: object) -> tuple[Stage, ...]:
+    return tuple(Stage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **others) for i, c in enumerate(costs))  # type: ignore[arg-type]
+
+
+def simulator(parts: tuple[Stage, ...], workers: list[int], *, machine: Machine | None = None,
+              consumer: Consumer | None = None, kind: type = Simulator, governor: bool = True, seed: int = 0):
+    truth = Truth(machine or Machine(cores=64, timer_noise=0, switch_cost=0), parts, consumer or Consumer(batch_rows=ROWS))
+    limits = Limits(workers={s.name: (1, 64) for s in parts}, backends={s.name: s.backends for s in parts})
+    knobs = Knobs(workers={s.name: n for s, n in zip(parts, workers, strict=True)})
+    return kind(lambda _: truth, limits, knobs, governor=governor, seed=seed)
+
+
+def rate_of(pipeline, seconds: float = 20.0, warm: float = 10.0) -> float:
+    pipeline.advance(warm)
+    before = pipeline.snapshot().rows
+    pipeline.advance(seconds)
+    return (pipeline.snapshot().rows - before) / seconds
+
+
+@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
+@pytest.mark.parametrize(("costs", "workers", "expected"), [
+    ((0.01, 0.02), (1, 1), 50),  # the slowest stage
+    ((0.01, 0.04, 0.01), (1, 3, 1), 75),
+    ((0.01,) * 9, (1,) * 9, 100),
+])
+def test_without_shortage_the_slowest_stage_sets_the_pace(kind, costs, workers, expected):
+    assert rate_of(simulator(stages(*costs), list(workers), kind=kind)) == pytest.approx(expected * ROWS, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
+def test_cores_are_shared_and_no_work_is_lost(kind):
+    """Far more threads than cores: all cores work all the time, and rows flow as their processor time says."""
+    pipeline = simulator(stages(0.01, 0.03), [8, 8], kind=kind, machine=Machine(cores=2, timer_noise=0, switch_cost=0))
+    assert rate_of(pipeline) == pytest.approx(2 / 0.04 * ROWS, rel=0.03)
+    assert pipeline.snapshot().cpu_used_s == pytest.approx(60, rel=0.04)
+
+
+@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
+def test_a_store_that_only_waits_needs_no_core(kind):
+    pipeline = simulator(stages(0.05, cpu=0.0), [20], kind=kind, machine=Machine(cores=1, timer_noise=0))
+    assert rate_of(pipeline) == pytest.approx(20 / 0.05 * ROWS, rel=0.02)
+
+
+def test_a_locked_stage_gains_nothing_from_threads_and_everything_from_processes():
+    stage = Stage(name="s", cost_s=0.01, rows_per_item=ROWS, lock=1.0, backends=("thread", "process"))
+    truth = Truth(Machine(cores=8, convoy=0), (stage,), Consumer(batch_rows=ROWS))
+    assert steady(truth, [4], ["thread"]).rates[-1] == pytest.approx(100 * ROWS, rel=0.02)
+    assert steady(truth, [4], ["process"]).rates[-1] == pytest.approx(400 * ROWS, rel=0.02)
+
+
+def test_two_stages_share_one_interpreter_lock():
+    truth = Truth(Machine(cores=8, convoy=0), stages(0.01, 0.01, lock=1.0), Consumer(batch_rows=ROWS))
+    assert steady(truth, [4, 4], ["thread"] * 2).rates[-1] == pytest.approx(50 * ROWS, rel=0.02)
+
+
+def test_convoys_make_the_lock_slower_the_more_want_it():
+    truth = Truth(Machine(cores=8, convoy=0.2), stages(0.01, lock=1.0), Consumer(batch_rows=ROWS))
+    assert steady(truth, [8], ["thread"]).rates[-1] < 0.6 * steady(truth, [1], ["thread"]).rates[-1]
+
+
+def test_shared_bandwidth_bounds_what_many_stages_do_together():
+    parts = stages(0.01, 0.01, memory_bound=1.0, bytes_per_row=100)
+    truth = Truth(Machine(cores=32, bandwidth=100 * ROWS * 200), parts, Consumer(batch_rows=ROWS))
+    assert steady(truth, [8, 8], ["thread"] * 2).rates[-1] == pytest.approx(100 * ROWS, rel=0.03)
+
+
+def test_a_cap_and_a_cliff_hold():
+    capped = Truth(Machine(cores=32), stages(0.01, cap_rows_per_s=200 * ROWS), Consumer(batch_rows=ROWS))
+    assert steady(capped, [16], ["thread"]).rates[-1] == pytest.approx(200 * ROWS)
+    cliff = Truth(Machine(cores=32), stages(0.01, cliff_workers=4, cliff_factor=3), Consumer(batch_rows=ROWS))
+    assert steady(cliff, [5], ["thread"]).rates[-1] < steady(cliff, [4], ["thread"]).rates[-1]
+
+
+def test_the_published_falling_curve_is_in_the_scenario():
+    """Best at 3 workers, 3.4 times slower at 8 (SPDL's demultiplexer)."""
+    from agent.scenario_json import SHIPPED, load
+
+    scenario = load(SHIPPED / "02-falling-curve.json")
+    rates = {n: steady(scenario.truth_at(0), [8, n, 8], ["thread"] * 3).rates[-1] for n in range(1, 13)}
+    assert max(rates, key=rates.__getitem__) == 3
+    assert rates[3] / rates[8] == pytest.approx(3.4, abs=0.1)
+
+
+def test_a_pool_that_takes_the_trainers_cores_slows_its_steps():
+    consumer = Consumer(batch_rows=ROWS, step_s=0.02, cpu=1.0, cores=1, interference=1.0)
+    truth = Truth(Machine(cores=4), stages(0.005), consumer)
+    assert steady(truth, [12], ["thread"]).rates[-1] < 0.6 * steady(truth, [1], ["thread"]).rates[-1]
+
+
+def test_new_workers_work_only_once_they_have_started():
+    pipeline = simulator(stages(0.1, start_s=5.0), [1])
+    pipeline.advance(1.0)
+    pipeline.apply(pipeline.knobs.with_workers(s0=4))
+    before = pipeline.snapshot().rows
+    pipeline.advance(4.0)
+    early = pipeline.snapshot().rows - before
+    assert early == pytest.approx(40 * ROWS, rel=0.05)
+    assert rate_of(pipeline) == pytest.approx(40 * ROWS, rel=0.05)
+
+
+def test_a_bursty_store_costs_what_its_bursts_last():
+    steady_store = rate_of(simulator(stages(0.05, cpu=0.0), [4]), 200)
+    bursty = rate_of(simulator(stages(0.05, cpu=0.0, burst_factor=10, burst_every_s=5, burst_s=5), [4]), 200)
+    assert 0.3 < bursty / steady_store < 0.8
+
+
+def test_a_small_memory_kills_without_the_governor_and_holds_back_with_it():
+    machine = Machine(cores=64, memory_limit=1.2 * 2**30, base_bytes=2**29)
+    parts = stages(0.05, 0.05, item_bytes=64 * 2**20)
+    bare = simulator(parts, [16, 16], machine=machine, governor=False)
+    bare.advance(20)
+    kept = simulator(parts, [16, 16], machine=machine)
+    kept.advance(20)
+    assert bare.killed
+    assert not kept.killed
+    assert kept.snapshot().held_back > 0
+    assert kept.peak <= machine.memory_limit
+    assert kept.snapshot().rows > bare.snapshot().rows
+    rows = bare.snapshot().rows
+    bare.advance(5)
+    assert bare.snapshot().rows == rows, "a killed run delivers nothing more"
+
+
+def test_freed_memory_goes_back_slowly():
+    pipeline = simulator(stages(0.05, item_bytes=64 * 2**20), [16], machine=Machine(cores=64, memory_lag_s=10))
+    pipeline.advance(5)
+    high = pipeline.memory
+    pipeline.apply(pipeline.knobs.with_workers(s0=1))
+    pipeline.advance(1)
+    soon = pipeline.memory
+    pipeline.advance(60)
+    assert high > soon > 1.3 * pipeline.memory
+
+
+@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
+def test_what_snapshots_say_adds_up(kind):
+    """Workers are busy, starved or blocked all the time; the consumer waits or computes; counters never fall."""
+    pipeline = simulator(stages(0.01, 0.03, 0.02), [2, 2, 2], kind=kind, consumer=Consumer(batch_rows=ROWS, step_s=0.02))
+    before = pipeline.snapshot()
+    for _ in range(10):
+        pipeline.advance(1.0)
+        now = pipeline.snapshot()
+        assert now.sequence == before.sequence + 1
+        assert now.consumer_wait_s + now.consumer_compute_s == pytest.approx(now.at, rel=1e-3)
+        for earlier, stage in zip(before.stages, now.stages, strict=True):
+            assert stage.busy_s + stage.wait_input_s + stage.wait_output_s == pytest.approx(2 * now.at, rel=0.01)
+            assert stage.cpu_s <= stage.busy_s * 1.001
+            for name in ("items", "rows", "bytes", "busy_s", "cpu_s", "wait_input_s", "wait_output_s"):
+                assert getattr(stage, name) >= getattr(earlier, name)
+            assert stage.queue_bytes <= stage.queue_limit_bytes * 1.01
+        before = now
+    rows = [s.rows for s in now.stages]
+    assert all(a >= b for a, b in zip([*rows, now.rows], [*rows[1:], now.rows, now.rows], strict=False)), rows
+
+
+def test_one_seed_one_course_another_seed_another():
+    def course(seed: int) -> list[int]:
+        pipeline = simulator(stages(0.01, 0.02, tail=1.0), [2, 3], seed=seed, machine=Machine(cores=4))
+        rows = []
+        for _ in range(20):
+            pipeline.advance(1.0)
+            rows.append(pipeline.snapshot().rows)
+        return rows
+
+    assert course(1) == course(1)
+    assert course(1) != course(2)
+
+
+def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
+    pipeline = simulator(stages(0.01, 0.02), [1, 1])
+    assert isinstance(pipeline, Tunable)
+    for bad in (Knobs(workers={"s0": 65, "s1": 1}), Knobs(workers={"s0": 1}), Knobs(workers={"s0": 1, "s2": 1}),
+                Knobs(workers={"s0": 1, "s1": 1}, backend={"s0": "process"})):
+        with pytest.raises(KnobError):
+            pipeline.apply(bad)
+    assert dict(pipeline.knobs.workers) == {"s0": 1, "s1": 1}
+
+
+@pytest.mark.parametrize(("kind", "values", "message"), [
+    (Stage, {"name": "s", "cost_s": 0.0}, "cost_s"), (Stage, {"name": "s", "cost_s": float("nan")}, "cost_s"),
+    (Stage, {"name": "s", "cost_s": 1.0, "cpu": 1.5}, "cpu"), (Stage, {"name": "", "cost_s": 1.0}, "name"),
+    (Stage, {"name": "s", "cost_s": 1.0, "backends": ("fibre",)}, "backends"), (Machine, {"cores": -1}, "cores"),
+    (Consumer, {"batch_rows": 0}, "batch_rows"), (Machine, {"memory_limit": "much"}, "memory_limit"),
+])
+def test_parts_that_cannot_be_are_refused_by_name(kind, values, message):
+    with pytest.raises(SpecError, match=message):
+        kind(**values)
+
+
+def test_the_fluid_ranks_settings_as_the_events_do():
+    """Kendall's τ over settings of random pipelines, and how far the fluid is off."""
+    draw = random.Random(5)
+    agree = disagree = 0
+    errors = []
+    for _ in range(4):
+        parts = tuple(Stage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS, cpu=draw.choice([1, 0.3]),
+                            kappa=draw.choice([0, 0.02]), tail=draw.choice([0, 0.5])) for i in range(draw.randint(2, 4)))
+        machine = Machine(cores=draw.choice([2, 4, 8]))
+        pairs = []
+        for _ in range(4):
+            workers = [draw.randint(1, 6) for _ in parts]
+            fluid, events = (rate_of(simulator(parts, workers, kind=k, machine=machine), 8, 2)
+                             for k in (Simulator, EventSimulator))
+            pairs.append((fluid, events))
+            errors.append(abs(fluid / events - 1))
+        for i, (fluid, events) in enumerate(pairs):
+            for other, others in pairs[:i]:
+                if abs(events / others - 1) > 0.02:
+                    agree += (fluid > other) == (events > others)
+                    disagree += (fluid > other) != (events > others)
+    assert (agree - disagree) / (agree + disagree) >= 0.8
+    assert sorted(errors)[len(errors) // 2] <= 0.10
+    assert sorted(errors)[int(len(errors) * 0.95)] <= 0.30
+
+
+def test_the_optimum_is_that_of_an_exhaustive_search():
+    draw = random.Random(9)
+    for _ in range(6):
+        parts = tuple(Stage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS, cpu=draw.choice([1, 0.3]),
+                            kappa=draw.choice([0, 0.05]), cliff_workers=draw.choice([0, 3]), cliff_factor=2.0)
+                      for i in range(3))
+        truth = Truth(Machine(cores=4, switch_cost=0.1), parts, Consumer(batch_rows=ROWS))
+        limits = Limits(workers={s.name: (1, 6) for s in parts})
+        found = best_knobs(truth, limits)
+        got = steady(truth, [found.workers[s.name] for s in parts], ["thread"] * 3).rates[-1]
+        most = max(steady(truth, [a, b, c], ["thread"] * 3).rates[-1]
+                   for a in range(1, 7) for b in range(1, 7) for c in range(1, 7))
+        assert got >= 0.98 * most
+
+
+def test_a_change_of_truth_is_taken_over_while_running():
+    machine = Machine(cores=8, timer_noise=0)
+    slow = Truth(machine, stages(0.04), Consumer(batch_rows=ROWS))
+    fast = dataclasses.replace(slow, stages=stages(0.01))
+    pipeline = Simulator(lambda at: slow if at < 10 else fast, Limits(workers={"s0": (1, 4)}), Knobs(workers={"s0": 1}))
+    pipeline.advance(10)
+    before = pipeline.snapshot().rows
+    pipeline.advance(10)
+    assert before == pytest.approx(250 * ROWS, rel=0.05)
+    assert pipeline.snapshot().rows - before == pytest.approx(1000 * ROWS, rel=0.05)

@@ -1,0 +1,150 @@
+"""Scenario files, the shipped scenarios, the generator and the run of a policy through them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle  # noqa: TID251  only to see that a scenario can travel to another process
+
+import pytest
+
+from agent.generator import HELD_OUT_SEEDS, MECHANISMS, held_out, training
+from agent.policies.fixed import Fixed
+from agent.policies.oracle import Oracle
+from agent.scenario import Scenario, ScenarioError
+from agent.scenario_json import METRICS, load, parse, shipped
+from agent.trial import end_score, metric, reference, run, score
+
+GOOD = {
+    "name": "mine", "seconds": 20, "machine": {"cores": 4, "memory_limit": "2GiB"},
+    "consumer": {"batch_rows": 1024, "step_s": 0.01},
+    "stages": [{"name": "read", "cost_s": 0.02, "cpu": 0.3}, {"name": "transform", "cost_s": 0.04}],
+    "start": {"read": 2},
+    "changes": [{"at": 5, "set": {"machine.cores": 8}}, {"at": 10, "over": 4, "scale": {"stages.read.cost_s": 4}}],
+    "passes": [{"metric": "score", "at_least": 0.5}, {"metric": "workers", "stage": "read", "at_most": 6}],
+}
+
+
+def changed(path: list[object], value: object) -> dict[str, object]:
+    values = copy.deepcopy(GOOD)
+    place = values
+    for key in path[:-1]:
+        place = place[key]  # type: ignore[index]
+    place[path[-1]] = value  # type: ignore[index]
+    return values
+
+
+def test_a_scenario_says_how_things_truly_are_at_each_moment():
+    scenario = parse(GOOD)
+    assert scenario.truth_at(4.9).machine.cores == 4
+    assert scenario.truth_at(5).machine.cores == 8
+    costs = [scenario.truth_at(t).stages[0].cost_s for t in (9.9, 12, 14, 100)]
+    assert costs == pytest.approx([0.02, 0.04, 0.08, 0.08])  # the same share every second
+    assert scenario.truth_at(6) is scenario.truth_at(7), "nothing changed between"
+    assert dict(scenario.first_knobs.workers) == {"read": 2, "transform": 1}
+    assert scenario.limits.workers["read"] == (1, 8)
+
+
+@pytest.mark.parametrize(("values", "path"), [
+    ([], "scenario: is not an object"),
+    (changed(["stages"], []), "stages:"),
+    (changed(["stages", 1], 7), r"stages\[1\]: is not an object"),
+    (changed(["stages", 1, "cost_s"], -1), r"stages\[1\]\.cost_s: -1"),
+    (changed(["stages", 1, "cost_s"], "much"), r"stages\[1\]\.cost_s: 'much'"),
+    (changed(["stages", 1, "cpu"], 2), r"stages\[1\]\.cpu: 2"),
+    (changed(["stages", 1, "sgima"], 0.1), r"stages\[1\]\.sgima: unknown key \(did you mean 'sigma'"),
+    (changed(["stages", 1, "name"], "read"), "stages:"),
+    (changed(["stages", 0], {"name": "read"}), r"stages\[0\]\.cost_s: is missing"),
+    (changed(["stages", 0, "item_bytes"], "4 apples"), r"stages\[0\]\.item_bytes: '4 apples'"),
+    (changed(["machine", "cores"], None), r"machine\.cores: None"),
+    (changed(["machine", "memory_limit"], "520MiB"), r"machine\.memory_limit: .* would do"),
+    (changed(["consumer", "batch_rows"], 0), r"consumer\.batch_rows: 0"),
+    (changed(["seconds"], 0), "seconds: 0"),
+    (changed(["extra"], 0), "extra: unknown key"),
+    (changed(["start", "raed"], 1), r"start\.raed: no such stage \(did you mean 'read'"),
+    (changed(["start", "read"], 0), r"start\.read: 0"),
+    (changed(["start", "read"], 900), "start: workers of 'read': 900"),
+    (changed(["changes"], {}), "changes: is not a list"),
+    (changed(["changes", 0], {"set": {"machine.cores": 2}}), r"changes\[0\]\.at: is missing"),
+    (changed(["changes", 0, "at"], -2), r"changes\[0\]\.at: is below 0"),
+    (changed(["changes", 0, "when"], 2), r"changes\[0\]\.when: unknown key"),
+    (changed(["changes", 1, "scale"], {"stages.raed.cost_s": 4}), r"changes\[1\]\.scale\.stages\.raed\.cost_s: no such"),
+    (changed(["changes", 1, "scale"], {"stages.read.cost": 4}), r"changes\[1\]\.scale\.stages\.read\.cost: no such"),
+    (changed(["changes", 1, "scale"], {"stages.read.cost_s": -4}), r"changes\[1\]\.scale\.stages\.read\.cost_s: cost_s"),
+    (changed(["changes", 0, "set"], {"machine.memory_limit": "1MiB"}), r"changes\[0\]\.machine\.memory_limit"),
+    (changed(["passes", 0, "metric"], "scoer"), r"passes\[0\]\.metric: 'scoer' \(did you mean 'score'"),
+    (changed(["passes", 0], {"metric": "score"}), r"passes\[0\]: needs at_least or at_most"),
+    (changed(["passes", 1, "stage"], "raed"), r"passes\[1\]\.stage: 'raed'"),
+])
+def test_what_is_wrong_in_a_file_is_named_by_its_path(values, path):
+    with pytest.raises(ScenarioError, match=path):
+        parse(values)
+
+
+def test_a_file_that_is_no_json_or_not_there_is_named(tmp_path):
+    (tmp_path / "broken.json").write_text('{"name": "x",\n  "stages": [}')
+    with pytest.raises(ScenarioError, match=r"broken\.json: line 2, column 14"):
+        load(tmp_path / "broken.json")
+    with pytest.raises(ScenarioError, match=r"absent\.json"):
+        load(tmp_path / "absent.json")
+    (tmp_path / "good.json").write_text(json.dumps(GOOD))
+    assert load(tmp_path / "good.json").name == "mine"
+
+
+def test_all_the_scenarios_are_there_and_can_be_passed_and_failed():
+    """The oracle passes them all, and staying at the start passes none: each has something to decide."""
+    scenarios = shipped()
+    assert {int(s.name[:2]) for s in scenarios} == {*range(1, 14), 15}
+    assert {c.metric for s in scenarios for c in s.passes} <= set(METRICS)
+    for scenario in scenarios:
+        best = reference(scenario)
+        assert not best.killed, scenario.name
+        outcome, idle = run(scenario, Oracle(scenario.truth_at)), run(scenario, Fixed())
+        missed = [c for c in scenario.passes if not c.holds(metric(c, outcome, best, frozen=idle.rows))]
+        assert not missed, f"{scenario.name}: {missed}"
+        assert not all(c.holds(metric(c, idle, best, frozen=idle.rows)) for c in scenario.passes), scenario.name
+
+
+def test_families_do_not_overlap_and_held_out_ones_have_what_training_lacks():
+    plain = [training(i) for i in range(30)]
+    others = [held_out(i, changing=c) for i in range(20) for c in (False, True)]
+    assert {len(s.stages) for s in [*plain, *others]} == set(range(2, 10))
+    assert len(MECHANISMS) >= 5
+    assert {m for s in others for m in s.about.split(", ")} == set(MECHANISMS)
+    for scenario in plain:
+        assert all(not (s.tail or s.drift or s.burst_every_s or s.cliff_workers or s.memory_bound)
+                   for s in scenario.stages)
+        assert scenario.machine.smt == 1
+        assert not scenario.machine.neighbour_cores
+    assert all(s.changes for s in others if s.family == "changing")
+    assert not any(s.changes for s in others if s.family == "stationary")
+    assert held_out(3, changing=True).stages == held_out(3, changing=True).stages
+    with pytest.raises(ValueError, match="seed"):
+        training(HELD_OUT_SEEDS)
+
+
+def test_nobody_beats_the_clairvoyant_by_more_than_noise():
+    for i in range(2):
+        scenario = held_out(i, changing=bool(i % 2))
+        best = reference(scenario)
+        assert score(run(scenario, Oracle(scenario.truth_at)), best) <= 1.02
+        assert score(run(scenario, Fixed()), best) <= 1.02
+
+
+def test_scores_have_known_answers():
+    """One stage, one core a worker, eight cores: one worker does an eighth."""
+    scenario = parse({"name": "known", "seconds": 40, "machine": {"cores": 8, "switch_cost": 0},
+                      "consumer": {"batch_rows": 1024},
+                      "stages": [{"name": "only", "cost_s": 0.1, "rows_per_item": 1024}]})
+    outcome, best = run(scenario, Fixed()), reference(scenario)
+    assert score(outcome, best) == pytest.approx(1 / 8, rel=0.03)
+    assert end_score(outcome, best) == pytest.approx(1 / 8, rel=0.03)
+
+
+def test_a_scenario_travels_to_another_process():
+    scenario = parse(GOOD)
+    scenario.truth_at(1.0)
+    there = pickle.loads(pickle.dumps(scenario))
+    assert isinstance(there, Scenario)
+    assert there == scenario
+    assert there.truth_at(6).machine.cores == 8
