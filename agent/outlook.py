@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from agent.allocation import Request, allocate
+from agent.pressure import CONTENDED, Pressure
 from agent.rates import Rates
 from agent.service import Service
 from ingest.knobs import Knobs, Limits
@@ -36,29 +37,42 @@ class Outlook:
     base_bytes: float
     """Memory that neither a worker nor a buffer accounts for: windows being shuffled, the trainer, libraries."""
     memory_limit: int
+    slow: float = 1.0
+    """Times that a core is slower than a free one, as others use it too."""
 
     @classmethod
     def of(cls, seen: Rates, knobs: Knobs, limits: Limits, services: Mapping[str, Service], *,
            other_cpu_s: float, demand: float) -> Outlook:
         """`other_cpu_s`: processor seconds a row that no stage accounts for (the trainer's, on the same cores)."""
         known = {name: service for name, service in services.items() if service.points}
-        cpu = other_cpu_s + sum(s.cpu_s(knobs.workers[n]) for n, s in known.items())
+        pressure = Pressure.of(seen)
+        stages_cpu_s = sum(s.cpu_s(knobs.workers[n]) for n, s in known.items())
+        bounds = [cores / cpu_s for cores, cpu_s in ((seen.cpu_quota, other_cpu_s + stages_cpu_s),
+                                                     (pressure.cores, stages_cpu_s)) if cores > 0 and cpu_s > 0]
         empty = cls(knobs=knobs, limits=limits, services=known, demand=demand, base_bytes=0.0,
-                    memory_limit=seen.memory_limit,
-                    cores_rate=seen.cpu_quota / cpu if cpu > 0 and seen.cpu_quota > 0 else math.inf)
+                    memory_limit=seen.memory_limit, slow=pressure.slow, cores_rate=min(bounds, default=math.inf))
         in_hand = sum(min(seen.stages[n].busy, knobs.workers[n]) * empty._worker_bytes(n)
                       for n in known if n in seen.stages)
         queued = sum(stage.queue_bytes for stage in seen.stages.values())
         return replace(empty, base_bytes=max(0.0, seen.memory_used - in_hand - queued))
 
+    def capacity(self, name: str, workers: int) -> float:
+        """Rows a second that `workers` of a stage are expected to do on cores as they are."""
+        service = self.services[name]
+        return workers / (service.busy_s(workers) + (self.slow - 1) * service.cpu_s(workers))
+
+    @property
+    def contended(self) -> bool:
+        return self.slow >= CONTENDED
+
     def rate(self, workers: Mapping[str, int]) -> float:
         """Rows a second that this many workers are expected to bring."""
-        return min([self.cores_rate, self.demand, *(s.capacity(workers[n]) for n, s in self.services.items())])
+        return min([self.cores_rate, self.demand, *(self.capacity(n, workers[n]) for n in self.services)])
 
     def bottleneck(self) -> str:
         """What bounds the rate now: a stage, `cores`, or `consumer`."""
         bounds = {"consumer": self.demand, "cores": self.cores_rate,
-                  **{n: s.capacity(self.knobs.workers[n]) for n, s in self.services.items()}}
+                  **{n: self.capacity(n, self.knobs.workers[n]) for n in self.services}}
         return min(bounds, key=lambda name: bounds[name])
 
     def memory(self, knobs: Knobs) -> float:
@@ -79,10 +93,10 @@ class Outlook:
         for name, service in self.services.items():
             least, most = ranges[name]
             current = self.knobs.workers[name]
-            if not fewest and least < current <= most and service.capacity(current) >= service.capacity(least):
+            if not fewest and least < current <= most and self.capacity(name, current) >= self.capacity(name, least):
                 least = current
             ahead = _READ_AHEAD * service.item_bytes if name == self._first else 0.0
-            requests.append(Request(name=name, least=least, most=most, capacity=_with_headroom(service, most),
+            requests.append(Request(name=name, least=least, most=most, capacity=self._with_headroom(name, most),
                                     worker_bytes=self._worker_bytes(name) + ahead))
         room = MEMORY_TARGET * self.memory_limit - self.base_bytes
         found = allocate(requests, enough=min(self.cores_rate, self.demand),
@@ -99,6 +113,19 @@ class Outlook:
             knobs = replace(knobs, read_ahead_bytes=needed["read_ahead_bytes"],
                             prefetch_bytes=needed["prefetch_bytes"])
         return knobs, found.rows_per_s
+
+    def switched(self, name: str) -> Outlook | None:
+        """As if a stage whose workers wait for each other ran on its other back end; None where there is none."""
+        service = self.services[name]
+        others = [b for b in self.limits.backends_of(name) if b != service.backend]
+        if not others or not service.locked:
+            return None
+        return replace(self, knobs=replace(self.knobs, backend={**self.knobs.backend, name: others[0]}),
+                       services={**self.services, name: service.on(others[0])})
+
+    def _with_headroom(self, name: str, most: int) -> Callable[[int], float]:
+        """At the most workers there may be nothing is kept back: there is no more to have."""
+        return lambda n: self.capacity(name, n) / (HEADROOM if n < most else 1.0)
 
     @property
     def _first(self) -> str:
@@ -122,7 +149,3 @@ class Outlook:
             sizes[name] = min(max(_MIB * math.ceil(min(need, _SHARE * self.memory_limit) / _MIB), low), high)
         return sizes
 
-
-def _with_headroom(service: Service, most: int) -> Callable[[int], float]:
-    """At the most workers there may be nothing is kept back: there is no more to have."""
-    return lambda n: service.capacity(n) / (HEADROOM if n < most else 1.0)

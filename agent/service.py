@@ -1,11 +1,12 @@
 """What one stage costs, learned from snapshots while it runs: `Service`. Pure: each observation makes a new one.
 
 Useful time a row, at each number of workers that was seen, is all there is to it. Useful time leaves waits for
-neighbours out, so a stage that idles tells as much as one that is the bottleneck.
+neighbours and for cores out, so a stage that idles tells as much as one that is the bottleneck.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,9 +14,10 @@ from ingest.stats import StageStats
 
 _LEAST_ITEMS = 2  # fewer in an interval say little; the interval then goes on
 _LEARNING = 0.25  # weight of a new observation once a point is settled
-_DRIFT = 1.5  # a cost this many times off is a surprise
-_SURPRISES = 3  # as many in a row, all up or all down, are a changed workload and no noise
+_DRIFT = 1.5  # a cost this many times off is a surprise, and surprises add up (a cumulative sum, each way)
+_SLACK, _CLIP, _ALARM = 0.1, 0.8, 1.7  # of the cost's logarithm: no surprise, the most of one, a changed workload
 _FORGET = 0.99  # by which the largest item seen fades with each observation
+_LOCKED = 1.5  # times dearer with more workers, and that by waiting: they wait for each other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Point:
 
     busy_s: float
     cpu_s: float
+    variance: float = 0.0
+    """Of the observations' relative error."""
     seen: int = 1
 
     @property
@@ -32,11 +36,13 @@ class Point:
 
     def towards(self, busy_s: float, cpu_s: float) -> Point:
         weight = max(_LEARNING, 1 / (self.seen + 1))
+        error = busy_s / self.busy_s - 1
         return Point(busy_s=self.busy_s + weight * (busy_s - self.busy_s),
-                     cpu_s=self.cpu_s + weight * (cpu_s - self.cpu_s), seen=self.seen + 1)
+                     cpu_s=self.cpu_s + weight * (cpu_s - self.cpu_s),
+                     variance=(1 - weight) * (self.variance + weight * error * error), seen=self.seen + 1)
 
     def scaled(self, busy: float, cpu: float) -> Point:
-        return Point(busy_s=self.busy_s * busy, cpu_s=self.cpu_s * cpu, seen=1)
+        return replace(self, busy_s=self.busy_s * busy, cpu_s=self.cpu_s * cpu, seen=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,37 +56,69 @@ class Service:
     """Bytes of an item, from the larger ones seen. What a worker has in hand."""
     drifts: int = 0
     """Times that the workload was seen to change."""
+    residual: float = 0.0
+    """How far expected costs lately were from those observed, as a share; those at a setting not seen before count."""
+    age: int = 0
+    """Snapshots since it last learned. Large: it idles, or hardly moves."""
+    backend: str = ""
+    elsewhere: Mapping[str, Mapping[int, Point]] = field(default_factory=dict)
+    """Points of the back ends that it left."""
     _anchor: StageStats | None = None  # counters where the present observation began
-    _surprises: int = 0  # in a row; above 0 for a dearer row, below for a cheaper
+    _surprise: float = 0.0  # added up; above 0 for a dearer row, below for a cheaper
 
     def observe(self, now: StageStats, saturated: bool) -> Service:
-        """`saturated`: no core was free, so part of what looks like useful time was a wait for a core."""
+        """`saturated`: no core was free. Where waits for a core are not counted, part of what looks like useful time
+        was one."""
         then = self._anchor
-        if then is None or then.workers != now.workers or then.backend != now.backend or now.items < then.items:
+        if now.backend != self.backend:
+            left = {**self.elsewhere, self.backend: self.points} if self.points else self.elsewhere
+            return replace(self, backend=now.backend, points=left.get(now.backend, {}), _anchor=now, _surprise=0.0,
+                           elsewhere={b: points for b, points in left.items() if b != now.backend})
+        if then is None or then.workers != now.workers or now.items < then.items:
             return replace(self, _anchor=now)  # what was under way during a resize belongs to neither setting
         items, rows = now.items - then.items, now.rows - then.rows
-        busy_s, cpu_s = now.busy_s - then.busy_s, now.cpu_s - then.cpu_s
-        if items < _LEAST_ITEMS or rows <= 0 or busy_s <= 0 or cpu_s < 0:
-            return self
+        core_wait_s, cpu_s = now.core_wait_s - then.core_wait_s, now.cpu_s - then.cpu_s
+        busy_s = max(now.busy_s - then.busy_s - core_wait_s, min(cpu_s, now.busy_s - then.busy_s))
+        if items < _LEAST_ITEMS or rows <= 0 or busy_s <= 0 or min(cpu_s, core_wait_s) < 0:
+            return replace(self, age=self.age + 1)
         item_bytes = max(_FORGET * self.item_bytes, (now.bytes - then.bytes) / items)
-        seen = replace(self, _anchor=now, item_bytes=item_bytes, _surprises=0)
+        seen = replace(self, _anchor=now, item_bytes=item_bytes, age=0, _surprise=0.0)
         busy_s, cpu_s = busy_s / rows, cpu_s / rows
-        if saturated and self.points:
+        if saturated and not core_wait_s and self.points:
             busy_s = min(busy_s, max(cpu_s + self._nearest(now.workers).wait_s, cpu_s))
-        known = self.points.get(now.workers)
+        return seen._learn(now.workers, busy_s, cpu_s, self._surprise)
+
+    def _learn(self, workers: int, busy_s: float, cpu_s: float, surprise: float) -> Service:
+        known = self.points.get(workers)
+        off = busy_s / self.busy_s(workers) if self.points else 1.0
+        residual = self.residual + _LEARNING * (min(abs(off - 1), 1.0) - self.residual)
         if known is None:
-            return replace(seen, points={**self.points, now.workers: Point(busy_s=busy_s, cpu_s=cpu_s)})
-        off = busy_s / known.busy_s
+            return replace(self, residual=residual,
+                           points={**self.points, workers: Point(busy_s=busy_s, cpu_s=cpu_s)})
         if 1 / _DRIFT < off < _DRIFT:
-            return replace(seen, points={**self.points, now.workers: known.towards(busy_s, cpu_s)})
-        sign = 1 if off > 1 else -1
-        surprises = sign * max(1, sign * self._surprises + 1)
-        if abs(surprises) < _SURPRISES:
-            return replace(seen, _surprises=surprises)
+            return replace(self, residual=residual, points={**self.points, workers: known.towards(busy_s, cpu_s)})
+        step = math.copysign(min(abs(math.log(off)), _CLIP) - _SLACK, off - 1)
+        surprise = step if surprise * step < 0 else surprise + step
+        if abs(surprise) < _ALARM:
+            return replace(self, residual=residual, _surprise=surprise)
         # The curve keeps its shape, as the contention that bent it is still there.
         cpu_off = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
-        return replace(seen, drifts=self.drifts + 1,
+        return replace(self, drifts=self.drifts + 1, residual=residual, elsewhere={},
                        points={n: point.scaled(off, cpu_off) for n, point in self.points.items()})
+
+    def on(self, backend: str) -> Service:
+        """As it is expected to be on another back end: as seen there, else as its fewest workers here, who hardly
+        disturb each other."""
+        least = min(self.points)
+        points = self.elsewhere.get(backend) or {least: self.points[least]}
+        return replace(self, backend=backend, points=points)
+
+    @property
+    def locked(self) -> bool:
+        """More workers made a row dearer, and what was added is waiting: they wait for each other."""
+        least = self.points[min(self.points)]
+        return any(p.busy_s >= _LOCKED * least.busy_s and p.wait_s - least.wait_s >= 0.5 * (p.busy_s - least.busy_s)
+                   for p in self.points.values())
 
     def _nearest(self, workers: int) -> Point:
         return self.points[min(self.points, key=lambda n: (abs(n - workers), n))]
@@ -120,7 +158,7 @@ class Service:
         return self.points[low].busy_s + slope * (workers - low)
 
     def capacity(self, workers: int) -> float:
-        """Rows a second that `workers` are expected to do while fed and with room to put them."""
+        """Rows a second that `workers` are expected to do while fed, with room to put them, and with free cores."""
         return workers / self.busy_s(workers)
 
     def hope(self, workers: int) -> float:
@@ -132,3 +170,10 @@ class Service:
         """The share of useful time that is spent waiting for a store: 1 latency-bound, 0 processor-bound."""
         point = self._nearest(workers)
         return point.wait_s / point.busy_s
+
+    def describe(self, workers: int) -> dict[str, float]:
+        """The model in numbers, for the log."""
+        point = self._nearest(workers)
+        return {"workers": workers, "busy_us_a_row": 1e6 * self.busy_s(workers), "cpu_us_a_row": 1e6 * point.cpu_s,
+                "spread": math.sqrt(point.variance), "residual": self.residual, "age": self.age,
+                "item_bytes": self.item_bytes}

@@ -16,38 +16,25 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from agent.attempt import PATIENCE, SETTLE, SMOOTH, Attempt
 from agent.outlook import Outlook
 from agent.rates import Rates, rates
 from agent.service import Service
+from agent.telling import details, moves, why
 from agent.tunable import Reason
 from ingest.knobs import Knobs, Limits, format_bytes
 from ingest.stats import Snapshot
 
-INPUT_BOUND = 0.02  # a stall above this is worth a change
-WORTH = 1.08  # a predicted gain below this is not
-LEAST_GAIN = 1.03  # a change that brought less is undone
+WORTH = 1.08  # a predicted gain below this is not worth a change
 GROWTH = 4  # times more workers than were ever seen, if those paid in full: beyond, the curve is a guess
+CAREFUL = 2  # the same where others use the cores as well
 SATURATED = 0.92  # of the cores in use: no core is free
-SETTLE, PATIENCE = 2, 5  # snapshots after a change before it is judged: a clear gain, anything else
 OURS = 3 * PATIENCE  # snapshots after a change in which what happens is taken for its effect
 MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
 WINDOW = 6  # snapshots over which rates are taken
 SPARE = 5  # snapshots in a row that must show workers to spare before some are given back
 FORGIVE = 400  # snapshots for which a stage's failed change is not tried again
 MEMORY_ALARM = 0.95  # of the limit in use: something is given back at once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A change whose effect is still being measured."""
-
-    kind: str
-    """`grow`, `probe`, `release` or `memory`."""
-    before: Knobs
-    rows_per_s: float
-    predicted: float
-    stages: Mapping[str, float] = field(default_factory=dict)
-    """Stages that got more workers → rows a second they passed before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +54,11 @@ class State:
     """Processor seconds a row that no stage accounts for: the trainer's, on the same cores."""
     demands: tuple[float, ...] = ()
     """What the trainer would have taken lately. The largest counts: a pause for an evaluation is no lack of demand."""
-    trial: Trial | None = None
+    trial: Attempt | None = None
     held: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     """Stage → (least, most, until): what a failed change taught, until that tick."""
-    probed: frozenset[tuple[str, int]] = frozenset()
+    tried: frozenset[tuple[str, int | str]] = frozenset()
+    """Stages at a number of workers, or on a back end, that were tried."""
     quiet_until: int = 0
     failures: int = 0
     spare: int = 0
@@ -99,10 +87,12 @@ class Planner:
             learned.services[n].drifts > state.services[n].drifts and stage.busy >= MATTERS * stage.workers
             for n, stage in seen.stages.items() if n in state.services)
         if other_machine or other_workload:  # what was measured before says nothing about what comes now
-            learned = replace(learned, held={}, probed=frozenset(), quiet_until=0, failures=0, spare_needed=SPARE,
-                              trial=None, window=(), demands=())
+            learned = replace(learned, held={}, tried=frozenset(), quiet_until=0, failures=0, spare=SPARE,
+                              spare_needed=SPARE, trial=None, window=(), demands=())
         state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
                         window=(*learned.window, snapshot)[-WINDOW:])
+        if state.trial is not None and state.trial.crashed(seen):
+            return _undo(state, state.trial, seen)
         since = rates(state.window[0], snapshot)
         if since is None or since.rows_per_s == 0:
             return state.knobs, state, Reason(text="waiting for rows to arrive")
@@ -125,31 +115,31 @@ def _learn(state: State, snapshot: Snapshot, seen: Rates) -> State:
                    demands=(*state.demands, demand)[-SPARE:] if demand else state.demands)
 
 
-def _judge(state: State, trial: Trial, since: Rates) -> tuple[Knobs, State, Reason]:
+def _judge(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Reason]:
     """Keeps or undoes the last change, once enough was seen of it."""
-    gain = since.rows_per_s / trial.rows_per_s
-    hoped = trial.predicted / trial.rows_per_s
-    rises = trial.kind in ("grow", "probe")
-    # What a stage passes on shows sooner than what arrives at the far end, where rows come in lumps.
-    nearer = min((since.stages[n].rows_per_s / rate for n, rate in trial.stages.items() if n in since.stages and rate),
-                 default=gain)
-    clear = since.stall <= INPUT_BOUND or (max(gain, nearer) >= 1 + 0.5 * (hoped - 1) if rises else gain >= 0.97)
-    if state.age < (SETTLE if clear else PATIENCE):
+    keep = trial.verdict(state.age, since)
+    if keep is None:
         return state.knobs, state, Reason(text="measuring what the last change did")
-    state = replace(state, trial=None)
-    if clear or trial.kind == "memory" or gain >= (LEAST_GAIN if rises else 0.93):
-        return state.knobs, replace(state, failures=0), Reason(
-            text=f"the last change is kept: {gain:.2f} times the rows", predicted_rows_per_s=since.rows_per_s)
-    text = (f"the last change brought {gain:.2f} times the rows where {hoped:.2f} were hoped for, so it is undone: "
-            f"{_moves(state.knobs, trial.before)}")
-    if trial.kind == "probe":  # that a probe may fail is why it was one; what it saw is in the curve now
+    if keep:
+        return state.knobs, replace(state, trial=None, failures=0), Reason(
+            text=f"the last change is kept: {trial.gain(since):.2f} times the rows",
+            predicted_rows_per_s=since.rows_per_s)
+    return _undo(replace(state, trial=None), trial, since)
+
+
+def _undo(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Reason]:
+    gain = trial.gain(since)
+    text = (f"the last change brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is "
+            f"undone: {moves(state.knobs, trial.before)}")
+    if trial.kind in ("probe", "switch"):  # that it may fail is why it was one; what it saw is in the curve now
         undone = state
     else:
         undone = replace(state, held=_held(state, trial.before), failures=state.failures + 1, spare=0,
                          quiet_until=state.tick + 4 * 2 ** min(state.failures, 8),
                          spare_needed=state.spare_needed * (4 if trial.kind == "release" else 1))
     return _change(undone, trial.before, None, since, Reason(
-        text=text, predicted_rows_per_s=trial.rows_per_s, details={"kind": "undo", "gain": gain, "hoped": hoped}))
+        text=text, predicted_rows_per_s=trial.rows_per_s,
+        details={"kind": "undo", "gain": gain, "hoped": trial.hoped}))
 
 
 def _held(state: State, before: Knobs) -> dict[str, tuple[int, int, int]]:
@@ -170,51 +160,74 @@ def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason
     if not look.services:
         return state.knobs, state, Reason(text="no stage has reported work yet")
     now, bottleneck = look.rate(state.knobs.workers), look.bottleneck()
-    ranges = {name: _range(state, name) for name in look.services}
+    ranges = {name: _range(state, name, look.contended) for name in look.services}
     tight = seen.memory_used > MEMORY_ALARM * look.memory_limit or look.memory(state.knobs) > look.memory_limit
-    input_bound = since.stall > INPUT_BOUND
+    input_bound = since.stall > SMOOTH
     if tight:
         knobs, best = look.best(ranges, fewest=True, tight=True)
         if look.memory(knobs) < look.memory(state.knobs):
             return _change(state, knobs, "memory", since, Reason(
                 text=f"memory is short ({format_bytes(seen.memory_used)} of {format_bytes(look.memory_limit)} used, "
-                     f"{format_bytes(look.memory(state.knobs))} may be needed): {_moves(state.knobs, knobs)}",
-                bottleneck="memory", predicted_rows_per_s=best, details=_details(look, since, knobs, best)))
+                     f"{format_bytes(look.memory(state.knobs))} may be needed): {moves(state.knobs, knobs)}",
+                bottleneck="memory", predicted_rows_per_s=best, details=details(look, since, knobs, best)))
+    switch = _switch(state, look, since) if input_bound else None
+    if switch is not None:
+        return switch
     if state.tick < state.quiet_until:
         return state.knobs, state, Reason(text="waiting before the next try, as the last one failed",
                                           bottleneck=bottleneck, predicted_rows_per_s=now)
-    why = _why(bottleneck, look, since)
+    cause = why(bottleneck, look, since)
     if input_bound:
         knobs, best = look.best(ranges, fewest=False)
         if best >= WORTH * now and knobs.workers != state.knobs.workers:
             grown = replace(state, spare=0, spare_needed=state.spare_needed * (4 if state.released else 1),
                             released=False)
             return _change(grown, knobs, "grow", since, Reason(
-                text=f"{why}: {_moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
-                bottleneck=bottleneck, predicted_rows_per_s=best, details=_details(look, since, knobs, best)))
+                text=f"{cause}: {moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
+                bottleneck=bottleneck, predicted_rows_per_s=best, details=details(look, since, knobs, best)))
         probe = _probe(state, look, since)
         if probe is not None:
             name, count, hope = probe
             knobs = state.knobs.with_workers(**{name: count})
-            probing = replace(state, spare=0, probed=state.probed | {(name, count)})
+            probing = replace(state, spare=0, tried=state.tried | {(name, count)})
             return _change(probing, knobs, "probe", since, Reason(
                 text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
-                     f"trying {_moves(state.knobs, knobs)}",
-                bottleneck=name, predicted_rows_per_s=hope, details=_details(look, since, knobs, hope)))
+                     f"trying {moves(state.knobs, knobs)}",
+                bottleneck=name, predicted_rows_per_s=hope, details=details(look, since, knobs, hope)))
     if bottleneck not in ("consumer", "cores"):
         return state.knobs, replace(state, spare=0), Reason(
-            text=f"{why}, and nothing better is known", bottleneck=bottleneck, predicted_rows_per_s=now)
-    return _release(state, look, since, ranges, Reason(text=why, bottleneck=bottleneck, predicted_rows_per_s=now))
+            text=f"{cause}, and nothing better is known", bottleneck=bottleneck, predicted_rows_per_s=now)
+    return _release(state, look, since, ranges, Reason(text=cause, bottleneck=bottleneck, predicted_rows_per_s=now))
 
 
-def _range(state: State, name: str) -> tuple[int, int]:
+def _switch(state: State, look: Outlook, since: Rates) -> tuple[Knobs, State, Reason] | None:
+    """The stage that bounds the rate to its other back end, if its workers wait for each other."""
+    bounds = {n: look.capacity(n, state.knobs.workers[n]) for n in look.services}
+    name = min(bounds, key=lambda n: bounds[n])
+    other = look.switched(name)
+    if other is None or (name, other.knobs.backend[name]) in state.tried:
+        return None
+    ranges = {n: (state.knobs.workers[n], state.knobs.workers[n]) for n in look.services}
+    ranges[name] = (1, min(state.limits.workers[name][1], max(2, math.ceil(since.cpu_quota))))
+    knobs, best = other.best(ranges, fewest=True)
+    if best < WORTH * look.rate(state.knobs.workers) or not other.fits(knobs):
+        return None
+    switching = replace(state, spare=0, tried=state.tried | {(name, knobs.backend[name])},
+                        held={n: h for n, h in state.held.items() if n != name})
+    return _change(switching, knobs, "switch", since, Reason(
+        text=f"{name} is the bottleneck, and its workers wait for each other: trying {moves(state.knobs, knobs)}, "
+             f"{best / look.rate(state.knobs.workers):.2g} times the rows predicted",
+        bottleneck=name, predicted_rows_per_s=best, details=details(look, since, knobs, best)))
+
+
+def _range(state: State, name: str, contended: bool) -> tuple[int, int]:
     """Fewest and most workers to think of now."""
     least, most = state.limits.workers[name]
     held_least, held_most, until = state.held.get(name, (least, most, 0))
     if state.tick < until:
         least, most = max(least, held_least), min(most, held_most)
     service = state.services[name]
-    growth = 1 + (GROWTH - 1) * service.efficiency**2
+    growth = 1 + ((CAREFUL if contended else GROWTH) - 1) * service.efficiency**2
     return least, max(least, min(most, math.ceil(growth * max(1, service.most_seen))))
 
 
@@ -234,11 +247,11 @@ def _probe(state: State, look: Outlook, since: Rates) -> tuple[str, int, float] 
     # Fewer than ever seen: worth one look where workers may be in each other's way.
     if at == 0 and best > 1 and (service.waiting(best) > 0.5 or best > since.cpu_quota):
         hopes[best // 2] = WORTH**2 * service.capacity(best)
-    others = min([look.cores_rate, look.demand, *(s.capacity(state.knobs.workers[n])
-                                                  for n, s in look.services.items() if n != name)])
-    least, most = _range(state, name)
+    others = min([look.cores_rate, look.demand, *(look.capacity(n, state.knobs.workers[n])
+                                                  for n in look.services if n != name)])
+    least, most = _range(state, name, look.contended)
     worth = {n: min(hope, others) for n, hope in hopes.items() if least <= n <= max(current, most)
-             and (name, n) not in state.probed and min(hope, others) >= WORTH * service.capacity(current)
+             and (name, n) not in state.tried and min(hope, others) >= WORTH * service.capacity(current)
              and (n < current or look.fits(state.knobs.with_workers(**{name: n})))}
     if not worth:
         return None
@@ -258,46 +271,13 @@ def _release(state: State, look: Outlook, since: Rates, ranges: Mapping[str, tup
     if state.spare + 1 < state.spare_needed:
         return now, replace(state, spare=state.spare + 1), calm
     return _change(replace(state, spare=0, released=True), knobs, "release", since, replace(
-        calm, text=f"{calm.text}: {_moves(now, knobs)} costs it nothing", predicted_rows_per_s=since.rows_per_s,
-        details=_details(look, since, knobs, since.rows_per_s)))
+        calm, text=f"{calm.text}: {moves(now, knobs)} costs it nothing", predicted_rows_per_s=since.rows_per_s,
+        details=details(look, since, knobs, since.rows_per_s)))
 
 
 def _change(state: State, knobs: Knobs, kind: str | None, since: Rates, reason: Reason) -> tuple[Knobs, State, Reason]:
     """Makes `knobs` the ones in force; with a `kind`, on trial."""
     more = {n: stage.rows_per_s for n, stage in since.stages.items() if knobs.workers[n] > state.knobs.workers[n]}
-    trial = Trial(kind=kind, before=state.knobs, rows_per_s=since.rows_per_s, stages=more,
+    trial = Attempt(kind=kind, before=state.knobs, rows_per_s=since.rows_per_s, stages=more,
                   predicted=reason.predicted_rows_per_s or since.rows_per_s) if kind else None
     return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason
-
-
-# -- in words ----------------------------------------------------------------------------------------------------------
-
-def _details(look: Outlook, since: Rates, knobs: Knobs, rate: float) -> dict[str, float | None]:
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    return {"stall": since.stall, "now_rows_per_s": finite(look.rate(look.knobs.workers)),
-            "best_rows_per_s": finite(rate), "cores_rows_per_s": finite(look.cores_rate),
-            "demand_rows_per_s": finite(look.demand), "memory_bytes": look.memory(knobs),
-            "memory_limit": look.memory_limit}
-
-
-def _why(bottleneck: str, look: Outlook, since: Rates) -> str:
-    if bottleneck == "cores":
-        return f"the cores are the bottleneck ({since.cpu:.2g} of {since.cpu_quota:.2g} in use)"
-    if bottleneck == "consumer":
-        return f"the trainer is the bottleneck (it waits {since.stall:.1%} of its time)"
-    count = look.knobs.workers[bottleneck]
-    busy = since.stages[bottleneck].busy if bottleneck in since.stages else 0.0
-    waiting = look.services[bottleneck].waiting(count)
-    how = f", {waiting:.0%} of that waiting for a store or a lock" if waiting > 0.5 else ""
-    return f"{bottleneck} is the bottleneck ({busy:.2g} of {count} worker{'s' * (count > 1)} busy{how})"
-
-
-def _moves(before: Knobs, after: Knobs) -> str:
-    moves = [f"{name} {count} → {after.workers[name]}" for name, count in before.workers.items()
-             if count != after.workers[name]]
-    moves += [f"{label} {format_bytes(old)} → {format_bytes(new)}" for label, old, new in (
-        ("read-ahead", before.read_ahead_bytes, after.read_ahead_bytes),
-        ("prefetch", before.prefetch_bytes, after.prefetch_bytes)) if old != new]
-    return ", ".join(moves)

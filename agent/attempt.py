@@ -1,0 +1,61 @@
+"""A change on trial: what it was to bring, and whether it did. `Attempt`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.rates import Rates
+from ingest.knobs import Knobs
+
+SMOOTH = 0.02  # a stall up to this is none
+LEAST_GAIN = 0.03  # of a rise, or this share of the gain hoped for: one that brought less is undone
+LEAST_KEPT = 0.93  # of a release
+CRASH = 0.5  # of the rows before: undone without more ado
+SETTLE, PATIENCE = 2, 5  # snapshots before it is judged: a clear gain, anything else
+START_UP = 3  # snapshots more for workers that have to start and import first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """`kind` is grow, probe, switch, release or memory."""
+
+    kind: str
+    before: Knobs
+    rows_per_s: float
+    """What came before the change, and `predicted`, what is hoped for."""
+    predicted: float
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Stages that got more workers → rows a second they passed before."""
+
+    @property
+    def rises(self) -> bool:
+        return self.kind in ("grow", "probe", "switch")
+
+    @property
+    def hoped(self) -> float:
+        return self.predicted / self.rows_per_s
+
+    def gain(self, since: Rates) -> float:
+        return since.rows_per_s / self.rows_per_s
+
+    def verdict(self, age: int, since: Rates) -> bool | None:
+        """Keep it, undo it, or None: wait and see. `age` is in snapshots since the change."""
+        gain = self.gain(since)
+        nearer = self._nearer(since)
+        clear = max(gain, nearer) >= 1 + 0.5 * (self.hoped - 1) if self.rises else gain >= 0.97
+        patience = PATIENCE + START_UP * (self.kind == "switch")
+        if age < (SETTLE if clear or since.stall <= SMOOTH else patience):
+            return None
+        return (clear or since.stall <= SMOOTH or self.kind == "memory"
+                or gain >= (1 + LEAST_GAIN * max(1.0, self.hoped - 1) if self.rises else LEAST_KEPT))
+
+    def crashed(self, seen: Rates) -> bool:
+        """The latest interval alone tells that it does harm. Workers that start up are given time."""
+        return (self.rises and self.kind != "switch" and seen.stall > SMOOTH
+                and max(self.gain(seen), self._nearer(seen)) < CRASH)
+
+    def _nearer(self, since: Rates) -> float:
+        """What a stage passes on shows sooner than what arrives at the far end, where rows come in lumps."""
+        return min((since.stages[n].rows_per_s / rate for n, rate in self.stages.items()
+                    if n in since.stages and rate), default=self.gain(since))

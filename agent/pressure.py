@@ -1,0 +1,32 @@
+"""How much of the machine others take, told by how long our threads wait for a core: `Pressure`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.rates import Rates
+
+_LEAST = 0.02  # cores in use below which waits for a core say nothing
+CONTENDED = 1.3  # times slower than with free cores: from here on others matter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """Cores are shared fairly: with `others` threads of other programs that want one, as many threads of ours as there
+    are cores get `cores`, and each of them runs `slow` times slower than alone. What we do to ourselves is left out."""
+
+    others: float = 0.0
+    cores: float
+    slow: float = 1.0
+
+    @classmethod
+    def of(cls, seen: Rates) -> Pressure:
+        running = sum(stage.cpu for stage in seen.stages.values())
+        wanting = running + sum(stage.core_wait for stage in seen.stages.values())
+        quota = seen.cpu_quota
+        if running < _LEAST or quota <= 0 or wanting <= running:
+            return cls(cores=quota)
+        # Fair shares: wanting / running = (wanting + others) / quota. Where we want fewer cores than there are, a wait
+        # may be chance as well, and counts for less.
+        others = max(0.0, quota * wanting / running - max(wanting, quota))
+        return cls(others=others, cores=max(running, quota * quota / (quota + others)), slow=1 + others / quota)

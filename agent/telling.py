@@ -1,0 +1,49 @@
+"""The planner's reasons in words and numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from agent.outlook import Outlook
+from agent.rates import Rates
+from ingest.knobs import Knobs, format_bytes
+
+
+def why(bottleneck: str, look: Outlook, since: Rates) -> str:
+    """What bounds the rate, in a sentence's first half."""
+    if bottleneck == "cores":
+        others = f", and others want {look.slow - 1:.0%} as much again" if look.slow > 1.05 else ""
+        return f"the cores are the bottleneck ({since.cpu:.2g} of {since.cpu_quota:.2g} in use{others})"
+    if bottleneck == "consumer":
+        return f"the trainer is the bottleneck (it waits {since.stall:.1%} of its time)"
+    count = look.knobs.workers[bottleneck]
+    busy = since.stages[bottleneck].busy if bottleneck in since.stages else 0.0
+    waiting = look.services[bottleneck].waiting(count)
+    how = f", {waiting:.0%} of that waiting for a store or a lock" if waiting > 0.5 else ""
+    return f"{bottleneck} is the bottleneck ({busy:.2g} of {count} worker{'s' * (count > 1)} busy{how})"
+
+
+def moves(before: Knobs, after: Knobs) -> str:
+    """`read 1 → 4, prefetch 32 MiB → 64 MiB`."""
+    found = [f"{name} {count} → {after.workers[name]}" for name, count in before.workers.items()
+             if count != after.workers[name]]
+    found += [f"{name} {before.backend.get(name, 'thread')} → {backend}" for name, backend in after.backend.items()
+              if backend != before.backend.get(name, "thread")]
+    found += [f"{label} {format_bytes(old)} → {format_bytes(new)}" for label, old, new in (
+        ("read-ahead", before.read_ahead_bytes, after.read_ahead_bytes),
+        ("prefetch", before.prefetch_bytes, after.prefetch_bytes)) if old != new]
+    return ", ".join(found)
+
+
+def details(look: Outlook, since: Rates, knobs: Knobs, rate: float) -> dict[str, Any]:
+    """The numbers behind a decision, stage models among them."""
+    return {"stall": since.stall, "now_rows_per_s": _finite(look.rate(look.knobs.workers)),
+            "best_rows_per_s": _finite(rate), "cores_rows_per_s": _finite(look.cores_rate),
+            "demand_rows_per_s": _finite(look.demand), "memory_bytes": look.memory(knobs),
+            "memory_limit": look.memory_limit, "core_slowdown": look.slow,
+            "stages": {name: service.describe(look.knobs.workers[name]) for name, service in look.services.items()}}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
