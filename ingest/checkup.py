@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import platform
 import resource
@@ -118,11 +119,11 @@ def workers() -> Iterator[Finding]:
 
 
 def table(uri: str) -> Iterator[Finding]:
-    """Of a feature table, or of a folder of Parquet files."""
+    """Of a feature table, or of a folder or pattern of Parquet files."""
     try:
         opened = FeatureTable.open(uri)
-    except TableError as error:
-        paths = sorted(str(p) for p in Path(uri).rglob("*.parquet")) if os.path.isdir(uri) else []
+    except (TableError, OSError) as error:
+        paths = sorted(glob.glob(f"{uri}/**/*.parquet" if os.path.isdir(uri) else uri, recursive=True))
         if not paths:
             yield Finding("table", str(error), False, "check the path; python -m etl show TABLE tells more")
             return

@@ -23,6 +23,12 @@ def _announce() -> None:
         pipe.write(f"{os.getpid()}\n")
 
 
+def _stay() -> None:
+    """Until a signal ends the process: a pause alone is over after any signal, also after one that asks for a stack."""
+    while True:
+        signal.pause()
+
+
 def _attempt() -> int:
     """Which attempt this is, counted over all workers."""
     with open(_folder() / "attempts", "ab", buffering=0) as log:
@@ -42,7 +48,7 @@ def hold_first(columns):
     """The first attempt holds the item until a signal ends it."""
     if _attempt() == 1:
         _announce()
-        signal.pause()
+        _stay()
     return double(columns)
 
 
@@ -52,14 +58,14 @@ def hold_each_once(columns):
     if not mark.exists():
         mark.touch()
         _announce()
-        signal.pause()
+        _stay()
     return double(columns)
 
 
 def hold(columns):
     _attempt()
     _announce()
-    signal.pause()
+    _stay()
 
 
 def hold_until_told(columns):
@@ -81,7 +87,7 @@ def hold_with_helper(columns):
     helper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     with open(_folder() / "held", "w") as pipe:
         pipe.write(f"{os.getpid()} {helper.pid}\n")
-    signal.pause()
+    _stay()
 
 
 def crash(columns):
@@ -143,13 +149,12 @@ def hold_deaf(columns):
     """Holds the item and hears no signal but SIGKILL: as a user's function may do."""
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     _announce()
-    while True:
-        signal.pause()
+    _stay()
 
 
 def interrupt_parent(columns):
     """As a Ctrl-C would, in the middle of the first item."""
     if _attempt() == 1:
         os.kill(os.getppid(), signal.SIGINT)
-        signal.pause()
+        _stay()
     return double(columns)
