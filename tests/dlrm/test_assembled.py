@@ -16,16 +16,15 @@ def runs(tmp_path_factory):
     """Each run's losses and weights: one rank all the way; two ranks half of it; one rank from what the two saved."""
     folder = tmp_path_factory.mktemp("assembled")
 
-    def run(name, ranks, how, last, *start):
+    def run(name, ranks, last, *start):
         (folder / name).mkdir()
-        done = launch(ranks if ranks > 1 else 0, "tests.dlrm.assembled_ranks", folder / name, how, last, *start,
-                      tmp=folder)
+        done = launch(ranks if ranks > 1 else 0, "tests.dlrm.assembled_ranks", folder / name, last, *start, tmp=folder)
         assert done.returncode == 0, done.stderr[-3000:]
         found = last_json(done)
         return {kind: found[kind] | torch.load(folder / name / f"{kind}.pt", weights_only=True) for kind in KINDS}
 
-    return {"alone": run("alone", 1, "table", 2 * HALF), "two": run("two", 2, "auto", HALF),
-            "resumed": run("resumed", 1, "table", 2 * HALF, folder / "two")}
+    return {"alone": run("alone", 1, 2 * HALF), "two": run("two", 2, HALF),
+            "resumed": run("resumed", 1, 2 * HALF, folder / "two")}
 
 
 @pytest.mark.slow
