@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from agent import evaluate, report, story
+from agent import evaluate, report, story, train
 from agent.runs import Run, RunError
 from agent.scenario import ScenarioError
 from etl.program import run, say
@@ -19,6 +19,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         return evaluate.main(argv[1:])
     if argv[:1] == ["simulate"]:
         return evaluate.simulate(argv[1:])
+    if argv[:1] == ["train"]:
+        return train.main(argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n  python -m agent report runs/first\n  python -m agent explain runs/first\n\n"
@@ -30,7 +32,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("run", metavar="RUN", help="the run folder (it holds config.json)")
     for name, text in (("evaluate", "judge policies in the simulator: the whole table (see `evaluate --help`)"),
-                       ("simulate", "one policy through one scenario, told as it goes (see `simulate --help`)")):
+                       ("simulate", "one policy through one scenario, told as it goes (see `simulate --help`)"),
+                       ("train", "teach the learned policy in simulated pipelines (see `train --help`)")):
         commands.add_parser(name, help=text, add_help=False)
     options = parser.parse_args(argv)
     return {"report": _report, "explain": _explain}[options.command](options.run)

@@ -166,7 +166,7 @@ def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str,
             "families": {f: {"median": _round(np.median(v)), "p5": _round(np.percentile(v, 5))}
                          for f in ("scenario", "stationary", "changing")
                          if (v := [r.score for r in own if r.family == f])},
-            "bare_median": _round(np.median(bare)) if bare else float("nan"),
+            "bare_median": _round(np.median(bare)),
             "bare_kills": sum(r.bare_killed for r in own)}
     return found
 

@@ -152,8 +152,7 @@ def test_bayes_proposes_within_the_limits_and_the_same_for_the_same_history():
 
 def test_bayes_keeps_the_best_of_what_it_tried():
     limits, policy = Limits(workers={"s0": (1, 16)}), make("bayes")
-    tried = tuple((Knobs(workers={"s0": n}), float(rate)) for n, rate in zip(range(1, 16), [*range(9, 0, -1)] + [5e9] * 6,
-                                                                             strict=True))
+    tried = tuple((Knobs(workers={"s0": n}), 5e9 if n >= 10 else 10.0 - n) for n in range(1, 16))
     pipeline = scenario(0.05)
     simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
     state = replace(policy.initial(limits, pipeline.first_knobs), most=16, history=(*tried, *tried[:4]))
@@ -186,7 +185,7 @@ def test_the_integer_programme_is_that_of_an_enumeration():
     for cores, memory in ((100.0, 1e9), (100.0, 7.0), (4.0, 1e9), (100.0, 4.5)):
         found = allocate(rungs, capacity, sum(costs), cores=cores, bytes_each=[1, 1, 1], memory=memory)
         assert found is not None
-        best = max(min(min(n / c for n, c in zip(w, costs, strict=True)), cores / sum(costs))
+        best = max(min(cores / sum(costs), *(n / c for n, c in zip(w, costs, strict=True)))
                    for w in itertools.product(*rungs) if sum(w) <= memory)
         assert found[0] == pytest.approx(best, rel=1e-3)
         assert sum(found[1]) <= memory

@@ -23,7 +23,8 @@ def stages(*costs: float, **others: object) -> tuple[Stage, ...]:
 
 def simulator(parts: tuple[Stage, ...], workers: list[int], *, machine: Machine | None = None,
               consumer: Consumer | None = None, kind: type = Simulator, governor: bool = True, seed: int = 0):
-    truth = Truth(machine or Machine(cores=64, timer_noise=0, switch_cost=0), parts, consumer or Consumer(batch_rows=ROWS))
+    machine = machine or Machine(cores=64, timer_noise=0, switch_cost=0)
+    truth = Truth(machine, parts, consumer or Consumer(batch_rows=ROWS))
     limits = Limits(workers={s.name: (1, 64) for s in parts}, backends={s.name: s.backends for s in parts})
     knobs = Knobs(workers={s.name: n for s, n in zip(parts, workers, strict=True)})
     return kind(lambda _: truth, limits, knobs, governor=governor, seed=seed)
@@ -154,7 +155,8 @@ def test_freed_memory_goes_back_slowly():
 @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
 def test_what_snapshots_say_adds_up(kind):
     """Workers are busy, starved or blocked all the time; the consumer waits or computes; counters never fall."""
-    pipeline = simulator(stages(0.01, 0.03, 0.02), [2, 2, 2], kind=kind, consumer=Consumer(batch_rows=ROWS, step_s=0.02))
+    trainer = Consumer(batch_rows=ROWS, step_s=0.02)
+    pipeline = simulator(stages(0.01, 0.03, 0.02), [2, 2, 2], kind=kind, consumer=trainer)
     before = pipeline.snapshot()
     for _ in range(10):
         pipeline.advance(1.0)
@@ -212,8 +214,9 @@ def test_the_fluid_ranks_settings_as_the_events_do():
     agree = disagree = 0
     errors = []
     for _ in range(4):
-        parts = tuple(Stage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS, cpu=draw.choice([1, 0.3]),
-                            kappa=draw.choice([0, 0.02]), tail=draw.choice([0, 0.5])) for i in range(draw.randint(2, 4)))
+        parts = tuple(Stage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS,
+                            cpu=draw.choice([1, 0.3]), kappa=draw.choice([0, 0.02]), tail=draw.choice([0, 0.5]))
+                      for i in range(draw.randint(2, 4)))
         machine = Machine(cores=draw.choice([2, 4, 8]))
         pairs = []
         for _ in range(4):
@@ -235,8 +238,9 @@ def test_the_fluid_ranks_settings_as_the_events_do():
 def test_the_optimum_is_that_of_an_exhaustive_search():
     draw = random.Random(9)
     for _ in range(6):
-        parts = tuple(Stage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS, cpu=draw.choice([1, 0.3]),
-                            kappa=draw.choice([0, 0.05]), cliff_workers=draw.choice([0, 3]), cliff_factor=2.0)
+        parts = tuple(Stage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS,
+                            cpu=draw.choice([1, 0.3]), kappa=draw.choice([0, 0.05]),
+                            cliff_workers=draw.choice([0, 3]), cliff_factor=2.0)
                       for i in range(3))
         truth = Truth(Machine(cores=4, switch_cost=0.1), parts, Consumer(batch_rows=ROWS))
         limits = Limits(workers={s.name: (1, 6) for s in parts})

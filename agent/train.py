@@ -1,0 +1,199 @@
+"""`python -m agent train`: teaches `intune` in simulated pipelines of the training family, by deep Q-learning.
+
+Each episode is a random pipeline from a random start; the reward is the published one, with the throughput in units of
+the best that the pipeline can do. The held-out pipelines of the evaluation are from another generator and never shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent.generator import training
+from agent.mechanisms import steady
+from agent.optimum import best_knobs
+from agent.policies.intune import HIDDEN, INPUTS, STAGES, STEPS, WEIGHTS, move, observe, reward
+from agent.rates import rates
+from agent.simulator import Simulator
+from etl.program import UsageError, say
+from etl.program import run as program
+
+_EPISODE = 60
+_DISCOUNT = 0.8
+_BATCH, _EVERY, _MEMORY = 256, 4, 40_000
+_LEARNING_RATE = 5e-4
+_TARGET_RATE = 0.01
+
+
+@dataclass(slots=True)
+class Replay:
+    """What was lived through, the oldest forgotten first."""
+
+    inputs: np.ndarray
+    steps: np.ndarray
+    rewards: np.ndarray
+    after: np.ndarray
+    present: np.ndarray
+    count: int = 0
+
+    @classmethod
+    def empty(cls, size: int) -> Replay:
+        return cls(np.zeros((size, INPUTS), np.float32), np.zeros((size, STAGES), np.int64),
+                   np.zeros(size, np.float32), np.zeros((size, INPUTS), np.float32),
+                   np.zeros((size, STAGES), np.float32))
+
+    def add(self, inputs: np.ndarray, steps: np.ndarray, value: float, after: np.ndarray, stages: int) -> None:
+        i = self.count % len(self.rewards)
+        self.inputs[i], self.steps[i], self.rewards[i], self.after[i] = inputs, steps, value, after
+        self.present[i] = np.arange(STAGES) < stages
+        self.count += 1
+
+    def sample(self, random: np.random.Generator) -> Iterator[np.ndarray]:
+        """Some of it, with the stages' places shuffled: which stage comes first means nothing."""
+        rows = random.integers(min(self.count, len(self.rewards)), size=(_BATCH, 1))
+        places = random.permuted(np.tile(np.arange(STAGES), (_BATCH, 1)), axis=1)
+        wide = np.concatenate([places, np.tile(np.arange(STAGES, INPUTS), (_BATCH, 1))], axis=1)
+        return iter((self.inputs[rows, wide], self.steps[rows, places], self.rewards[rows[:, 0]],
+                     self.after[rows, wide], self.present[rows, places]))
+
+
+def learn(decisions: int, seed: int, *, model_latency: bool = True) -> tuple[Any, float]:
+    """The trained network and its mean reward over the last fifth of the decisions. One seed, one result."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a network is slower on several, and the sums differ
+    try:
+        return _learn(decisions, seed, model_latency)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _learn(decisions: int, seed: int, model_latency: bool) -> tuple[Any, float]:
+    import torch
+
+    torch.manual_seed(seed)
+    random = np.random.default_rng((3, seed))
+    sizes = [INPUTS, HIDDEN, HIDDEN, HIDDEN]
+    layers: list[torch.nn.Module] = []
+    for a, b in itertools.pairwise(sizes):
+        layers += [torch.nn.Linear(a, b), torch.nn.ReLU()]
+    network = torch.nn.Sequential(*layers, torch.nn.Linear(HIDDEN, STAGES * len(STEPS)))
+    target = torch.nn.Sequential(*[torch.nn.Linear(m.in_features, m.out_features) if isinstance(m, torch.nn.Linear)
+                                   else torch.nn.ReLU() for m in network])
+    target.load_state_dict(network.state_dict())
+    optimiser = _Adam(list(network.parameters()))
+    replay, rewards = Replay.empty(_MEMORY), []
+    pipeline = _Episode(random, model_latency)
+    for decision in range(decisions):
+        chance = max(0.05, 1 - decision / (0.5 * decisions))
+        with torch.no_grad():
+            values = network(torch.from_numpy(pipeline.inputs)).reshape(STAGES, len(STEPS)).numpy()
+        steps = values.argmax(axis=1)
+        explore = random.random(STAGES) < chance
+        steps[explore] = random.integers(len(STEPS), size=int(explore.sum()))
+        before = pipeline.inputs
+        value = pipeline.step([STEPS[i] for i in steps])
+        replay.add(before, steps, value, pipeline.inputs, pipeline.stages)
+        rewards.append(value)
+        if pipeline.age >= _EPISODE:
+            pipeline = _Episode(random, model_latency)
+        if decision >= _BATCH and decision % _EVERY == 0:
+            inputs, taken, gained, after, present = (torch.from_numpy(a) for a in replay.sample(random))
+            share = present / present.sum(1, keepdim=True)
+            with torch.no_grad():
+                ahead = target(after).reshape(-1, STAGES, len(STEPS)).amax(2)
+                goal = gained + _DISCOUNT * (ahead * share).sum(1)
+            chosen = network(inputs).reshape(-1, STAGES, len(STEPS)).gather(2, taken[:, :, None])[:, :, 0]
+            loss = (share * (chosen - goal[:, None]) ** 2).sum(1).mean()
+            with torch.no_grad():
+                optimiser.step(torch.autograd.grad(loss, optimiser.weights))
+                for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
+                    slow.lerp_(fast, _TARGET_RATE)
+    return network, float(np.mean(rewards[-max(1, len(rewards) // 5):]))
+
+
+class _Adam:
+    """Adam's update, written out: torch's own brings its compiler along."""
+
+    def __init__(self, weights: list[Any]) -> None:
+        self.weights, self._count = weights, 0
+        self._mean, self._square = ([w.detach() * 0 for w in weights] for _ in range(2))
+
+    def step(self, gradients: Iterable[Any]) -> None:
+        self._count += 1
+        for weight, gradient, mean, square in zip(self.weights, gradients, self._mean, self._square, strict=True):
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient * gradient, 0.001)
+            rate = _LEARNING_RATE * (1 - 0.999 ** self._count) ** 0.5 / (1 - 0.9 ** self._count)
+            weight.sub_(rate * mean / (square.sqrt() + 1e-8))
+
+
+class _Episode:
+    """A random pipeline from a random start, one decision a second."""
+
+    def __init__(self, random: np.random.Generator, model_latency: bool) -> None:
+        scenario = training(int(random.integers(100_000)))
+        truth, self.limits = scenario.truth_at(0.0), scenario.limits
+        best = best_knobs(truth, self.limits)
+        names = list(self.limits.workers)
+        self._unit = steady(truth, [best.workers[n] for n in names],
+                            [best.backend.get(n, "thread") for n in names]).rates[-1]
+        share = float(random.random()) ** 2
+        cores = scenario.machine.cores
+        knobs = self.limits.clamp(scenario.first_knobs.with_workers(
+            **{n: max(1, int(share * cores / len(names) * random.uniform(0, 2))) for n in names}))
+        self._simulator = Simulator(scenario.truth_at, self.limits, knobs, seed=int(random.integers(2**31)))
+        self._model_latency, self.stages, self.age = model_latency, len(names), 0
+        self._simulator.advance(1.0)
+        self._last = self._simulator.snapshot()
+        self.inputs = np.zeros(INPUTS, np.float32)
+        self.step([0] * len(names))
+
+    def step(self, steps: list[int]) -> float:
+        simulator = self._simulator
+        simulator.apply(move(simulator.knobs, self.limits, steps, self._last.cpu_quota))
+        simulator.advance(1.0)
+        now = simulator.snapshot()
+        seen = rates(self._last, now)
+        assert seen is not None
+        self._last, self.age = now, self.age + 1
+        self.inputs = observe(seen, now, model_latency=self._model_latency)
+        return reward(seen.rows_per_s / self._unit, seen.memory_used, seen.memory_limit)
+
+
+def save(network: Any, path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    linear = [m for m in network if hasattr(m, "weight")]
+    save_file({f"{kind}{i}": getattr(m, kind).detach().numpy() for i, m in enumerate(linear)
+               for kind in ("weight", "bias")}, path)
+
+
+def main(argv: Iterable[str]) -> Mapping[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m agent train", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--decisions", type=int, default=80_000, help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=WEIGHTS, help="weights file (default: the one in use)")
+    parser.add_argument("--without-model-latency", action="store_true", help="hide that input: the ablation")
+    options = parser.parse_args(list(argv))
+    if options.decisions < 1:
+        raise UsageError("--decisions is at least 1")
+    began = time.monotonic()
+    network, mean = learn(options.decisions, options.seed, model_latency=not options.without_model_latency)
+    save(network, options.out)
+    say(f"{options.out}: mean reward {mean:.3f} over the last fifth of {options.decisions} decisions")
+    return {"policy": "intune", "decisions": options.decisions, "seed": options.seed, "mean_reward": round(mean, 4),
+            "seconds": round(time.monotonic() - began, 1), "weights": str(options.out)}
+
+
+if __name__ == "__main__":
+    program(main)

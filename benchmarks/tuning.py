@@ -1,0 +1,144 @@
+"""Tuning in the simulator: the published settings and sweeps, and how fast the simulator decides.
+
+    python benchmarks/tuning.py                 every table, about three minutes on 2 cores
+    python benchmarks/tuning.py --only speed
+
+The scenario tables come from `python -m agent evaluate`. All figures are simulated, and each says how many seeds it is
+the median of. The two settings are those of the publications (32 cores): `custom`, dozens of sparse columns and 5
+dense, batches of 10 000; `criteo`, 26 sparse and 13 dense, batches of 24 000. Costs a row and column are assumptions,
+as the publications give none; the sweeps show what the ratios owe to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from agent.generator import held_out
+from agent.mechanisms import Consumer, Machine, Stage
+from agent.policies import make
+from agent.policies.intune import InTune
+from agent.scenario import Change, Scenario
+from agent.simulator import Simulator
+from agent.trial import reference, run, score
+from etl.program import UsageError, say
+from etl.program import run as program
+
+_COLUMN_S = {"load": 120e-9, "shuffle": 25e-9, "batch": 30e-9, "udf": 400e-9, "prefetch": 20e-9}
+_BATCH = {"custom": 10_000, "criteo": 24_000}
+_COLUMNS = {"custom": (40, 5), "criteo": (26, 13)}
+_POLICIES = ("fixed", "even", "cores", "autotune", "autotune-adaptive", "plumber-adaptive", "ds2", "intune", "planner")
+_PUBLISHED = "published: InTune 2.05–2.29 × autotune, 1.10–1.20 × an even split, 1.20 × after a rescale"
+
+
+def published(setting: str, *, udf: float = 1.0, batch: int = 0, rescale: bool = False) -> Scenario:
+    """Load, batch, shuffle, user function, prefetch on 32 cores, from one worker each, five minutes."""
+    sparse, dense = _COLUMNS[setting]
+    rows = batch or _BATCH[setting]
+    width = 4.0 * (sparse + dense)
+    stages = tuple(
+        Stage(name=name, rows_per_item=rows, bytes_per_row=width, item_bytes=2 * rows * width,
+              cost_s=rows * (sparse + dense) * cost * (udf if name == "udf" else 1.0),
+              cpu=0.5 if name == "load" else 1.0, memory_bound=0.5 if name == "shuffle" else 0.0,
+              kappa=2e-4 if name == "udf" else 0.0)
+        for name, cost in _COLUMN_S.items())
+    changes = (Change(at=100, key="machine.cores", value=8), Change(at=200, key="machine.cores", value=32))
+    return Scenario(name=f"{setting} udf×{udf:g} batch {rows}", seconds=300, stages=stages,
+                    machine=Machine(cores=32, switch_cost=0.1, memory_limit=32 * 2**30),
+                    consumer=Consumer(batch_rows=rows), changes=changes if rescale else ())
+
+
+def compare(scenario: Scenario, seeds: int) -> dict[str, float]:
+    """Median score of each policy."""
+    best = [reference(scenario, seed=s) for s in range(seeds)]
+    return {name: statistics.median(score(run(scenario, make(name), seed=s), best[s]) for s in range(seeds))
+            for name in _POLICIES}
+
+
+def settings_table(seeds: int) -> dict[str, Any]:
+    found = {}
+    ratios_of = "planner ÷ autotune | ÷ even | ÷ autotune-adaptive | intune ÷ autotune"
+    head = f"| setting | {' | '.join(_POLICIES)} | {ratios_of} |"
+    say(f"\n{_PUBLISHED}\n{head}\n|" + "---|" * (len(_POLICIES) + 5))
+    for setting in _BATCH:
+        for rescale in (False, True):
+            scores = compare(published(setting, rescale=rescale), seeds)
+            name = setting + (", 32 → 8 → 32 cores" if rescale else "")
+            ratios = [scores["planner"] / scores[p] for p in ("autotune", "even", "autotune-adaptive")]
+            say(f"| {name} | " + " | ".join(f"{scores[p]:.3f}" for p in _POLICIES) + " | "
+                + " | ".join(f"{r:.2f}" for r in [*ratios, scores["intune"] / scores["autotune"]]) + " |")
+            found[name] = scores
+    return found
+
+
+def sweep_table(seeds: int) -> dict[str, Any]:
+    found = {}
+    shown = ("even", "autotune", "plumber-adaptive", "ds2", "intune", "planner")
+    say("\n| criteo | " + " | ".join(shown) + " | planner ÷ autotune | planner ÷ even |\n|" + "---|" * (len(shown) + 3))
+    points = [{"udf": u} for u in (0.25, 0.5, 1.0, 2.0, 4.0)] + [{"batch": b} for b in (1024, 4096, 8192, 32_768)]
+    for point in points:
+        scores = compare(published("criteo", **point), seeds)  # type: ignore[arg-type]
+        name = ", ".join(f"{k} {v:g}" for k, v in point.items())
+        say(f"| {name} | " + " | ".join(f"{scores[p]:.3f}" for p in shown)
+            + f" | {scores['planner'] / scores['autotune']:.2f} | {scores['planner'] / scores['even']:.2f} |")
+        found[name] = scores
+    return found
+
+
+def ablation_table(seeds: int) -> dict[str, Any]:
+    """The reconstruction with and without its model-latency input, on held-out pipelines."""
+    scores: dict[str, list[float]] = {"intune": [], "intune without model latency": []}
+    for i in range(5 * seeds):
+        scenario = held_out(i, changing=False)
+        best = reference(scenario, seed=i)
+        for name, sees in zip(scores, (True, False), strict=True):
+            scores[name].append(score(run(scenario, InTune(model_latency=sees), seed=i), best))
+    found = {name: statistics.median(values) for name, values in scores.items()}
+    say("\n| held out, stationary | median score |\n|---|---|")
+    for name, value in found.items():
+        say(f"| {name} | {value:.3f} |")
+    return found
+
+
+def speed_table(_: int) -> dict[str, Any]:
+    """Decisions a second of the fluid mode on one core: an interval simulated, and its snapshot taken."""
+    found = {}
+    say("\n| stages | decisions/s (processor time) |\n|---|---|")
+    for count in (2, 4, 6, 9):
+        scenario = Scenario(name="speed", stages=tuple(Stage(name=f"s{i}", cost_s=0.01 + 0.003 * i)
+                                                       for i in range(count)))
+        simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
+        began = time.process_time()
+        for i in range(1000):
+            if i % 10 == 0:
+                simulator.apply(simulator.knobs.with_workers(s0=1 + i // 10 % 8))
+            simulator.advance(1.0)
+            simulator.snapshot()
+        found[str(count)] = round(1000 / (time.process_time() - began))
+        say(f"| {count} | {found[str(count)]} |")
+    return found
+
+
+TABLES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "settings": settings_table, "sweeps": sweep_table, "ablation": ablation_table, "speed": speed_table}
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(TABLES), action="append", help="this table (default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="(default: %(default)s)")
+    options = parser.parse_args(argv)
+    if options.seeds < 1:
+        raise UsageError("--seeds is at least 1")
+    return {name: TABLES[name](options.seeds) for name in options.only or TABLES}
+
+
+if __name__ == "__main__":
+    program(main)

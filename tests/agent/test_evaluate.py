@@ -1,0 +1,97 @@
+"""`python -m agent evaluate` and `simulate`, and what `intune` is made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent import evaluate
+from agent.evaluate import Row, missed, summary, table, tasks
+from agent.scenario import ScenarioError
+from agent.scenario_json import shipped
+from etl.program import UsageError
+from ingest.knobs import KnobError
+
+SMALL = {"name": "small", "seconds": 12, "machine": {"cores": 4}, "consumer": {"batch_rows": 1024},
+         "stages": [{"name": "read", "cost_s": 0.01}, {"name": "transform", "cost_s": 0.04}],
+         "passes": [{"metric": "end_score", "at_least": 0.9}]}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(SMALL))
+    return path
+
+
+def row(policy: str, scenario: str = "a", score: float = 1.0, **values: object) -> Row:
+    given = {"family": "scenario", "seed": 0, "end": score, "killed": False, "failed": (), "bare_score": 0.5,
+             "bare_killed": False} | values
+    return Row(scenario=scenario, policy=policy, score=score, **given)  # type: ignore[arg-type]
+
+
+def test_the_summary_is_over_all_runs_and_counts_kills_and_passes():
+    rows = [row("x", score=s, seed=i) for i, s in enumerate([0.5, 0.7, 0.9])]
+    rows += [row("x", "b", 0.1, killed=True, failed=("kills ≤ 0: 1",), bare_score=0.0, bare_killed=True)]
+    found = summary(rows, ["x"])["x"]
+    assert found["median"] == pytest.approx(0.6)
+    assert found["kills"] == found["bare_kills"] == 1
+    assert (found["passes"], found["of"]) == (1, 2)
+    assert missed(rows, ["x"]) == ["x: b: kills ≤ 0: 1"]
+
+
+def test_the_best_of_a_scenario_is_bold_on_a_terminal_and_the_oracle_does_not_count():
+    rows = [row("x", score=0.9), row("y", score=0.8), row("oracle", score=1.0)]
+    drawn = table(rows, ["x", "y", "oracle"], bold=True)
+    assert "\033[1m0.900" in drawn
+    assert "\033[1m0.800" not in drawn
+    assert "\033[" not in table(rows, ["x", "y", "oracle"], bold=False)
+
+
+def test_two_processes_measure_what_one_measures(small, repo):
+    """As programs, since the pool's helper process lives as long as its parent."""
+    found = []
+    for processes in ("1", "2"):
+        done = subprocess.run([sys.executable, "-m", "agent", "evaluate", "--policy", "cores", "--policy", "oracle",
+                               "--scenario", str(small), "--seeds", "2", "--processes", processes],
+                              cwd=repo, capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert found[0] == found[1]
+    assert found[0]["policies"]["cores"]["median"] > 0
+
+
+def test_held_out_pipelines_come_in_both_families():
+    todo = tasks(["fixed"], shipped()[:1], seeds=3, pipelines=4)
+    assert len(todo) == 3 + 8
+    assert {t.scenario.family for t in todo} == {"scenario", "stationary", "changing"}
+
+
+def test_the_program_ends_with_one_line_of_json(small, repo):
+    done = subprocess.run([sys.executable, "-m", "agent", "evaluate", "--policy", "cores", "--policy", "fixed",
+                           "--scenario", str(small), "--seeds", "1", "--processes", "1", "--missed"],
+                          cwd=repo, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["policies"]["cores"]["median"] > found["policies"]["fixed"]["median"] > 0
+    assert set(found["policies"]["cores"]) >= {"median", "p5"}
+    assert "small" in done.stderr
+    assert "fixed: small: end_score" in done.stderr
+
+
+def test_simulate_tells_each_change(small, capsys):
+    found = evaluate.simulate(["--policy", "cores", "--scenario", str(small)])
+    assert found["changes"] == 1
+    assert found["knobs"]["workers"] == {"read": 4, "transform": 4}
+    assert "one a core" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argv", "error"), [
+    (["--policy", "plannner"], KnobError), (["--scenario", "/nowhere/x.json"], ScenarioError),
+    (["--seeds", "0"], UsageError), (["--processes", "0"], UsageError),
+])
+def test_wrong_usage_is_refused(argv, error):
+    with pytest.raises(error):
+        evaluate.main(argv)
