@@ -124,7 +124,7 @@ def test_a_small_memory_limit_is_told(tmp_path):
     assert "512 MiB" in findings["memory limit"].value
 
 
-def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(capsys, monkeypatch, tmp_path):
+def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(capsys, monkeypatch, tmp_path, request):
     """A worker that outlives its parent, because the user's function made it deaf to the signal that ends it."""
     monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
     os.mkfifo(tmp_path / "held")
@@ -137,6 +137,7 @@ def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(capsys, monkey
     with WorkerProcess("builtins:dict") as alive:
         alive.start()
         parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+        request.addfinalizer(parent.kill)
         orphan = int(os.read(held, 100))
         watched = os.pidfd_open(orphan)
         assert orphan not in checkup._orphans(), "its parent lives"
