@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from agent.allocation import Request, allocate
+from agent.allocation import Allocation, Request, allocate
 from agent.pressure import CONTENDED, Pressure
 from agent.rates import Rates
 from agent.service import Service
 from ingest.knobs import Knobs, Limits
 
-HEADROOM = 1.1  # capacity over what is needed, for the unevenness that averages hide
+HEADROOM = 1.05  # capacity over what is needed, for the unevenness that averages hide
 MEMORY_TARGET = 0.85  # of the limit: what a choice may fill
 _IN_HAND = 1.5  # times an item's bytes that a worker holds: what it makes, and part of what it makes it from
 _READ_AHEAD = 1.0  # items a reader may have finished and waiting
@@ -20,6 +20,7 @@ _PREFETCH = 4.0  # batches that may wait for the trainer
 _SHARE = 0.25  # of the memory limit: the most that one buffer asks for
 _PROCESS_BYTES = 50 * 2**20  # a worker process with numpy and pyarrow
 _MIB = 2**20
+_HALVINGS = 6  # of the range in which the best rate is looked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,11 @@ class Outlook:
     limits: Limits
     services: Mapping[str, Service]
     """The stages that have reported. The others keep their workers, as nothing is known of them."""
-    cores_rate: float
-    """Rows a second for which the cores would do."""
+    cores: float
+    """Cores for everything, and `stage_cores` for the stages, as others want some too."""
+    stage_cores: float
+    other_cpu_s: float
+    """Processor seconds a row that no stage accounts for: the trainer's, on the same cores."""
     demand: float
     """Rows a second that the trainer would take if it never waited."""
     base_bytes: float
@@ -43,14 +47,11 @@ class Outlook:
     @classmethod
     def of(cls, seen: Rates, knobs: Knobs, limits: Limits, services: Mapping[str, Service], *,
            other_cpu_s: float, demand: float) -> Outlook:
-        """`other_cpu_s`: processor seconds a row that no stage accounts for (the trainer's, on the same cores)."""
         known = {name: service for name, service in services.items() if service.points}
         pressure = Pressure.of(seen)
-        stages_cpu_s = sum(s.cpu_s(knobs.workers[n]) for n, s in known.items())
-        bounds = [cores / cpu_s for cores, cpu_s in ((seen.cpu_quota, other_cpu_s + stages_cpu_s),
-                                                     (pressure.cores, stages_cpu_s)) if cores > 0 and cpu_s > 0]
         empty = cls(knobs=knobs, limits=limits, services=known, demand=demand, base_bytes=0.0,
-                    memory_limit=seen.memory_limit, slow=pressure.slow, cores_rate=min(bounds, default=math.inf))
+                    memory_limit=seen.memory_limit, slow=pressure.slow, cores=seen.cpu_quota,
+                    stage_cores=pressure.cores, other_cpu_s=other_cpu_s)
         in_hand = sum(min(seen.stages[n].busy, knobs.workers[n]) * empty._worker_bytes(n)
                       for n in known if n in seen.stages)
         queued = sum(stage.queue_bytes for stage in seen.stages.values())
@@ -65,13 +66,20 @@ class Outlook:
     def contended(self) -> bool:
         return self.slow >= CONTENDED
 
+    def cores_rate(self, workers: Mapping[str, int]) -> float:
+        """Rows a second for which the cores would do."""
+        stages = sum(s.cpu_s(workers[n]) for n, s in self.services.items())
+        return min((cores / cpu_s for cores, cpu_s in ((self.cores, self.other_cpu_s + stages),
+                                                       (self.stage_cores, stages)) if cores > 0 and cpu_s > 0),
+                   default=math.inf)
+
     def rate(self, workers: Mapping[str, int]) -> float:
         """Rows a second that this many workers are expected to bring."""
-        return min([self.cores_rate, self.demand, *(self.capacity(n, workers[n]) for n in self.services)])
+        return min([self.cores_rate(workers), self.demand, *(self.capacity(n, workers[n]) for n in self.services)])
 
     def bottleneck(self) -> str:
         """What bounds the rate now: a stage, `cores`, or `consumer`."""
-        bounds = {"consumer": self.demand, "cores": self.cores_rate,
+        bounds = {"consumer": self.demand, "cores": self.cores_rate(self.knobs.workers),
                   **{n: self.capacity(n, self.knobs.workers[n]) for n in self.services}}
         return min(bounds, key=lambda name: bounds[name])
 
@@ -99,8 +107,8 @@ class Outlook:
             requests.append(Request(name=name, least=least, most=most, capacity=self._with_headroom(name, most),
                                     worker_bytes=self._worker_bytes(name) + ahead))
         room = MEMORY_TARGET * self.memory_limit - self.base_bytes
-        found = allocate(requests, enough=min(self.cores_rate, self.demand),
-                         memory=room - self._buffers(self.knobs.workers)["prefetch_bytes"])
+        room -= self._buffers(self.knobs.workers)["prefetch_bytes"]
+        found = self._allocate(requests, room)
         if not fewest and any(request.least > ranges[request.name][0] for request in requests) \
                 and found.rows_per_s < self.rate(self.knobs.workers):
             return self.best(ranges, fewest=True, tight=tight)  # keeping what is there leaves no room for better
@@ -127,6 +135,29 @@ class Outlook:
         """At the most workers there may be nothing is kept back: there is no more to have."""
         return lambda n: self.capacity(name, n) / (HEADROOM if n < most else 1.0)
 
+    def _allocate(self, requests: list[Request], room: float) -> Allocation:
+        """Cores do for fewer rows where more workers make a row dearer, so a little less than all may be more."""
+        fewest = {**self.knobs.workers, **{r.name: r.least for r in requests}}
+        enough = min(self.demand, max(self.cores_rate(self.knobs.workers), self.cores_rate(fewest)))
+        found, low, high, share = [], 0.0, 1.0, 1.0
+        for _ in range(_HALVINGS):
+            one = allocate(requests, enough=share * enough, memory=room)
+            cores_rate = self.cores_rate({**self.knobs.workers, **one.workers})
+            found.append(replace(one, rows_per_s=min(one.rows_per_s, cores_rate)))
+            if cores_rate >= one.rows_per_s:  # it is not the cores that hold it back
+                low = share
+            else:
+                high = share
+            if low >= high:
+                break
+            share = (low + high) / 2 if low else max(share * 0.75, cores_rate / enough)
+        return max(found, key=lambda f: f.rows_per_s)
+
+    @property
+    def alone(self) -> Outlook:
+        """As if the cores that the stages get now stayed theirs, however few threads ask for them."""
+        return replace(self, slow=1.0)
+
     @property
     def _first(self) -> str:
         return next(iter(self.limits.workers))
@@ -148,4 +179,3 @@ class Outlook:
             low, high = getattr(self.limits, name)
             sizes[name] = min(max(_MIB * math.ceil(min(need, _SHARE * self.memory_limit) / _MIB), low), high)
         return sizes
-

@@ -134,8 +134,11 @@ class Service:
         return min(1.0, self.points[before].busy_s / self.points[last].busy_s) if last else 1.0
 
     def cpu_s(self, workers: int) -> float:
-        """Processor seconds a row; 0 if unknown."""
-        return self._nearest(workers).cpu_s if self.points else 0.0
+        """Processor seconds a row among `workers`: on the line between settings seen, as at the nearest beyond them."""
+        low = max((n for n in self.points if n <= workers), default=min(self.points))
+        high = min((n for n in self.points if n >= workers), default=low)
+        share = (workers - low) / (high - low) if high > low else 0.0
+        return (1 - share) * self.points[low].cpu_s + share * self.points[high].cpu_s
 
     def busy_s(self, workers: int) -> float:
         """Useful seconds a row that a worker is expected to need among `workers`.

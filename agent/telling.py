@@ -39,7 +39,7 @@ def moves(before: Knobs, after: Knobs) -> str:
 def details(look: Outlook, since: Rates, knobs: Knobs, rate: float) -> dict[str, Any]:
     """The numbers behind a decision, stage models among them."""
     return {"stall": since.stall, "now_rows_per_s": _finite(look.rate(look.knobs.workers)),
-            "best_rows_per_s": _finite(rate), "cores_rows_per_s": _finite(look.cores_rate),
+            "best_rows_per_s": _finite(rate), "cores_rows_per_s": _finite(look.cores_rate(look.knobs.workers)),
             "demand_rows_per_s": _finite(look.demand), "memory_bytes": look.memory(knobs),
             "memory_limit": look.memory_limit, "core_slowdown": look.slow,
             "stages": {name: service.describe(look.knobs.workers[name]) for name, service in look.services.items()}}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.attempt import PATIENCE, SETTLE, SMOOTH, Attempt
 from agent.outlook import Outlook
+from agent.pressure import CONTENDED, Pressure
 from agent.rates import Rates, rates
 from agent.service import Service
 from agent.telling import details, moves, why
@@ -59,6 +60,8 @@ class State:
     """Stage → (least, most, until): what a failed change taught, until that tick."""
     tried: frozenset[tuple[str, int | str]] = frozenset()
     """Stages at a number of workers, or on a back end, that were tried."""
+    held_slow: float = 1.0
+    """How slow the cores were for us when it failed: once they are much freer, it counts no more."""
     quiet_until: int = 0
     failures: int = 0
     spare: int = 0
@@ -98,7 +101,7 @@ class Planner:
             return state.knobs, state, Reason(text="waiting for rows to arrive")
         if state.trial is not None:
             return _judge(state, state.trial, since)
-        if len(state.window) <= SETTLE:
+        if len(state.window) < SETTLE:
             return state.knobs, state, Reason(text="looking at how the present knobs do")
         # Full buffers hide for a moment that the input has become slower: what came last is nearer the truth.
         return _plan(state, seen, replace(since, rows_per_s=min(since.rows_per_s, seen.rows_per_s or math.inf)))
@@ -134,7 +137,8 @@ def _undo(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Rea
     if trial.kind in ("probe", "switch"):  # that it may fail is why it was one; what it saw is in the curve now
         undone = state
     else:
-        undone = replace(state, held=_held(state, trial.before), failures=state.failures + 1, spare=0,
+        undone = replace(state, held=_held(state, trial.before), held_slow=Pressure.of(since).slow,
+                         failures=state.failures + 1, spare=0,
                          quiet_until=state.tick + 4 * 2 ** min(state.failures, 8),
                          spare_needed=state.spare_needed * (4 if trial.kind == "release" else 1))
     return _change(undone, trial.before, None, since, Reason(
@@ -159,6 +163,8 @@ def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason
                       demand=max(state.demands, default=math.inf))
     if not look.services:
         return state.knobs, state, Reason(text="no stage has reported work yet")
+    if state.held and look.slow * CONTENDED < state.held_slow:
+        state = replace(state, held={})
     now, bottleneck = look.rate(state.knobs.workers), look.bottleneck()
     ranges = {name: _range(state, name, look.contended) for name in look.services}
     tight = seen.memory_used > MEMORY_ALARM * look.memory_limit or look.memory(state.knobs) > look.memory_limit
@@ -247,7 +253,7 @@ def _probe(state: State, look: Outlook, since: Rates) -> tuple[str, int, float] 
     # Fewer than ever seen: worth one look where workers may be in each other's way.
     if at == 0 and best > 1 and (service.waiting(best) > 0.5 or best > since.cpu_quota):
         hopes[best // 2] = WORTH**2 * service.capacity(best)
-    others = min([look.cores_rate, look.demand, *(look.capacity(n, state.knobs.workers[n])
+    others = min([look.cores_rate(state.knobs.workers), look.demand, *(look.capacity(n, state.knobs.workers[n])
                                                   for n in look.services if n != name)])
     least, most = _range(state, name, look.contended)
     worth = {n: min(hope, others) for n, hope in hopes.items() if least <= n <= max(current, most)
@@ -263,10 +269,12 @@ def _release(state: State, look: Outlook, since: Rates, ranges: Mapping[str, tup
              calm: Reason) -> tuple[Knobs, State, Reason]:
     """Trainer or cores are the bottleneck: workers beyond what those need go back, once that has lasted."""
     now = state.knobs
-    lean, _ = look.best(ranges, fewest=True)
+    alone = look.alone if calm.bottleneck == "cores" else look  # perhaps our own threads are what slows us
+    lean, _ = alone.best(ranges, fewest=True)
     knobs = replace(now, workers={n: min(count, lean.workers[n]) for n, count in now.workers.items()})
     spare = now.total_workers - knobs.total_workers
-    if spare < max(1.0, 0.15 * now.total_workers) or look.rate(knobs.workers) < 0.999 * look.rate(now.workers):
+    gain = alone.rate(knobs.workers) / alone.rate(now.workers)
+    if spare < 1 or gain < 0.999 or (spare < 0.15 * now.total_workers and gain < 1.03):
         return now, replace(state, spare=0), calm
     if state.spare + 1 < state.spare_needed:
         return now, replace(state, spare=state.spare + 1), calm
