@@ -2,9 +2,9 @@
 
     maximise X   so that   X · cpu seconds a row of i ≤ cores of i,   Σ cores of i ≤ cores,   cores of i ≤ its most
 
-A stage that mostly waits for a store needs no core; it gets the workers that reach X. Caching and the rewriting of the
-pipeline are left out, as no policy here can do either. A trace, a solution, three times in all; then it rests.
-`plumber-adaptive` begins again after each rescale.
+A stage that waits for a store keeps no core busy with one worker: it gets as many as its cores need. Caching and the
+rewriting of the pipeline are left out, as no policy here can do either. A trace, a solution, three times in all; then
+it rests. `plumber-adaptive` begins again after each rescale.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot
 
 _ROUNDS, _SETTLE, _TRACE = 3, 1, 3
+_ROUNDING = 0.05  # of a worker: what a trace may be off
 
 
 def solve(cpu_per_row: Sequence[float], most: Sequence[float], cores: float) -> tuple[float, list[float]]:
@@ -71,9 +72,8 @@ class Plumber:
         rate, cores = solve(list(cost.values()), most, state.cores)
         workers = {}
         for (name, stage), share in zip(stages.items(), cores, strict=True):
-            # Where no core is free, useful time holds waits for one: that is no store.
-            waits = stage.cpu < 0.5 * stage.busy and seen.cpu < 0.9 * state.cores
-            workers[name] = max(1, math.ceil(rate * stage.busy / stage.rows_per_s) if waits else round(share))
+            threads_a_core = max(1.0, (stage.busy - stage.core_wait) / max(stage.cpu, 1e-6 * stage.busy))
+            workers[name] = max(1, math.ceil(share * threads_a_core - _ROUNDING))
         knobs = state.limits.clamp(replace(state.knobs, workers=workers))
         return knobs, replace(state, knobs=knobs, watch=Stopwatch(), rounds=state.rounds + 1), Reason(
             text=f"the linear programme gives {rate:.0f} rows/s at {knobs}", predicted_rows_per_s=rate,

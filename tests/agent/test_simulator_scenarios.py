@@ -131,6 +131,15 @@ def test_nobody_beats_the_clairvoyant_by_more_than_noise():
         assert score(run(scenario, Fixed()), best) <= 1.02
 
 
+def test_the_example_in_the_documentation_is_one(repo):
+    text = (repo / "docs" / "scenarios.md").read_text()
+    example = parse(json.loads(text.split("```json\n")[1].split("```")[0]))
+    assert len(example.stages) == 3
+    assert example.truth_at(70).stages[1].cost_s == pytest.approx(0.2)
+    for metric_name in METRICS:
+        assert f"`{metric_name}`" in text, f"{metric_name} is not described"
+
+
 def test_scores_have_known_answers():
     """One stage, one core a worker, eight cores: one worker does an eighth."""
     scenario = parse({"name": "known", "seconds": 40, "machine": {"cores": 8, "switch_cost": 0},
