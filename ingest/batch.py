@@ -5,9 +5,10 @@ Work goes in stretches of several consecutive batches, so that small batches do 
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,9 +20,9 @@ from ingest.buffers import Buffers
 from ingest.columns import Columns
 from ingest.governor import Charge
 from ingest.plan import RowsPlan, Schedule
-from ingest.shuffle import Block
+from ingest.shuffle import Block, Chunk, chunk_steps
 
-STRETCH_ROWS = 16384
+STRETCH_ROWS = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,9 @@ class Batch:
     dense: torch.Tensor
     """[rows, dense columns] float32, feature by feature underneath."""
     values: torch.Tensor
-    """[sparse columns × rows] int32: all ids of the first column, then of the second, as KeyedJaggedTensor has them."""
+    """int32: all ids of the first sparse column, then of the second, as KeyedJaggedTensor has them."""
     lengths: torch.Tensor
-    """[sparse columns × rows] int32: ids of each row. One tensor for all batches: do not write to it."""
+    """[sparse columns × rows] int32: ids of each row. Without bags one tensor for all batches: do not write to it."""
     label: torch.Tensor
     """[rows] float32."""
     weight: torch.Tensor
@@ -48,34 +49,52 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a stretch of batches lies: for each stream (block, first row, row after the last), in order."""
+    """Consecutive batches whose rows are all there: for each stream (block, first row, row after the last)."""
 
     schedule: Schedule
     step: int
     steps: int
+    chunk: Chunk
     pieces: tuple[tuple[tuple[Block, int, int], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Ids:
+    """The ids of one batch: those of a column from `starts` on, in one array."""
+
+    values: npt.NDArray[Any]
+    lengths: npt.NDArray[Any] | None
+    """Of each row, column by column; None if every row has one id of each column."""
+    starts: tuple[int, ...]
+
+    def of(self, column: int) -> npt.NDArray[Any]:
+        return self.values[self.starts[column]:self.starts[column + 1]]
+
+
+@dataclass(frozen=True, slots=True)
 class Stretch:
-    """Batches `step` to `step + steps`: [batch, column, row] of floats and of ids, and their weights [batch, row]."""
+    """Batches `step` to `step + steps`: floats [batch, column, row], the ids of each, and weights [batch, row]."""
 
     schedule: Schedule
     step: int
-    steps: int
     rows: tuple[int, ...]
     floats: npt.NDArray[Any]
-    ids: npt.NDArray[Any]
+    ids: tuple[Ids, ...]
     weights: npt.NDArray[Any] | None
     checksums: tuple[int, ...]
     charge: Charge
 
     @property
-    def nbytes(self) -> int:
-        return self.floats.nbytes + self.ids.nbytes + (0 if self.weights is None else self.weights.nbytes)
+    def steps(self) -> int:
+        return len(self.rows)
 
-    def with_charge(self, charge: Charge) -> Stretch:
-        return replace(self, charge=charge)
+    @property
+    def nbytes(self) -> int:
+        ids = sum(i.values.nbytes + (0 if i.lengths is None else i.lengths.nbytes) for i in self.ids)
+        return self.floats.nbytes + ids + (0 if self.weights is None else self.weights.nbytes)
+
+    def replaced(self, **changes: Any) -> Stretch:
+        return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +113,7 @@ def most_steps(plan: RowsPlan, ranks: int) -> int:
 
 def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int) -> Iterator[Cut]:
     """As many batches at a time as the blocks at hand allow. Blocks come in the order of need."""
-    each, most = plan.stream_rows, most_steps(plan, ranks)
+    each, most, inside = plan.stream_rows, most_steps(plan, ranks), chunk_steps(plan, ranks)
     schedule: Schedule | None = None
     queues: dict[int, deque[tuple[Block, int]]] = {}  # of each stream: blocks, and the first row not yet cut
     held: dict[int, int] = {}  # rows at hand of each stream
@@ -107,22 +126,20 @@ def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int) -> Iterator[Cut]:
             held = dict.fromkeys(schedule.streams, 0)
             wanted = {s: plan.bounds(s)[1] - plan.bounds(s)[0] - step * each for s in schedule.streams}
         stream = block.window.stream
-        begin = max(0, schedule.step * each - block.window.first)
-        if begin:
-            block.taken(begin)  # a resumed run has used these already
-        queues[stream].append((block, begin))
-        held[stream] += block.rows - begin
+        queues[stream].append((block, 0))
+        held[stream] += block.rows
         while step < plan.steps and all(held[s] >= min(each, wanted[s]) for s in schedule.streams):
             whole = min(held[s] // each for s in schedule.streams)
-            steps = max(1, min(most, whole, plan.steps - step))  # 1: the last batch of an epoch may be short
+            steps = max(1, min(most, whole, plan.steps - step, inside - step % inside))  # 1: an epoch's end is short
+            chunk = next(queue[0][0].chunks[step // inside] for queue in queues.values() if queue)
             pieces = []
             for s in schedule.streams:
                 count = min(steps * each, wanted[s])
                 pieces.append(tuple(_slices(queues[s], count)))
                 held[s] -= count
                 wanted[s] -= count
-            yield Cut(schedule, step, steps, tuple(pieces))
-            del pieces
+            yield Cut(schedule, step, steps, chunk, tuple(pieces))
+            del pieces, chunk
             step += steps
         del block
 
@@ -138,7 +155,7 @@ def _slices(queue: deque[tuple[Block, int]], count: int) -> Iterator[tuple[Block
 
 
 class Cutter:
-    """One worker of the batch stage: copies slices of blocks into batches."""
+    """One worker of the batch stage: finishes batches whose rows are there, and puts bags into them."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
         self._plan, self._columns, self._buffers = plan, columns, buffers
@@ -146,53 +163,90 @@ class Cutter:
         self._most = most_steps(plan, ranks)
         most_ids = max(columns.sparse, key=lambda name: columns.cardinalities.get(name, 0), default=None)
         self._checked = None if most_ids is None else columns.sparse.index(most_ids)
+        self._starts = tuple(range(0, (len(columns.sparse) + 1) * self._rows, self._rows))
 
     def size(self, cut: Cut) -> int:
-        return cut.steps * self._rows * (self._columns.row_bytes + (0 if self._columns.weight else 4))
+        """Bytes of the batches."""
+        columns = self._columns
+        bags = sum(4 * block.bags[name].count(start, stop)
+                   for pieces in cut.pieces for block, start, stop in pieces for name in columns.bags)
+        lengths = 4 * len(columns.sparse) if columns.bags else 0
+        numbers = 4 * (len(columns.floats) + len(columns.scalars) + (not columns.weight)) + lengths
+        return cut.steps * self._rows * numbers + bags
 
     def __call__(self, cut: Cut, charge: Charge) -> Stretch:
-        each, columns = self._plan.stream_rows, self._columns
-        floats = self._buffers.take((self._most, len(columns.floats), self._rows), np.float32)[:cut.steps]
-        ids = self._buffers.take((self._most, len(columns.sparse), self._rows), np.int32)[:cut.steps]
+        columns, steps = self._columns, cut.steps
+        begin = cut.step % len(cut.chunk.floats)
+        floats, scalars = (a[begin:begin + steps] for a in (cut.chunk.floats, cut.chunk.ids))
         weights = None
         if not columns.weight:
-            weights = self._buffers.take((self._most, self._rows), np.float32)[:cut.steps]
+            weights = self._buffers.take((self._most, self._rows), np.float32)[:steps]
             weights.fill(1)
-        real = [self._rows] * cut.steps
-        for position, pieces in enumerate(cut.pieces):
-            done = 0
+        real = self._fill(cut, floats, scalars, weights)
+        if columns.bags:
+            ids = tuple(self._with_bags(cut, n, scalars[n]) for n in range(steps))
+        else:
+            ids = tuple(Ids(scalars[n].reshape(-1), None, self._starts) for n in range(steps))
+        for pieces in cut.pieces:
             for block, start, stop in pieces:
-                for target, source in ((floats, block.floats), (ids, block.ids)):
-                    _copy(target, source, (start, stop), each=each, at=position * each, done=done)
                 block.taken(stop - start)
-                done += stop - start
-            if done < cut.steps * each:  # filling, in the last batch of an epoch
-                low, high = position * each + done % each, (position + 1) * each
+        checked = [floats[n, 0] if self._checked is None else ids[n].of(self._checked) for n in range(steps)]
+        return Stretch(cut.schedule, cut.step, real, floats, ids, weights,
+                       tuple(zlib.crc32(array.data) for array in checked), charge)
+
+    def _fill(self, cut: Cut, floats: npt.NDArray[Any], scalars: npt.NDArray[Any], weights: npt.NDArray[Any] | None
+              ) -> tuple[int, ...]:
+        """Zeros where rows are missing in the last batch of an epoch. Returns the real rows of each batch."""
+        each = self._plan.stream_rows
+        real = [self._rows] * cut.steps
+        for lane, pieces in enumerate(cut.pieces):
+            there = sum(stop - start for _, start, stop in pieces)
+            if there < cut.steps * each:
+                low, high = lane * each + there % each, (lane + 1) * each
                 floats[-1, :, low:high] = 0
-                ids[-1, :, low:high] = 0
+                scalars[-1, :, low:high] = 0
                 if weights is not None:
                     weights[-1, low:high] = 0
                 real[-1] -= high - low
-        checked = floats[:, 0] if self._checked is None else ids[:, self._checked]
-        return Stretch(cut.schedule, cut.step, cut.steps, tuple(real), floats, ids, weights,
-                       tuple(zlib.crc32(checked[n]) for n in range(cut.steps)), charge)
+        return tuple(real)
+
+    def _with_bags(self, cut: Cut, number: int, scalars: npt.NDArray[Any]) -> Ids:
+        """The ids of one batch. Rows that only fill it have empty bags."""
+        columns, each = self._columns, self._plan.stream_rows
+        lanes = [(lane, at, block, start, stop) for lane, pieces in enumerate(cut.pieces)
+                 for block, start, stop, at in _within(pieces, number * each, each)]
+        lengths = self._buffers.take((len(columns.sparse), self._rows), np.int32)
+        starts, single = [0], iter(range(len(columns.scalars)))
+        parts: list[npt.NDArray[Any]] = []
+        for column, name in enumerate(columns.sparse):
+            if name not in columns.bags:
+                lengths[column] = 1
+                parts.append(scalars[next(single)])
+                starts.append(starts[-1] + self._rows)
+                continue
+            lengths[column] = 0
+            size = 0
+            for lane, at, block, start, stop in lanes:
+                bags = block.bags[name]
+                low = lane * each + at
+                lengths[column, low:low + stop - start] = bags.lengths(start, stop)
+                parts.append(bags.ids(start, stop))
+                size += len(parts[-1])
+            starts.append(starts[-1] + size)
+        values = self._buffers.take_line(starts[-1], np.int32)
+        np.concatenate(parts, out=values)
+        return Ids(values, lengths.reshape(-1), tuple(starts))
 
 
-def _copy(target: npt.NDArray[Any], source: npt.NDArray[Any], rows: tuple[int, int], *, each: int, at: int,
-          done: int) -> None:
-    """Some rows of a block to where its stream's rows lie in the batches; `done` rows of the stream are there."""
-    start, stop = rows
-    while start < stop:
-        step, inside = divmod(done, each)
-        whole = (stop - start) // each if not inside else 0
-        if whole > 1:  # several batches in one call
-            count = whole * each
-            several = source[:, start:start + count].reshape(len(source), whole, each)
-            target[step:step + whole, :, at:at + each] = several.swapaxes(0, 1)
-        else:
-            count = min(each - inside, stop - start)
-            target[step, :, at + inside:at + inside + count] = source[:, start:start + count]
-        start, done = start + count, done + count
+def _within(pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
+            ) -> Iterator[tuple[Block, int, int, int]]:
+    """What lies within `count` rows from `first` on, counted over all pieces, and how far behind `first` it begins."""
+    done = 0
+    for block, start, stop in pieces:
+        low, high = max(first, done), min(first + count, done + stop - start)
+        if low < high:
+            yield block, start + low - done, start + high - done, low - first
+        done += stop - start
 
 
 class Collator:
@@ -204,12 +258,39 @@ class Collator:
 
     def __call__(self, stretch: Stretch, charge: Charge) -> Ready:
         dense = len(self._columns.dense)
-        floats, ids = torch.from_numpy(stretch.floats), torch.from_numpy(stretch.ids)
+        floats = torch.from_numpy(stretch.floats)
         weights = floats[:, dense + 1] if stretch.weights is None else torch.from_numpy(stretch.weights)
         batches = tuple(
-            Batch(dense=floats[n, :dense].t(), values=ids[n].view(-1), lengths=self._lengths,
+            Batch(dense=floats[n, :dense].t(), values=torch.from_numpy(ids.values),
+                  lengths=self._lengths if ids.lengths is None else torch.from_numpy(ids.lengths),
                   label=floats[n, dense], weight=weights[n], rows=stretch.rows[n], epoch=stretch.schedule.epoch,
                   step=stretch.step + n, checksum=stretch.checksums[n])
-            for n in range(stretch.steps))
+            for n, ids in enumerate(stretch.ids))
         stretch.charge.release()
         return Ready(batches, stretch.nbytes, charge)
+
+
+def columns_of(stretch: Stretch, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:
+    """Batch `number` of a stretch as arrays by column name, views of it; of a bag column also `NAME.lengths`."""
+    ids = stretch.ids[number]
+    arrays: dict[str, npt.NDArray[Any]] = dict(zip(columns.floats, stretch.floats[number], strict=True))
+    for column, name in enumerate(columns.sparse):
+        arrays[name] = ids.of(column)
+        if name in columns.bags and ids.lengths is not None:
+            arrays[lengths_name(name)] = ids.lengths.reshape(len(columns.sparse), -1)[column]
+    return arrays
+
+
+def lengths_name(column: str) -> str:
+    return f"{column}.lengths"
+
+
+def joined(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
+    """The ids of a batch put together anew, after bags have got other lengths."""
+    parts = [arrays[name] for name in columns.sparse]
+    lengths = np.ones((len(parts), rows), np.int32)
+    for column, name in enumerate(columns.sparse):
+        if name in columns.bags:
+            lengths[column] = arrays[lengths_name(name)]
+    starts = tuple(itertools.accumulate(map(len, parts), initial=0))
+    return Ids(np.concatenate(parts), lengths.reshape(-1), starts)

@@ -33,6 +33,11 @@ class Buffers:
             self._arrays.append(array)
             return array
 
+    def take_line(self, size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """`size` elements of an array of one of a few lengths, so that it fits other sizes later."""
+        step = 1 << max(0, size.bit_length() - 3)  # up to a quarter too long
+        return self.take((max(1, -(-size // step)) * step,), dtype)[:size]
+
     def idle_bytes(self) -> int:
         """Bytes that nobody uses now."""
         with self._lock:

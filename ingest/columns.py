@@ -10,6 +10,11 @@ from etl.fields import Field
 
 _NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double",
             "halffloat")
+_BAGS = ("binary", "large_binary", *(f"{kind}<{item}: {number}>" for kind in ("list", "large_list")
+                                     for item in ("element", "item", "array", "list")
+                                     for number in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")),
+         *(f"{kind}<{number}>" for kind in ("list", "large_list") for number in ("int32", "int64")))
+_GUESSED_BAG = 8.0  # ids; only what is reserved before the first bags were seen
 
 
 class ColumnError(ValueError):
@@ -18,18 +23,22 @@ class ColumnError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Two blocks of numbers: float32 (dense features, label, weight) and int32 (ids)."""
+    """Numbers as float32 (dense features, label, weight), ids as int32: one a row, or a bag of them."""
 
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
+    """The keys of a batch's ids, bags among them."""
     label: str
     weight: str | None = None
+    bags: Mapping[str, float] = field(default_factory=dict)
+    """Those of `sparse` that hold bags, and how many ids a bag has on average."""
     cardinalities: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.dense and not self.sparse:
             raise ColumnError("no column has the role dense or sparse: there is nothing to train on")
         object.__setattr__(self, "cardinalities", MappingProxyType(dict(self.cardinalities)))
+        object.__setattr__(self, "bags", MappingProxyType(dict(self.bags)))
 
     @classmethod
     def of(cls, fields: Iterable[Field]) -> Columns:
@@ -37,18 +46,21 @@ class Columns:
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
-            if f.role == "id_list" or f.layout != "scalar" or f.type not in _NUMBERS:
-                raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}: this loader carries one "
-                                  "number a row; leave the column out or give it another role in the spec")
+            fits = f.type in (_BAGS if f.role == "id_list" else _NUMBERS)
+            if not fits:
+                wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row"
+                raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: leave "
+                                  "the column out, or give it another role")
         labels = [f.name for f in used if f.role == "label"]
         weights = [f.name for f in used if f.role == "weight"]
         if len(labels) != 1 or len(weights) > 1:
             raise ColumnError(f"one label and at most one weight are needed; the table has the labels {labels} and "
                               f"the weights {weights}")
         return cls(dense=tuple(f.name for f in used if f.role == "dense"),
-                   sparse=tuple(f.name for f in used if f.role == "sparse"), label=labels[0],
+                   sparse=tuple(f.name for f in used if f.role in ("sparse", "id_list")), label=labels[0],
                    weight=weights[0] if weights else None,
-                   cardinalities={f.name: f.cardinality for f in used if f.role == "sparse" and f.cardinality})
+                   bags={f.name: f.bag[1] if f.bag else _GUESSED_BAG for f in used if f.role == "id_list"},
+                   cardinalities={f.name: f.cardinality for f in used if f.cardinality})
 
     @property
     def floats(self) -> tuple[str, ...]:
@@ -61,6 +73,11 @@ class Columns:
         return (*self.floats, *self.sparse)
 
     @property
+    def scalars(self) -> tuple[str, ...]:
+        """Columns of one id a row."""
+        return tuple(name for name in self.sparse if name not in self.bags)
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of a row in either block, and at most when decoded."""
-        return 4 * len(self.names)
+        """Bytes of a row, on average, once decoded and as part of a batch."""
+        return 4 * len(self.names) + round(4 * sum(self.bags.values()))

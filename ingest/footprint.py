@@ -5,6 +5,7 @@ from __future__ import annotations
 from ingest.batch import most_steps
 from ingest.columns import Columns
 from ingest.plan import RowsPlan
+from ingest.shuffle import chunk_steps
 
 
 def minimum_bytes(plan: RowsPlan, columns: Columns, rank: int, ranks: int, stages: int) -> int:
@@ -12,18 +13,21 @@ def minimum_bytes(plan: RowsPlan, columns: Columns, rank: int, ranks: int, stage
 
     `stages` are those that hold a stretch of batches each."""
     schedule = plan.schedule(0, rank, ranks)
-    block_bytes = plan.widest * columns.row_bytes
     last_use = [max(part.window for part in read.parts) for read in schedule.reads]
     decoded: dict[int, int] = {}  # rows of the row groups that are held, by their number
-    peak = next_read = oldest = 0
+    peak = next_read = oldest = furthest = 0
     for number, window in enumerate(schedule.windows):
         while next_read < len(schedule.reads) and schedule.reads[next_read].parts[0].window <= number:
             decoded[next_read] = schedule.reads[next_read].rows
             next_read += 1
-        # A block is held until every stream has passed it; windows come in the order of need.
+        # Batches are held until every stream has filled them; windows come in the order of need.
         while schedule.windows[oldest].first + plan.widest + plan.stream_rows <= window.first:
             oldest += 1
-        peak = max(peak, sum(decoded.values()) * columns.row_bytes + (number - oldest + 1) * block_bytes)
+        furthest = max(furthest, window.first + window.rows)
+        band = (furthest - schedule.windows[oldest].first) * len(schedule.streams)
+        peak = max(peak, sum(decoded.values()) + band)
         decoded = {n: rows for n, rows in decoded.items() if last_use[n] > number}
-    stretch = most_steps(plan, ranks) * (plan.batch_size // ranks) * (columns.row_bytes + 4)
-    return peak + stages * stretch
+    a_rank = plan.batch_size // ranks
+    chunk = chunk_steps(plan, ranks) * a_rank  # one may have to be begun on either side
+    stretch = most_steps(plan, ranks) * a_rank * (columns.row_bytes + 4)
+    return (peak + 2 * chunk) * columns.row_bytes + stages * stretch

@@ -18,7 +18,7 @@ from ingest.knobs import Knobs, Limits
 from ingest.machine import Machine
 from ingest.plan import Position, Read, RowsPlan
 from ingest.pool import Pool, Tally
-from ingest.shuffle import Block, Decoded, Gatherer, Task, gatherings
+from ingest.shuffle import Block, Chunks, Decoded, Gatherer, Task, gatherings
 from ingest.source import Source, Work
 from ingest.stats import StageStats
 from ingest.transform import Transform, Transformer
@@ -121,9 +121,10 @@ class Pipeline:
                                   measure=lambda d: (d.table.num_rows, d.table.nbytes))
 
             decoded = parts.source.open(self._tasks(position, epochs), read)
+            chunks = Chunks(plan, columns, parts.ranks, self._buffers)
             blocks: Iterator[Block] = self._pool(
-                "shuffle", gatherings(decoded), lambda: Gatherer(plan, columns, self._buffers, parts.describe),
-                size=lambda _: self._block_bytes, measure=lambda b: (b.rows, self._block_bytes))
+                "shuffle", gatherings(decoded), lambda: Gatherer(plan, columns, chunks, parts.describe),
+                size=lambda g: g.window.rows * columns.row_bytes, measure=lambda b: (b.rows, b.nbytes))
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
                 "batch", cuts(blocks, plan, parts.ranks), lambda: cutter, size=cutter.size, measure=_measured)

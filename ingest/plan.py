@@ -15,6 +15,7 @@ number of streams and the window, and on nothing else: not on knobs, workers, ra
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -221,7 +222,7 @@ class RowsPlan:
         """How the rows of a window are shuffled: the n-th to come is row `order[n]`. None: as they lie."""
         if not self.shuffle:
             return None
-        return permutation(window.rows, "window", self.seed, epoch, window.stream, window.number)
+        return window_order(window.rows, self.seed, epoch, window.stream, window.number)
 
     def schedule(self, epoch: int, rank: int = 0, ranks: int = 1, step: int = 0) -> Schedule:
         """What a rank has to do from a step of an epoch to its end. Windows that lie wholly before are left out."""
@@ -292,6 +293,24 @@ def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
     seed = hashlib.sha256("/".join(map(str, key)).encode()).digest()[:16]
     bits = np.random.Philox(key=int.from_bytes(seed, "little"))
     return np.random.RandomState(bits).permutation(n).astype(np.int64, copy=False)
+
+
+def window_order(n: int, seed: int, epoch: int, stream: int, number: int) -> npt.NDArray[np.int64]:
+    """A permutation of range(n) for a window: one random permutation of the epoch put upon another, each turned by an
+    amount of the window's own. A tenth of the price of drawing one afresh, and every row goes to every place."""
+    size = 1 << max(12, (n - 1).bit_length())
+    outer, inner = _of_epoch(size, seed, epoch)
+    turn = hashlib.sha256(f"window/{seed}/{epoch}/{stream}/{number}".encode()).digest()
+    first, second = (int.from_bytes(turn[at:at + 8], "little") % size for at in (0, 8))
+    order = np.take(outer[first:first + size], inner[second:second + size], mode="clip")
+    return order if n == size else order[order < n]
+
+
+@functools.lru_cache(maxsize=8)
+def _of_epoch(size: int, seed: int, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Two permutations, each written twice in a row, so that a turned one is a slice."""
+    outer, inner = (np.tile(permutation(size, name, seed, epoch), 2) for name in ("outer", "inner"))
+    return outer, inner
 
 
 def chain(digest: str, step: int, content: int) -> str:

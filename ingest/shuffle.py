@@ -1,14 +1,15 @@
-"""From decoded row groups to shuffled blocks: `Decoded`, `Gathering`, `Block`.
+"""From decoded row groups to the places of their rows in batches: `Decoded`, `Gathering`, `Block`.
 
-A block holds a window of one stream, feature by feature, so that a batch is later cut out of it in slices. The rows
-are moved once: one gather for each column, within what a core's cache holds.
+A batch lies feature by feature in memory. The rows of a window are moved once: a gather for each column, within what a
+core's cache holds, and from there into the batches. So nothing but decoding and this one gather touches every value.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ingest.bags import BagError, Bags, shuffled
 from ingest.buffers import Buffers
 from ingest.columns import ColumnError, Columns
 from ingest.governor import Charge
 from ingest.plan import Read, RowsPlan, Schedule, Window
+
+CHUNK_ROWS = 65536
+_TOGETHER = 8  # columns of a window that are gathered before they are put into batches: 1 MiB at 32,768 rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +71,63 @@ class Gathering:
     pieces: tuple[Piece, ...]
 
 
-class Block:
-    """A shuffled window: floats and ids, a row of the arrays for each column."""
+class Chunk:
+    """Memory of some consecutive batches: [batch, column, row] of floats and of ids."""
 
-    __slots__ = ("_charge", "_left", "_lock", "floats", "ids", "rows", "schedule", "window")
+    __slots__ = ("__weakref__", "floats", "ids")
 
-    def __init__(self, gathering: Gathering, floats: npt.NDArray[Any], ids: npt.NDArray[Any], charge: Charge):
-        self.schedule, self.window = gathering.schedule, gathering.window
-        self.floats, self.ids, self._charge = floats, ids, charge
-        self.rows = self._left = gathering.window.rows
+    def __init__(self, floats: npt.NDArray[Any], ids: npt.NDArray[Any]):
+        self.floats, self.ids = floats, ids
+
+
+class Chunks:
+    """The chunks that are being filled. Each lives as long as a block that has rows in it."""
+
+    def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
+        self.steps = chunk_steps(plan, ranks)
+        self._floats = (self.steps, len(columns.floats), plan.batch_size // ranks)
+        self._ids = (self.steps, len(columns.scalars), plan.batch_size // ranks)
+        self._buffers = buffers
         self._lock = threading.Lock()
+        self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = weakref.WeakValueDictionary()
+
+    def take(self, epoch: int, number: int) -> Chunk:
+        with self._lock:
+            chunk = self._chunks.get((epoch, number))
+            if chunk is None:
+                chunk = Chunk(self._buffers.take(self._floats, np.float32), self._buffers.take(self._ids, np.int32))
+                self._chunks[epoch, number] = chunk
+            return chunk
+
+
+def chunk_steps(plan: RowsPlan, ranks: int) -> int:
+    """Batches in a chunk."""
+    return max(1, CHUNK_ROWS * ranks // plan.batch_size)
+
+
+class Block:
+    """A shuffled window. Its numbers lie in the batches that they are for, its bags still here."""
+
+    __slots__ = ("_charge", "_left", "_lock", "_row_bytes", "bags", "chunks", "first", "nbytes", "rows", "schedule",
+                 "window")
+
+    def __init__(self, gathering: Gathering, first: int, *, chunks: Mapping[int, Chunk], bags: Mapping[str, Bags],
+                 scalar_bytes: int, charge: Charge):
+        """`first` is the row of the stream with which it begins: a resumed run may have used some before."""
+        self.schedule, self.window, self.first = gathering.schedule, gathering.window, first
+        self.rows = self._left = self.window.first + self.window.rows - first
+        self.chunks, self.bags = chunks, bags
+        self.nbytes = self.rows * scalar_bytes + sum(b.nbytes for b in bags.values())
+        self._row_bytes = self.nbytes / max(1, self.rows)
+        self._charge, self._lock = charge, threading.Lock()
 
     def taken(self, rows: int) -> None:
-        """So many of its rows are not needed any more. With the last of them the block gives its memory back."""
+        """So many of its rows are part of finished batches now, which account for them."""
         with self._lock:
             self._left -= rows
-            if self._left:
-                return
-        self.floats = self.ids = None  # type: ignore[assignment]
-        self._charge.release()
+            self._charge.correct(round(self._left * self._row_bytes))
+            if not self._left:
+                self.bags, self.chunks = {}, {}
 
 
 def gatherings(decoded: Iterable[Decoded]) -> Iterator[Gathering]:
@@ -105,62 +148,149 @@ def gatherings(decoded: Iterable[Decoded]) -> Iterator[Gathering]:
                 del ordered
 
 
-class Gatherer:
-    """One worker of the shuffle stage."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where `steps` times `width` rows of a stream, from `start` on, go: into batches `step` to `step + steps` of a
+    chunk, from row `at` on."""
 
-    def __init__(self, plan: RowsPlan, columns: Columns, buffers: Buffers, describe: Callable[[Read], str]):
-        self._plan, self._columns, self._buffers, self._describe = plan, columns, buffers, describe
+    chunk: Chunk
+    step: int
+    steps: int
+    at: int
+    width: int
+    start: int
+
+
+class Gatherer:
+    """One worker of the shuffle stage: from decoded columns to where the rows lie in batches.
+
+    Some columns at a time, so that what is gathered stays in the core's own cache until it is put in its places."""
+
+    def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str]):
+        self._plan, self._columns, self._chunks, self._describe = plan, columns, chunks, describe
         self._scratch: dict[str, npt.NDArray[Any]] = {}
 
     def __call__(self, gathering: Gathering, charge: Charge) -> Block:
-        window, columns = gathering.window, self._columns
-        order = self._plan.order(gathering.schedule.epoch, window)
-        width = self._plan.widest
-        floats = self._buffers.take((len(columns.floats), width), np.float32)
-        ids = self._buffers.take((len(columns.sparse), width), np.int32)
-        for block, names in ((floats, columns.floats), (ids, columns.sparse)):
-            for row, name in enumerate(names):
-                self._gather(name, gathering.pieces, order, block[row, :window.rows])
+        window, columns, schedule = gathering.window, self._columns, gathering.schedule
+        order = self._plan.order(schedule.epoch, window)
+        first = max(window.first, schedule.step * self._plan.stream_rows)
+        skipped = first - window.first
+        chunks = self._chunks_of(schedule.epoch, first, window.first + window.rows)
+        if order is None:
+            self._copy(gathering, first, chunks)
+        else:
+            order = order[skipped:]
+            places = self._places(schedule, window, (first, first + len(order)), chunks)
+            for kind, names in (("floats", columns.floats), ("ids", columns.scalars)):
+                self._gather(kind, names, gathering.pieces, order, places)
+        bags = {}
+        for name in columns.bags:
+            bags[name] = self._bags(name, gathering.pieces, np.arange(skipped, window.rows) if skipped and order is None
+                                    else order)
         for piece in gathering.pieces:
             piece.decoded.part_done()
-        return Block(gathering, floats, ids, charge)
+        return Block(gathering, first, chunks=chunks, bags=bags, charge=charge,
+                     scalar_bytes=4 * (len(columns.floats) + len(columns.scalars)))
 
-    def _gather(self, name: str, pieces: tuple[Piece, ...], order: npt.NDArray[np.int64] | None,
-                out: npt.NDArray[Any]) -> None:
-        arrays = [array for piece in pieces for array in self._arrays(name, piece)]
-        if out.dtype == np.int32:
-            for array in arrays:
-                if not np.can_cast(array.dtype, np.int32):
-                    self._check_range(name, pieces, array)
-        if order is None:
-            np.concatenate(arrays, out=out, casting="unsafe")
-            return
-        source = arrays[0]
-        if len(arrays) > 1 or source.dtype != out.dtype:
-            source = self._space(out)
-            np.concatenate(arrays, out=source, casting="unsafe")
-        np.take(source, order, out=out, mode="clip")  # clip: numpy then writes without a buffer in between
+    # ---- where
 
-    def _check_range(self, name: str, pieces: tuple[Piece, ...], array: npt.NDArray[Any]) -> None:
-        """Wider ids than the block holds may come, if their values fit."""
+    def _chunks_of(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
+        each, steps = self._plan.stream_rows, self._chunks.steps
+        numbers = range(first // each // steps, (last - 1) // each // steps + 1) if last > first else ()
+        return {number: self._chunks.take(epoch, number) for number in numbers}
+
+    def _places(self, schedule: Schedule, window: Window, rows: tuple[int, int], chunks: Mapping[int, Chunk]
+                ) -> list[Place]:
+        """Of the rows of a stream from the first to before the last."""
+        found: list[Place] = []
+        each, most = self._plan.stream_rows, self._chunks.steps
+        lane = schedule.streams.index(window.stream) * each
+        row, last = rows
+        while row < last:
+            step, inside = divmod(row, each)
+            number, local = divmod(step, most)
+            steps = 1 if inside else max(1, min((last - row) // each, most - local))
+            width = min(each - inside, last - row)
+            found.append(Place(chunks[number], local, steps, lane + inside, width, row - rows[0]))
+            row += steps * width
+        return found
+
+    # ---- numbers
+
+    def _gather(self, kind: str, names: tuple[str, ...], pieces: tuple[Piece, ...], order: npt.NDArray[np.int64],
+                places: list[Place]) -> None:
+        dtype = np.dtype(np.float32 if kind == "floats" else np.int32)
+        together = self._space(f"gathered {dtype}", (_TOGETHER, len(order)), dtype)
+        for column in range(0, len(names), _TOGETHER):
+            few = names[column:column + _TOGETHER]
+            for row, name in enumerate(few):
+                arrays = self._arrays(name, pieces, dtype)
+                source = arrays[0]
+                if len(arrays) > 1 or source.dtype != dtype:
+                    source = self._space(f"joined {dtype}", (1, sum(map(len, arrays))), dtype)[0]
+                    np.concatenate(arrays, out=source, casting="unsafe")
+                source.take(order, out=together[row], mode="clip")  # clip: written without a buffer in between
+            _put(together[:len(few)], places, kind, column)
+
+    def _copy(self, gathering: Gathering, first: int, chunks: Mapping[int, Chunk]) -> None:
+        """Without shuffling: every column straight to its places."""
+        at = gathering.window.first
+        for piece in gathering.pieces:
+            start, stop = max(at, first), at + piece.stop - piece.start
+            places = self._places(gathering.schedule, gathering.window, (start, stop), chunks)
+            for kind, names in (("floats", self._columns.floats), ("ids", self._columns.scalars)):
+                for column, name in enumerate(names):
+                    arrays = self._arrays(name, (piece,), np.dtype(np.float32 if kind == "floats" else np.int32))
+                    whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+                    _put(whole[None, start - at:], places, kind, column)
+            at = stop
+
+    def _arrays(self, name: str, pieces: tuple[Piece, ...], dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+        """The rows of some pieces as Arrow holds them, without a copy."""
+        arrays = []
+        for piece in pieces:
+            column = piece.decoded.table.column(name)
+            if column.null_count:
+                raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
+                                  "empty values; fill them in the spec (op = \"fill\")")
+            if piece.start or piece.stop != len(column):
+                column = column.slice(piece.start, piece.stop - piece.start)
+            for chunk in column.chunks:
+                array = chunk.to_numpy(zero_copy_only=not pa.types.is_boolean(chunk.type))
+                if dtype == np.int32 and not np.can_cast(array.dtype, np.int32):
+                    self._check_range(name, piece, array)
+                arrays.append(array)
+        return arrays
+
+    def _check_range(self, name: str, piece: Piece, array: npt.NDArray[Any]) -> None:
+        """Wider ids than int32 may come, if their values fit."""
         limits = np.iinfo(np.int32)
         if len(array) and not limits.min <= array.min() <= array.max() <= limits.max:
-            raise ColumnError(f"{self._describe(pieces[0].decoded.task.read)}: column {name!r} has ids from "
+            raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has ids from "
                               f"{array.min()} to {array.max()}, which do not fit int32; hash or categorify it")
 
-    def _space(self, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        space = self._scratch.get(like.dtype.str)
-        if space is None or len(space) < len(like):
-            space = self._scratch[like.dtype.str] = np.empty(len(like), like.dtype)
-        return space[:len(like)]
+    def _space(self, purpose: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        space = self._scratch.get(purpose)
+        if space is None or space.shape[1] < shape[1]:
+            space = self._scratch[purpose] = np.empty(shape, dtype)
+        return space[:, :shape[1]]
 
-    def _arrays(self, name: str, piece: Piece) -> Iterator[npt.NDArray[Any]]:
-        """The rows of a piece as Arrow holds them, without a copy."""
-        column = piece.decoded.table.column(name)
-        if column.null_count:
-            raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
-                              "empty values; fill them in the spec (op = \"fill\")")
-        if piece.start or piece.stop != len(column):
-            column = column.slice(piece.start, piece.stop - piece.start)
-        for chunk in column.chunks:
-            yield chunk.to_numpy(zero_copy_only=not pa.types.is_boolean(chunk.type))
+    # ---- bags
+
+    def _bags(self, name: str, pieces: tuple[Piece, ...], order: npt.NDArray[np.int64] | None) -> Bags:
+        arrays = [chunk for piece in pieces
+                  for chunk in piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start).chunks]
+        try:
+            return shuffled(arrays, order)
+        except BagError as error:
+            raise ColumnError(f"{self._describe(pieces[0].decoded.task.read)}: column {name!r} has {error}") from None
+
+
+def _put(columns: npt.NDArray[Any], places: Iterable[Place], kind: str, at: int) -> None:
+    """Some columns of a stream's rows into their places, from column number `at` on."""
+    count = len(columns)
+    for place in places:
+        target = getattr(place.chunk, kind)
+        rows = columns[:, place.start:place.start + place.steps * place.width]
+        target[place.step:place.step + place.steps, at:at + count, place.at:place.at + place.width] = \
+            rows.reshape(count, place.steps, place.width).swapaxes(0, 1)

@@ -125,7 +125,7 @@ def test_the_order_is_the_one_of_the_first_release():
     assert permutation(8, "golden").tolist() == GOLDEN_PERMUTATION, permutation(8, "golden").tolist()
 
 
-GOLDEN = [2, 4, 11, 12, 1, 5, 10, 14, 3, 0, 13, 103, 100, 101, 104, 102]
+GOLDEN = [4, 1, 13, 11, 2, 3, 12, 10, 5, 0, 14, 103, 100, 101, 104, 102]
 GOLDEN_PERMUTATION = [4, 6, 0, 3, 1, 2, 5, 7]
 
 

@@ -18,7 +18,7 @@ from ingest.columns import ColumnError, Columns
 from ingest.governor import Governor
 from ingest.loader import Loader
 from ingest.plan import Part, Read, RowsPlan, Schedule
-from ingest.shuffle import Decoded, Gatherer, Task, gatherings
+from ingest.shuffle import Chunks, Decoded, Gatherer, Task, gatherings
 from ingest.source import RowGroups, SourceError, source_of
 
 READERS = ["arrow", "petastorm"]
@@ -148,7 +148,7 @@ def gather(files, columns):
     schedule = plan.schedule(0)
     governor = Governor(2**40, 0)
     decoded = [Decoded(Task(schedule, r), groups.read(r), governor.admit(1, True)) for r in schedule.reads]
-    [block] = [Gatherer(plan, columns, Buffers(), groups.describe)(g, governor.admit(1, True))
+    [block] = [Gatherer(plan, columns, Chunks(plan, columns, 1, Buffers()), groups.describe)(g, governor.admit(1, True))
                for g in gatherings(decoded)]
     return block
 
@@ -157,8 +157,9 @@ def test_empty_values_and_ids_too_large_are_refused_with_their_place(tmp_path):
     columns = Columns(dense=("d",), sparse=("s",), label="y")
     good = {"d": pa.array([1.5, 2.5]), "s": pa.array([3, 2**31 - 1]), "y": pa.array([True, False])}
     block = gather(files_with(tmp_path, **good), columns)
-    assert sorted(block.ids[0].tolist()) == [3, 2**31 - 1]
-    assert sorted(block.floats[1].tolist()) == [0, 1]
+    chunk = block.chunks[0]
+    assert sorted(chunk.ids[:2, 0, 0].tolist()) == [3, 2**31 - 1]
+    assert sorted(chunk.floats[:2, 1, 0].tolist()) == [0, 1]
     with pytest.raises(ColumnError, match=r"one.parquet, row group 0: column 'd' has 1 empty values"):
         gather(files_with(tmp_path, **{**good, "d": pa.array([1.0, None])}), columns)
     with pytest.raises(ColumnError, match=r"row group 0: column 's' has ids from 3 to 2147483648, which do not fit"):
