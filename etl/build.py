@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from etl.commit import Base, CommitError, arrow_schema, describe, folder_of, new_job, publish
+from etl.commit import Base, new_job, publish
 from etl.features import Placement, cardinalities
-from etl.fields import Fingerprint
-from etl.fit import Counted, InputError, Raw, count, fit, write, write_rejects
+from etl.fields import Field, Fingerprint
+from etl.fit import Counted, count, fit
+from etl.profile import Profile, drift
 from etl.progress import Progress
+from etl.raw import InputError, Raw
 from etl.record import JobRecord
+from etl.shards import CommitError, describe, folder_of
 from etl.spec import Spec
 from etl.state import State, StateError
 from etl.store import Store
 from etl.table import FeatureTable
+from etl.write import write, write_rejects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MAX_REJECTS = 0.01
+
+
+class DriftError(ValueError):
+    """A version that differs from the one before by more than the spec allows; nothing of it was published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +56,24 @@ class Job:
     """Where rejected rows go; None: beside the table."""
     max_rejects: float = MAX_REJECTS
     reuse_state: bool = False
+    update_state: bool = False
     name: str = field(default_factory=new_job)
     base: Base = field(init=False)
-    parent: str | None = field(init=False)
-    """Hash of the fitted state that the version before has."""
-    reused: State | None = field(init=False, repr=False)
+    parent: JobRecord | None = field(init=False)
+    """Record of the version before."""
+    before: State | None = field(init=False, repr=False)
+    """The fitted state that the version before has, if this job keeps it or adds to it."""
 
     def __post_init__(self) -> None:
-        base, parent, reused = Base.read(self.store), None, None
+        base, parent, before = Base.read(self.store), None, None
         base.permit(self.mode, self.store.uri)
         if base.version is not None:
-            parent = FeatureTable.open(self.store.uri, base.version).record.state
-        if self.reuse_state or self.mode == "append":  # an append that learned anew would give one id two values
-            reused = _state_to_reuse(self.spec, self.store, parent)
-        for name, value in (("base", base), ("parent", parent), ("reused", reused)):
+            table = FeatureTable.open(self.store.uri, base.version)
+            parent = table.record if table.records else None
+        if self.reuse_state or self.update_state or self.mode == "append":
+            # An append that learned anew would give one id two values.
+            before = _state_before(self.spec, self.store, parent.state if parent else None)
+        for name, value in (("base", base), ("parent", parent), ("before", before)):
             object.__setattr__(self, name, value)
         self.store.probe()
 
@@ -69,24 +81,36 @@ class Job:
         """Makes the version. Until the last line nothing is visible, and after it everything is."""
         progress.follow(spark)
         raw = Raw(spark, self.spec, self.inputs)
-        with progress.stage("fitting" if self.reused is None else "counting rows"):
-            state, counted = fit(raw) if self.reused is None else (self.reused, count(raw))
+        raw.check_headers()
+        learning = self.before is None or self.update_state
+        with progress.stage("fitting" if learning else "counting rows"):
+            state, counted = self._learned(raw) if learning else (self.before or State(), count(raw))
         self._judge(raw, counted, progress)
-        fields = self.spec.fields(cardinalities(self.spec, state))
         try:
             with progress.stage(f"writing {counted.rows:,} rows"):
                 if self.spec.fitted:
                     state.save(self.store)
                 write(raw, state, Placement.of(self.spec, counted.rows), self.store.url(folder_of(self.name)))
             with progress.stage("checking"):
-                record = self._record(state, counted)
+                record, fields = self._record(state, counted, _over(spark))
+                self._watch(record, progress)
         except BaseException:
             self.store.remove(folder_of(self.name))  # no reader knows of it
             raise
+        finally:
+            if self.spec.rows.relational:
+                raw.frame.unpersist()
         version = publish(self.store, self.base, record, fields)  # from here on, only the log knows whether it landed
-        return Result(rows_in=counted.rows + sum(counted.rejected.values()), rows_out=record.rows,
+        return Result(rows_in=counted.parsed + sum(counted.rejected.values()), rows_out=record.rows,
                       rejected=counted.rejected, version=version, fingerprint=Fingerprint.of(fields),
                       files=len(record.files))
+
+    def _learned(self, raw: Raw) -> tuple[State, Counted]:
+        state, counted = fit(raw)
+        state = State(spec=state.spec, tables=state.tables, chains=self.spec.chains)
+        if self.before is not None:
+            state = self.before.updated(state, {learned.key: learned.op for learned in self.spec.fitted})
+        return state, counted
 
     def _judge(self, raw: Raw, counted: Counted, progress: Progress) -> None:
         """Sets rejects aside, and refuses a job that has too many, or no rows."""
@@ -97,27 +121,69 @@ class Job:
                 write_rejects(raw, where)
             for reason, times in counted.rejected.items():
                 progress.say(f"  {times:,} rejected: {reason}")
-        total = counted.rows + rejected
+        total = counted.parsed + rejected
         if not total:
-            raise InputError(f"{', '.join(self.inputs)}: holds no rows")
-        if rejected > self.max_rejects * total or not counted.rows:
+            raise InputError(f"{raw.named}: holds no rows")
+        if rejected > self.max_rejects * total or not counted.parsed:
             raise InputError(f"{rejected:,} of {total:,} rows do not parse, more than --max-rejects "
-                             f"{self.max_rejects:g} allows; nothing was published; rows and reasons are in {where}")
+                             f"{self.max_rejects:g} allows ({_most(counted.rejected)}); nothing was published; rows "
+                             f"and reasons are in {where}")
+        if not counted.rows:
+            raise InputError(f"{raw.named}: no row is left after the spec's filters and samples")
 
-    def _record(self, state: State, counted: Counted) -> JobRecord:
+    def _record(self, state: State, counted: Counted, each: Callable[..., Any]) -> tuple[JobRecord, Sequence[Field]]:
         spec = self.spec
-        files = describe(self.store, self.name, arrow_schema(spec.fields({})), spec.table.row_group_rows)
+        files, profile = describe(self.store, self.name, spec.fields({}), spec.table.row_group_rows,
+                                  each=each, buckets=_buckets(spec))
         rows = sum(f.rows for f in files)
         if rows != counted.rows:
             raise CommitError(f"{rows:,} rows were written but {counted.rows:,} counted: did the input change "
                               "meanwhile? Nothing was published; run it again")
-        return JobRecord(job=self.name, mode=self.mode, version=self.base.next, rows=rows, files=files,
-                         at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                         state=state.hash if spec.fitted else None, parent=self.parent, spec=spec.text,
-                         seed=spec.table.seed, cardinalities=cardinalities(spec, state), rejected=counted.rejected)
+        sizes = cardinalities(spec, state)
+        before = self.parent
+        old = Profile({name: dict(column) for name, column in before.profile.items()}) if before else Profile()
+        moved = drift(old, profile, (before.raw_nulls if before else {}, counted.nulls))
+        record = JobRecord(job=self.name, mode=self.mode, version=self.base.next, rows=rows, files=files,
+                           at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                           state=state.hash if spec.fitted else None, parent=before.state if before else None,
+                           spec=spec.text, seed=spec.table.seed, cardinalities=sizes, rejected=counted.rejected,
+                           bags=profile.bags, profile=profile.columns, raw_nulls=counted.nulls, drift=moved)
+        return record, spec.fields(sizes, profile.bags)
+
+    def _watch(self, record: JobRecord, progress: Progress) -> None:
+        """Warns of drift, or refuses it, as the spec says."""
+        for kind, (warn, refuse) in self.spec.drift.items():
+            for name, moved in record.drift.items():
+                size = abs(moved[kind])
+                what = f"drift: {kind} of column {name!r} is {moved[kind]:g} against the version before"
+                if refuse is not None and size >= refuse:
+                    raise DriftError(f"{what}, and drift.{kind}.refuse = {refuse:g}; nothing was published")
+                if warn is not None and size >= warn:
+                    progress.say(f"warning: {what} (drift.{kind}.warn = {warn:g})")
 
 
-def _state_to_reuse(spec: Spec, store: Store, name: str | None) -> State:
+def _most(rejected: Mapping[str, int]) -> str:
+    reason = max(rejected, key=lambda r: rejected[r])
+    return f"most often: {reason}"
+
+
+def _buckets(spec: Spec) -> dict[str, int]:
+    """How many ids of each column stand for values out of its vocabulary."""
+    return {c.name: getattr(op, "oov") for c in spec.columns for op in c.ops if hasattr(op, "oov")}  # noqa: B009
+
+
+def _over(spark: SparkSession) -> Callable[..., Any]:
+    """Calls a function on each of some paths in the session's workers, a few paths a task."""
+    def each(function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+        if not paths:
+            return []
+        context = spark.sparkContext
+        tasks = min(len(paths), 4 * context.defaultParallelism)
+        return context.parallelize(list(paths), tasks).map(function).collect()
+    return each
+
+
+def _state_before(spec: Spec, store: Store, name: str | None) -> State:
     """The table's fitted state, if it is this spec's."""
     if not spec.fitted:
         return State(spec=spec.fitted_hash)
@@ -125,6 +191,20 @@ def _state_to_reuse(spec: Spec, store: Store, name: str | None) -> State:
         raise StateError(f"{store.uri}: there is no fitted state to reuse; leave out --reuse-state")
     state = State.load(store, name)
     if state.spec != spec.fitted_hash:
-        raise StateError(f"{store.uri}: its fitted state is another spec's (hash {state.spec}, this one's is "
-                         f"{spec.fitted_hash}); use --mode overwrite without --reuse-state")
+        raise StateError(f"{store.uri}: its fitted state is another spec's: {_difference(state.chains, spec.chains)}; "
+                         "use --mode overwrite without --reuse-state")
     return state
+
+
+def _difference(have: Mapping[str, Any], want: Mapping[str, Any]) -> str:
+    """The first of what two specs learn differently."""
+    for key in sorted(have.keys() | want.keys()):
+        if key not in want or key not in have:
+            return f"{key} is {'not in this spec' if key in have else 'only in this spec'}"
+        if have[key] != want[key]:
+            return f"{key} was learned by {_words(have[key])}, and is {_words(want[key])} in this spec"
+    return "its columns differ"
+
+
+def _words(users: Any) -> str:
+    return "; ".join(f"{' × '.join(sources)}: {ops}" for sources, ops in users)

@@ -11,32 +11,25 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from etl.fields import Field
-from etl.record import FileRecord, JobRecord
+from etl.record import JobRecord
+from etl.shards import METADATA_KEY, CommitError, arrow_schema
 from etl.store import Store
 
 MODES = ("create", "append", "overwrite")
-METADATA_KEY = b"sluice"
-_HASHING_THREADS = 4
 
 
 class CommitConflict(RuntimeError):
     """Another job published first; nothing of this one was. Its message says what to do."""
-
-
-class CommitError(ValueError):
-    """A commit that cannot be asked for, or files that are not what the job meant to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,60 +67,6 @@ class Base:
 def new_job() -> str:
     """A name no other job has; sorts by time."""
     return f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
-
-
-def folder_of(job: str) -> str:
-    return f"data/{job}"
-
-
-def job_of(path: str) -> str:
-    """The job that wrote a data file: the second part of its path."""
-    parts = path.split("/")
-    return parts[1] if len(parts) > 2 and parts[0] == "data" else ""
-
-
-def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
-    """What is stored for these fields, with what a reader must know of each in its metadata.
-
-    Cardinalities are not in it: an append may raise them, and cannot change a table's schema."""
-    columns = []
-    for f in fields:
-        about = {"role": f.role, "layout": f.layout, "width": f.width, "online": list(f.online),
-                 "inputs": list(f.inputs)}
-        columns.append(pa.field(f.name, _arrow_type(f.type), nullable=False,
-                                metadata={METADATA_KEY: json.dumps(about, sort_keys=True).encode()}))
-    return pa.schema(columns)
-
-
-def _arrow_type(name: str) -> pa.DataType:
-    if name.startswith("list<"):
-        return pa.list_(pa.field("element", pa.type_for_alias(name[5:-1]), nullable=False))
-    return pa.type_for_alias(name)
-
-
-def describe(store: Store, job: str, schema: pa.Schema, row_group_rows: int) -> tuple[FileRecord, ...]:
-    """Every file of a job, its footer checked against what the job was to write."""
-    paths = [p for p in store.files(folder_of(job)) if p.endswith(".parquet")]
-    with ThreadPoolExecutor(_HASHING_THREADS, "sluice-describe") as pool:
-        found = list(pool.map(lambda path: _describe(store, path, schema, row_group_rows), paths))
-    return tuple(f for f in found if f.rows)
-
-
-def _describe(store: Store, path: str, schema: pa.Schema, row_group_rows: int) -> FileRecord:
-    with store.fs.open_input_file(store.path(path)) as file:
-        footer = pq.ParquetFile(file)
-        groups = tuple(footer.metadata.row_group(i).num_rows for i in range(footer.metadata.num_row_groups))
-        have = [(f.name, f.type) for f in footer.schema_arrow]
-    want = [(f.name, f.type) for f in schema]
-    if have != want:
-        raise CommitError(f"{store.url(path)}: its columns are {have}, not {want}")
-    if any(rows != row_group_rows for rows in groups[:-1]) or (groups and groups[-1] > row_group_rows):
-        raise CommitError(f"{store.url(path)}: its row groups have {groups} rows, not {row_group_rows} each")
-    split = next((part[6:] for part in path.split("/") if part.startswith("split=")), "")
-    if not split:
-        raise CommitError(f"{store.url(path)}: it lies in no split's folder")
-    return FileRecord(path=path, rows=sum(groups), bytes=store.size(path) or 0, split=split, row_group_rows=groups,
-                      sha256=store.digest(path))
 
 
 def publish(store: Store, base: Base, record: JobRecord, fields: Sequence[Field]) -> int:

@@ -5,21 +5,37 @@ Both are arithmetic on Arrow arrays: Spark's workers, the tests' slow twin and, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from etl.ops import Fitted
-from etl.ops.base import as_number, as_text
+from etl.columns import ROLE_KINDS, ColumnSpec
+from etl.ops import Fitted, Operator
+from etl.ops.bags import packed
+from etl.ops.base import as_number
+from etl.ops.chain import step
 from etl.ops.hashing import hash_rows, mix
-from etl.spec import ROLE_KINDS, ColumnSpec, Spec
+from etl.spec import Spec
 from etl.state import State
 
+Keys = npt.NDArray[np.uint64]
 _SPLIT = np.uint64(0x5EED5EED00000001)
 _FLOAT = np.finfo(np.float32)
+
+
+def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
+    """One key a row, of its input columns alone: splits, files, folds and samples go by it."""
+    return hash_rows([_joined(columns[name]) for name in spec.input.columns], spec.table.seed)
+
+
+def _joined(column: pa.Array) -> pa.Array:
+    """A list as one text, for its hash."""
+    return pc.binary_join(column.cast(pa.list_(pa.string())), "\x1f") if pa.types.is_list(column.type) else column
 
 
 class Features:
@@ -27,25 +43,50 @@ class Features:
 
     def __init__(self, spec: Spec, state: State) -> None:
         self.spec = spec
-        self._prepared = {key: op.prepare(state[key]) for _, key, op, _ in spec.fitted}
+        self._prepared = {learned.key: learned.op.prepare(state[learned.key]) for learned in spec.fitted
+                          if learned.key in state.tables}
+        self._needs = {name for column in spec.columns for op in column.ops for name in op.needs}
 
-    def apply(self, raw: Mapping[str, pa.Array]) -> list[pa.Array]:
-        """The table's columns, in the spec's order."""
-        return [self._column(column, raw[column.source]) for column in self.spec.columns]
+    def apply(self, columns: Mapping[str, pa.Array], keys: Keys | None = None) -> list[pa.Array]:
+        """The table's columns, in the spec's order, as Spark stores them.
 
-    def _column(self, column: ColumnSpec, values: pa.Array) -> pa.Array:
-        for number, op in enumerate(column.ops):
-            values = as_text(values) if op.takes == "text" else as_number(values)
-            values = op.apply(values, self._prepared[column.state_key(number)] if isinstance(op, Fitted) else None)
-        return _stored(values, ROLE_KINDS[column.role][1])
+        Without `keys`, as in serving, rows belong to no fold, and labels need not be there."""
+        extras = self.extras(columns, keys)
+        return [_stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
+                for column in self.spec.columns if column.sources[0] in columns or column.role != "label"]
+
+    def extras(self, columns: Mapping[str, pa.Array], keys: Keys | None) -> dict[str, pa.Array]:
+        """What operators may need to know of a row besides their column."""
+        if not self._needs:
+            return {}
+        count = len(next(iter(columns.values())))
+        label = columns.get(self.spec.label)
+        return {"label": pa.nulls(count, pa.int8()) if label is None else label.cast(pa.int8()),
+                "key": pa.nulls(count, pa.int64()) if keys is None else pa.array(keys.view(np.int64))}
+
+    def run(self, column: ColumnSpec, ops: Sequence[Operator], columns: Mapping[str, pa.Array],
+            extras: Mapping[str, pa.Array]) -> pa.Array:
+        """A column after the first of its operators, `ops`."""
+        values = columns[column.sources[0]]
+        if len(column.sources) > 1:
+            values = pa.StructArray.from_arrays([columns[s] for s in column.sources], list(column.sources))
+        for number, op in enumerate(ops):
+            learned = self._prepared[column.state_key(number)] if isinstance(op, Fitted) else None
+            values = step(op, values, learned, extras)
+        return values
+
+    def prepared(self, key: str) -> Any:
+        return self._prepared[key]
 
 
 def cardinalities(spec: Spec, state: State) -> dict[str, int]:
     """Rows that each sparse column's embedding needs."""
     found = {}
     for column in spec.columns:
-        if column.ops and column.role == "sparse":
-            last = len(column.ops) - 1
+        if column.role in ("sparse", "id_list"):
+            giving = [i for i, op in enumerate(column.ops) if op.gives == "id" or (getattr(op, "size", None)
+                      and op.name == "python")]
+            last = giving[-1]
             op = column.ops[last]
             size = op.cardinality(state[column.state_key(last)] if isinstance(op, Fitted) else None)
             if size is not None:
@@ -53,44 +94,75 @@ def cardinalities(spec: Spec, state: State) -> dict[str, int]:
     return found
 
 
-def _stored(values: pa.Array, type_name: str) -> pa.Array:
-    kind = pa.type_for_alias(type_name)
+def _stored(values: pa.Array, spec: Spec, column: ColumnSpec) -> pa.Array:
+    if column.role == "id_list":
+        return values.cast(pa.list_(pa.int32())) if spec.table.plain_lists else packed(values)
+    if column.role == "key":
+        return pc.fill_null(values.cast(pa.string()), "")
+    kind = pa.type_for_alias(ROLE_KINDS[column.role][1])
     if kind == pa.float32():
         wide = as_number(values).to_numpy(zero_copy_only=False)
         return pa.array(np.clip(wide, _FLOAT.min, _FLOAT.max).astype(np.float32))
+    if kind == pa.float64():
+        return pc.fill_null(as_number(values), 0.0)
     return values.cast(kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which split and which file a row belongs to, by its key alone: not by the cluster, nor by other rows."""
+    """Which split and which file a row belongs to, by its own values alone: not by the cluster, nor by other rows."""
 
-    seed: int
-    shares: Mapping[str, float]
+    spec: Spec
     files: tuple[int, ...]
-    """Number of files of each split, in the order of `shares`."""
+    """Number of files of each split, in the spec's order."""
 
     @classmethod
     def of(cls, spec: Spec, rows: int) -> Placement:
         """Enough files that each holds about `table.file_rows`."""
         files = tuple(max(1, -(-int(rows * share) // spec.table.file_rows)) for share in spec.table.split.values())
-        return cls(spec.table.seed, dict(spec.table.split), files)
+        return cls(spec, files)
 
     @property
     def total(self) -> int:
         return sum(self.files)
 
-    def keys(self, raw: Mapping[str, pa.Array]) -> npt.NDArray[np.uint64]:
-        return hash_rows(list(raw.values()), self.seed)
+    @property
+    def sorted_by_value(self) -> bool:
+        """Whether rows lie by something before their keys."""
+        return bool(self.spec.table.order or self.spec.table.together)
 
-    def split(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-        """Number of the split of each row."""
+    def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
+        """Number of the split of each row; -1 where `split_column` names none."""
+        table = self.spec.table
+        if table.split_column:
+            place = pc.index_in(columns[table.split_column].cast(pa.string()), pa.array(list(table.split)))
+            return np.asarray(pc.fill_null(place, -1).to_numpy(zero_copy_only=False), np.int32)
+        if table.split_time:
+            at = pc.fill_null(as_number(columns[table.split_time]), -np.inf).to_numpy(zero_copy_only=False)
+            return np.asarray(np.searchsorted(np.array(table.split_from[1:]), at, side="right"), np.int32)
+        if table.split_by:
+            keys = hash_rows([columns[name] for name in table.split_by], table.seed)
         share = (mix(keys ^ _SPLIT) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        bounds = np.cumsum(list(self.shares.values()))[:-1]
-        return np.searchsorted(bounds, share, side="right").astype(np.int32)
+        bounds = np.cumsum(list(table.split.values()))[:-1]
+        return np.asarray(np.searchsorted(bounds, share, side="right"), np.int32)
 
-    def file(self, keys: npt.NDArray[np.uint64], split: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Number of the file of each row, over all splits."""
-        counts = np.array(self.files, np.uint64)
+    def file(self, keys: Keys, split: npt.NDArray[np.int32], shares: npt.NDArray[np.float64] | None = None
+             ) -> npt.NDArray[np.int32]:
+        """Number of the file of each row, over all splits; by `shares` of rows that lie before it, if given."""
+        counts = np.array(self.files, np.uint64)[split]
         first = np.cumsum([0, *self.files[:-1]]).astype(np.int32)
-        return first[split] + (keys % counts[split]).astype(np.int32)
+        within = keys % counts if shares is None else (shares * counts).astype(np.uint64)
+        return np.asarray(first[split] + np.minimum(within, counts - np.uint64(1)).astype(np.int32), np.int32)
+
+    def place(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys
+              ) -> tuple[npt.NDArray[np.int32], pa.Array | None]:
+        """File of each row, and what it is sorted by there before its key, if anything."""
+        table, split = self.spec.table, self.split(keys, columns)
+        if table.order:
+            hidden = next(c for c in self.spec.hidden if c.name == "rows/order")
+            shares = features.run(hidden, hidden.ops, columns, {}).to_numpy(zero_copy_only=False)
+            return self.file(keys, split, shares), pc.fill_null(as_number(columns[table.order]), -np.inf)
+        if table.together:
+            group = hash_rows([columns[table.together]], table.seed)
+            return self.file(group, split), pa.array((group >> np.uint64(11)).astype(np.float64))
+        return self.file(keys, split), None

@@ -57,6 +57,9 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--reuse-state", action="store_true",
                            help="apply what the table's newest version learned instead of learning anew; an append "
                                 "always does, so that no id changes its value")
+    described.add_argument("--update-state", action="store_true",
+                           help="keep every id that the table's newest version gave, and add values not seen before; "
+                                "with append or overwrite")
     return described
 
 
@@ -68,6 +71,7 @@ def _share(text: str) -> float:
 
 def main(argv: list[str]) -> dict[str, Any]:
     from etl.build import Job
+    from etl.failure import clearly
     from etl.progress import Progress
     from etl.session import open_session
     from etl.spec import Spec
@@ -75,11 +79,13 @@ def main(argv: list[str]) -> dict[str, Any]:
 
     args, start, progress = parser().parse_args(argv), time.monotonic(), Progress(sys.stderr)
     job = Job(spec=Spec.read(args.spec), inputs=tuple(args.input), store=Store(args.output), mode=args.mode,
-              rejects=args.rejects, max_rejects=args.max_rejects, reuse_state=args.reuse_state)
+              rejects=args.rejects, max_rejects=args.max_rejects, reuse_state=args.reuse_state,
+              update_state=args.update_state)
     with progress.stage("starting Spark"):
         spark = open_session("sluice-etl")
     try:
-        result = job.run(spark, progress)
+        with clearly():
+            result = job.run(spark, progress)
     finally:
         spark.stop()
     seconds = round(time.monotonic() - start, 1)
@@ -97,12 +103,16 @@ if __name__ == "__main__":
         print(f"error: {sys.executable} has no {missing.name}; tell spark-submit which Python has it: "
               "--conf spark.pyspark.python=.venv/bin/python", file=sys.stderr)
         sys.exit(2)
-    from etl.commit import CommitError
-    from etl.fit import InputError
+    from etl.build import DriftError
+    from etl.commit import CommitConflict
+    from etl.failure import SparkFailure
+    from etl.keys import SpecError
     from etl.program import run
-    from etl.spec import SpecError
+    from etl.raw import InputError
+    from etl.shards import CommitError
     from etl.state import StateError
     from etl.store import StoreError
     from etl.table import TableError
 
-    run(main, input_errors=(SpecError, StateError, StoreError, TableError, CommitError, InputError))
+    run(main, input_errors=(SpecError, StateError, StoreError, TableError, CommitError, InputError, DriftError),
+        failures=(SparkFailure, CommitConflict))

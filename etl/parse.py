@@ -15,8 +15,11 @@ import pyarrow.json
 
 from etl.spec import Spec
 
-ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
-_NOT = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text"}
+ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "texts": pa.list_(pa.string()),
+               "floats": pa.list_(pa.float64())}
+_NOT = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
+        "texts": "not a list of texts", "floats": "not a list of numbers"}
+_ELEMENT = {"texts": "text", "floats": "float"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Parser:
 
     def __init__(self, spec: Spec) -> None:
         self.types = spec.input.columns
-        self.label = next(c.source for c in spec.columns if c.role == "label")
+        self.label = spec.label
         self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
         quote: Any = '"' if spec.input.format == "csv" else False
         self._csv = {"delimiter": spec.input.delimiter, "quote_char": quote, "ignore_empty_lines": False}
@@ -43,10 +46,7 @@ class Parser:
 
     def parse(self, batch: pa.RecordBatch) -> Parsed:
         """Splits a batch into good rows and rejects."""
-        if "line" in batch.schema.names:
-            parsed = self._lines(batch["line"])
-        else:
-            parsed = Parsed({name: batch[name] for name in self.types}, batch.num_rows, [])
+        parsed = self._lines(batch["line"]) if "line" in batch.schema.names else _without_bad(batch)
         return self._with_good_labels(parsed)
 
     def _quoted_lines(self, lines: pa.Array) -> Parsed:
@@ -145,6 +145,17 @@ class Parser:
                       parsed.rejected + bad)
 
 
+def _without_bad(batch: pa.RecordBatch) -> Parsed:
+    """Columns come with `_bad`, the name of the first that does not fit its type, where one does not."""
+    names = [name for name in batch.schema.names if name not in ("_bad", "_file")]
+    if "_bad" not in batch.schema.names or batch["_bad"].null_count == batch.num_rows:
+        return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
+    bad = batch["_bad"].to_pylist()
+    good = pc.is_null(batch["_bad"])
+    return Parsed({name: batch[name].filter(good) for name in names}, bad.count(None),
+                  [(number, f"{name}: does not fit its type") for number, name in enumerate(bad) if name is not None])
+
+
 def _joined(lines: pa.Array) -> pa.Buffer:
     """All lines in one piece; each ends its line already, so no byte is copied."""
     _, offsets, data = lines.buffers()
@@ -184,6 +195,8 @@ def _one(cell: bytes, kind: str) -> Any:
 def _fits(value: Any, kind: str) -> bool:
     if value is None:
         return True
+    if kind in _ELEMENT:
+        return isinstance(value, list) and all(_fits(item, _ELEMENT[kind]) for item in value)
     if kind == "text":
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, (int, float)):

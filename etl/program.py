@@ -32,10 +32,11 @@ def _leave(code: int) -> NoReturn:
 
 
 def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, input_errors: tuple[type[Exception], ...] = (),
-        argv: list[str] | None = None) -> NoReturn:
+        failures: tuple[type[Exception], ...] = (), argv: list[str] | None = None) -> NoReturn:
     """Runs `main(argv)`, prints what it returns as the last line, and exits as this module's docstring says.
 
-    `input_errors` are the room's own exceptions that mean wrong input rather than a failure."""
+    `input_errors` are the room's own exceptions that mean wrong input rather than a failure; `failures` are those whose
+    message says it all, so that no traceback is shown."""
     def interrupted(_signum: int, _frame: object) -> None:
         watchdog = threading.Timer(_GRACE_S, os._exit, (INTERRUPTED,))
         watchdog.daemon = True
@@ -53,6 +54,9 @@ def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, input_errors: 
     except input_errors + (UsageError,) as error:  # noqa: RUF005  mypy follows a sum of tuples only
         say(f"error: {error}")
         _leave(USAGE)
+    except failures as error:
+        say(f"failed: {error}")
+        _leave(FAILED)
     except BrokenPipeError:
         os._exit(FAILED)
     except Exception as error:

@@ -25,6 +25,10 @@ class FileRecord:
     row_group_rows: tuple[int, ...]
     sha256: str
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
+        return cls(**{**value, "row_group_rows": tuple(value["row_group_rows"])})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
@@ -47,6 +51,12 @@ class JobRecord:
     files: tuple[FileRecord, ...]
     rejected: Mapping[str, int] = field(default_factory=dict)
     bags: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
+    profile: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What its columns look like: see `etl.profile.Profile`."""
+    raw_nulls: Mapping[str, float] = field(default_factory=dict)
+    """Share of missing values in each input column."""
+    drift: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Against the version before it."""
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
@@ -57,7 +67,7 @@ class JobRecord:
             if value["format"] != FORMAT:
                 raise RecordError(f"job record of format {value['format']}; this program reads format {FORMAT}")
             known = {k: v for k, v in value.items() if k != "format"}
-            files = tuple(FileRecord(**{**f, "row_group_rows": tuple(f["row_group_rows"])}) for f in known["files"])
+            files = tuple(FileRecord.from_json(f) for f in known["files"])
             return cls(**{**known, "files": files, "bags": {k: tuple(v) for k, v in known["bags"].items()}})
         except (KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"job record lacks or misnames something: {error}") from None

@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl.commit import Base, arrow_schema, describe, folder_of, new_job, publish
+from etl.commit import Base, new_job, publish
 from etl.fields import Field
 from etl.record import JobRecord
+from etl.shards import arrow_schema, describe, folder_of
 from etl.store import Store
 from etl.synthetic import CATEGORIES, INTEGERS, Clicks, Rows
 from etl.table import FeatureTable
@@ -55,10 +56,10 @@ def small_table(path: str | os.PathLike[str], *, rows: int = 10_000, seed: int =
             pq.write_table(piece, target, row_group_size=row_group_rows, compression="lz4", use_dictionary=False,
                            write_page_checksum=True)
         start = stop
-    written = describe(store, job, arrow_schema(fields), row_group_rows)
+    written, profile = describe(store, job, fields, row_group_rows)
     record = JobRecord(job=job, mode=mode, version=base.next, at=f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
                        rows=sum(f.rows for f in written), state=None, parent=None, spec="", seed=seed, files=written,
-                       cardinalities=dict.fromkeys(CATEGORIES, values + _FIRST_ID))
+                       cardinalities=dict.fromkeys(CATEGORIES, values + _FIRST_ID), profile=profile.columns)
     return FeatureTable.open(store.uri, publish(store, base, record, fields))
 
 

@@ -1,38 +1,36 @@
-"""A feature spec: what comes in, which columns go out and how each is made. `Spec.read` checks all of it at once.
+"""A feature spec: what comes in, which rows stay, which columns go out and how each is made.
 
-Errors name the key's path in the file and the nearest right name.
+`Spec.read` checks all of it at once; errors name the key's path in the file and the nearest right name.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import hashlib
+import itertools
 import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
+from etl.columns import ROLE_KINDS, ColumnSpec, read_columns
 from etl.fields import Field
+from etl.keys import SpecError, column, known, section, sections, texts, value
 from etl.names import nearest
-from etl.ops import OPERATORS, Fitted, Operator, OperatorError
+from etl.ops import Fitted
+from etl.ops.order import Steps
+from etl.rows import SECTIONS, Rows, read_rows
 
-FORMATS = ("tsv", "csv", "json", "parquet")
-INPUT_TYPES = {"int": "number", "float": "number", "text": "text"}
-# What a chain must end in for a role, and the Arrow type that is stored.
-ROLE_KINDS = {"label": ("number", "int8"), "weight": ("number", "float"), "dense": ("number", "float"),
-              "sparse": ("id", "int32")}
+FORMATS = ("tsv", "csv", "json", "parquet", "delta")
+WITH_LISTS = ("json", "parquet", "delta")
+INPUT_TYPES = {"int": "number", "float": "number", "text": "text", "texts": "texts", "floats": "numbers"}
 DEFAULT_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
-MAX_WIDTH = 4096
+DRIFTS = ("psi", "unseen", "nulls")
 _RANGE = re.compile(r"([A-Za-z_]+)(\d+)\.\.([A-Za-z_]+)(\d+)")
-
-
-class SpecError(ValueError):
-    """A spec that cannot be used: its message names the file, the key's path and what would do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,26 +51,32 @@ class TableSpec:
     row_group_rows: int = 32_768
     file_rows: int = 524_288
     split: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_SPLIT))
+    """Shares of the rows, by the hash of each."""
+    split_by: tuple[str, ...] = ()
+    """Columns whose hash decides instead, so that rows which agree in them stay in one split."""
+    split_column: str | None = None
+    """A text column that holds the split's name instead."""
+    split_time: str | None = None
+    """A number column instead: each split begins at its bound in `split_from`."""
+    split_from: tuple[float, ...] = ()
+    order: str | None = None
+    """A number column by which rows lie, over files and within them, instead of by hash."""
+    order_step: float = 3600.0
+    """Files are cut at whole multiples of this."""
+    together: str | None = None
+    """Rows that agree in this column lie next to each other."""
+    plain_lists: bool = False
+    """Bags as Parquet lists, for readers other than ours, instead of packed bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnSpec:
-    """One column of the table."""
+class Learned:
+    """One fitted state: its key, what learns it, in which pass, and from which columns."""
 
-    name: str
-    source: str
-    """The input column it is made from."""
-    role: str
-    ops: tuple[Operator, ...] = ()
-    width: int | None = None
-
-    def state_key(self, number: int) -> str:
-        """The name that the fitted state of its operator of that number has."""
-        return f"{self.name}/{number}"
-
-    @property
-    def fitted(self) -> list[tuple[str, Fitted, int]]:
-        return [(self.state_key(i), op, i) for i, op in enumerate(self.ops) if isinstance(op, Fitted)]
+    key: str
+    op: Fitted
+    level: int
+    users: tuple[tuple[ColumnSpec, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,9 @@ class Spec:
     table: TableSpec
     columns: tuple[ColumnSpec, ...]
     text: str = field(repr=False)
+    rows: Rows = field(default_factory=Rows)
+    drift: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    """Of psi, unseen and nulls: from which value on a new version is warned of, and from which it is refused."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Spec:
@@ -103,81 +110,122 @@ class Spec:
             raise SpecError(f"{name}: {error}") from None
 
     @property
-    def fitted(self) -> list[tuple[ColumnSpec, str, Fitted, int]]:
-        """Every operator that learns: its column, its state's key, itself, its number in the chain."""
-        return [(column, key, op, number) for column in self.columns for key, op, number in column.fitted]
+    def label(self) -> str:
+        """The input column that the label is."""
+        return next(c.sources[0] for c in self.columns if c.role == "label")
+
+    @property
+    def hidden(self) -> tuple[ColumnSpec, ...]:
+        """What must be learned for the rows' sake: it becomes no column."""
+        found = []
+        if self.rows.negatives:
+            found.append(ColumnSpec(name="rows/negatives", sources=(self.rows.negatives.column,), role="sparse",
+                                    ops=(self.rows.negatives.learns,)))
+        if self.table.order:
+            found.append(ColumnSpec(name="rows/order", sources=(self.table.order,), role="sparse",
+                                    ops=(Steps(step=self.table.order_step),)))
+        return tuple(found)
+
+    @property
+    def fitted(self) -> tuple[Learned, ...]:
+        """Every state there is to learn, once."""
+        found: dict[str, Learned] = {}
+        for spec in (*self.columns, *self.hidden):
+            for key, op, number in spec.fitted:
+                before = found[key].users if key in found else ()
+                found[key] = Learned(key=key, op=op, level=spec.level(number), users=(*before, (spec, number)))
+        return tuple(found.values())
+
+    @property
+    def levels(self) -> int:
+        """Passes that fitting takes."""
+        return max((learned.level + 1 for learned in self.fitted), default=0)
+
+    @property
+    def chains(self) -> dict[str, Any]:
+        """All that the fitted states depend on, by their keys, as plain values."""
+        return {learned.key: [[list(c.sources), [{"op": op.name, **dataclasses.asdict(op)}
+                                                 for op in c.ops[:number + 1]]] for c, number in learned.users]
+                for learned in self.fitted}
 
     @property
     def fitted_hash(self) -> str:
-        """Of all that a fitted state depends on; state of another hash is another spec's."""
-        chains = {key: [column.source, [[op.name, dataclasses.asdict(op)] for op in column.ops[:number + 1]]]
-                  for column, key, _, number in self.fitted}
-        return hashlib.sha256(json.dumps(chains, sort_keys=True).encode()).hexdigest()[:16]
+        """Of `chains`: state of another hash is another spec's."""
+        return hashlib.sha256(json.dumps(self.chains, sort_keys=True).encode()).hexdigest()[:16]
 
-    def fields(self, cardinalities: Mapping[str, int]) -> tuple[Field, ...]:
-        return tuple(Field(name=c.name, role=c.role, type=ROLE_KINDS[c.role][1], width=c.width,
-                           cardinality=cardinalities.get(c.name), inputs=() if c.source == c.name else (c.source,))
-                     for c in self.columns)
+    def fields(self, cardinalities: Mapping[str, int], bags: Mapping[str, tuple[int, float, int]] | None = None
+               ) -> tuple[Field, ...]:
+        return tuple(self._field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns)
+
+    def _field(self, c: ColumnSpec, cardinality: int | None, bag: tuple[int, float, int] | None) -> Field:
+        kind, layout = ROLE_KINDS[c.role][1], "scalar"
+        if c.role == "id_list":
+            kind, layout = ("list<int32>", "list") if self.table.plain_lists else (kind, "bytes")
+        return Field(name=c.name, role=c.role, type=kind, layout=layout, width=c.width, cardinality=cardinality,
+                     bag=bag, online=c.left_to_loader, inputs=() if c.sources == (c.name,) else c.sources)
 
 
 def _spec(raw: dict[str, Any], text: str) -> Spec:
-    _known(raw, ("input", "table", "column"), "")
-    source = _input(_section(raw, "input"))
-    table = _table(_section(raw, "table"))
-    entries = raw.get("column", [])
-    if not isinstance(entries, list) or not entries:
+    known(raw, ("input", "table", "column", "drift", *SECTIONS), "")
+    source = _input(section(raw, "input"))
+    kinds = {name: INPUT_TYPES[kind] for name, kind in source.columns.items()}
+    rows = read_rows(raw, kinds, INPUT_TYPES)
+    table = _table(section(raw, "table"), kinds)
+    entries = sections(raw, "column")
+    if not entries:
         raise SpecError("column: there must be at least one [[column]]")
-    columns = _columns(entries, source)
-    labels = [c.name for c in columns if c.role == "label"]
+    columns = read_columns(entries, kinds)
+    labels = [c for c in columns if c.role == "label"]
     if len(labels) != 1:
-        raise SpecError(f"column: exactly one must have role = \"label\", but {labels or 'none'} has")
-    if not any(c.role in ("dense", "sparse") for c in columns):
+        names = [c.name for c in labels] or "none"
+        raise SpecError(f"column: exactly one must have role = \"label\", but {names} has")
+    if labels[0].ops or labels[0].sources[0] not in source.columns:
+        raise SpecError(f"column {labels[0].name!r}: a label is an input column as it is, 0 or 1")
+    if not any(c.role in ("dense", "sparse", "id_list") for c in columns):
         raise SpecError("column: none has role \"dense\" or \"sparse\": there is nothing to learn from")
-    return Spec(input=source, table=table, columns=columns, text=text)
+    if rows.sample and rows.sample.weight:
+        columns = (*columns, _weight(columns, rows, labels[0]))
+    if sum(c.role == "weight" for c in columns) > 1:
+        raise SpecError("column: at most one can have role = \"weight\"")
+    return Spec(input=source, table=table, columns=columns, text=text, rows=rows, drift=_drift(section(raw, "drift")))
 
 
-def _section(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = raw.get(key, {})
-    if not isinstance(value, dict):
-        raise SpecError(f"{key}: must be a table, written [{key}]")
-    return value
+def _weight(columns: tuple[ColumnSpec, ...], rows: Rows, label: ColumnSpec) -> ColumnSpec:
+    """What makes up for the rows that a sample leaves out: 1 / share for label 0."""
+    from etl.ops.dense import InverseShare
 
-
-def _known(raw: Mapping[str, Any], known: Iterable[str], path: str) -> None:
-    for key in raw:
-        if key not in (known := tuple(known)):
-            raise SpecError(f"{path}{'.' if path else ''}{key}: unknown key{nearest(key, known)}")
-
-
-def _value(raw: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any, path: str) -> Any:
-    value = raw.get(key, default)
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise SpecError(f"{path}.{key} = {value!r}: must be {' or '.join(k.__name__ for k in kinds)}")
-    return value
+    assert rows.sample is not None
+    assert rows.sample.weight is not None
+    if any(c.name == rows.sample.weight for c in columns):
+        raise SpecError(f"sample.weight = {rows.sample.weight!r}: there is a column of this name already")
+    return ColumnSpec(name=rows.sample.weight, sources=label.sources, role="weight",
+                      ops=(InverseShare(share=rows.sample.negatives),))
 
 
 def _input(raw: dict[str, Any]) -> Input:
-    _known(raw, ("format", "delimiter", "header", "columns"), "input")
-    form = _value(raw, "format", str, "tsv", "input")
+    known(raw, ("format", "delimiter", "header", "columns"), "input")
+    form = value(raw, "format", str, "tsv", "input")
     if form not in FORMATS:
         raise SpecError(f"input.format = {form!r}: unknown format{nearest(form, FORMATS)}")
-    delimiter = _value(raw, "delimiter", str, "\t" if form == "tsv" else ",", "input")
+    delimiter = value(raw, "delimiter", str, "\t" if form == "tsv" else ",", "input")
     if len(delimiter.encode()) != 1 or delimiter in "\r\n":
         raise SpecError(f"input.delimiter = {delimiter!r}: must be one character other than a line's end")
     columns: dict[str, str] = {}
-    for number, entry in enumerate(_value(raw, "columns", list, [], "input")):
+    for number, entry in enumerate(value(raw, "columns", list, [], "input")):
         path = f"input.columns[{number}]"
         names, _, kind = str(entry).partition(":")
         if kind not in INPUT_TYPES:
             raise SpecError(f"{path} = {entry!r}: write name:type{nearest(kind, INPUT_TYPES)}")
+        if kind in ("texts", "floats") and form not in WITH_LISTS:
+            raise SpecError(f"{path} = {entry!r}: {form} has no lists; read it as text, and add "
+                            '{op = "split"} to its column')
         for name in _expanded(names, path):
             if name in columns:
                 raise SpecError(f"{path}: column {name!r} is there twice")
             columns[name] = kind
     if not columns:
         raise SpecError('input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]')
-    return Input(format=form, delimiter=delimiter, header=_value(raw, "header", bool, False, "input"), columns=columns)
+    return Input(format=form, delimiter=delimiter, header=value(raw, "header", bool, False, "input"), columns=columns)
 
 
 def _expanded(names: str, path: str) -> list[str]:
@@ -191,118 +239,59 @@ def _expanded(names: str, path: str) -> list[str]:
     return [names]
 
 
-def _table(raw: dict[str, Any]) -> TableSpec:
-    _known(raw, [f.name for f in dataclasses.fields(TableSpec)], "table")
-    whole: dict[str, Any] = {f.name: _value(raw, f.name, int, f.default, "table")
-                             for f in dataclasses.fields(TableSpec) if f.name != "split"}
+def _table(raw: dict[str, Any], kinds: Mapping[str, str]) -> TableSpec:
+    known(raw, ("seed", "row_group_rows", "file_rows", "split", "split_by", "split_column", "split_time", "order",
+                "order_step", "together", "plain_lists"), "table")
+    whole: dict[str, Any] = {name: value(raw, name, int, getattr(TableSpec(), name), "table")
+                             for name in ("seed", "row_group_rows", "file_rows")}
     for key in ("row_group_rows", "file_rows"):
         if whole[key] < 1:
             raise SpecError(f"table.{key} = {whole[key]}: must be at least 1")
-    split = _value(raw, "split", dict, DEFAULT_SPLIT, "table")
+    for key in ("split_column", "order", "together", "split_time"):
+        if key in raw:
+            whole[key] = column(raw, key, kinds, "table")
+            if key in ("order", "split_time") and kinds[whole[key]] != "number":
+                raise SpecError(f"table.{key} = {whole[key]!r}: holds {kinds[whole[key]]}, not numbers")
+    for name in (by := texts(raw, "split_by", (), "table")):
+        if name not in kinds:
+            raise SpecError(f"table.split_by = {name!r}: no such input column{nearest(name, kinds)}")
+    ways = [key for key in ("split_by", "split_column", "split_time") if key in raw]
+    if len(ways) > 1 or ("order" in raw and "together" in raw):
+        raise SpecError(f"table.{ways[1] if len(ways) > 1 else 'order'}: cannot stand beside "
+                        f"{ways[0] if len(ways) > 1 else 'together'}")
+    step = float(value(raw, "order_step", (int, float), 3600.0, "table"))
+    if not step > 0:
+        raise SpecError(f"table.order_step = {step:g}: must be above 0")
+    whole |= {"split_by": by, "order_step": step, "plain_lists": value(raw, "plain_lists", bool, False, "table")}
+    return TableSpec(**_split(raw), **whole)
+
+
+def _split(raw: dict[str, Any]) -> dict[str, Any]:
+    split = value(raw, "split", dict, DEFAULT_SPLIT, "table")
     for name, share in split.items():
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise SpecError(f"table.split.{name}: a split's name is letters, digits, - and _")
-        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 < share <= 1:
+        if not isinstance(share, (int, float)) or isinstance(share, bool):
+            raise SpecError(f"table.split.{name} = {share!r}: must be a number")
+        if "split_time" not in raw and not 0 < share <= 1:
             raise SpecError(f"table.split.{name} = {share!r}: must be a share above 0, at most 1")
+    if "split_time" in raw:
+        bounds = list(split.values())
+        if "split" not in raw or any(a >= b for a, b in itertools.pairwise(bounds)):
+            raise SpecError("table.split: with split_time, it says from which value on each split begins, and these "
+                            "must rise")
+        return {"split": dict.fromkeys(split, 1 / len(split)), "split_from": tuple(map(float, bounds))}
     if abs(sum(split.values()) - 1) > 1e-9:
         raise SpecError(f"table.split: the shares add up to {sum(split.values()):g}, not 1")
-    return TableSpec(split=split, **whole)
+    return {"split": split}
 
 
-_COLUMN_KEYS = ("name", "match", "from", "role", "ops", "embedding")
-
-
-def _columns(entries: list[Any], source: Input) -> tuple[ColumnSpec, ...]:
-    exact: dict[str, tuple[int, dict[str, Any]]] = {}
-    wild: dict[str, tuple[int, dict[str, Any]]] = {}
-    for number, entry in enumerate(entries):
-        path = f"column[{number}]"
-        if not isinstance(entry, dict):
-            raise SpecError(f"{path}: must be a table, written [[column]]")
-        _known(entry, _COLUMN_KEYS, path)
-        if ("name" in entry) == ("match" in entry):
-            raise SpecError(f"{path}: give either name or match")
-        if "name" in entry:
-            name = _value(entry, "name", str, "", path)
-            if name in exact:
-                raise SpecError(f"{path}.name = {name!r}: column[{exact[name][0]}] has this name already")
-            exact[name] = (number, entry)
-            continue
-        pattern = _value(entry, "match", str, "", path)
-        matched = [n for n in source.columns if fnmatch.fnmatchcase(n, pattern)]
-        if not matched:
-            raise SpecError(f"{path}.match = {pattern!r}: matches no input column{nearest(pattern, source.columns)}")
-        for name in matched:
-            if name in wild:
-                raise SpecError(f"{path}.match = {pattern!r}: column[{wild[name][0]}] matches {name!r} too; "
-                                "give that column a [[column]] with its name")
-            wild[name] = (number, entry)
-    chosen = {**wild, **exact}
-    names = [n for n in source.columns if n in chosen] + [n for n in exact if n not in source.columns]
-    return tuple(_column(name, chosen[name][1], f"column[{chosen[name][0]}]", source) for name in names)
-
-
-def _column(name: str, raw: dict[str, Any], path: str, source: Input) -> ColumnSpec:
-    if name == "split" or name.startswith("_"):
-        raise SpecError(f"{path}.name = {name!r}: this name is the table's own")
-    origin = _value(raw, "from", str, name, path)
-    if origin not in source.columns:
-        key = "from" if "from" in raw else "name"
-        raise SpecError(f"{path}.{key} = {origin!r}: no such input column{nearest(origin, source.columns)}")
-    role = _value(raw, "role", str, "", path)
-    if role not in ROLE_KINDS:
-        raise SpecError(f"{path}.role = {role!r}: unknown role{nearest(role, ROLE_KINDS)}")
-    kind = INPUT_TYPES[source.columns[origin]]
-    ops = []
-    for number, entry in enumerate(_value(raw, "ops", list, [], path)):
-        op = _operator(entry, f"{path}.ops[{number}]")
-        if op.takes != kind and not (op.takes == "text" and number == 0):  # raw numbers can be read as text
-            raise SpecError(f"{path}.ops[{number}]: {op.name} takes {op.takes}, but column {name!r} is {kind} here")
-        ops.append(op)
-        kind = op.gives
-    wanted = ROLE_KINDS[role][0]
-    if kind != wanted:
-        hint = "categorify or hash" if wanted == "id" else "an operator that gives numbers"
-        raise SpecError(f"{path}: column {name!r} has role {role!r}, which needs {wanted}, but its operators end in "
-                        f"{kind}; add {hint}")
-    if role in ("dense", "weight") and not any(op.name == "fill" for op in ops):
-        raise SpecError(f"{path}: column {name!r} may have nulls, which a {role} column cannot store; add "
-                        '{op = "fill"}')
-    return ColumnSpec(name=name, source=origin, role=role, ops=tuple(ops), width=_width(raw, role, path))
-
-
-def _width(raw: dict[str, Any], role: str, path: str) -> int | None:
-    if "embedding" not in raw:
-        return None
-    if role != "sparse":
-        raise SpecError(f"{path}.embedding: a {role} column has none")
-    embedding = _value(raw, "embedding", dict, {}, path)
-    _known(embedding, ("width",), f"{path}.embedding")
-    width = _value(embedding, "width", int, 0, f"{path}.embedding")
-    if not 1 <= width <= MAX_WIDTH:
-        raise SpecError(f"{path}.embedding.width = {width}: must be from 1 to {MAX_WIDTH}")
-    return int(width)
-
-
-def _operator(raw: Any, path: str) -> Operator:
-    if not isinstance(raw, dict) or "op" not in raw:
-        raise SpecError(f'{path} = {raw!r}: write {{op = "name", …}}')
-    if raw["op"] not in OPERATORS:
-        raise SpecError(f"{path}.op = {raw['op']!r}: unknown operator{nearest(str(raw['op']), OPERATORS)}")
-    kind = OPERATORS[raw["op"]]
-    parameters = {f.name: f for f in dataclasses.fields(kind)}
-    _known({k: v for k, v in raw.items() if k != "op"}, parameters, path)
-    hints = get_type_hints(kind)
-    given = {}
-    for key, parameter in parameters.items():
-        if key in raw:
-            number = (int, float) if "float" in str(hints[key]) else (int,)
-            given[key] = _value(raw, key, number, None, path)
-            if number != (int,):
-                given[key] = float(given[key])
-        elif parameter.default is dataclasses.MISSING:
-            raise SpecError(f"{path}: {kind.name} needs {key}")
-    try:
-        return kind(**given)
-    except OperatorError as error:
-        raise SpecError(f"{path}.{error}") from None
+def _drift(raw: dict[str, Any]) -> dict[str, tuple[float | None, float | None]]:
+    known(raw, DRIFTS, "drift")
+    found = {}
+    for key, about in raw.items():
+        if not isinstance(about, dict):
+            raise SpecError(f"drift.{key}: write {{warn = …, refuse = …}}")
+        known(about, ("warn", "refuse"), f"drift.{key}")
+        found[key] = tuple(value(about, name, (int, float), None, f"drift.{key}") for name in ("warn", "refuse"))
+    return found

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from etl.ops import Fitted
 from etl.store import Store
 
 
@@ -27,6 +29,8 @@ class State:
     spec: str = ""
     """Hash of what was fitted: the fitted operators, their parameters and inputs."""
     tables: Mapping[str, pa.Table] = field(default_factory=dict)
+    chains: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What `spec` is the hash of, to show a difference by; see `Spec.chains`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", MappingProxyType(dict(sorted(self.tables.items()))))
@@ -49,6 +53,25 @@ class State:
                 digest.update(batch.serialize())
         return digest.hexdigest()[:16]
 
+    def packed(self) -> dict[str, bytes]:
+        """As bytes that travel to workers."""
+        packed = {}
+        for key, table in self.tables.items():
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+            packed[key] = sink.getvalue().to_pybytes()
+        return packed
+
+    @classmethod
+    def unpacked(cls, spec: str, packed: Mapping[str, bytes]) -> State:
+        return cls(spec=spec, tables={key: pa.ipc.open_stream(content).read_all() for key, content in packed.items()})
+
+    def updated(self, new: State, operators: Mapping[str, Fitted]) -> State:
+        """This state with what `new` has besides: no value that is known changes what it becomes."""
+        return State(spec=self.spec, tables={key: op.update(self[key], new[key]) for key, op in operators.items()},
+                     chains=self.chains)
+
     def save(self, store: Store) -> str:
         """Writes the folder `_sluice/state/<hash>` and returns the hash."""
         folder = f"_sluice/state/{self.hash}"
@@ -56,7 +79,8 @@ class State:
             sink = io.BytesIO()
             pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
             store.write(f"{folder}/{quote(key, safe='')}.parquet", sink.getvalue())
-        store.write_json(f"{folder}/state.json", {"spec": self.spec, "keys": list(self.tables)})
+        store.write_json(f"{folder}/state.json", {"spec": self.spec, "keys": list(self.tables),
+                                                    "chains": dict(self.chains)})
         return self.hash
 
     @classmethod
@@ -68,7 +92,7 @@ class State:
                       for key in about["keys"]}
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
-        state = cls(spec=about["spec"], tables=tables)
+        state = cls(spec=about["spec"], tables=tables, chains=about.get("chains", {}))
         if state.hash != name:
             raise StateError(f"{store.url(folder)}: the fitted state was changed since it was written; fit again")
         return state

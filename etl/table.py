@@ -18,9 +18,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from etl.commit import METADATA_KEY, job_of
 from etl.fields import DataFile, Field, Fingerprint, Version
 from etl.record import JobRecord, RecordError
+from etl.shards import METADATA_KEY, job_of
 from etl.state import State
 from etl.store import Store, StoreError
 from etl.verify import verify
@@ -143,9 +143,13 @@ def _record(store: Store, job: str) -> JobRecord:
         raise TableError(f"{store.url(path)}: {_first_line(error)}") from None
 
 
+def _type_name(kind: pa.DataType) -> str:
+    return f"list<{kind.value_type}>" if pa.types.is_list(kind) else str(kind)
+
+
 def _field(f: pa.Field, newest: JobRecord | None) -> Field:
     about = json.loads(f.metadata[METADATA_KEY])
-    return Field(name=f.name, role=about["role"], type=str(f.type), layout=about["layout"], width=about["width"],
+    return Field(name=f.name, role=about["role"], type=_type_name(f.type), layout=about["layout"], width=about["width"],
                  online=tuple(about["online"]), inputs=tuple(about["inputs"]),
                  cardinality=newest.cardinalities.get(f.name) if newest else None,
                  bag=newest.bags.get(f.name) if newest else None)

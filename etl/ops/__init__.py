@@ -2,10 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from etl.ops.bags import Bag, FirstX, Overlap
 from etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError
-from etl.ops.dense import Clip, Fill, Log
-from etl.ops.sparse import Categorify, Hash
+from etl.ops.clock import Hour, ParseTime, Weekday
+from etl.ops.dense import BoxCox, Bucketize, Clip, Fill, Log, Logit, Missing, OneHot
+from etl.ops.encoded import Count, Group, Target
+from etl.ops.learned import FillMean, FillMedian, MinMax, Quantiles, Standardise
+from etl.ops.sparse import Categorify, Cross, Hash, Modulus, Vocabulary
+from etl.ops.texts import Concat, Map, Ngram, Split
+from etl.ops.user import Python
 
-OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (Fill, Clip, Log, Categorify, Hash)}
+if TYPE_CHECKING:
+    from etl.fields import Field
+    from etl.state import State
 
-__all__ = ["FIRST", "NULL", "OPERATORS", "PADDING", "Fitted", "Operator", "OperatorError"]
+OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
+    Fill, FillMean, FillMedian, Missing, Clip, Log, BoxCox, Logit, Standardise, MinMax, Bucketize, Quantiles, OneHot,
+    Categorify, Vocabulary, Hash, Cross, Modulus, Map, Concat, Split, Ngram, FirstX, Bag, Overlap, Count, Target, Group,
+    ParseTime, Hour, Weekday, Python)}
+
+__all__ = ["FIRST", "NULL", "OPERATORS", "PADDING", "Fitted", "Operator", "OperatorError", "made", "online"]
+
+
+def made(described: Mapping[str, Any]) -> Operator:
+    """The operator that `described` writes down, as a spec or a `Field` does."""
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in described.items()
+             if key not in ("op", "state")}
+    return OPERATORS[described["op"]](**given)
+
+
+def online(field: Field, state: State | None) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
+    """What is left to the loader for this column: a pure function of its stored values, one for each.
+
+    `state` is the version's (`FeatureTable.state()`), which operators that learned something need."""
+    steps: list[tuple[Operator, Any]] = []
+    for described in field.online:
+        op = made(described)
+        learned = None
+        if isinstance(op, Fitted):
+            if state is None:
+                raise OperatorError(f"column {field.name!r}: {op.name} needs the table's fitted state")
+            learned = op.prepare(state[described["state"]])
+        steps.append((op, learned))
+
+    def run(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        column = pa.array(values.astype(np.float64))
+        for op, learned in steps:
+            column = op.apply(column, learned)
+        return np.asarray(column.to_numpy(zero_copy_only=False), np.float32)
+
+    return run

@@ -1,8 +1,10 @@
 """What an operator is: `Operator`, a frozen description with one `apply` for Spark, loader and serving alike.
 
-Between the operators of a chain a column is one of three kinds: `text` (string array), `number` (float64 array) or
-`id` (int32 array without nulls). An operator that learns from data is `Fitted`: its `fit` is Spark SQL over counts
-that the workers take per batch, so it never sees rows one by one.
+Between the operators of a chain a column is one of these kinds: `text` (strings), `number` (float64), `id` (int32
+without nulls), or a list of one of them in each row: `texts`, `numbers`, `ids`; `row` is a struct of several input
+columns, which only the first operator of a chain can take. An operator on single values takes lists too, element by
+element. One that learns from data is `Fitted`: its `fit` is Spark SQL over counts that the workers take per batch, so
+it never sees rows one by one, and what it learns does not depend on how rows were spread over workers.
 """
 
 from __future__ import annotations
@@ -11,16 +13,22 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-KINDS = ("text", "number", "id")
+SCALARS = ("text", "number", "id")
+LISTS = {"text": "texts", "number": "numbers", "id": "ids"}
+KINDS = (*SCALARS, *LISTS.values(), "row")
 PADDING, NULL, FIRST = 0, 1, 2
 """The ids every sparse column shares: 0 pads a bag, 1 is a missing value, the rest begins at 2."""
 MAX_ID = 2**31 - 1
+MAX_VALUES = 20_000_000
+"""Values that all of a job's fitted states may hold together: what a driver of a few GiB collects."""
 
 
 class OperatorError(ValueError):
@@ -32,8 +40,13 @@ class Operator(ABC):
     """Parameters are the dataclass's fields; a spec's keys are their names."""
 
     name: ClassVar[str]
-    takes: ClassVar[str]
+    takes: ClassVar[tuple[str, ...]]
+    """The kinds it works on, best first: what is none of them is turned into the first, if it can be."""
     gives: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it must know of a row besides the column: `label`, `key`. It then gets a struct (value, *needs)."""
+    online_too: ClassVar[bool] = False
+    """Whether the loader may apply it, instead of Spark: finite numbers in, finite numbers out."""
 
     @abstractmethod
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
@@ -43,6 +56,10 @@ class Operator(ABC):
         """Rows that an embedding of the result needs; only for operators that give ids."""
         return None
 
+    def kind(self, _taken: str) -> str:
+        """What it gives when it takes that kind."""
+        return self.gives
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted(Operator):
@@ -50,19 +67,25 @@ class Fitted(Operator):
 
     @abstractmethod
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Of one batch: distinct values (strings) and how often each occurs."""
+        """Of one batch: names (strings) and whole numbers, which are added up name by name over all batches."""
 
-    @abstractmethod
     def fit(self, counts: DataFrame) -> DataFrame:
-        """From the sums over all batches, columns (value, count), what is to be kept: columns (value, count, place)."""
+        """From the sums over all batches, columns (key, value, count), what is to be kept, with a column `place`."""
+        from pyspark.sql import functions as sql
+
+        return counts.withColumn("place", sql.lit(0))
 
     @abstractmethod
     def learn(self, kept: pa.Table) -> pa.Table:
-        """The state, from what `fit` kept, in any order of rows."""
+        """The state, from the columns (value, count, place) that `fit` kept, in any order of rows."""
 
     @abstractmethod
     def prepare(self, state: pa.Table) -> Any:
         """What `apply` looks values up in; made once a worker."""
+
+    def update(self, old: pa.Table, _new: pa.Table) -> pa.Table:
+        """The state after more data: `old`, unless the operator can add to it without changing what it gave before."""
+        return old
 
 
 def as_text(column: pa.Array) -> pa.Array:
@@ -74,3 +97,32 @@ def as_text(column: pa.Array) -> pa.Array:
 
 def as_number(column: pa.Array) -> pa.Array:
     return column if pa.types.is_float64(column.type) else pc.cast(column, pa.float64(), safe=False)
+
+
+def values_of(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_] | None]:
+    """Numbers as numpy, with 0 under nulls, and where the nulls are."""
+    if not column.null_count:
+        return column.to_numpy(zero_copy_only=False), None
+    return (pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False),
+            pc.is_null(column).to_numpy(zero_copy_only=False))
+
+
+def finite_of(column: pa.Array) -> npt.NDArray[np.float64]:
+    """The finite numbers of a column alone."""
+    values, nulls = values_of(column)
+    return values[np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls]
+
+
+def ids_of(ids: npt.NDArray[Any], column: pa.Array) -> pa.Array:
+    """Ids as stored, with NULL where the column has nulls."""
+    ids = ids.astype(np.int32, copy=False)
+    if column.null_count:
+        ids[pc.is_null(column).to_numpy(zero_copy_only=False)] = NULL
+    return pa.array(ids, pa.int32())
+
+
+def within(op: Operator, **bounds: tuple[float, float]) -> None:
+    """Refuses a parameter outside its bounds, by its name."""
+    for key, (low, high) in bounds.items():
+        if not low <= getattr(op, key) <= high:
+            raise OperatorError(f"{key} = {getattr(op, key)}: must be from {low:,} to {high:,}".replace(",", ""))

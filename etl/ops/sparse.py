@@ -1,4 +1,4 @@
-"""Operators that give ids: categorify (a fitted vocabulary) and hash.
+"""Operators that give ids: hash, modulus, cross, categorify (a fitted vocabulary) and vocabulary (the user's own).
 
 Ids: 0 padding, 1 null, then the buckets for values out of the vocabulary, then values by falling count, ties by value.
 """
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.ops.base import FIRST, MAX_ID, NULL, Fitted, Operator, OperatorError
-from etl.ops.hashing import hash_texts
+from etl.ops.base import FIRST, MAX_ID, MAX_VALUES, Fitted, Operator, OperatorError, ids_of, within
+from etl.ops.hashing import hash_rows, hash_texts
 from etl.ops.lookup import Lookup
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_MAX_VALUES = 20_000_000  # what a driver of a few GiB collects; more distinct values than that are better hashed
 _BUCKET_SALT = 0x0F0F
 
 
@@ -28,39 +28,120 @@ class Hash(Operator):
     """Spreads values over `size` ids by our hash; needs no vocabulary. Nulls have id 1."""
 
     name: ClassVar[str] = "hash"
-    takes: ClassVar[str] = "text"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
     gives: ClassVar[str] = "id"
     size: int
     salt: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.size <= MAX_ID - FIRST:
-            raise OperatorError(f"size = {self.size}: must be from 1 to {MAX_ID - FIRST}")
+        within(self, size=(1, MAX_ID - FIRST))
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        ids = (hash_texts(column, self.salt) % np.uint64(self.size)).astype(np.int32) + np.int32(FIRST)
-        return _with_nulls(ids, column)
+        return ids_of((hash_texts(column, self.salt) % np.uint64(self.size)).astype(np.int32) + np.int32(FIRST), column)
 
     def cardinality(self, _state: pa.Table | None) -> int:
         return FIRST + self.size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Categorify(Fitted):
-    """Gives each value that occurs at least `min_count` times, the `max_size` most frequent at most, an id of its own;
-    the others share `oov` buckets by hash."""
+class Cross(Operator):
+    """Spreads combinations of several columns' values over `size` ids by our hash; a null is a value like others."""
 
-    name: ClassVar[str] = "categorify"
-    takes: ClassVar[str] = "text"
+    name: ClassVar[str] = "cross"
+    takes: ClassVar[tuple[str, ...]] = ("row",)
     gives: ClassVar[str] = "id"
-    min_count: int = 1
-    max_size: int = _MAX_VALUES
+    size: int
+    salt: int = 0
+
+    def __post_init__(self) -> None:
+        within(self, size=(1, MAX_ID - FIRST))
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        keys = hash_rows(column.flatten(), self.salt)
+        return pa.array((keys % np.uint64(self.size)).astype(np.int32) + np.int32(FIRST))
+
+    def cardinality(self, _state: pa.Table | None) -> int:
+        return FIRST + self.size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modulus(Operator):
+    """2 + the whole number modulo `size`, never negative: exact for signed and unsigned 64 bits. What is no whole
+    number of 64 bits has id 1, as null has."""
+
+    name: ClassVar[str] = "modulus"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "id"
+    size: int
+
+    def __post_init__(self) -> None:
+        within(self, size=(1, MAX_ID - FIRST))
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        whole = pc.match_substring_regex(column, r"^-?[0-9]{1,20}$")
+        negative = pc.starts_with(column, "-")
+        try:
+            signed = pc.if_else(pc.and_(whole, negative), column, "0").cast(pa.int64())
+            unsigned = pc.if_else(pc.and_(whole, pc.invert(negative)), column, "0").cast(pa.uint64())
+        except pa.ArrowInvalid:  # a number of 20 digits may exceed 64 bits
+            exact = [_whole(text) for text in column.to_pylist()]
+            ids = np.array([FIRST if v is None else FIRST + v % self.size for v in exact], np.int64)
+            return ids_of(ids, pa.array([None if v is None else True for v in exact], pa.bool_()))
+        low = np.mod(signed.fill_null(0).to_numpy(zero_copy_only=False), np.int64(self.size))
+        high = unsigned.fill_null(0).to_numpy(zero_copy_only=False) % np.uint64(self.size)
+        return ids_of(low + high.astype(np.int64) + FIRST, pc.if_else(whole, column, pa.scalar(None, pa.string())))
+
+    def cardinality(self, _state: pa.Table | None) -> int:
+        return FIRST + self.size
+
+
+def _whole(text: str | None) -> int | None:
+    sign = text[:1] == "-" if text else False
+    digits = (text or "")[sign:]
+    if not digits or len(digits) > 20 or not (digits.isascii() and digits.isdigit()):
+        return None
+    number = -int(digits) if sign else int(digits)
+    return number if -(2**63) <= number < 2**64 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary(Operator):
+    """The user's own vocabulary: ids follow the order of `values`; all others share `oov` buckets by hash."""
+
+    name: ClassVar[str] = "vocabulary"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "id"
+    values: tuple[str, ...]
     oov: int = 1
 
     def __post_init__(self) -> None:
-        for key, low, high in (("min_count", 1, 2**62), ("max_size", 1, _MAX_VALUES), ("oov", 1, 2**24)):
-            if not low <= getattr(self, key) <= high:
-                raise OperatorError(f"{key} = {getattr(self, key)}: must be from {low} to {high}")
+        if not self.values or len(set(self.values)) < len(self.values):
+            raise OperatorError("values: must be one or more different texts")
+        within(self, oov=(1, 2**24))
+        object.__setattr__(self, "_lookup", Lookup.of(pa.array(self.values, pa.string())))
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        return looked_up(column, getattr(self, "_lookup"), self.oov)  # noqa: B009  no field: it is not a parameter
+
+    def cardinality(self, _state: pa.Table | None) -> int:
+        return FIRST + self.oov + len(self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorify(Fitted):
+    """Gives each value that occurs at least `min_count` times, the `max_size` most frequent at most, an id of its own;
+    the others share `oov` buckets by hash. Columns with the same `joint` name share one vocabulary."""
+
+    name: ClassVar[str] = "categorify"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "id"
+    min_count: int = 1
+    max_size: int = MAX_VALUES
+    oov: int = 1
+    joint: str = ""
+
+    def __post_init__(self) -> None:
+        within(self, min_count=(1, 2**62), max_size=(1, MAX_VALUES), oov=(1, 2**24))
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         counted = pc.value_counts(column.drop_null())
@@ -77,27 +158,32 @@ class Categorify(Fitted):
     def learn(self, kept: pa.Table) -> pa.Table:
         return kept.sort_by("place").select(["value", "count"]).combine_chunks()
 
+    def update(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        """What is there keeps its id; values not seen before follow, up to `max_size` in all."""
+        known = pc.is_in(new["value"], old["value"].combine_chunks())
+        added = new.filter(pc.invert(known)).slice(0, max(0, self.max_size - old.num_rows))
+        return pa.concat_tables([old, added]).combine_chunks()
+
     def prepare(self, state: pa.Table) -> Lookup:
         return Lookup.of(state["value"].combine_chunks() if state.num_rows else pa.array([], pa.string()))
 
     def apply(self, column: pa.Array, state: Lookup) -> pa.Array:
-        hashes = hash_texts(column)
-        places = state.places(hashes)
-        ids = places + np.int32(FIRST + self.oov)
-        unknown = np.flatnonzero(places < 0)
-        if len(unknown):
-            if self.oov == 1:
-                ids[unknown] = FIRST
-            else:
-                bucket = hash_texts(column.take(pa.array(unknown)), _BUCKET_SALT) % np.uint64(self.oov)
-                ids[unknown] = bucket.astype(np.int32) + np.int32(FIRST)
-        return _with_nulls(ids, column)
+        return looked_up(column, state, self.oov)
 
     def cardinality(self, state: pa.Table | None) -> int:
         return FIRST + self.oov + (state.num_rows if state is not None else 0)
 
 
-def _with_nulls(ids: np.ndarray, column: pa.Array) -> pa.Array:
-    if column.null_count:
-        ids[pc.is_null(column).to_numpy(zero_copy_only=False)] = NULL
-    return pa.array(ids, pa.int32())
+def looked_up(column: pa.Array, lookup: Lookup, oov: int) -> pa.Array:
+    """Ids by place in a vocabulary, or by bucket."""
+    hashes = hash_texts(column)
+    ids: npt.NDArray[np.int32] = lookup.places(hashes)
+    unknown = np.flatnonzero(ids < 0)
+    ids = ids + np.int32(FIRST + oov)
+    if len(unknown):
+        if oov == 1:
+            ids[unknown] = FIRST
+        else:
+            bucket = hash_texts(column.take(pa.array(unknown)), _BUCKET_SALT) % np.uint64(oov)
+            ids[unknown] = bucket.astype(np.int32) + np.int32(FIRST)
+    return ids_of(ids, column)

@@ -23,7 +23,10 @@ def spark():
     conf.setAll([("spark.driver.host", "127.0.0.1"), ("spark.driver.bindAddress", "127.0.0.1"),
                  ("spark.executorEnv.PYTHONPATH", str(ROOT)), ("spark.sql.shuffle.partitions", "2"),
                  ("spark.ui.showConsoleProgress", "false"), ("spark.pyspark.python", sys.executable),
-                 ("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={ROOT}/etl/log4j2.properties")])
+                 # What is short-lived is compiled quickly rather than well.
+                 ("spark.driver.extraJavaOptions", " ".join([
+                     f"-Dlog4j2.configurationFile={ROOT}/etl/log4j2.properties", "-XX:TieredStopAtLevel=1",
+                     "-XX:+UseSerialGC"]))])
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = SparkSession.builder.config(conf=conf).getOrCreate()
     yield session

@@ -7,11 +7,9 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.ops import OPERATORS
 from etl.ops.dense import Clip, Fill, Log
 from etl.ops.hashing import NULL, hash_numbers, hash_rows, hash_texts
 from etl.ops.lookup import Lookup
@@ -143,12 +141,3 @@ def test_a_lookup_finds_all_of_a_large_vocabulary_and_nothing_else():
     lookup = Lookup.of(pa.array(words))
     assert lookup.places(hash_texts(pa.array(words))).tolist() == list(range(50_000))
     assert set(lookup.places(hash_texts(pa.array([f"no {w}" for w in words]))).tolist()) == {-1}
-
-
-@pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_every_operator_takes_an_empty_column_and_says_what_it_is(name):
-    op = OPERATORS[name](**{"clip": {"low": 0.0}, "hash": {"size": 3}}.get(name, {}))
-    empty = pa.array([], pa.string() if op.takes == "text" else pa.float64())
-    state = op.prepare(pa.table({"value": pa.array([], pa.string())})) if name == "categorify" else None
-    assert len(op.apply(empty, state)) == 0
-    assert type(op).__doc__

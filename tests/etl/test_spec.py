@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from etl.keys import SpecError
 from etl.ops.dense import Fill, Log
 from etl.ops.sparse import Categorify
-from etl.spec import Spec, SpecError
+from etl.spec import Spec
 
 GOOD = """
 [input]
@@ -39,7 +40,7 @@ def test_a_spec_is_read_whole():
     assert spec.columns[4].ops == (Categorify(min_count=2, oov=4),)
     assert spec.columns[4].width == 8
     assert spec.columns[5].ops[0].name == "hash"  # the exact name wins over the wildcard
-    assert [key for _, key, _, _ in spec.fitted] == ["C1/0"]
+    assert [learned.key for learned in spec.fitted] == ["C1/0"]
     assert spec.table.split == {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
@@ -82,11 +83,80 @@ def test_criteo_spec_is_good(repo):
     ("seed = 3", "row_group_rows = 0", r"table\.row_group_rows = 0"),
     ("seed = 3", "seed = true", r"table\.seed = True: must be int"),
     ("seed = 3", "seed = ", "not TOML"),
+    ("seed = 3", 'split_by = "C9"', r"table\.split_by = 'C9': no such input column"),
+    ("seed = 3", 'split_by = "C1"\nsplit_column = "C2"', r"table\.split_column: cannot stand beside split_by"),
+    ("seed = 3", 'order = "C1"', r"table\.order = 'C1': holds text, not numbers"),
+    ("seed = 3", 'split = {a = 5, b = 3}\nsplit_time = "I1"', r"table\.split: .* must rise"),
+    ('{op = "log", shift = 3}', '{op = "hash", size = 3}', r"has role 'dense', which needs number"),
+    ('{op = "log", shift = 3}', '{op = "split"}, {op = "log"}', r"ops\[2\]: log takes number, but column 'I1' is texts"),
+    ('{op = "log", shift = 3}', '{op = "overlap"}', r"column\[1\]\.ops\[1\]: overlap takes row"),
+    ('{op = "log", shift = 3}', '{op = "bag"}',
+     r"ops\[1\]: bag takes numbers or texts or ids, but column 'I1' is number"),
+    ('{op = "log", shift = 3}', '{op = "log", shift = 3, online = true}, {op = "clip", low = 0}', r"must be too"),
+    ('{op = "fill"}, {op = "log", shift = 3}', '{op = "fill", online = true}', r"ops\[0\]\.online: fill in a dense"),
+    ('{op = "fill"}, {op = "log", shift = 3}', '{op = "clip", low = 0, online = true}', "may have nulls"),
+    ("{op = \"hash\", size = 10}", '{op = "categorify", joint = 3}', r"ops\[0\]\.joint = 3: must be str"),
+    ("{op = \"hash\", size = 10}", '{op = "bucketize", boundaries = [2, 1]}', r"boundaries = \[2.0, 1.0\]: must be numbers that rise"),
+    ("{op = \"hash\", size = 10}", '{op = "python", function = "no:f", inputs = "text", output = "id", size = 9}',
+     r"column\[3\]\.ops\[0\]\.function = 'no:f': cannot be imported"),
+    ("{op = \"hash\", size = 10}", '{op = "vocabulary", values = ["a", "a"]}',
+     r"ops\[0\]\.values: must be one or more"),
+    ("{op = \"hash\", size = 10}", '{op = "map", values = ["a"], to = []}',
+     r"ops\[0\]\.to: has 0 texts for 1 values"),
+    ('name = "C2"', 'name = "X"\nfrom = ["C1", "C2"]', r"ops\[0\]: hash takes text, but column 'X' is several"),
+    ("[table]", '[sample]\nnegatives = 2\n[table]', r"sample\.negatives = 2: must be a share"),
+    ("[table]", '[[filter]]\ncolumn = "I1"\nop = "=~"\nvalue = 1\n[table]',
+     r"filter\[0\]\.op = '=~': unknown comparison"),
+    ("[table]", '[[filter]]\ncolumn = "I1"\nop = "=="\nvalue = "x"\n[table]',
+     r"filter\[0\]\.value = 'x': column 'I1'"),
+    ("[table]", '[[history]]\nname = "H"\nof = "C1"\nby = "C2"\norder = "I9"\nlength = 3\n[table]',
+     r"history\[0\]\.order = 'I9': no such input column \(did you mean 'I3'|history\[0\]\.order = 'I9'"),
+    ("[table]", '[[join]]\npath = "x"\non = "C1"\ncolumns = ["C2:text"]\n[table]', r"join\[0\]\.columns = 'C2'"),
+    ("[table]", '[drift]\npsy = {warn = 1}\n[table]', r"drift\.psy: unknown key \(did you mean 'psi'\?\)"),
+    ("[table]", '[dedup]\nkeep = "any"\n[table]', r"dedup\.keep = 'any'"),
+    ('"C1..C2:text"]', '"C1..C2:text", "T:texts"]', r"input\.columns\[3\] = 'T:texts': tsv has no lists"),
 ])
 def test_a_mistake_is_named_by_its_path(old, new, message):
     assert old in GOOD
     with pytest.raises(SpecError, match=message):
         Spec.parse(GOOD.replace(old, new), "my.toml")
+
+
+def test_joint_columns_share_a_state_and_must_agree():
+    text = GOOD.replace('{op = "categorify", min_count = 2, oov = 4}', '{op = "categorify", joint = "C"}').replace(
+        '{op = "hash", size = 10}', '{op = "categorify", joint = "C"}')
+    (learned,) = Spec.parse(text).fitted
+    assert (learned.key, [c.name for c, _ in learned.users]) == ("joint/C", ["C1", "C2"])
+    with pytest.raises(SpecError, match="joint = 'C' has other parameters in column 'C1'"):
+        Spec.parse(text[::-1].replace('"C" = tnioj'[::1], '2 = voo ,"C" = tnioj', 1)[::-1])
+
+
+def test_levels_are_the_operators_that_learn_one_after_the_other():
+    text = GOOD.replace('{op = "log", shift = 3}', '{op = "fill_mean"}, {op = "standardise"}')
+    spec = Spec.parse(text)
+    assert spec.levels == 2
+    assert {learned.key: learned.level for learned in spec.fitted}["I1/2"] == 1
+    with pytest.raises(SpecError, match="at most 3 operators that learn"):
+        Spec.parse(text.replace('{op = "standardise"}', ", ".join(['{op = "standardise"}'] * 3)))
+
+
+def test_one_column_becomes_several():
+    text = GOOD.replace('{op = "fill"}, {op = "log", shift = 3}', '{op = "fill_median", indicator = true}') + """
+[[column]]
+name = "kind"
+from = "C1"
+role = "dense"
+ops = [{op = "one_hot", values = ["a", "b"]}]
+"""
+    names = [c.name for c in Spec.parse(text).columns]
+    assert names == ["label", "I1", "I1_missing", "I2", "I2_missing", "I3", "I3_missing", "C1", "C2", "kind=a",
+                     "kind=b"]
+
+
+def test_what_is_left_to_the_loader_stands_in_the_field():
+    text = GOOD.replace('shift = 3}', 'shift = 3, online = true}, {op = "standardise", online = true}')
+    field = Spec.parse(text).fields({})[1]
+    assert field.online == ({"op": "log", "shift": 3.0, "floor": 1e-6}, {"op": "standardise", "state": "I1/2"})
 
 
 def test_a_missing_spec_is_named(tmp_path):

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.commit import Base, CommitConflict, CommitError, publish
+from etl.commit import Base, CommitConflict, publish
+from etl.shards import CommitError
 from etl.small import small_table
 from etl.store import Store
 from etl.table import FeatureTable, TableError

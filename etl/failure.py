@@ -1,0 +1,43 @@
+"""What went wrong inside Spark, in one line instead of a Java trace: `clearly`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+# What deserves words of its own: what Java says, and what to do.
+_KNOWN = (
+    (r"No space left on device", "the disk is full: make room for output and spark.local.dir"),
+    (r"Read-only file system|Permission denied", "a folder cannot be written: the output, or spark.local.dir"),
+    (r"OutOfMemoryError: (Java heap space|GC overhead)", "Spark needs more --driver-memory or --executor-memory"),
+    (r"No module named '?(pyarrow|numpy|etl)", "workers need pyarrow, numpy and --py-files build/sluice.zip"),
+)
+
+
+class SparkFailure(RuntimeError):
+    """A job that Spark could not finish: its message is the cause in one line."""
+
+
+@contextlib.contextmanager
+def clearly() -> Iterator[None]:
+    """Turns what Spark raises into a `SparkFailure`."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise SparkFailure(cause(str(error))) from error
+
+
+def cause(text: str) -> str:
+    """The innermost cause in a trace of Java, of Python within it, or of both."""
+    for pattern, words in _KNOWN:
+        if found := re.search(pattern, text):
+            return f"{words} ({found[0]}); nothing was published"
+    python = re.findall(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", text, re.M)
+    caused = re.findall(r"^Caused by: (.+)$", text, re.M)
+    first = next((line for line in text.splitlines() if line.strip()), "Spark failed")
+    own = [line for line in python if not line.startswith(("java.", "org.", "scala.", "py4j."))]
+    return f"{(own or caused or [first])[-1].strip()}; nothing was published"

@@ -1,0 +1,44 @@
+"""A chain's steps: which kind follows which (`follow`), and one operator put to work on any column (`step`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from etl.ops.bags import flat, relisted
+from etl.ops.base import LISTS, Operator, as_number, as_text
+
+ELEMENTS = {plural: single for single, plural in LISTS.items()}
+
+
+def follow(op: Operator, kind: str) -> str | None:
+    """The kind that `op` gives when it takes a column of that kind; None if it cannot take it."""
+    if kind in op.takes:
+        return op.kind(kind)
+    if kind in ELEMENTS and not op.needs:
+        given = follow(op, ELEMENTS[kind])
+        return LISTS.get(given or "")
+    return op.kind("text") if "text" in op.takes and kind in ("number", "id") else None
+
+
+def shaped(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa.Array:
+    """The column as the operator wants it: text or number, with what it must know besides."""
+    if not (pa.types.is_struct(values.type) or pa.types.is_list(values.type)) and op.name != "python":
+        values = as_number(values) if op.takes[0] == "number" else as_text(values)
+    if op.needs:
+        values = pa.StructArray.from_arrays([values, *(extras[n] for n in op.needs)], ["value", *op.needs])
+    return values
+
+
+def lifted(op: Operator, values: pa.Array) -> bool:
+    """Whether an operator on single values meets a column of lists."""
+    return pa.types.is_list(values.type) and not set(op.takes) & ELEMENTS.keys()
+
+
+def step(op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Array]) -> pa.Array:
+    if lifted(op, values):
+        elements, lengths = flat(values)
+        return relisted(step(op, elements, state, extras), lengths)
+    return op.apply(shaped(op, values, extras), state)

@@ -1,0 +1,155 @@
+"""What comes in, as Spark reads it: `Raw`, a frame of lines, or of columns for formats that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from etl.parse import Parser
+from etl.relations import relate
+from etl.spec import Spec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+Batches = Iterator[pa.RecordBatch]
+SPARK_TYPES = {"int": "bigint", "float": "double", "text": "string", "texts": "array<string>",
+               "floats": "array<double>"}
+_SAFE = {"int": ("tinyint", "smallint", "int", "bigint"), "text": ("string",),
+         "float": ("tinyint", "smallint", "int", "bigint", "float", "double")}
+
+
+class InputError(ValueError):
+    """Input that cannot be read: its message names the path, and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The input of a job."""
+
+    spark: SparkSession
+    spec: Spec
+    paths: tuple[str, ...]
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def named(self) -> str:
+        return ", ".join(self.paths)
+
+    def read(self, with_file: bool = False) -> DataFrame:
+        """As it lies there: a column `line`, or the input's columns and `_bad`, the first that does not fit."""
+        from pyspark.errors import AnalysisException
+        from pyspark.sql import functions as sql
+
+        extra = [sql.col("_metadata.file_path").alias("_file")] if with_file else []
+        try:
+            if self.spec.input.format in ("parquet", "delta"):
+                frame = self._columns()
+                cells = [frame[name] for name in self.spec.input.columns]
+                cast = [cell.try_cast(SPARK_TYPES[kind]).alias(name)
+                        for cell, (name, kind) in zip(cells, self.spec.input.columns.items(), strict=True)]
+                return frame.select(*cast, self._bad(frame).alias("_bad"), *extra)
+            # Only a line feed ends a line here: a carriage return before it is taken off below.
+            lines = self.spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n").text(list(self.paths))
+            value = sql.rtrim(sql.col("value"), sql.lit("\r"))
+            if self.spec.input.header:  # it stands at the head of every file
+                lines = lines.where(value != self.spec.input.delimiter.join(self.spec.input.columns))
+            ended = sql.concat(value, sql.lit("\n"))
+            return lines.select(ended.cast("binary").alias("line"), *extra)
+        except AnalysisException as error:
+            if error.getCondition() == "PATH_NOT_FOUND":
+                raise InputError(f"{self.named}: matches no file") from None
+            raise InputError(f"{self.named}: cannot be read ({str(error).splitlines()[0]})") from None
+
+    def _columns(self) -> DataFrame:
+        """Parquet, or the files that a Delta table's newest version holds."""
+        if self.spec.input.format == "delta":
+            files = [f for path in self.paths for f in _files_of_delta(path)]
+            if not files:
+                raise InputError(f"{self.named}: holds no rows")
+            frame = self.spark.read.option("basePath", self.paths[0]).parquet(*files) if len(self.paths) == 1 else \
+                self.spark.read.parquet(*files)
+        else:
+            frame = self.spark.read.option("recursiveFileLookup", "true").parquet(*self.paths)
+        missing = [name for name in self.spec.input.columns if name not in frame.columns]
+        if missing:
+            raise InputError(f"{self.named}: there is no column {missing[0]!r} (there are: {', '.join(frame.columns)})")
+        return frame
+
+    def _bad(self, frame: DataFrame) -> Column:
+        from pyspark.sql import functions as sql
+
+        kinds = dict(frame.dtypes)
+        bad = sql.lit(None).cast("string")
+        for name, kind in reversed(list(self.spec.input.columns.items())):
+            if kinds[name] not in _SAFE.get(kind, (SPARK_TYPES[kind],)):
+                lost = frame[name].isNotNull() & frame[name].try_cast(SPARK_TYPES[kind]).isNull()
+                bad = sql.when(lost, sql.lit(name)).otherwise(bad)
+        return bad
+
+    def check_headers(self) -> None:
+        """Refuses a file that begins with another header than the spec's columns."""
+        if not self.spec.input.header:
+            return
+        want = list(self.spec.input.columns)
+        for path, line in _first_lines(self.spark, self.read(with_file=True).inputFiles()):
+            have = line.rstrip("\r").split(self.spec.input.delimiter)
+            if line and have != want:
+                place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b),
+                             min(len(have), len(want)))
+                names = [side[place] if place < len(side) else "nothing" for side in (have, want)]
+                raise InputError(f"{path}: its header has {names[0]!r} in column {place + 1}, where the spec has "
+                                 f"{names[1]!r}; make the file's columns those of input.columns")
+
+    @cached_property
+    def frame(self) -> DataFrame:
+        """What fitting and writing start from: what was read, or, if rows must meet other rows, good rows that have."""
+        if not self.spec.rows.relational:
+            return self.read()
+        kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.columns.items())
+        typed = self.read().mapInArrow(partial(_typed, self.spec), kinds)
+        return relate(typed, self.spec).persist()
+
+
+def _typed(spec: Spec, batches: Batches) -> Batches:
+    """In a worker: good rows as columns."""
+    parser = Parser(spec)
+    for batch in batches:
+        parsed = parser.parse(batch)
+        yield pa.record_batch([parsed.columns[name] for name in spec.input.columns], list(spec.input.columns))
+
+
+def _files_of_delta(path: str) -> list[str]:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        table = DeltaTable(path)
+        if "deletionVectors" in (table.protocol().reader_features or []):
+            raise InputError(f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
+                             "without them (REORG TABLE … APPLY (PURGE))")
+        return list(table.file_uris())
+    except DeltaError as error:
+        raise InputError(f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})") from None
+
+
+def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, str]]:
+    """Through Spark's own file systems and codecs, so that whatever it reads can be looked at."""
+    jvm, context = spark._jvm, spark.sparkContext._jsc
+    assert jvm is not None
+    conf = context.hadoopConfiguration()
+    codecs = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(conf)
+    for file in files:
+        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
+        stream = path.getFileSystem(conf).open(path)
+        codec = codecs.getCodec(path)
+        reader = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(
+            stream if codec is None else codec.createInputStream(stream), "UTF-8"))
+        try:
+            yield file, reader.readLine() or ""
+        finally:
+            reader.close()

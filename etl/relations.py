@@ -1,0 +1,140 @@
+"""Where rows meet other rows, in Spark SQL: `relate` drops duplicates, joins side tables, and adds histories.
+
+Each window has a partition, each order ends in all columns of a row, so that the result does not depend on how rows
+were spread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from etl.keys import SpecError
+from etl.rows import Dedup, History, Join
+from etl.spec import Spec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_BROADCAST_BYTES = 32 * 2**20
+_SPARK = {"int": "bigint", "float": "double", "text": "string", "texts": "array<string>", "floats": "array<double>"}
+
+
+def relate(rows: DataFrame, spec: Spec) -> DataFrame:
+    """The rows after dedup, joins and histories, in this order."""
+    if spec.rows.dedup:
+        rows = _dedup(rows, spec.rows.dedup)
+    for join in spec.rows.joins:
+        rows = _join(rows, join, spec)
+    for history in spec.rows.histories:
+        rows = _history(rows, history, spec)
+    return rows
+
+
+def _whole_row(rows: DataFrame) -> list[Column]:
+    """Decides ties: rows that agree in all of it are the same row."""
+    from pyspark.sql import functions as sql
+
+    return [sql.asc_nulls_first(f"`{name}`") for name in rows.columns]
+
+
+def _dedup(rows: DataFrame, how: Dedup) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sql
+
+    if not how.by:
+        return rows.dropDuplicates()
+    turn = sql.asc_nulls_first if how.keep == "first" else sql.desc_nulls_last
+    order = [turn(f"`{how.order}`")] if how.order else []
+    window = Window.partitionBy(*[f"`{name}`" for name in how.by]).orderBy(*order, *_whole_row(rows))
+    return rows.withColumn("_turn", sql.row_number().over(window)).where("_turn = 1").drop("_turn")
+
+
+def side_table(spark: SparkSession, join: Join) -> DataFrame:
+    """The columns of a side table that a join uses, with its keys as text."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        if join.format == "delta":
+            from deltalake import DeltaTable
+
+            side = spark.read.option("basePath", join.path).parquet(*DeltaTable(join.path).file_uris())
+        elif join.format == "csv":
+            side = spark.read.option("header", "true").csv(join.path)
+        else:
+            side = spark.read.format(join.format).load(join.path)
+    except (AnalysisException, OSError) as error:
+        raise SpecError(f"join.path = {join.path!r}: cannot be read ({str(error).splitlines()[0]})") from None
+    wanted = [*join.on, *join.columns, *([join.their_time] if join.their_time else [])]
+    missing = [name for name in wanted if name not in side.columns]
+    if missing:
+        raise SpecError(f"join.path = {join.path!r}: there is no column {missing[0]!r} (there are: "
+                        f"{', '.join(side.columns)})")
+    return side.select(*[side[name].cast("string").alias(f"_on{i}") for i, name in enumerate(join.on)],
+                       *[side[name].try_cast(_SPARK[kind]).alias(name) for name, kind in join.columns.items()],
+                       *([side[join.their_time].try_cast("double").alias("_since")] if join.their_time else [])
+                       ).where(" and ".join(f"_on{i} is not null" for i in range(len(join.on))))
+
+
+def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sql
+
+    side = side_table(rows.sparkSession, join)
+    keys = [f"_on{i}" for i in range(len(join.on))]
+    added = list(join.columns)
+    left = rows.select("*", *[sql.col(f"`{name}`").cast("string").alias(key)
+                              for key, name in zip(keys, join.on, strict=True)])
+    if join.time is None:
+        # Of several rows with one key the largest counts, so that no row of the input is doubled.
+        one = side.groupBy(*keys).agg(sql.max(sql.struct(*added)).alias("_side"))
+        one = one.select(*keys, *[sql.col("_side").getField(name).alias(name) for name in added])
+        one = sql.broadcast(one) if joined_by(rows.sparkSession, join) == "broadcast" else one
+        return left.join(one, keys, "left").drop(*keys)
+    # Both sides in one column of time: each row takes the last side row before it, without a join of ranges.
+    values = sql.struct(*added)
+    ours = left.select("*", sql.col(f"`{join.time}`").cast("double").alias("_at"), sql.lit(1).alias("_side_first"),
+                       sql.lit(None).cast(side.select(values.alias("v")).schema["v"].dataType).alias("_side"))
+    theirs = side.select(*keys, sql.col("_since").alias("_at"), sql.lit(0).alias("_side_first"), values.alias("_side"))
+    both = ours.unionByName(theirs.where("_at is not null"), allowMissingColumns=True)
+    window = Window.partitionBy(*keys).orderBy("_at", "_side_first", "_side").rowsBetween(
+        Window.unboundedPreceding, Window.currentRow)
+    seen = both.withColumn("_side", sql.last("_side", ignorenulls=True).over(window)).where("_side_first = 1")
+    known = sql.col("_at").isNotNull() & sql.expr(" and ".join(f"{key} is not null" for key in keys))
+    return seen.select(*[f"`{name}`" for name in rows.columns],
+                       *[sql.when(known, sql.col("_side").getField(name)).alias(name) for name in added])
+
+
+def joined_by(spark: SparkSession, join: Join) -> str:
+    """`broadcast` for a side table that every worker can hold, else `shuffle`; by its size as Spark estimates it."""
+    if join.time is not None:
+        return "window"
+    plan: Any = side_table(spark, join)._jdf.queryExecution().optimizedPlan()
+    return "broadcast" if int(str(plan.stats().sizeInBytes())) <= _BROADCAST_BYTES else "shuffle"
+
+
+def _history(rows: DataFrame, history: History, spec: Spec) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sql
+
+    window = Window.partitionBy(f"`{history.by}`").orderBy(sql.asc_nulls_first(f"`{history.order}`"),
+                                                           *_whole_row(rows.select(*spec.input.columns)))
+    value = sql.col(f"`{history.of}`")
+    there = sql.col(f"`{history.by}`").isNotNull()
+    if history.lag:
+        before = sql.lag(value, history.lag).over(window)
+        return rows.withColumn(history.name, sql.when(there, value - before if history.difference else before))
+    if not history.positive:
+        kept = sql.collect_list(value).over(window.rowsBetween(-history.length, -1))
+    else:
+        # Others are gathered as null, and nulls are not kept; the last of all earlier rows stay.
+        liked = sql.when(sql.col(f"`{spec.label}`") == 1, value)
+        kept = sql.collect_list(liked).over(window.rowsBetween(Window.unboundedPreceding, -1))
+        kept = sql.slice(kept, sql.greatest(sql.lit(1), sql.size(kept) - history.length + 1), history.length)
+    kind = {"number": "array<double>"}.get(spec_kind(spec, history.of), "array<string>")
+    return rows.withColumn(history.name, sql.when(there, kept).otherwise(sql.array()).cast(kind))
+
+
+def spec_kind(spec: Spec, name: str) -> str:
+    """Whether an input column, or one that a join adds, holds texts or numbers."""
+    types = {**spec.input.columns, **{n: k for join in spec.rows.joins for n, k in join.columns.items()}}
+    return "text" if types.get(name) == "text" else "number"

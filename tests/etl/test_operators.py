@@ -1,0 +1,416 @@
+"""Operators that learn or meet several columns, lists or times, against slow twins in plain Python."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+import random
+import statistics
+import zoneinfo
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from etl.fields import Field
+from etl.ops import OPERATORS, OperatorError, made, online
+from etl.ops.bags import Bag, FirstX, Overlap, packed
+from etl.ops.chain import follow, step
+from etl.ops.clock import Hour, ParseTime, Weekday
+from etl.ops.dense import BoxCox, Bucketize, Logit, Missing, OneHot
+from etl.ops.encoded import Count, Group, Target
+from etl.ops.hashing import hash_rows
+from etl.ops.learned import FillMean, FillMedian, MinMax, Quantiles, Standardise
+from etl.ops.sparse import Categorify, Cross, Hash, Modulus, Vocabulary
+from etl.ops.sums import parts, total
+from etl.ops.texts import Concat, Map, Ngram, Split
+from etl.ops.user import Python
+from etl.state import State
+
+ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.integers(-5, 5).map(float)
+NUMBERS = st.lists(ANY)
+SMALL = st.lists(st.none() | st.sampled_from([math.nan, math.inf]) | st.floats(-1e6, 1e6)
+                 | st.integers(-9, 9).map(float))
+TEXTS = st.lists(st.none() | st.text(max_size=8) | st.sampled_from(["", "a", "b", "é", "日本", "1e5", "\0"]))
+LISTS = st.lists(st.none() | st.lists(st.sampled_from(["a", "b", "c", "日", ""]), max_size=6))
+
+
+def is_number(v):
+    return v is not None and math.isfinite(v)
+
+
+def learned(op, *columns):
+    """What it learns from batches in any order, as Spark adds them up."""
+    sums: Counter = Counter()
+    for column in columns:
+        names, counts = op.count(column)
+        assert len(names) == len(counts)
+        for name, count in zip(names.to_pylist(), counts.to_pylist(), strict=True):
+            sums[name] += count
+    order = sorted(sums, key=lambda name: (-sums[name], name.encode()))
+    return op.learn(pa.table({"value": pa.array(order, pa.string()),
+                              "count": pa.array([sums[n] for n in order], pa.int64()),
+                              "place": pa.array(range(1, len(order) + 1), pa.int64())}))
+
+
+def fitted(op, values, kind=None):
+    """Learned from two halves and applied to the whole."""
+    kind = kind or pa.float64()
+    half = len(values) // 2
+    state = learned(op, pa.array(values[half:], kind), pa.array(values[:half], kind))
+    return op.apply(pa.array(values, kind), op.prepare(state)).to_pylist(), state
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e30, max_value=1e30)))
+def test_sums_are_exact_to_the_last_scale(values):
+    got = total((scale, int(sum(int(w) for w in whole))) for scale, whole in parts(np.array(values, float)).items())
+    assert abs(got - sum(map(Fraction, values))) <= Fraction(len(values), 2**28)
+
+
+@given(SMALL, st.randoms(use_true_random=False))
+def test_a_mean_does_not_depend_on_the_order_of_rows(values, shuffler):
+    got, state = fitted(FillMean(), values)
+    mean = statistics.fmean([v for v in values if is_number(v)] or [0.0])
+    assert all(math.isclose(g, v if is_number(v) else mean, rel_tol=1e-9, abs_tol=1e-7)
+               for g, v in zip(got, values, strict=True))
+    shuffler.shuffle(values)
+    assert fitted(FillMean(), values)[1] == state
+
+
+@given(st.lists(st.none() | st.integers(-2047, 2047).map(float)))
+def test_a_median_of_small_whole_numbers_is_exact(values):
+    got, _ = fitted(FillMedian(), values)
+    median = statistics.median_low([v for v in values if is_number(v)] or [0.0])
+    assert got == [median if v is None else v for v in values]
+
+
+@given(SMALL)
+def test_standardised_numbers_have_mean_0_and_spread_1(values):
+    got, _ = fitted(Standardise(), values)
+    good = [v for v in values if is_number(v)]
+    spread = statistics.pstdev(good) if good else 0.0
+    if spread > 1e-3:
+        result = [g for g, v in zip(got, values, strict=True) if is_number(v)]
+        assert math.isclose(statistics.fmean(result), 0.0, abs_tol=1e-4)
+        assert math.isclose(statistics.pstdev(result), 1.0, rel_tol=1e-4)
+    assert [g is None for g in got] == [v is None for v in values]
+
+
+@given(NUMBERS)
+def test_min_max_reaches_from_0_to_1(values):
+    got, _ = fitted(MinMax(), values)
+    good = [v for v in values if is_number(v)]
+    for g, v in zip(got, values, strict=True):
+        if is_number(v):
+            assert 0.0 <= g <= 1.0
+            assert g == 0.0 or v > min(good)
+            assert v < max(good) or min(good) == max(good) or g == pytest.approx(1.0)
+
+
+@given(st.lists(st.none() | st.integers(-300, 300).map(float)), st.integers(2, 9))
+def test_quantiles_cut_where_the_shares_lie(values, buckets):
+    got, state = fitted(Quantiles(buckets=buckets), values)
+    good = sorted(v for v in values if v is not None)
+    ends = {good[max(0, math.ceil(len(good) * i / buckets) - 1)] for i in range(1, buckets)} if good else {0.0}
+    assert state["boundary"].to_pylist() == sorted(ends)
+    assert got == [1 if v is None else 2 + sum(end <= v for end in ends) for v in values]
+    assert all(i < Quantiles(buckets=buckets).cardinality(state) for i in got)
+
+
+@given(NUMBERS)
+def test_bucketize_and_missing(values):
+    column = pa.array(values, pa.float64())
+    got = Bucketize(boundaries=(-1.0, 0.0, 2.5)).apply(column, None).to_pylist()
+    assert got == [1 if v is None or math.isnan(v) else 2 + (v >= -1) + (v >= 0) + (v >= 2.5) for v in values]
+    assert Missing().apply(column, None).to_pylist() == [float(not is_number(v)) for v in values]
+
+
+@given(st.lists(st.none() | st.floats(-1e6, 1e6)), st.sampled_from([-0.5, 0.0, 0.5, 2.0]))
+def test_boxcox_and_logit(values, power):
+    column = pa.array(values, pa.float64())
+    for got, v in zip(BoxCox(power=power, shift=1.0).apply(column, None).to_pylist(), values, strict=True):
+        if v is None:
+            assert got is None
+        else:
+            x = max(v + 1.0, 1e-6)
+            assert math.isclose(got, math.log(x) if power == 0 else (x**power - 1) / power, rel_tol=1e-9, abs_tol=1e-9)
+    for got, v in zip(Logit(margin=0.01).apply(column, None).to_pylist(), values, strict=True):
+        x = v if v is None else min(max(v, 0.01), 0.99)
+        assert got is None if v is None else math.isclose(got, math.log(x / (1 - x)), rel_tol=1e-9, abs_tol=1e-9)
+
+
+@given(TEXTS)
+def test_one_hot_map_and_vocabulary(texts):
+    column = pa.array(texts, pa.string())
+    assert OneHot(values=("a",)).apply(column, None).to_pylist() == [float(t == "a") for t in texts]
+    mapped = Map(values=("a", "b"), to=("b", "")).apply(column, None).to_pylist()
+    assert mapped == [{"a": "b", "b": None}.get(t, t) for t in texts]
+    only = Map(values=("a", "b"), to=("x", "y"), others="null").apply(column, None).to_pylist()
+    assert only == [{"a": "x", "b": "y"}.get(t) for t in texts]
+    op = Vocabulary(values=("日本", "a", ""), oov=3)
+    for got, t in zip(op.apply(column, None).to_pylist(), texts, strict=True):
+        assert got == 1 if t is None else (got == 5 + op.values.index(t) if t in op.values else 2 <= got < 5)
+
+
+WHOLE = st.integers(-(2**63), 2**64 - 1).map(str) | st.sampled_from(
+    ["", "-", "007", "+1", "1.0", "99999999999999999999", "-9223372036854775809", "1e5", "٣"])
+
+
+@given(st.lists(st.none() | WHOLE), st.integers(1, 2**31 - 3))
+def test_modulus_is_exact_for_64_bits_signed_and_unsigned(texts, size):
+    def slow(text):
+        try:
+            number = int(text) if text and text.isascii() and text.lstrip("-").isdigit() else None
+        except ValueError:
+            number = None
+        return 1 if number is None or not -(2**63) <= number < 2**64 else 2 + number % size
+
+    assert Modulus(size=size).apply(pa.array(texts, pa.string()), None).to_pylist() == [slow(t) for t in texts]
+
+
+@given(st.lists(st.tuples(st.none() | st.text(max_size=3), st.none() | st.integers(-9, 9))))
+def test_cross_and_concat_tell_combinations_apart(rows):
+    columns = [pa.array([r[0] for r in rows], pa.string()), pa.array([r[1] for r in rows], pa.int64())]
+    column = pa.StructArray.from_arrays(columns, ["a", "b"])
+    ids = Cross(size=1000, salt=3).apply(column, None).to_pylist()
+    assert ids == [2 + int(k) % 1000 for k in hash_rows(columns, 3)]
+    texts = Concat().apply(column, None).to_pylist()
+    assert len(set(texts)) == len(set(rows))
+
+
+@given(LISTS, st.integers(1, 4), st.booleans())
+def test_first_x_ngram_and_bag(lists, size, last):
+    column = pa.array([["x"], *lists], pa.list_(pa.string())).slice(1)  # a slice begins anywhere
+    full = [x or [] for x in lists]
+    got = FirstX(size=size, last=last).apply(column, None).to_pylist()
+    assert got == [x[-size:] if last else x[:size] for x in full]
+    grams = Ngram(size=2).apply(column, None).to_pylist()
+    assert grams == [[f"{a}\x1f{b}" for a, b in itertools.pairwise(x)] for x in full]
+    assert Bag().apply(column, None).to_pylist() == [len(x) for x in full]
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.integers(-9, 9).map(float), max_size=5)))
+def test_bag_statistics(lists):
+    column = pa.array(lists, pa.list_(pa.float64()))
+    for of, slow in (("sum", math.fsum), ("mean", statistics.fmean), ("min", min), ("max", max)):
+        got = Bag(of=of).apply(column, None).to_pylist()
+        for have, row in zip(got, lists, strict=True):
+            there = [v for v in row or [] if v is not None]
+            want = slow(there) if there else (0.0 if of == "sum" else None)
+            assert have == want or math.isclose(have, want)
+
+
+@given(st.lists(st.tuples(st.none() | st.lists(st.sampled_from("abcd"), max_size=5),
+                          st.none() | st.lists(st.sampled_from("cdef"), max_size=5))))
+def test_overlap(rows):
+    kind = pa.list_(pa.string())
+    column = pa.StructArray.from_arrays([pa.array([r[i] for r in rows], kind) for i in (0, 1)], ["a", "b"])
+    sets = [(set(a or ()), set(b or ())) for a, b in rows]
+    assert Overlap().apply(column, None).to_pylist() == [len(a & b) for a, b in sets]
+    shares = Overlap(share=True).apply(column, None).to_pylist()
+    assert shares == [pytest.approx(len(a & b) / max(1, len(a | b))) for a, b in sets]
+
+
+@given(st.lists(st.none() | st.text("ab|", max_size=8)))
+def test_split_then_hash_gives_bags(texts):
+    split = Split().apply(pa.array(texts, pa.string()), None)
+    assert split.to_pylist() == [t.split("|") if t else [] for t in texts]
+    op = Hash(size=50)
+    bags = step(op, split, None, {})
+    assert bags.to_pylist() == [op.apply(pa.array(x, pa.string()), None).to_pylist() for x in split.to_pylist()]
+    stored = packed(bags).to_pylist()
+    assert [np.frombuffer(b, "<i4").tolist() for b in stored] == bags.to_pylist()
+
+
+ZONES = ("UTC", "Europe/Berlin", "America/St_Johns", "Asia/Kolkata")
+
+
+@given(st.lists(st.none() | st.integers(0, 2_100_000_000)), st.sampled_from(ZONES))
+def test_hours_and_weekdays_are_those_of_the_zone(seconds, zone):
+    column = pa.array(seconds, pa.float64())
+    local = [None if s is None else datetime.datetime.fromtimestamp(s, zoneinfo.ZoneInfo(zone)) for s in seconds]
+    assert Hour(zone=zone).apply(column, None).to_pylist() == [t and float(t.hour) for t in local]
+    assert Weekday(zone=zone).apply(column, None).to_pylist() == [t and float(t.weekday()) for t in local]
+    both = pa.StructArray.from_arrays([column, pa.array([zone] * len(seconds), pa.string())], ["at", "zone"])
+    assert Hour().apply(both, None).to_pylist() == [t and float(t.hour) for t in local]
+
+
+def test_parse_time_reads_what_its_format_says_and_nothing_else():
+    op = ParseTime(format="%y%m%d%H")
+    got = op.apply(pa.array(["14102100", None, "", "nonsense", "14102123"]), None).to_pylist()
+    assert got == [1413849600.0, None, None, None, 1413932400.0]
+    berlin = ParseTime(format="%Y-%m-%d %H:%M:%S", zone="Europe/Berlin")
+    assert berlin.apply(pa.array(["2026-07-01 00:00:00", "2026-03-29 02:30:00"]), None).to_pylist()[0] == 1782856800.0
+
+
+@given(TEXTS, TEXTS)
+def test_count_and_share(seen, new):
+    for share in (False, True):
+        op = Count(share=share)
+        state = op.prepare(learned(op, pa.array(seen, pa.string())))
+        counts = Counter(t for t in seen if t is not None)
+        whole = sum(counts.values()) if share else 1
+        got = op.apply(pa.array(new, pa.string()), state).to_pylist()
+        assert got == [None if t is None else pytest.approx(counts[t] / max(1, whole)) for t in new]
+
+
+GROUPED = st.lists(st.tuples(st.none() | st.sampled_from("abc"), st.none() | st.floats(-1e6, 1e6)))
+
+
+@given(GROUPED, st.sampled_from(["mean", "sum", "std", "count"]))
+def test_group_statistics(rows, of):
+    op = Group(of=of)
+    column = pa.StructArray.from_arrays([pa.array([r[0] for r in rows], pa.string()),
+                                         pa.array([r[1] for r in rows], pa.float64())], ["a", "b"])
+    got = op.apply(column, op.prepare(learned(op, column.slice(len(rows) // 2), column.slice(0, len(rows) // 2))))
+    slow = {"mean": statistics.fmean, "sum": math.fsum, "std": statistics.pstdev, "count": len}[of]
+    for have, (key, _) in zip(got.to_pylist(), rows, strict=True):
+        there = [v for k, v in rows if k == key and v is not None]
+        assert have is None if not there else math.isclose(have, slow(there), rel_tol=1e-6, abs_tol=1e-2)
+
+
+def clicks(values, labels, keys):
+    return pa.StructArray.from_arrays([pa.array(values, pa.string()), pa.array(labels, pa.int8()),
+                                       pa.array(keys, pa.int64())], ["value", "label", "key"])
+
+
+CLICKS = st.lists(st.tuples(st.none() | st.sampled_from("abc"), st.integers(0, 1), st.integers(-(2**63), 2**63 - 1)))
+
+
+@settings(max_examples=50)
+@given(CLICKS, st.integers(2, 4), st.floats(0.1, 50))
+def test_target_encoding_leaves_a_rows_own_fold_out(rows, folds, smoothing):
+    op = Target(folds=folds, smoothing=smoothing)
+    column = clicks(*([r[i] for r in rows] for i in range(3)))
+    state = op.prepare(learned(op, column))
+    fold = op._folds(column.field(2))
+
+    def slow(value, but):
+        others = [(v, y) for (v, y, _), f in zip(rows, fold, strict=True) if f != but]
+        prior = sum(y for _, y in others) / max(1, len(others))
+        own = [y for v, y in others if v == value]
+        return (sum(own) + smoothing * prior) / (len(own) + smoothing)
+
+    got = op.apply(column, state).to_pylist()
+    assert got == [pytest.approx(slow(v, f)) for (v, _, _), f in zip(rows, fold, strict=True)]
+    serving = op.apply(clicks(["a", None, "unseen"], [None] * 3, [None] * 3), state).to_pylist()
+    assert serving == [pytest.approx(slow(v, None)) for v in ("a", None, "unseen")]
+
+
+def auc(score, label):
+    order = np.argsort(score, kind="stable")
+    ranks = np.empty(len(score))
+    for value in np.unique(score):
+        same = score == value
+        ranks[same] = np.flatnonzero(np.isin(order, np.flatnonzero(same))).mean()
+    positive = label == 1
+    return (ranks[positive].mean() - (positive.sum() - 1) / 2) / (~positive).sum()
+
+
+def test_the_encoding_of_a_random_column_says_nothing_of_the_label():
+    generator = np.random.default_rng(7)
+    rows = 20_000
+    values = [str(v) for v in generator.integers(0, 4000, rows)]  # five rows a value: a leak would show
+    labels, keys = generator.integers(0, 2, rows), generator.integers(-(2**62), 2**62, rows)
+    op = Target(folds=5, smoothing=1.0)
+    column = clicks(values, labels, keys)
+    state = op.prepare(learned(op, column))
+    honest = op.apply(column, state).to_numpy()
+    leaking = op.apply(clicks(values, labels, [None] * rows), state).to_numpy()
+    assert abs(np.corrcoef(honest, labels)[0, 1]) < 0.03 or honest.std() < 1e-9
+    assert np.corrcoef(leaking, labels)[0, 1] > 0.3
+
+
+def test_joint_and_updated_vocabularies_never_move_an_id():
+    op = Categorify(min_count=1, max_size=4, oov=2)
+    old = pa.table({"value": ["b", "a"], "count": pa.array([5, 2], pa.int64())})
+    new = pa.table({"value": ["c", "a", "d", "e"], "count": pa.array([9, 4, 3, 1], pa.int64())})
+    both = op.update(old, new)
+    assert both["value"].to_pylist() == ["b", "a", "c", "d"]
+    column = pa.array(["a", "b"])
+    assert op.apply(column, op.prepare(old)) == op.apply(column, op.prepare(both))
+
+
+def double(x: pa.Array) -> pa.Array:
+    return pa.compute.multiply(x, 2.0)
+
+
+def short(x: pa.Array) -> pa.Array:
+    return x.slice(1)
+
+
+def test_a_users_own_function_is_checked_when_it_is_named_and_when_it_returns():
+    own = Python(function=f"{__name__}:double", inputs=("number",), output="number")
+    assert own.apply(pa.array([1.5, None]), None).to_pylist() == [3.0, None]
+    for function, inputs, message in ((f"{__name__}:nothing", ("number",), "cannot be imported"),
+                                      ("no_such_module:f", ("number",), "cannot be imported"),
+                                      (f"{__name__}:double", ("number", "text"), "cannot take 2 arrays"),
+                                      (f"{__name__}:double", ("numeral",), "inputs = 'numeral'"),
+                                      (f"{__name__}:TEXTS", ("number",), "must be module:function")):
+        with pytest.raises(OperatorError, match=message):
+            Python(function=function, inputs=inputs, output="number")
+    with pytest.raises(OperatorError, match="returned 1 values"):
+        Python(function=f"{__name__}:short", inputs=("number",), output="number").apply(pa.array([1.0, 2.0]), None)
+    with pytest.raises(OperatorError, match="size: must say"):
+        Python(function=f"{__name__}:double", inputs=("number",), output="id")
+
+
+def test_kinds_follow_each_other_only_where_that_means_something():
+    assert follow(Hash(size=3), "texts") == "ids"
+    assert follow(Hash(size=3), "number") == "id"
+    assert follow(OPERATORS["log"](), "numbers") == "numbers"
+    assert follow(OPERATORS["log"](), "text") is None
+    assert follow(Target(), "texts") is None
+    assert follow(Bag(), "text") is None
+    assert follow(Overlap(), "row") == "number"
+    assert follow(FirstX(size=2), "ids") == "ids"
+
+
+def test_what_is_left_to_the_loader_is_one_pure_function():
+    state = State(tables={"I/2": pa.table({"mean": [2.0], "spread": [4.0]})})
+    field = Field(name="I", role="dense", type="float", online=(
+        {"op": "clip", "low": 0.0, "high": None}, {"op": "log", "shift": 1.0, "floor": 1e-6},
+        {"op": "standardise", "state": "I/2"}))
+    run = online(field, state)
+    got = run(np.array([-1.0, 0.0, math.e - 1], np.float32))
+    assert got.dtype == np.float32
+    assert got.tolist() == pytest.approx([-0.5, -0.5, -0.25])
+    with pytest.raises(OperatorError, match="'I': standardise needs the table's fitted state"):
+        online(field, None)
+    assert made({"op": "bucketize", "boundaries": [1.0]}) == Bucketize(boundaries=(1.0,))
+
+
+NEEDED = {"clip": {"low": 0.0}, "hash": {"size": 3}, "cross": {"size": 3}, "modulus": {"size": 3},
+          "boxcox": {"power": 1.0}, "bucketize": {"boundaries": (1.0,)}, "quantiles": {"buckets": 3},
+          "one_hot": {"values": ("a",)}, "vocabulary": {"values": ("a",)}, "map": {"values": ("a",), "to": ("b",)},
+          "first_x": {"size": 1},
+          "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"}}
+EMPTY = {"text": pa.string(), "number": pa.float64(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64()),
+         "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_every_operator_takes_an_empty_column_learns_from_none_and_says_what_it_is(name):
+    op = OPERATORS[name](**NEEDED.get(name, {}))
+    kind = EMPTY["number" if name == "python" else op.takes[0]]
+    column = pa.array([], pa.struct([("a", EMPTY["texts"]), ("b", EMPTY["texts"])]) if name == "overlap" else kind)
+    if op.needs:
+        column = clicks([], [], [])
+    state = op.prepare(learned(op, column)) if hasattr(op, "learn") else None
+    assert len(op.apply(column, state)) == 0
+    assert type(op).__doc__
+
+
+def test_a_random_order_of_batches_learns_the_same():
+    shuffler = random.Random(3)
+    values = [shuffler.gauss(5, 300) for _ in range(3000)]
+    batches = [pa.array(values[i:i + 100]) for i in range(0, 3000, 100)]
+    for op in (FillMean(), FillMedian(), Standardise(), MinMax(), Quantiles(buckets=7)):
+        before = learned(op, *batches)
+        shuffler.shuffle(batches)
+        assert learned(op, *batches) == before
