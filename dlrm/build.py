@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from agent import policies
 from agent.controller import Controller
 from agent.host import HostMember, HostTunable
-from dlrm.config import Config, Table
-from dlrm.model import Ranker, first_weights
-from dlrm.optim import dense_optimiser, fuse_tables
-from dlrm.sharding import Placement, shard
+from dlrm.config import Config
+from dlrm.model import Layout, Ranker, first_weights
+from dlrm.optim import Rates, dense_optimiser, dense_parameters, fuse_tables
+from dlrm.placement import Placement
+from dlrm.sharding import shard
 from dlrm.world import World
 from ingest.loader import Loader
 
 
-def model_of(config: Config, tables: Sequence[Table], dense_columns: int, placements: Sequence[Placement],
-             world: World) -> tuple[Any, KeyedOptimizerWrapper]:
-    """The model with its first weights, spread over the ranks, and the optimiser of its dense layers."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model on its ranks, and what trains it."""
+
+    layout: Layout
+    model: Any
+    """TorchRec's DistributedModelParallel around a Ranker."""
+    dense: KeyedOptimizerWrapper
+    dense_parameters: Mapping[str, nn.Parameter]
+    rates: Rates
+
+
+def parts_of(config: Config, layout: Layout, dense_columns: int, placement: Placement, world: World, *,
+             steps_per_epoch: int = 1) -> Parts:
+    """The model with its first weights, spread over the ranks, and its optimisers."""
     torch.manual_seed(config.seed)  # the dense layers' weights, the same on every rank
-    plain = Ranker(config.model, tables, dense_columns)
-    fuse_tables(plain.dlrm.sparse_arch, config.optim)
-    model = shard(plain, placements, world)
-    first_weights(model, config.seed)
-    return model, dense_optimiser(model, config.optim)
+    plain = Ranker(config.model, layout, dense_columns)
+    fuse_tables(plain.tables, config.optim)
+    model = shard(plain, placement, world, wire=config.wire)
+    first_weights(model, config.seed, layout.compressor.starts)
+    dense = dense_optimiser(model, config.optim)
+    return Parts(layout, model, dense, dense_parameters(model), Rates(model, dense, config.optim, steps_per_epoch))
 
 
 @contextmanager

@@ -9,9 +9,14 @@ from typing import Any
 
 from etl.fields import Field
 
-OPTIMISERS = ("adagrad", "adam")
+MODELS = ("dlrm", "dcn", "wide_deep", "deepfm", "dien")
+OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
+TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
 TUNINGS = ("auto", "planner", "fixed")
 SHARDINGS = ("auto", "row", "table", "column")
+PRECISIONS = ("fp32", "bf16")
+WIRES = ("fp32", "fp16")
+MISSING = ("refuse", "mask")
 
 
 class ConfigError(ValueError):
@@ -23,6 +28,18 @@ def _positive(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise ConfigError(f"{name}: {value!r} is not a positive number")
+
+
+def _whole(owner: object, **least: int) -> None:
+    for name, low in least.items():
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ConfigError(f"{name}: {value!r} is not a whole number of {low} or more")
+
+
+def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}: {value!r} is none of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,39 +60,60 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A DLRM: dense features through one tower, ids through tables, pairwise dot products, a second tower."""
+    """Which model, the sizes of its layers, and which tables are made smaller."""
 
+    kind: str = "dlrm"
     width: int = 16
     """Of every embedding, and of the dense tower's output."""
     dense_layers: tuple[int, ...] = (128, 64)
-    """Hidden layers of the dense tower; a last one of `width` is added."""
+    """Hidden layers for the dense features, of `dlrm` and `dcn`; a last one of `width` is added."""
     over_layers: tuple[int, ...] = (256, 128)
     """Hidden layers after the interaction; a last one of 1 is added."""
+    cross_layers: int = 3
+    """Of `dcn`."""
+    cross_rank: int = 0
+    """Of a cross layer's matrix; 0: full."""
+    cross_experts: int = 1
+    """Low-rank experts of a cross layer; 1: no gates."""
+    precision: str = "fp32"
+    """Of the dense layers' products. Weights, tables and the loss stay float32."""
+    compress: dict[str, str] = field(default_factory=dict)
+    """Column → how its table is made smaller, as `dlrm.compress.Compression.read` takes it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
         object.__setattr__(self, "over_layers", tuple(self.over_layers))
-        _positive(self, "width")
-        if self.width % 4:
-            raise ConfigError(f"width: {self.width} is not a multiple of 4, which the fused kernels need")
+        _one_of("model", self.kind, MODELS)
+        _one_of("precision", self.precision, PRECISIONS)
+        _whole(self, width=1, cross_layers=1, cross_rank=0, cross_experts=1)
         for name in ("dense_layers", "over_layers"):
             if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in getattr(self, name)):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not a list of positive layer sizes")
+        if self.cross_experts > 1 and not self.cross_rank:
+            raise ConfigError(f"cross_experts: {self.cross_experts} experts need a cross_rank above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """Tables are updated within the backward pass by row-wise Adagrad; dense layers by an optimiser of their own."""
+    """Tables are updated within the backward pass; dense layers by an optimiser of their own."""
 
+    table_optimiser: str = "rowwise_adagrad"
     lr: float = 0.05
     """Of the tables."""
+    schedule: str = "constant"
+    """Of the tables' rate, as `dlrm.schedule.Schedule.read` takes it."""
     dense_optimiser: str = "adam"
     dense_lr: float = 0.001
+    dense_schedule: str = "constant"
+    clip: float = 0.0
+    """Largest length of the dense layers' gradients together; 0: whatever it is."""
 
     def __post_init__(self) -> None:
         _positive(self, "lr", "dense_lr")
-        if self.dense_optimiser not in OPTIMISERS:
-            raise ConfigError(f"dense optimiser: {self.dense_optimiser!r} is none of {', '.join(OPTIMISERS)}")
+        _one_of("dense optimiser", self.dense_optimiser, OPTIMISERS)
+        _one_of("table optimiser", self.table_optimiser, TABLE_OPTIMISERS)
+        if not 0 <= self.clip < float("inf"):
+            raise ConfigError(f"clip: {self.clip!r} is not a length of 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +133,10 @@ class Config:
     sharding: str = "auto"
     """One of SHARDINGS, or the path of a JSON file with a kind for each column."""
     ranks: int = 1
+    wire: str = "fp32"
+    """What embeddings and their gradients are sent as between ranks."""
+    missing: str = "refuse"
+    """What becomes of dense features that are no finite numbers; `mask`: counted, and 0."""
     tuning: str = "auto"
     knobs: str = ""
     """Knobs to start with, as the command line has them."""
@@ -105,15 +147,32 @@ class Config:
     """Steps between two lines of the log; ranks agree there whether to stop."""
     save_every: int = 0
     """Steps between two checkpoints within an epoch; 0: one at the end of each epoch only."""
+    keep: int = 3
+    """Newest checkpoints that stay, beside the best."""
+    evals: int = 1
+    """Evaluations on the validation split an epoch, evenly spread."""
+    stop_auc: float | None = None
+    """Training is over once the validation split's AUC reaches this."""
+    slices: tuple[str, ...] = ()
+    """Sparse columns whose most frequent ids get an AUC of their own."""
+    stuck_after: int = 500
+    """Steps from which an evaluation near chance is a warning."""
+    profile: int = 0
+    """Steps that a trace is made of, from the tenth on; 0: none."""
+    mllog: bool = False
+    """MLPerf's log lines, in the run folder."""
 
     def __post_init__(self) -> None:
-        _positive(self, "batch_size", "epochs", "ranks", "log_every")
-        if self.save_every < 0:
-            raise ConfigError(f"save_every: {self.save_every} is below 0")
+        object.__setattr__(self, "slices", tuple(self.slices))
+        _whole(self, batch_size=1, epochs=1, ranks=1, log_every=1, save_every=0, keep=1, evals=1, stuck_after=0,
+               profile=0)
         if self.batch_size % self.ranks:
             raise ConfigError(f"batch size {self.batch_size} cannot be cut into equal parts for {self.ranks} ranks")
-        if self.tuning not in TUNINGS:
-            raise ConfigError(f"tuning: {self.tuning!r} is none of {', '.join(TUNINGS)}")
+        if self.stop_auc is not None and not 0.5 < self.stop_auc < 1:
+            raise ConfigError(f"stop_auc: {self.stop_auc!r} is not between 0.5 and 1")
+        _one_of("tuning", self.tuning, TUNINGS)
+        _one_of("wire", self.wire, WIRES)
+        _one_of("missing", self.missing, MISSING)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -125,6 +184,8 @@ class Config:
 
 def tables_of(fields: Sequence[Field], model: ModelConfig) -> tuple[Table, ...]:
     """The embedding tables that a feature table's columns need, in its order."""
+    if model.width % 4:
+        raise ConfigError(f"width: {model.width} is not a multiple of 4, which the fused kernels need")
     found = []
     for f in fields:
         if f.role not in ("sparse", "id_list"):

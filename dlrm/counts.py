@@ -13,7 +13,7 @@ from math import comb
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlrm.towers import TowerConfig
+    from dlrm.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def interests(width: int, steps: int) -> Count:
     return gru + gru + Count(width * width, 2 * width * width + 2 * width * steps)
 
 
-def count(config: TowerConfig, *, dense: int, columns: int, history: int = 0) -> dict[str, Count]:
+def count(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> dict[str, Count]:
     """Part → its count, for a tower as `dlrm.towers.build` makes it; `total` last. Embedding tables are not in it."""
     width, over = config.width, [*config.over_layers, 1]
     everything = dense + columns * width

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dlrm.config import Config, ConfigError, tables_of
+from dlrm.config import Config, ConfigError
 from dlrm.guard import BadData
-from dlrm.meta import CheckpointError, latest
-from dlrm.sharding import place
+from dlrm.meta import CheckpointError, Meta, best, latest, read
+from dlrm.placement import PlacementError
 from etl.program import run, say
 from etl.table import FeatureTable, TableError
 from ingest.plan import PlanError
@@ -33,38 +33,53 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     parser.add_argument("--version", type=int, help="version of it (default: the newest; without --data, the run's)")
     parser.add_argument("--split", default="test", help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=16384, help="rows of a global batch (default: %(default)s)")
+    parser.add_argument("--best", action="store_true", help="the checkpoint that did best on validation, not the last")
+    parser.add_argument("--slices", type=lambda text: tuple(text.split(",")), default=(), metavar="COLUMN,…",
+                        help="figures also for the most frequent ids of these columns")
     args = parser.parse_args(argv)
 
-    path, meta = latest(args.run / "checkpoints")
+    path, meta = _chosen(args.run / "checkpoints", args.best)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trained = Config.from_dict(meta.config)
     version = args.version if args.data or args.version is not None else trained.version
     table = FeatureTable.open(args.data or trained.data, version)
-    meta.check(table, version=False)
+    meta.check(table, same_version=False)
     table.files_of(args.split)  # an unknown split is an error that names those there are
-    config = replace(trained, data=table.uri, version=table.version, ranks=ranks, batch_size=args.batch_size)
+    config = replace(trained, data=table.uri, version=table.version, ranks=ranks, batch_size=args.batch_size,
+                     sharding="auto", slices=args.slices)
 
     from dlrm.quiet import quiet
 
     quiet()
-    from dlrm import build, checkpoint, feed
+    from dlrm import build, checkpoint, feed, setting
+    from dlrm.evaluation import evaluate
     from dlrm.guard import Guard
-    from dlrm.trainer import evaluate
-    from dlrm.world import world
+    from dlrm.world import machine, world
 
-    tables = tables_of(table.fields, config.model)
     with (world() as here,
           feed.evaluation(config, table, args.split, rank=here.rank, local_ranks=here.local_ranks) as batches):
-        model, _ = build.model_of(config, tables, len(batches.dense_names), place(tables, ranks, "auto"), here)
-        checkpoint.load(path, model, None, here)
-        guard = Guard({t.name: t.rows for t in tables}, batches.dense_names, f"split {args.split!r}")
-        found = evaluate(model, batches, list(batches.sparse_names), guard, here)
+        now = setting.of(config, table, machine(here.ranks, here.local_ranks))
+        parts = build.parts_of(config, now.layout, len(batches.dense_names), now.placement, here)
+        checkpoint.load(path, parts, here, optimisers=False)
+        guard = Guard({t.name: t.rows for t in now.layout.columns}, batches.dense_names, f"split {args.split!r}",
+                      missing=config.missing)
+        found = evaluate(parts, batches, guard, here, slices=config.slices)
         if not here.first:
             return None
-    say(f"{args.split}: {found}")
-    return {**found.to_dict(), "split": args.split, "step": meta.step, "version": table.version,
-            "checkpoint": str(path)}
+    say(f"{args.split}: {found.quality}")
+    return {**found.quality.to_dict(), "split": args.split, "step": meta.step, "version": table.version,
+            "checkpoint": str(path),
+            "slices": {name: {i: q.to_dict() for i, q in ids.items()} for name, ids in found.slices.items()}}
+
+
+def _chosen(checkpoints: Path, take_best: bool) -> tuple[Path, Meta]:
+    if not take_best:
+        return latest(checkpoints)
+    found = best(checkpoints)
+    if found is None:
+        raise CheckpointError(f"no checkpoint in {checkpoints} was evaluated: leave --best out for the newest")
+    return found[0], read(found[0])
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(ConfigError, CheckpointError, TableError, BadData, PlanError))
+    run(main, input_errors=(ConfigError, CheckpointError, TableError, BadData, PlanError, PlacementError))

@@ -9,6 +9,9 @@ from etl.table import FeatureTable
 from ingest.loader import Loader, LoaderError
 from ingest.machine import Machine
 
+# Of a machine's memory; the rest is for tables, dense layers and their gradients.
+LOADERS_PART = 0.5
+
 
 def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int) -> Loader:
     """A rank's batches of the train split, with the knobs that were asked for."""
@@ -28,7 +31,9 @@ def evaluation(config: Config, table: FeatureTable, split: str, *, rank: int, lo
 
 def _loader(config: Config, table: FeatureTable, rank: int, local_ranks: int, **how: Any) -> Loader:
     # A machine's memory is shared by its ranks.
-    limit = Machine().memory_limit() // local_ranks if config.memory_limit is None else config.memory_limit
+    limit = config.memory_limit
+    if limit is None:
+        limit = int(Machine().memory_limit() * LOADERS_PART) // local_ranks
     try:
         return Loader(table, batch_size=config.batch_size, rank=rank, ranks=config.ranks, memory_limit=limit,
                       reader=config.reader, **how)

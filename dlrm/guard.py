@@ -21,11 +21,14 @@ class BadData(ValueError):
 class Guard:
     """Looks at each batch before the model does. Costs one pass over the ids, far below a step."""
 
-    def __init__(self, cardinalities: Mapping[str, int], dense: Sequence[str], source: str) -> None:
+    def __init__(self, cardinalities: Mapping[str, int], dense: Sequence[str], source: str, *,
+                 missing: str = "refuse") -> None:
+        """`missing`: whether a dense feature that is no finite number ends the run, or is masked later (`mask`)."""
         self._names = list(cardinalities)
         self._sizes = torch.tensor(list(cardinalities.values()), dtype=torch.int64)
         self._dense = list(dense)
         self._source = source
+        self._refuse = missing == "refuse"
 
     def check(self, batch: Batch) -> None:
         """Raises BadData for the first thing that is wrong with the batch."""
@@ -35,10 +38,12 @@ class Guard:
             wrong = batch.label[(batch.label != 0) & (batch.label != 1)][0].item()
             raise BadData(f"label {wrong:g} is neither 0 nor 1{self._where(batch)}")
         # A sum is NaN or infinite if any value is: one fast pass, the search only when something is wrong.
-        if not bool(torch.isfinite(batch.dense.sum())) and not bool((good := torch.isfinite(batch.dense)).all()):
+        if not self._refuse or bool(torch.isfinite(batch.dense.sum())):
+            return
+        if not bool((good := torch.isfinite(batch.dense)).all()):
             row, column = (~good).nonzero()[0].tolist()
             raise BadData(f"column {self._dense[column]!r}: {batch.dense[row, column].item()} is not a finite number"
-                          f"{self._where(batch)}; fill it in the feature spec (op \"fill\")")
+                          f"{self._where(batch)}; fill it in the feature spec (op \"fill\"), or ask for --missing mask")
 
     def _check_ids(self, batch: Batch) -> None:
         rows = len(batch.lengths) // len(self._names)

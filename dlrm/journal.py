@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from agent.runs import RunFolder
+from dlrm.config import Config
+from dlrm.mllog import MlLog
 from dlrm.progress import Progress
 
 
 class Journal:
     """Takes events and metrics and passes them on. A context; closing it frees the run folder."""
 
-    def __init__(self, folder: RunFolder, progress: Progress) -> None:
+    def __init__(self, folder: RunFolder, progress: Progress, mllog: MlLog | None = None) -> None:
         from tensorboardX import SummaryWriter
 
-        self.folder = folder
+        self.folder, self.mllog = folder, mllog
         self._progress = progress
         self._board = SummaryWriter(str(folder.path / "tensorboard"), flush_secs=10)
         self._step = 0
+
+    @classmethod
+    def of(cls, path: Path, config: Config, steps: int, *, resume: bool) -> Journal:
+        """For a run of `steps` in a new folder, or, with `resume`, in the one there is."""
+        folder = RunFolder.create(path, {"kind": "train", **config.to_dict()}, resume=resume)
+        mllog = MlLog(open(path / "mllog.txt", "a"), time.time) if config.mllog else None  # noqa: SIM115
+        return cls(folder, Progress(steps), mllog)
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._board.close()
+        if self.mllog is not None:
+            self.mllog.close()
         self.folder.close()
 
     def event(self, event: Mapping[str, Any]) -> None:
@@ -36,11 +49,18 @@ class Journal:
         self.folder.metric(metric)
         self._progress.observe(metric)
         self._step = metric.get("step", self._step)
+        if metric["kind"] == "slice":
+            return  # too many curves
         scalars = {k: v for k, v in metric.items() if isinstance(v, (int, float)) and k not in ("step", "at")}
         for name, value in scalars.items():
             self._board.add_scalar(f"{metric['kind']}/{name}", value, self._step)
         for stage, count in metric.get("knobs", {}).get("workers", {}).items():
             self._board.add_scalar(f"knobs/{stage}", count, self._step)
+
+    def milestone(self, key: str, epochs: float, value: Any = None) -> None:
+        """A line of MLPerf's log, if one is written."""
+        if self.mllog is not None:
+            self.mllog.write(key, value, epoch_num=epochs)
 
     def say(self, text: str) -> None:
         self._progress.say(text)
@@ -57,5 +77,7 @@ class Silence:
     def event(self, event: Mapping[str, Any]) -> None: ...
 
     def metric(self, metric: Mapping[str, Any]) -> None: ...
+
+    def milestone(self, key: str, epochs: float, value: Any = None) -> None: ...
 
     def say(self, text: str) -> None: ...

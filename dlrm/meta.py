@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from etl.table import FeatureTable
 
-LATEST, META = "LATEST", "meta.json"
+LATEST, BEST, META = "LATEST", "BEST", "meta.json"
 
 
 class CheckpointError(ValueError):
@@ -38,17 +39,21 @@ class Meta:
     """Rows trained since the start of the run."""
     loader: dict[str, Any] = field(default_factory=dict)
     """The loader's position: the next batch is the one after the last trained."""
+    knobs: dict[str, Any] = field(default_factory=dict)
+    """What the agent had come to: a resumed run starts with them."""
+    software: dict[str, str] = field(default_factory=dict)
+    """Versions that wrote it."""
 
     @classmethod
     def of(cls, table: FeatureTable, config: dict[str, Any]) -> Meta:
         """Of a run that has not begun."""
-        return cls(config=config, version=table.version, **_shape(table))
+        return cls(config=config, version=table.version, software=_software(), **_shape(table))
 
-    def check(self, table: FeatureTable, *, version: bool = True) -> None:
+    def check(self, table: FeatureTable, *, same_version: bool = True) -> None:
         """Raises CheckpointError with every difference to the table that is to be read."""
         now = _shape(table)
         differences = []
-        if version and self.version != table.version:
+        if same_version and self.version != table.version:
             differences.append(f"version {self.version} in the checkpoint, {table.version} now")
         for name in sorted(self.columns.keys() | now["columns"].keys()):
             before, after = self.columns.get(name), now["columns"].get(name)
@@ -64,6 +69,13 @@ class Meta:
         if differences:
             raise CheckpointError(f"the checkpoint does not fit {table.uri}: " + "; ".join(differences))
 
+    def other_software(self) -> str | None:
+        """What was written by other versions than are here; None if all are the same."""
+        now = _software()
+        changed = [f"{name} {then} (here {now.get(name, 'none')})" for name, then in self.software.items()
+                   if now.get(name) != then]
+        return f"the checkpoint was written with {', '.join(changed)}" if changed else None
+
     def write(self, folder: Path) -> None:
         """Makes a checkpoint's folder complete, then moves LATEST to it."""
         _replace(folder / META, json.dumps(asdict(self), indent=1))
@@ -76,11 +88,34 @@ def latest(checkpoints: Path) -> tuple[Path, Meta]:
     if not pointer.exists():
         raise CheckpointError(f"no checkpoint in {checkpoints} ({LATEST} is missing): nothing to go on from")
     path = checkpoints / pointer.read_text().strip()
+    return path, read(path)
+
+
+def best(checkpoints: Path) -> tuple[Path, float] | None:
+    """The checkpoint that did best on the validation split, and its AUC there; None before the first."""
+    pointer = checkpoints / BEST
+    if not pointer.exists():
+        return None
+    name, auc = pointer.read_text().split()
+    return checkpoints / name, float(auc)
+
+
+def mark_best(folder: Path, auc: float) -> None:
+    """Says that this checkpoint is the best so far."""
+    _replace(folder.parent / BEST, f"{folder.name} {auc!r}\n")
+
+
+def read(path: Path) -> Meta:
+    """What a complete checkpoint says."""
     try:
         values = json.loads((path / META).read_text())
-        return path, Meta(**{**values, "dense": tuple(values["dense"])})
+        return Meta(**{**values, "dense": tuple(values["dense"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+
+
+def _software() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "torchrec")}
 
 
 def _shape(table: FeatureTable) -> dict[str, Any]:

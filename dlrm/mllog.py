@@ -26,6 +26,9 @@ class MlLog:
         self._stream.write(f":::MLLOG {json.dumps(line)}\n")
         self._stream.flush()
 
+    def close(self) -> None:
+        self._stream.close()
+
     def settings(self, *, batch_size: int, seed: int, train_rows: int, eval_rows: int, optimiser: str, lr: float,
                  eps: float, warmup_steps: int = 0, decay_start_step: int = 0, decay_steps: int = 0) -> None:
         """What the rules for a recommender ask to be said before a run."""

@@ -7,7 +7,20 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dlrm.config import OPTIMISERS, SHARDINGS, TUNINGS, Config, ConfigError, ModelConfig, OptimConfig
+from dlrm.config import (
+    MISSING,
+    MODELS,
+    OPTIMISERS,
+    PRECISIONS,
+    SHARDINGS,
+    TABLE_OPTIMISERS,
+    TUNINGS,
+    WIRES,
+    Config,
+    ConfigError,
+    ModelConfig,
+    OptimConfig,
+)
 from dlrm.meta import Meta
 from etl.table import FeatureTable
 from ingest.knobs import parse_bytes
@@ -26,6 +39,8 @@ class Plan:
     meta: Meta
     """Where the run stands: at its beginning, or at the checkpoint in `resume`."""
     resume: Path | None
+    go_on: bool
+    """In the run folder there is."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,6 +60,15 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
     def sizes(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if part)
 
+    def names(text: str) -> tuple[str, ...]:
+        return tuple(part for part in text.split(",") if part)
+
+    def choices(text: str) -> dict[str, str]:
+        pairs = [part.partition("=") for part in text.split(",") if part]
+        if not all(name and equals and kind for name, equals, kind in pairs):
+            raise argparse.ArgumentTypeError(f"{text!r}: write COLUMN=KIND[:ROWS…], with commas between")
+        return {name: kind for name, _, kind in pairs}
+
     add = parser.add_argument_group("what").add_argument
     add("--data", metavar="TABLE", help="feature table, as etl/job.py writes it (with --resume: the checkpoint's)")
     add("--version", type=int, help="version of it (default: the newest; with --resume: the checkpoint's)")
@@ -59,24 +83,52 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
     add("--epochs", type=int, help=f"(default: {of['epochs']})")
     add("--batch-size", type=int, help=f"rows of a global batch (default: {of['batch_size']})")
     add("--seed", type=int, help=f"of first weights and row order (default: {of['seed']})")
-    add("--lr", type=float, help=f"of the embedding tables, row-wise Adagrad (default: {optim.lr:g})")
-    add("--dense-lr", type=float, help=f"of the dense layers (default: {optim.dense_lr:g})")
+    add("--save-every", type=int, metavar="STEPS", help="checkpoint also within epochs (default: after each epoch)")
+    add("--keep", type=int, metavar="N", help=f"newest checkpoints to keep, beside the best (default: {of['keep']})")
+    add("--log-every", type=int, metavar="STEPS", help=f"(default: {of['log_every']})")
+    add("--profile", type=int, metavar="STEPS", help="write a trace of so many steps (from the tenth) into DIR")
+    add("--mllog", action="store_true", help="write MLPerf's log lines into DIR, too")
+    add = parser.add_argument_group("optimisers").add_argument
+    add("--table-optimiser", choices=TABLE_OPTIMISERS, help=f"within the backward pass (default: "
+        f"{optim.table_optimiser})")
+    add("--lr", type=float, help=f"of the embedding tables (default: {optim.lr:g})")
+    add("--schedule", help="of that rate: constant, or any of warmup=,decay_start=,decay=,power=,floor=,by=step|epoch "
+        f"(default: {optim.schedule})")
     add("--dense-optimiser", choices=OPTIMISERS, help=f"(default: {optim.dense_optimiser})")
+    add("--dense-lr", type=float, help=f"of the dense layers (default: {optim.dense_lr:g})")
+    add("--dense-schedule", metavar="SCHEDULE", help=f"of that rate (default: {optim.dense_schedule})")
+    add("--clip", type=float, metavar="LENGTH", help="of the dense layers' gradients together (default: none)")
+    add = parser.add_argument_group("model").add_argument
+    add("--model", dest="kind", choices=MODELS, help=f"(default: {model.kind})")
     add("--width", type=int, help=f"of every embedding (default: {model.width})")
     add("--dense-layers", type=sizes, metavar="N,N", help=f"hidden layers before the interaction "
         f"(default: {','.join(map(str, model.dense_layers))})")
     add("--over-layers", type=sizes, metavar="N,N", help=f"hidden layers after it "
         f"(default: {','.join(map(str, model.over_layers))})")
+    add("--cross-layers", type=int, metavar="N", help=f"of dcn (default: {model.cross_layers})")
+    add("--cross-rank", type=int, metavar="N", help="of dcn's matrices (default: full)")
+    add("--cross-experts", type=int, metavar="N", help="low-rank experts of a cross layer (default: 1)")
+    add("--precision", choices=PRECISIONS, help=f"of the dense layers' products (default: {model.precision})")
+    add("--compress", type=choices, metavar="COLUMN=KIND,…", help="smaller tables: hash:ROWS, modulo:ROWS, "
+        "quotient:ROWS[:add|concat], product:ROWS[:PARTS], or spread (as large, its use even over its rows)")
     add("--sharding", metavar="|".join([*SHARDINGS, "FILE"]),
-        help="how tables are spread over ranks; FILE: JSON, {column: row|table|column}, auto for the rest "
+        help="how tables are spread over ranks; FILE: JSON, {table: row|table|column}, auto for the rest "
         f"(default: {of['sharding']})")
-    add("--save-every", type=int, metavar="STEPS", help="checkpoint also within epochs (default: after each epoch)")
-    add("--log-every", type=int, metavar="STEPS", help=f"(default: {of['log_every']})")
+    add("--wire", choices=WIRES, help=f"what embeddings travel as between ranks (default: {of['wire']})")
+    add = parser.add_argument_group("evaluation").add_argument
+    add("--evals", type=int, metavar="N", help="evaluations an epoch on the validation split, each with a checkpoint "
+        f"(default: {of['evals']})")
+    add("--stop-auc", type=float, metavar="AUC", help="end once the validation split reaches it")
+    add("--slices", type=names, metavar="COLUMN,…", help="AUC also for the most frequent ids of these")
+    add("--stuck-after", type=int, metavar="STEPS", help="from there on an AUC near 0.5 is a warning that names likely "
+        f"causes (default: {of['stuck_after']})")
     add = parser.add_argument_group("input").add_argument
     add("--tuning", choices=TUNINGS, help=f"who turns the loader's knobs while it runs (default: {of['tuning']})")
     add("--knobs", metavar="NAME=N,…", help="knobs to start with, for instance read=2,prefetch_bytes=64MiB")
     add("--memory-limit", type=parse_bytes, metavar="BYTES", help="of one rank's loader, for instance 2GiB "
         "(default: what the machine leaves)")
+    add("--missing", choices=MISSING, help="dense features that are no finite numbers: an error, or counted and 0 "
+        f"(default: {of['missing']})")
     add("--reader", choices=("petastorm", "arrow"), help=f"(default: {of['reader']})")
     return parser.parse_args(argv)
 
@@ -99,9 +151,10 @@ def resumed(stored: dict[str, Any], said: dict[str, Any], **known: Any) -> Confi
         if getattr(before, name) != getattr(now, name):
             raise ConfigError(f"--resume: {name} was {getattr(before, name)!r} and cannot become "
                               f"{getattr(now, name)!r}; start another run for that")
-    if before.optim.dense_optimiser != now.optim.dense_optimiser:
-        raise ConfigError(f"--resume: the dense optimiser was {before.optim.dense_optimiser!r}; its state does not fit "
-                          f"{now.optim.dense_optimiser!r}")
+    for name in ("dense_optimiser", "table_optimiser"):
+        old, new = getattr(before.optim, name), getattr(now.optim, name)
+        if old != new:
+            raise ConfigError(f"--resume: the {name.replace('_', ' ')} was {old!r}; its state does not fit {new!r}")
     return now
 
 

@@ -176,9 +176,9 @@ def place(tables: Sequence[TableLike], machine: Machine, storage: Storage | None
         else:
             where = "on the fullest rank; " + ("cut otherwise they may fit" if fixed else "cutting them does not help")
         raise DoesNotFit(
-            f"{_gb(total)} of tables and their state do not fit {machine.ranks} ranks of "
-            f"{_gb(machine.usable_bytes)} each ({_gb(machine.memory_bytes)} less {machine.reserve:.0%} kept back): "
-            f"{_gb(missing)} missing {where}", missing)
+            f"{gb(total)} of tables and their state do not fit {machine.ranks} ranks of "
+            f"{gb(machine.usable_bytes)} each ({gb(machine.memory_bytes)} less {machine.reserve:.0%} kept back): "
+            f"{gb(missing)} missing {where}", missing)
     return best[1]
 
 
@@ -189,7 +189,8 @@ def cuts(t: TableLike, ranks: int) -> list[str]:
     return ["row"] * (t.rows >= ranks) + ["column"] * (_pieces(t, ranks) > 1)
 
 
-def _gb(count: float) -> str:
+def gb(count: float) -> str:
+    """Bytes as accelerators' memories are sold."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(count) >= size:
             return f"{count / size:.1f} {unit}"
@@ -233,7 +234,7 @@ class _Loads:
 
     def why(self, t: TableLike) -> str:
         if self.size(t) > self._machine.usable_bytes:
-            return f"larger than a rank's {_gb(self._machine.usable_bytes)}"
+            return f"larger than a rank's {gb(self._machine.usable_bytes)}"
         fair = self.share(t) * self._machine.ranks
         return f"{fair:.0%} of a rank's share" if fair > TARGET else "cut to balance the ranks"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from dlrm.config import ConfigError, ModelConfig, Table, tables_of
-from dlrm.machines import Machine, MachineError, read
-from dlrm.placement import DTYPES, KINDS, STATES, DoesNotFit, Placement, PlacementError, Storage, cuts, place
+from dlrm.machines import MachineError, read
+from dlrm.placement import DTYPES, KINDS, STATES, DoesNotFit, Placement, PlacementError, Storage, gb, place
+from dlrm.sharding import asked, describe
 from etl.program import UsageError, run, say
 from etl.table import FeatureTable, TableError
 
@@ -73,26 +73,6 @@ def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> 
     return found * count
 
 
-def _gb(count: float) -> str:
-    """Decimal, as accelerators' memories are sold."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count) >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
-
-
-def describe(placement: Placement, found: Sequence[Table], machine: Machine) -> str:
-    """The plan as a person reads it."""
-    rows = [("table", "rows", "width", "bytes", "rank", "kind", "why")]
-    for p, t in zip(placement.places, found, strict=True):
-        where = "all" if len(p.ranks) == machine.ranks > 1 else ",".join(map(str, p.ranks))
-        rows.append((p.name, f"{t.rows:,}", str(t.width), _gb(p.bytes), where, p.kind, p.why))
-    widths = [max(len(row[i]) for row in rows) for i in range(6)]
-    return "\n".join("  ".join([*(cell.rjust(w) if i in (1, 2, 3) else cell.ljust(w)
-                                   for i, (cell, w) in enumerate(zip(row[:6], widths, strict=True))), row[6]])
-                     for row in rows)
-
-
 def main(argv: list[str]) -> dict[str, Any]:
     args = parser().parse_args(argv)
     found, machine = tables(args), read(args.machine)
@@ -101,16 +81,16 @@ def main(argv: list[str]) -> dict[str, Any]:
     storage = Storage(dtype=args.dtype, optimiser=args.optimiser)
     weights = sum(storage.weights(t.rows, t.width) for t in found)
     state = sum(storage.state(t.rows, t.width) for t in found)
-    say(f"{len(found)} tables, {sum(t.rows for t in found):,} rows: {_gb(weights)} of {args.dtype} weights, "
-        f"{_gb(state)} of {args.optimiser} state")
-    say(f"{machine.ranks} ranks on {machine.hosts} host{'s' * (machine.hosts > 1)}, {_gb(machine.memory_bytes)} each, "
-        f"{_gb(machine.usable_bytes)} of it for tables")
+    say(f"{len(found)} tables, {sum(t.rows for t in found):,} rows: {gb(weights)} of {args.dtype} weights, "
+        f"{gb(state)} of {args.optimiser} state")
+    say(f"{machine.ranks} ranks on {machine.hosts} host{'s' * (machine.hosts > 1)}, {gb(machine.memory_bytes)} each, "
+        f"{gb(machine.usable_bytes)} of it for tables")
     result: dict[str, Any] = {"fits": False, "weights_bytes": weights, "state_bytes": state, "missing_bytes": 0,
                               "ranks": machine.ranks, "usable_bytes": machine.usable_bytes, "ways": {}}
     placed: dict[str, Placement | PlacementError] = {}
     for way in ("auto", *KINDS):
         try:
-            placed[way] = place(found, machine, storage, _asked(found, machine, way))
+            placed[way] = place(found, machine, storage, asked(way, found, machine.ranks))
         except PlacementError as error:
             placed[way] = error
         result["ways"][way] = _way(placed[way])
@@ -131,13 +111,6 @@ def main(argv: list[str]) -> dict[str, Any]:
                       "ranks": list(p.ranks), "why": p.why} for p, t in zip(chosen.places, found, strict=True)]}
 
 
-def _asked(found: Sequence[Table], machine: Machine, way: str) -> dict[str, str]:
-    """One kind for all tables; those too small to be cut so stay whole."""
-    if way == "auto":
-        return {}
-    return {t.name: way if way in cuts(t, machine.ranks) else "table" for t in found}
-
-
 def _way(placed: Placement | PlacementError) -> dict[str, Any]:
     if isinstance(placed, Placement):
         return {"fits": True, "fullest_rank_bytes": max(placed.bytes_on(r) for r in range(placed.ranks)),
@@ -149,7 +122,7 @@ def _in_words(placed: Placement | PlacementError) -> str:
     if isinstance(placed, PlacementError):
         return f"no: {placed}"
     held, read_ = placed.balance
-    return (f"fits: {_gb(max(placed.bytes_on(r) for r in range(placed.ranks)))} on the fullest rank; largest over mean "
+    return (f"fits: {gb(max(placed.bytes_on(r) for r in range(placed.ranks)))} on the fullest rank; largest over mean "
             f"{held:.2f} in bytes, {read_:.2f} in reads")
 
 

@@ -1,18 +1,19 @@
-"""Which rank holds which table, or which part of it: chosen by plain arithmetic, printed, stored, and applied.
+"""From settings to a placement of tables on the ranks there are, and from a placement to TorchRec's sharded model.
 
-Choosing (`place`) knows nothing of TorchRec; `shard` alone hands the result to it.
+What goes where is `dlrm.placement`'s arithmetic; `shard` alone hands its result to TorchRec.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm.config import SHARDINGS, ConfigError, Table
-from ingest.knobs import format_bytes, nearest
+from dlrm.config import SHARDINGS, Config, ConfigError, Table
+from dlrm.machines import Machine
+from dlrm.placement import KINDS, Placement, Storage, cuts, gb, place
+from ingest.knobs import nearest
 
 if TYPE_CHECKING:
     import torch
@@ -20,107 +21,60 @@ if TYPE_CHECKING:
 
     from dlrm.world import World
 
-KINDS = ("row", "table", "column")
-# A table above this part of a rank's fair share is cut by rows: placed whole, it alone would unbalance the ranks.
-BIG = 0.125
-MIN_COLUMNS = 4  # the fused kernels want widths in fours
+
+def placed(config: Config, tables: Sequence[Table], machine: Machine) -> Placement:
+    """A place for every table of a run; PlacementError if they do not fit, or cannot be cut as asked."""
+    return place(tables, machine, Storage(optimiser=config.optim.table_optimiser),
+                 asked(config.sharding, tables, machine.ranks))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where one table lives."""
-
-    table: Table
-    kind: str
-    """`row`: cut by rows; `table`: whole on one rank; `column`: cut by columns."""
-    ranks: tuple[int, ...]
-    why: str
-
-    def bytes_on(self, rank: int) -> float:
-        return self.table.bytes * self.ranks.count(rank) / len(self.ranks)
-
-    def lookups_on(self, rank: int) -> float:
-        """Row-wise, each id is looked up on one rank; column-wise, on all of them."""
-        share = self.ranks.count(rank)
-        return self.table.lookups * (share / len(self.ranks) if self.kind == "row" else share)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self.table), "bytes": self.table.bytes, "kind": self.kind, "ranks": list(self.ranks),
-                "why": self.why}
-
-
-def place(tables: Sequence[Table], ranks: int, how: str) -> tuple[Placement, ...]:
-    """A place for every table: `how` is `auto`, `row`, `table`, `column`, or a JSON file of {column: kind}."""
-    asked: Mapping[str, str] = {} if how in SHARDINGS else _read(how, tables)
-    fair = sum(t.bytes for t in tables) / ranks
-    total_bytes, total_lookups = sum(t.bytes for t in tables), sum(t.lookups for t in tables)
-    everywhere = tuple(range(ranks))
-    placed: dict[str, Placement] = {}
-    whole: list[tuple[Table, str]] = []
-    for t in tables:
-        kind = how if how in KINDS else asked.get(t.name)
-        why = "asked for"
-        if kind is None:
-            big = ranks > 1 and t.bytes > BIG * fair and t.rows >= ranks
-            kind = "row" if big else "table"
-            why = f"{t.bytes / fair:.0%} of a rank's share of bytes"
-        if kind == "column" and (t.width % ranks or t.width // ranks < MIN_COLUMNS):
-            raise ConfigError(f"column {t.name!r}: width {t.width} cannot be cut into {ranks} parts of {MIN_COLUMNS} "
-                              "columns or more; use row or table")
-        if kind == "row" and t.rows < ranks:
-            raise ConfigError(f"column {t.name!r}: {t.rows} rows cannot be cut over {ranks} ranks; use table")
-        if kind == "table":
-            whole.append((t, why))
-        else:
-            placed[t.name] = Placement(table=t, kind=kind, ranks=everywhere, why=why)
-    # The heaviest first, each to the rank with the least so far: bytes and lookups count the same.
-    load = [sum(p.bytes_on(r) / total_bytes + p.lookups_on(r) / total_lookups for p in placed.values())
-            for r in everywhere]
-    for t, why in sorted(whole, key=lambda pair: (-pair[0].bytes, pair[0].name)):
-        rank = min(everywhere, key=lambda r: (load[r], r))
-        load[rank] += t.bytes / total_bytes + t.lookups / total_lookups
-        placed[t.name] = Placement(table=t, kind="table", ranks=(rank,), why=f"{why}; least loaded rank")
-    return tuple(placed[t.name] for t in tables)
-
-
-def _read(path: str, tables: Sequence[Table]) -> dict[str, str]:
+def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
+    """What `--sharding` says of each table: nothing (`auto`), one kind, or a JSON file of {table: kind}. With one kind
+    for all, tables too small to be cut stay whole."""
+    if how == "auto":
+        return {}
+    if how in KINDS:
+        return {t.name: how if how in cuts(t, ranks) else "table" for t in tables}
     try:
-        asked = json.loads(Path(path).read_text())
+        found = json.loads(Path(how).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"sharding: {path!r} is none of {', '.join(SHARDINGS)} and not a readable JSON file of "
-                          f"{{column: kind}} ({error})") from None
-    if not isinstance(asked, dict):
-        raise ConfigError(f"sharding file {path}: not an object of {{column: kind}}")
+        raise ConfigError(f"sharding: {how!r} is none of {', '.join(SHARDINGS)} and not a readable JSON file of "
+                          f"{{table: kind}} ({error})") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"sharding file {how}: not an object of {{table: kind}}")
     names = [t.name for t in tables]
-    for name, kind in asked.items():
+    for name, kind in found.items():
         if name not in names:
-            raise ConfigError(f"sharding file {path}: no column {name!r}{nearest(name, names)}")
+            raise ConfigError(f"sharding file {how}: no table {name!r}{nearest(name, names)}")
         if kind not in KINDS:
-            raise ConfigError(f"sharding file {path}: column {name!r}: kind {kind!r}{nearest(str(kind), KINDS)}")
-    return asked
+            raise ConfigError(f"sharding file {how}: table {name!r}: kind {kind!r}{nearest(str(kind), KINDS)}")
+    return {name: "table" if ranks == 1 else kind for name, kind in found.items()}
 
 
-def describe(placements: Sequence[Placement], ranks: int) -> str:
+def describe(placement: Placement, found: Sequence[Table], machine: Machine) -> str:
     """The plan as a person reads it."""
-    rows = [("table", "rows", "width", "bytes", "kind", "ranks", "why")]
-    for p in placements:
-        where = str(p.ranks[0]) if len(p.ranks) == 1 else "all"
-        rows.append((p.table.name, f"{p.table.rows:,}", str(p.table.width), format_bytes(p.table.bytes), p.kind, where,
-                     p.why))
+    rows = [("table", "rows", "width", "bytes", "rank", "kind", "why")]
+    for p, t in zip(placement.places, found, strict=True):
+        where = "all" if len(p.ranks) == machine.ranks > 1 else ",".join(map(str, p.ranks))
+        rows.append((p.name, f"{t.rows:,}", str(t.width), gb(p.bytes), where, p.kind, p.why))
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
-    left = (0, 4, 5)
-    lines = ["  ".join([*(cell.ljust(w) if i in left else cell.rjust(w) for i, (cell, w) in
-                          enumerate(zip(row, widths, strict=False))), row[6]]).rstrip() for row in rows]
-    for r in range(ranks):
-        lines.append(f"rank {r}: {format_bytes(sum(p.bytes_on(r) for p in placements))}, "
-                     f"{sum(p.lookups_on(r) for p in placements):.3g} lookups a row")
-    return "\n".join(lines)
+    return "\n".join("  ".join([*(cell.rjust(w) if i in (1, 2, 3) else cell.ljust(w)
+                                   for i, (cell, w) in enumerate(zip(row[:6], widths, strict=True))), row[6]])
+                     for row in rows)
 
 
-def shard(model: torch.nn.Module, placements: Sequence[Placement], world: World) -> DistributedModelParallel:
+def summary(placement: Placement, tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """The plan as a run folder keeps it."""
+    return [{"name": p.name, "rows": t.rows, "width": t.width, "lookups": t.lookups, "bytes": p.bytes, "kind": p.kind,
+             "ranks": list(p.ranks), "why": p.why} for p, t in zip(placement.places, tables, strict=True)]
+
+
+def shard(model: torch.nn.Module, placement: Placement, world: World, *, wire: str = "fp32",
+          ) -> DistributedModelParallel:
     """The model with its tables distributed as placed, and its dense layers copied to every rank."""
     from torchrec import EmbeddingBagCollection
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
     from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -131,21 +85,26 @@ def shard(model: torch.nn.Module, placements: Sequence[Placement], world: World)
         def sharding_types(self, compute_device_type: str) -> list[str]:
             return ["table_wise", "row_wise", "column_wise"]
 
-    def generator(p: Placement) -> Any:
-        if p.kind == "table":
-            return table_wise(rank=p.ranks[0])
-        return row_wise() if p.kind == "row" else column_wise(ranks=list(p.ranks))
+    def generator(kind: str, ranks: Sequence[int]) -> Any:
+        if kind == "table":
+            return table_wise(rank=ranks[0])
+        return row_wise() if kind == "row" else column_wise(ranks=list(ranks))
 
+    codecs = None
+    if wire == "fp16" and world.ranks > 1:
+        half = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
+        codecs = get_qcomm_codecs_registry(half, device=world.device)
+    sharder = Sharder(qcomm_codecs_registry=codecs)
     prefix, tables = next((n, m) for n, m in model.named_modules() if isinstance(m, EmbeddingBagCollection))
     plan = construct_module_sharding_plan(
-        tables, {p.table.name: generator(p) for p in placements}, sharder=Sharder(),
+        tables, {p.name: generator(p.kind, p.ranks) for p in placement.places}, sharder=sharder,
         local_size=world.local_ranks, world_size=world.ranks, device_type=world.device.type)
     return DistributedModelParallel(
         model, env=ShardingEnv.from_process_group(world.group), device=world.device,
-        plan=ShardingPlan(plan={prefix: plan}), sharders=[Sharder()])
+        plan=ShardingPlan(plan={prefix: plan}), sharders=[sharder])
 
 
-def read_back(model: DistributedModelParallel) -> dict[str, str]:
+def read_back(model: DistributedModelParallel) -> Mapping[str, str]:
     """Table → kind, as the sharded module itself has it."""
     found = {}
     for _, module_plan in model.plan.plan.items():

@@ -1,6 +1,6 @@
 """The dense side of every model: dense features and pooled embeddings in, one logit a sample out.
 
-`build(TowerConfig(…), dense=D, columns=F)` gives a module whose inputs `INPUTS[kind]` names, in this order:
+`build(ModelConfig(…), dense=D, columns=F)` gives a module whose inputs `INPUTS[kind]` names, in this order:
 
 - `dense` [B, D] and `pooled` [B, F, W]: for all kinds;
 - `wide` [B, F, n]: for `wide_deep` and `deepfm`, one weight for each id, from a second table of each column. Fused
@@ -15,13 +15,12 @@ All return logits [B]; `dien` returns (logits, auxiliary loss), 0 without negati
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import comb
 
 import torch
 from torch import Tensor, nn
 
-from dlrm.config import ConfigError
+from dlrm.config import ConfigError, ModelConfig
 from dlrm.interactions import Cross, Dots, Interests, LowRankCross, MixtureCross, mlp, second_order
 
 WIDE = 4
@@ -32,44 +31,9 @@ INPUTS = {
     "deepfm": ("dense", "pooled", "wide"),
     "dien": ("dense", "pooled", "history", "lengths", "target"),
 }
-KINDS = tuple(INPUTS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TowerConfig:
-    """Which model, and the sizes of its layers."""
-
-    kind: str = "dlrm"
-    width: int = 16
-    """Of every embedding."""
-    dense_layers: tuple[int, ...] = (128, 64)
-    """Hidden layers for the dense features, of `dlrm` and `dcn`; a last one of `width` is added."""
-    over_layers: tuple[int, ...] = (256, 128)
-    """Hidden layers after the interaction; a last one of 1 is added."""
-    cross_layers: int = 3
-    """Of `dcn`."""
-    cross_rank: int = 0
-    """Of a cross layer's matrix; 0: full."""
-    cross_experts: int = 1
-    """Low-rank experts of a cross layer; 1: no gates."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
-        object.__setattr__(self, "over_layers", tuple(self.over_layers))
-        if self.kind not in KINDS:
-            raise ConfigError(f"model: {self.kind!r} is none of {', '.join(KINDS)}")
-        for name, least in (("width", 1), ("cross_layers", 1), ("cross_rank", 0), ("cross_experts", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}: {value!r} is not a whole number of {least} or more")
-        for name in ("dense_layers", "over_layers"):
-            if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in getattr(self, name)):
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a list of positive layer sizes")
-        if self.cross_experts > 1 and not self.cross_rank:
-            raise ConfigError(f"cross_experts: {self.cross_experts} experts need a cross_rank above 0")
-
-
-def build(config: TowerConfig, *, dense: int, columns: int) -> nn.Module:
+def build(config: ModelConfig, *, dense: int, columns: int) -> nn.Module:
     """The tower for so many dense features and pooled embeddings."""
     if dense < 1 or columns < 1:
         raise ConfigError(f"a model needs a dense and a sparse column or more, not {dense} and {columns}")
@@ -81,7 +45,7 @@ def build(config: TowerConfig, *, dense: int, columns: int) -> nn.Module:
 class Dlrm(nn.Module):
     """Dense features through one tower; its output and all embeddings multiplied pair by pair; a second tower."""
 
-    def __init__(self, config: TowerConfig, dense: int, columns: int) -> None:
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
         self.dense = mlp([dense, *config.dense_layers, config.width])
         self.dots = Dots(columns + 1)
@@ -97,7 +61,7 @@ class Dlrm(nn.Module):
 class Dcn(nn.Module):
     """As DLRM, but cross layers over all of it take the place of the dot products."""
 
-    def __init__(self, config: TowerConfig, dense: int, columns: int) -> None:
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
         width = config.width * (columns + 1)
         self.dense = mlp([dense, *config.dense_layers, config.width])
@@ -118,7 +82,7 @@ class Dcn(nn.Module):
 class WideDeep(nn.Module):
     """A linear model over ids and dense features, plus a deep one over embeddings and dense features."""
 
-    def __init__(self, config: TowerConfig, dense: int, columns: int) -> None:
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
         self.linear = nn.Linear(dense, 1, bias=False)  # the deep part's bias is the model's
         self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
@@ -140,7 +104,7 @@ class DeepFm(WideDeep):
 class Dien(nn.Module):
     """Interests that evolve: a history read with an eye on the item in question, then a tower over all there is."""
 
-    def __init__(self, config: TowerConfig, dense: int, columns: int) -> None:
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
         self.interests = Interests(config.width)
         self.over = mlp([dense + (columns + 2) * config.width, *config.over_layers, 1], last_linear=True)

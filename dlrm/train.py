@@ -14,23 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import traceback
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agent.runs import RunError, RunFolder
+from agent.runs import RunError
 from dlrm import options
-from dlrm.config import ConfigError, tables_of
-from dlrm.footers import check_footers
+from dlrm.config import ConfigError
+from dlrm.footers import check_files
 from dlrm.guard import BadData
-from dlrm.meta import CheckpointError, Meta, latest
+from dlrm.meta import LATEST, CheckpointError, Meta, latest
 from dlrm.options import Plan
-from dlrm.sharding import describe, place
+from dlrm.placement import PlacementError
 from etl.program import FAILED, USAGE, UsageError, run, say
 from etl.table import FeatureTable, TableError
-from ingest.knobs import KnobError
+from ingest.knobs import KnobError, Knobs
+from ingest.machine import Machine
 from ingest.plan import PlanError
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from dlrm.watch import Watch
     from dlrm.world import World
 
-INPUT_ERRORS = (ConfigError, CheckpointError, TableError, BadData, RunError, KnobError, PlanError, UsageError)
+INPUT_ERRORS = (ConfigError, CheckpointError, TableError, BadData, RunError, KnobError, PlanError,
+                PlacementError, UsageError)
 
 
 class Elsewhere(RuntimeError):
@@ -66,43 +67,40 @@ def _plan(args: argparse.Namespace) -> Plan:
     """What the command line, the table and, to resume, the checkpoint say together."""
     said = options.given(args)
     ranks = args.ranks or int(os.environ.get("WORLD_SIZE", "1"))
-    if args.resume:
+    # torchrun starts all ranks anew after one of them died: they go on from what was saved.
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if args.resume or (restarted and (args.run / "checkpoints" / LATEST).exists()):
         path, meta = latest(args.run / "checkpoints")
         config = options.resumed(meta.config, said, ranks=ranks)
         table = FeatureTable.open(config.data, config.version)
         meta.check(table)
-        return Plan(run=args.run, config=config, table=table, meta=replace(meta, config=config.to_dict()), resume=path)
+        return Plan(run=args.run, config=config, table=table, meta=replace(meta, config=config.to_dict()), resume=path,
+                    go_on=True)
     if "data" not in said:
         raise ConfigError("--data is missing: which feature table to train on")
     table = FeatureTable.open(said["data"], said.pop("version", None))
     config = options.fresh({**said, "data": table.uri}, version=table.version, ranks=ranks)
-    return Plan(run=args.run, config=config, table=table, meta=Meta.of(table, config.to_dict()), resume=None)
+    return Plan(run=args.run, config=config, table=table, meta=Meta.of(table, config.to_dict()), resume=None,
+                go_on=restarted)
 
 
 def _check(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
     """Everything that can be known before training; raises what is wrong."""
-    from dlrm import feed
+    from dlrm import feed, setting
+    from dlrm.world import machine
 
     config, table = plan.config, plan.table
-    placements = place(tables_of(table.fields, config.model), config.ranks, config.sharding)
-    _check_files(table, 0, 1)
+    now = setting.of(config, table, machine(config.ranks, config.ranks))
+    check_files(table)
     with feed.training(config, table, rank=0, local_ranks=config.ranks) as loader:
         steps = len(loader)
         if plan.resume is not None:
             loader.load_state_dict(plan.meta.loader)
     if not args.resume and args.run.exists() and any(args.run.iterdir()):
         raise RunError(f"{args.run}: is not empty; choose another folder, or go on with it by --resume")
-    say(describe(placements, config.ranks))
+    say(now.text)
     return {"ok": True, "rows": steps * config.batch_size, "steps": steps, "epochs": config.epochs,
-            "plan": [p.to_dict() for p in placements], "settings": config.to_dict()}
-
-
-def _check_files(table: FeatureTable, rank: int, ranks: int) -> None:
-    """Each rank looks at its part of the files."""
-    label = next(f.name for f in table.fields if f.role == "label")
-    # A bag's ids lie within bytes, of which statistics say nothing.
-    sizes = {f.name: f.cardinality for f in table.fields if f.role == "sparse" and f.cardinality is not None}
-    check_footers([f.path for f in table.files][rank::ranks], sizes, label)
+            **now.to_dict(), "settings": config.to_dict()}
 
 
 def _train(plan: Plan) -> dict[str, Any] | None:
@@ -125,68 +123,70 @@ def _train(plan: Plan) -> dict[str, Any] | None:
 
 
 def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
-    from dlrm import build, checkpoint, feed
+    from dlrm import build, checkpoint, feed, setting
     from dlrm.guard import Guard
     from dlrm.journal import Journal, Silence
-    from dlrm.progress import Progress
-    from dlrm.trainer import Trainer, evaluate
+    from dlrm.judge import Judge
+    from dlrm.trace import traced
+    from dlrm.trainer import Trainer
+    from dlrm.world import machine
 
     config, table = plan.config, plan.table
-    tables = tables_of(table.fields, config.model)
-    sizes = {t.name: t.rows for t in tables}
-    placements = place(tables, here.ranks, config.sharding)
-    _check_files(table, here.rank, here.ranks)
+    now = setting.of(config, table, machine(here.ranks, here.local_ranks))
+    check_files(table, here.rank, here.ranks)
     with ExitStack() as stack:
         loader = stack.enter_context(feed.training(config, table, rank=here.rank, local_ranks=here.local_ranks))
-        steps = len(loader) * config.epochs
+        steps = len(loader)
         journal: Journal | Silence = Silence()
         if here.first:
-            folder = RunFolder.create(plan.run, {"kind": "train", **config.to_dict()}, resume=plan.resume is not None)
-            journal = stack.enter_context(Journal(folder, Progress(steps)))
-        journal.say(describe(placements, here.ranks))
-        model, dense = build.model_of(config, tables, len(loader.dense_names), placements, here)
+            journal = stack.enter_context(Journal.of(plan.run, config, steps * config.epochs, resume=plan.go_on))
+        journal.say(now.text)
+        parts = build.parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=steps)
         if plan.resume is not None:
-            checkpoint.load(plan.resume, model, dense, here)
+            checkpoint.load(plan.resume, parts, here)
             loader.load_state_dict(plan.meta.loader)
-        journal.event({"kind": "start", "ranks": here.ranks, "steps": steps, "resumed_at": plan.meta.step,
-                       "data": table.uri, "version": table.version, "plan": [p.to_dict() for p in placements]})
+            if plan.meta.knobs and not config.knobs:
+                loader.apply(Knobs.from_dict(plan.meta.knobs))
+            if differs := plan.meta.other_software():
+                journal.say(differs)
+        journal.event({"kind": "start", "ranks": here.ranks, "steps": steps * config.epochs,
+                       "resumed_at": plan.meta.step, "data": table.uri, "version": table.version, **now.to_dict()})
+        saved = checkpoint.Checkpoints(plan.run / "checkpoints", parts, here, keep=config.keep, record=journal.event)
+        judge = Judge(config=config, table=table, parts=parts, world=here, journal=journal, checkpoints=saved,
+                      steps_per_epoch=steps)
 
-        def measure(split: str, epoch: int) -> Quality:
-            guard = Guard(sizes, loader.dense_names, f"split {split!r}")
-            with feed.evaluation(config, table, split, rank=here.rank, local_ranks=here.local_ranks) as batches:
-                found = evaluate(model, batches, list(loader.sparse_names), guard, here)
-            journal.metric({"kind": "eval", "epoch": epoch, "split": split, **found.to_dict()})
-            journal.say(f"{split} after {epoch} epoch{'s' * (epoch != 1)}: {found}")
-            return found
+        def save(at: Meta) -> None:
+            saved.save(replace(at, knobs=loader.knobs.to_dict()))
+            if at.step % steps == 0:
+                journal.event({"kind": "epoch", "epoch": at.epoch, "step": at.step, "rows": at.rows,
+                               "order_hash": loader.order_hash})
 
-        def after_epoch(now: Meta) -> None:
-            journal.event({"kind": "epoch", "epoch": now.epoch, "step": now.step, "rows": now.rows,
-                           "order_hash": loader.order_hash})
-            if "validation" in table.splits:
-                measure("validation", now.epoch)
-
-        trainer = Trainer(config=config, world=here, model=model, dense=dense, names=list(loader.sparse_names),
-                          guard=Guard(sizes, loader.dense_names, "split 'train'"),
-                          checkpoints=plan.run / "checkpoints", record=journal.event, observe=journal.metric,
-                          asked_to_stop=watch.stop.is_set)
-        with build.tuned(config, loader, here, journal.event, journal.metric) as controller:
-            outcome = trainer.train(loader, plan.meta, after_epoch)
+        guard = Guard({t.name: t.rows for t in now.layout.columns}, loader.dense_names, "split 'train'",
+                      missing=config.missing)
+        with (build.tuned(config, loader, here, journal.event, journal.metric) as controller,
+              traced(config.profile if here.first else 0, plan.run) as tick):
+            trainer = Trainer(config=config, world=here, parts=parts, guard=guard, save=save, observe=journal.metric,
+                              evaluate=judge.good_enough, asked_to_stop=watch.stop.is_set, tick=tick,
+                              memory_used=Machine().memory_used)
+            outcome = trainer.train(loader, plan.meta)
+            saved.wait()
         loader.close()  # its threads and memory are free for the evaluation
         split = None if outcome.stopped else next((s for s in ("test", "validation") if s in table.splits), None)
-        found = _summary(outcome, measure(split, outcome.meta.epoch) if split else None, here)
-        found |= {"split": split, "decisions": controller.decisions if controller else 0}
+        found = _summary(outcome, judge.measure(split, outcome.meta).quality if split else None, here)
+        found |= {"split": split, "decisions": controller.decisions if controller else 0,
+                  "bytes_per_step": now.bytes_per_step, "masked": setting.masked(now.layout, here)}
         journal.event({"kind": "end", **found})
     if not here.first:
         return None
     from agent import report
 
-    return {**found, "ranks": here.ranks, "plan": {p.table.name: [p.kind, *p.ranks] for p in placements},
+    return {**found, "ranks": here.ranks, "plan": {p.name: [p.kind, *p.ranks] for p in now.placement.places},
             "run": str(plan.run), "report": str(report.write(plan.run))}
 
 
 def _summary(outcome: Outcome, quality: Quality | None, here: World) -> dict[str, Any]:
     """What training came to, over all ranks."""
-    peaks = here.gather_objects(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    peaks = here.gather_objects(outcome.peak_bytes)
     firsts = here.gather_objects(outcome.first_batch_s)
     judged = dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows")) if quality is None else quality.to_dict()
     return {**judged, "samples_per_s": round(outcome.timing.samples_per_s, 1),

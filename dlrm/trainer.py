@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torch.profiler import record_function
 
-from dlrm import checkpoint
+from dlrm.clip import clip
 from dlrm.config import Config
 from dlrm.guard import Guard
 from dlrm.meta import Meta
-from dlrm.metrics import Quality, quality
-from dlrm.model import features, loss_of
+from dlrm.model import first_bias, loss_of
 from dlrm.world import World
 
 if TYPE_CHECKING:
+    from dlrm.build import Parts
     from ingest.batch import Batch
 
 
@@ -77,73 +76,96 @@ class Outcome:
     """Wait for the first batch, which the stall leaves out: the pipeline fills then."""
     stopped: bool
     """Ended early, because it was asked to."""
+    peak_bytes: int
+    """Most memory that this rank was seen to use."""
 
 
 class Trainer:
-    """Trains a sharded model on a feed. Ranks meet in each step's collectives and agree every `log_every` steps."""
+    """Trains a sharded model on a feed. Ranks meet in each step's collectives and agree every `log_every` steps.
 
-    def __init__(self, *, config: Config, world: World, model: Any, dense: KeyedOptimizerWrapper, guard: Guard,
-                 names: list[str], checkpoints: Path, record: Callable[[dict[str, Any]], None],
+    `save(meta)` writes a checkpoint, `evaluate(meta)` says whether the model is good enough to stop; `tick()` comes
+    after each step."""
+
+    def __init__(self, *, config: Config, world: World, parts: Parts, guard: Guard,
+                 save: Callable[[Meta], None], evaluate: Callable[[Meta], bool],
                  observe: Callable[[dict[str, Any]], None], asked_to_stop: Callable[[], bool],
+                 memory_used: Callable[[], int], tick: Callable[[], None] = lambda: None,
                  clock: Callable[[], float] = time.perf_counter) -> None:
-        self._config, self._world, self._model, self._dense = config, world, model, dense
-        self._guard, self._names, self._checkpoints = guard, names, checkpoints
-        self._record, self._observe, self._asked_to_stop, self._clock = record, observe, asked_to_stop, clock
+        self._config, self._world, self._parts, self._guard = config, world, parts, guard
+        self._save_to, self._evaluate, self._observe = save, evaluate, observe
+        self._asked_to_stop, self._memory_used, self._tick, self._clock = asked_to_stop, memory_used, tick, clock
+        self._peak_bytes = 0
 
-    def train(self, feed: Feed, meta: Meta, after_epoch: Callable[[Meta], None]) -> Outcome:
-        """All epochs that `meta` leaves, with a checkpoint after each; `after_epoch` evaluates."""
-        timing, stopped, saved_at = Timing(), False, meta.step
+    def train(self, feed: Feed, meta: Meta) -> Outcome:
+        """All epochs that `meta` leaves, with a checkpoint and an evaluation after each."""
+        timing, stopped, good, saved_at = Timing(), False, False, meta.step
         first_batch_s: float | None = None
-        while meta.epoch < self._config.epochs and not stopped:
+        steps = len(feed)
+        looks = {steps * k // self._config.evals for k in range(1, self._config.evals)}
+        while meta.epoch < self._config.epochs and not (stopped or good):
             mine = torch.zeros(5, dtype=torch.float64)  # loss·rows, rows, wait, compute, asked to stop
             loss = torch.zeros((), dtype=torch.float64, device=self._world.device)  # summed where it is: no wait a step
             batches = iter(feed)
             while True:
                 before = self._clock()
-                batch: Batch | None = next(batches, None)  # the raw next(): what is timed here is only the loader
+                with record_function("## next_batch ##"):
+                    batch: Batch | None = next(batches, None)  # the raw next(): what is timed is only the loader
                 got = self._clock()
                 if batch is None:
                     break
                 if first_batch_s is None:
                     first_batch_s, before = got - before, got
+                    if meta.step == 0:
+                        self._start(batch)
                 self._guard.check(batch)
-                loss += self._step(batch) * batch.rows
+                loss += self._step(batch, meta.step) * batch.rows
                 meta = replace(meta, step=meta.step + 1, rows=meta.rows + self._config.batch_size)
                 mine[1] += batch.rows
                 mine[2] += got - before
                 mine[3] += self._clock() - got
+                self._tick()
                 if meta.step % self._config.log_every == 0:
                     mine[0] = loss.item()
                     stopped = self._agree(mine, meta, timing)
                     mine.zero_()
                     loss.zero_()
-                saving = self._config.save_every and meta.step % self._config.save_every == 0
-                if stopped or saving:
+                look = meta.step % steps in looks
+                if stopped or look or (self._config.save_every and meta.step % self._config.save_every == 0):
                     meta = self._save(meta, feed)
                     saved_at = meta.step
-                if stopped:
-                    return Outcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0, stopped=True)
-            if meta.step % self._config.log_every:
-                mine[0] = loss.item()
-                stopped = self._agree(mine, meta, timing)
-            if meta.step != saved_at:
-                meta = self._save(meta, feed)
-            if not stopped:
-                after_epoch(meta)
-        return Outcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0, stopped=stopped)
+                good = look and not stopped and self._evaluate(meta)
+                if stopped or good:
+                    break
+            if not (stopped or good):
+                if meta.step % self._config.log_every:
+                    mine[0] = loss.item()
+                    stopped = self._agree(mine, meta, timing)
+                if meta.step != saved_at:
+                    meta = self._save(meta, feed)
+                good = not stopped and self._evaluate(meta)
+        return Outcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0, stopped=stopped,
+                       peak_bytes=self._peak_bytes)
 
-    def _step(self, batch: Batch) -> torch.Tensor:
-        device = self._world.device
-        dense, sparse = features(batch, self._names, device)
-        self._dense.zero_grad()
-        loss = loss_of(self._model(dense, sparse), batch.label.to(device), batch.weight.to(device))
+    def _start(self, batch: Batch) -> None:
+        positive, rows = self._world.sum(torch.stack([batch.label.sum(), torch.tensor(float(batch.rows))])).tolist()
+        first_bias(self._parts.model, positive / rows)
+
+    def _step(self, batch: Batch, step: int) -> torch.Tensor:
+        device, parts = self._world.device, self._parts
+        parts.rates.begin(step)
+        parts.dense.zero_grad()
+        logits = parts.model(*parts.layout.features(batch, device))
+        loss = loss_of(logits, batch.label.to(device), batch.weight.to(device))
         torch.autograd.backward(loss)  # updates the tables on the way
-        self._dense.step()
+        if self._config.optim.clip:
+            clip(parts.dense_parameters.items(), self._config.optim.clip)
+        parts.dense.step()
         return loss.detach()
 
     def _agree(self, mine: torch.Tensor, meta: Meta, timing: Timing) -> bool:
         """Ranks put together what they saw since the last time, and learn whether one of them was asked to stop."""
         mine[4] = float(self._asked_to_stop())
+        self._peak_bytes = max(self._peak_bytes, self._memory_used())
         loss, rows, wait, compute, stop = self._world.sum(mine).tolist()
         if not math.isfinite(loss):
             raise NotANumber(f"the loss is {loss / rows} at step {meta.step}; try a lower --lr or --dense-lr")
@@ -155,23 +177,7 @@ class Trainer:
         return bool(stop > 0)
 
     def _save(self, meta: Meta, feed: Feed) -> Meta:
-        began, position = self._clock(), feed.state_dict()
+        position = feed.state_dict()
         meta = replace(meta, loader=position, epoch=position["epoch"])  # the next batch's: the epochs that are whole
-        path = checkpoint.save(self._checkpoints, meta, self._model, self._dense, self._world)
-        self._record({"kind": "checkpoint", "step": meta.step, "path": path.name,
-                      "seconds": round(self._clock() - began, 3)})
+        self._save_to(meta)
         return meta
-
-
-@torch.no_grad()
-def evaluate(model: Any, feed: Iterable[Batch], names: list[str], guard: Guard, world: World) -> Quality:
-    """Over everything the feed brings, on all ranks; rows of weight 0 count nowhere. Every rank gets the result."""
-    seen = []
-    for batch in feed:
-        guard.check(batch)
-        logits = model(*features(batch, names, world.device)).cpu()
-        # Copies: the loader may use a batch's memory again.
-        seen.append(torch.stack([logits, batch.label, batch.weight]).clone())
-    mine = torch.cat(seen, dim=1) if seen else torch.zeros(3, 0)
-    logits, labels, weights = world.gather(mine.T.contiguous()).numpy().T
-    return quality(logits, labels, weights)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dlrm import machines
 from ingest.machine import Machine
 
 
@@ -27,6 +28,8 @@ class World:
     device: torch.device
     group: Any
     control: Any
+    saving: Any
+    """As `control`, for the thread that writes checkpoints."""
     store: Any
     """The process group's store. Whoever uses it from another thread takes a `clone()`."""
 
@@ -56,6 +59,16 @@ class World:
         dist.barrier(group=self.control)
 
 
+def machine(ranks: int, local_ranks: int) -> machines.Machine:
+    """What tables may take of each rank: of its GPU, or of its part of this machine's memory."""
+    if torch.cuda.is_available():
+        return machines.Machine(ranks=ranks, ranks_per_host=local_ranks,
+                                memory_bytes=torch.cuda.get_device_properties(0).total_memory)
+    # Half is kept for the loader's buffers and the dense layers, which share the memory here.
+    return machines.Machine(ranks=ranks, ranks_per_host=local_ranks, reserve=0.5,
+                            memory_bytes=Machine().memory_limit() // local_ranks)
+
+
 @contextmanager
 def world() -> Iterator[World]:
     """The process group, for as long as the context lasts."""
@@ -78,6 +91,7 @@ def world() -> Iterator[World]:
         yield World(rank=dist.get_rank(), ranks=dist.get_world_size(), local_rank=local_rank, local_ranks=local_ranks,
                     host=int(os.environ.get("GROUP_RANK", "0")), device=device, group=group,
                     control=dist.new_group(backend="gloo") if cuda else group,
+                    saving=dist.new_group(backend="gloo"),
                     store=dist.distributed_c10d._get_default_store())
     finally:
         dist.destroy_process_group()

@@ -27,13 +27,13 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.streamable import Pipelineable
 
 from dlrm.compress import Combine, Compression, Compressor
-from dlrm.config import Table
+from dlrm.config import ModelConfig, Table
 from dlrm.lamb import Lamb
 from dlrm.machines import Machine
 from dlrm.placement import place
 from dlrm.quiet import quiet
 from dlrm.schedule import Schedule, Scheduled
-from dlrm.towers import WIDE, TowerConfig, build
+from dlrm.towers import WIDE, build
 from dlrm.world import World, world
 from tests.dlrm.rig import DENSE, SIZES, batch
 
@@ -70,7 +70,7 @@ class Whole(nn.Module):
             for t in tables])
         self.names = tables
         self.combine = Combine(compressor)
-        self.tower = build(TowerConfig(kind=kind, width=WIDTH, dense_layers=(8,), over_layers=(8,)), dense=len(DENSE),
+        self.tower = build(ModelConfig(kind=kind, width=WIDTH, dense_layers=(8,), over_layers=(8,)), dense=len(DENSE),
                            columns=len(SIZES))
 
     def forward(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import torch
 
-from dlrm import checkpoint
+from dlrm.build import Parts, parts_of
+from dlrm.checkpoint import Checkpoints, load
 from dlrm.config import Config, ModelConfig, OptimConfig, Table
+from dlrm.evaluation import evaluate
 from dlrm.guard import Guard
 from dlrm.meta import Meta
-from dlrm.model import Ranker, features, first_weights, loss_of
-from dlrm.optim import dense_optimiser, fuse_tables
+from dlrm.model import Layout, loss_of
 from dlrm.quiet import quiet
-from dlrm.sharding import place, read_back, shard
-from dlrm.trainer import Trainer, evaluate
-from dlrm.world import World, world
-from tests.dlrm.rig import DENSE, SIZES, FakeFeed, batch
+from dlrm.sharding import placed, read_back
+from dlrm.trainer import Trainer
+from dlrm.world import World, machine, world
+from tests.dlrm.rig import DENSE, SIZES, FakeFeed, FakeSplit, batch
 
 MODEL = ModelConfig(width=8, dense_layers=(16,), over_layers=(16,))
 TABLES = [Table(name=n, rows=r, width=8) for n, r in SIZES.items()]
@@ -27,30 +28,36 @@ NAMES = list(SIZES)
 ROWS, STEPS = 64, 6
 
 
-def build(here: World, how: str, optimiser: str = "adagrad"):
+def build(here: World, how: str, optimiser: str = "adagrad", **settings) -> tuple[Config, Parts]:
+    rate = {"adam": 0.01, "adagrad": 0.05, "sgd": 0.05}[optimiser]
     config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, model=MODEL,
-                    optim=OptimConfig(dense_optimiser=optimiser, dense_lr=0.01 if optimiser == "adam" else 0.05))
-    torch.manual_seed(1)
-    plain = Ranker(MODEL, TABLES, len(DENSE))
-    fuse_tables(plain.dlrm.sparse_arch, config.optim)
-    model = shard(plain, place(TABLES, here.ranks, how), here)
-    first_weights(model, 1)
-    return config, model, dense_optimiser(model, config.optim)
+                    sharding=how, seed=1, optim=OptimConfig(dense_optimiser=optimiser, dense_lr=rate), **settings)
+    layout = Layout(MODEL, TABLES)
+    placement = placed(config, layout.tables, machine(here.ranks, here.local_ranks))
+    return config, parts_of(config, layout, len(DENSE), placement, here)
+
+
+def whole(value, here: World) -> torch.Tensor:
+    """A tensor in full on every rank, put together from its shards if it has them."""
+    if not hasattr(value, "local_shards"):
+        return value.clone()
+    full = torch.zeros(*value.size())
+    for part in value.local_shards():
+        at = tuple(slice(o, o + n) for o, n in
+                   zip(part.metadata.shard_offsets, part.metadata.shard_sizes, strict=True))
+        full[at] = part.tensor.view(part.metadata.shard_sizes)
+    return here.sum(full)
 
 
 def whole_weights(model, here: World) -> dict[str, torch.Tensor]:
-    """Every parameter in full, on every rank, with tables put together from their shards."""
-    found = {}
-    for name, value in model.state_dict().items():
-        if not hasattr(value, "local_shards"):
-            found[name] = value.clone()
-            continue
-        full = torch.zeros(*value.size())
-        for part in value.local_shards():
-            (top, left), (height, breadth) = part.metadata.shard_offsets, part.metadata.shard_sizes
-            full[top:top + height, left:left + breadth] = part.tensor
-        found[name] = here.sum(full)
-    return found
+    return {name: whole(value, here) for name, value in model.state_dict().items()}
+
+
+def first_bias_of(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With the last bias at the rate of the first batch's labels, as training begins."""
+    rate = batch(0, ROWS).label.mean()
+    last = [k for k in weights if "tower.over." in k and k.endswith("bias")][-1]
+    return weights | {last: torch.log(rate / (1 - rate)).view(1)}
 
 
 def twin(weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts: int) -> tuple[list[float], dict]:
@@ -62,21 +69,21 @@ def twin(weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts
              for k, v in weights.items()}
     tables = {n: next(k for k in w if f".{n}.weight" in k) for n in NAMES}
     linear = [k.removesuffix(".weight") for k in w if k.endswith(".weight") and "embedding_bags" not in k]
-    towers = {part: sorted(p for p in linear if part in p) for part in ("dense_arch", "over_arch")}
+    towers = {part: sorted(p for p in linear if part in p) for part in ("tower.dense.", "tower.over.")}
     losses = []
     for step in range(steps):
         b = batch(step, ROWS)
         x = b.dense
-        for p in towers["dense_arch"]:
+        for p in towers["tower.dense."]:
             x = torch.relu(x @ w[f"{p}.weight"].T + w[f"{p}.bias"])
         ids = b.values.view(len(NAMES), ROWS).long()
         vectors = torch.stack([x, *(w[tables[n]][ids[i]] for i, n in enumerate(NAMES))], dim=1)
         dots = torch.einsum("bie,bje->bij", vectors, vectors)
         upper = torch.triu_indices(len(NAMES) + 1, len(NAMES) + 1, offset=1)
         z = torch.cat([x, dots[:, upper[0], upper[1]]], dim=1)
-        for i, p in enumerate(towers["over_arch"]):
+        for i, p in enumerate(towers["tower.over."]):
             z = z @ w[f"{p}.weight"].T + w[f"{p}.bias"]
-            z = torch.relu(z) if i < len(towers["over_arch"]) - 1 else z
+            z = torch.relu(z) if i < len(towers["tower.over."]) - 1 else z
         loss = torch.nn.functional.binary_cross_entropy_with_logits(z.squeeze(1), b.label)
         losses.append(loss.item())
         grads = torch.autograd.grad(loss, list(w.values()))
@@ -93,68 +100,111 @@ def twin(weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts
 
 
 def trained(here: World, how: str, folder: Path, optimiser: str = "adagrad", *, stop_at: int | None = None,
-            resume: Path | None = None):
-    config, model, dense = build(here, how, optimiser)
+            resume: Path | None = None, **settings):
+    config, parts = build(here, how, optimiser, **settings)
     losses: list[float] = []
     meta = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     feed = FakeFeed(STEPS, ROWS, here.rank, here.ranks)
+    saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
     if resume is not None:
-        checkpoint.load(resume, model, dense, here)
+        load(resume, parts, here)
         meta = replace(meta, epoch=0, step=stop_at or 0)
         feed.position = {"epoch": 0, "step": stop_at}
         stop_at = None
-    trainer = Trainer(config=config, world=here, model=model, dense=dense, guard=Guard(SIZES, DENSE, "fake"),
-                      names=NAMES, checkpoints=folder, record=lambda _: None,
-                      observe=lambda m: losses.append(m["loss"]),
+    trainer = Trainer(config=config, world=here, parts=parts, guard=Guard(SIZES, DENSE, "fake"), save=saved.save,
+                      evaluate=lambda _: False, observe=lambda m: losses.append(m["loss"]), memory_used=lambda: 0,
                       asked_to_stop=lambda: here.rank == here.ranks - 1 and len(losses) + 1 == stop_at)
-    outcome = trainer.train(feed, meta, lambda _: None)
-    return losses, model, outcome
+    outcome = trainer.train(feed, meta)
+    saved.wait()
+    return losses, parts, outcome
+
+
+def states(parts: Parts, here: World) -> dict[str, torch.Tensor]:
+    """The optimisers' states in full: of each table, and of each dense parameter. A rank knows its own tables' only."""
+    mine = {}
+    for which, optimiser in (("tables", parts.model.fused_optimizer), ("dense", parts.dense)):
+        for name, values in optimiser.state_dict()["state"].items():
+            for key, value in values.items():
+                label = f"{which} {name} {key.rpartition('.')[2]}"
+                if hasattr(value, "local_shards"):
+                    mine[label] = (tuple(value.size()), [(p.metadata.shard_offsets, p.metadata.shard_sizes, p.tensor)
+                                                         for p in value.local_shards()])
+                elif isinstance(value, torch.Tensor):
+                    mine[label] = (tuple(value.shape), [([0] * value.dim(), list(value.shape), value)])
+    found: dict[str, torch.Tensor] = {}
+    for theirs in here.gather_objects(mine):
+        for label, (size, shards) in theirs.items():
+            full = found.setdefault(label, torch.zeros(size))
+            for offsets, sizes, part in shards:
+                full[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))] = part.view(sizes)
+    return found
+
+
+def against_the_twin(here: World, how: str, folder: Path) -> dict[str, float]:
+    """How far training on ranks is from the plain twin: at the start, in losses, and in the weights after it."""
+    config, parts = build(here, how)
+    start = first_bias_of(whole_weights(parts.model, here))
+    pieces = min(here.ranks, MODEL.width // 4) if how == "column" else 1
+    expected, final = twin(start, STEPS, config.optim, pieces)
+    losses, parts, _ = trained(here, how, folder / f"{how}-{here.ranks}", stop_at=STEPS)
+    weights = whole_weights(parts.model, here)
+    return {"kinds": dict(read_back(parts.model)), "first": {k: v.double().sum().item() for k, v in start.items()},
+            "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
+            "weights": max((v - final[k]).abs().max().item() for k, v in weights.items())}
 
 
 def main(folder: Path) -> None:
     quiet()
     with world() as here:
-        found: dict = {}
-        config, model, _ = build(here, "auto")
-        found["kinds"] = read_back(model)
-        first = whole_weights(model, here)
-        found["first"] = {k: v.double().sum().item() for k, v in first.items()}
-        for how in ("auto", "row", "column"):
-            expected, final = twin(first, STEPS, config.optim, here.ranks if how == "column" else 1)
-            _, model, _ = build(here, how)
-            found[f"first_{how}"] = max((v - first[k]).abs().max().item()
-                                        for k, v in whole_weights(model, here).items())
-            losses, model, _ = trained(here, how, folder / f"{how}-{here.ranks}", stop_at=STEPS)
-            found[f"losses_{how}"] = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
-            found[f"weights_{how}"] = max((v - final[k]).abs().max().item()
-                                          for k, v in whole_weights(model, here).items())
-        for optimiser in ("adagrad", "adam"):
-            base = folder / f"{optimiser}-{here.ranks}"
-            straight, model, _ = trained(here, "auto", base / "a", optimiser)
-            broken, _, outcome = trained(here, "auto", base / "b", optimiser, stop_at=4)
-            saved = next((base / "b").glob("step-*"))
-            rest, again, _ = trained(here, "auto", base / "c", optimiser, stop_at=4, resume=saved)
-            found[f"resume_{optimiser}"] = {"straight": straight, "broken": broken, "rest": rest,
-                                            "stopped": outcome.stopped, "at": outcome.meta.loader}
-            a, b = whole_weights(model, here), whole_weights(again, here)
-            found[f"equal_{optimiser}"] = all(torch.equal(a[k], b[k]) for k in a)
-        # What another number of ranks and another sharding make of the two-rank checkpoint.
-        other = folder / "adagrad-2" / "b"
-        if other.exists():
-            rest, model, _ = trained(here, "table", folder / f"other-{here.ranks}", "adagrad", stop_at=4,
-                                     resume=next(other.glob("step-*")))
-            found["other"] = rest
-        found["quality"] = evaluate(
-            model, [batch(5000 + i, ROWS, here.rank, here.ranks) for i in range(3)], NAMES,
-            Guard(SIZES, DENSE, "fake"), here).to_dict()
-        logits = []
-        with torch.no_grad():
-            for i in range(3):
-                b = batch(5000 + i, ROWS, here.rank, here.ranks)
-                logits.append(loss_of(model(*features(b, NAMES, here.device)), b.label, b.weight).item())
-        found["loss"] = here.sum(torch.tensor(logits, dtype=torch.float64)).mean().item() / here.ranks
+        found: dict = {how: against_the_twin(here, how, folder) for how in ("auto", "row", "column")}
+        if here.ranks < 4:
+            found |= resumed(here, folder)
+        if here.ranks > 1:
+            half, _, _ = trained(here, "row", folder / f"half-{here.ranks}", wire="fp16", stop_at=STEPS)
+            full, _, _ = trained(here, "row", folder / f"whole-{here.ranks}", stop_at=STEPS)
+            found["half"] = max(abs(a - b) for a, b in zip(half, full, strict=True))
         if here.first:
             print(json.dumps(found))
+
+
+def resumed(here: World, folder: Path) -> dict:
+    """Runs broken off and taken up again, on the same ranks and, from two ranks' checkpoint, on another number."""
+    found: dict = {}
+    for optimiser in ("adagrad", "adam"):
+        base = folder / f"{optimiser}-{here.ranks}"
+        straight, parts, _ = trained(here, "auto", base / "a", optimiser)
+        broken, _, outcome = trained(here, "auto", base / "b", optimiser, stop_at=4)
+        saved = next((base / "b").glob("step-*"))
+        rest, again, _ = trained(here, "auto", base / "c", optimiser, stop_at=4, resume=saved)
+        found[f"resume_{optimiser}"] = {"straight": straight, "broken": broken, "rest": rest,
+                                        "stopped": outcome.stopped, "at": outcome.meta.loader}
+        a, b = (whole_weights(p.model, here) | states(p, here) for p in (parts, again))
+        found[f"equal_{optimiser}"] = all(torch.equal(a[k], b[k]) for k in a)
+    # What another number of ranks and another sharding make of the two-rank checkpoint.
+    other = next((folder / "adam-2" / "b").glob("step-*"))
+    for how in ("auto", "row"):
+        _, parts = build(here, how, "adam")
+        load(other, parts, here)
+        kept = folder / "loaded.pt"
+        now = whole_weights(parts.model, here) | states(parts, here)
+        if here.ranks == 2 and how == "auto":
+            torch.save(now, kept)
+        before = torch.load(kept, weights_only=True)
+        found[f"loaded_{how}"] = [k for k in before if not torch.equal(before[k], now[k])]
+        found[f"keys_{how}"] = len(now)
+    rest, parts, _ = trained(here, "row", folder / f"other-{here.ranks}", "adam", stop_at=4, resume=other)
+    found["other"] = rest
+    fake = FakeSplit([batch(5000 + i, ROWS, here.rank, here.ranks) for i in range(3)])
+    findings = evaluate(parts, fake, Guard(SIZES, DENSE, "fake"), here, slices=["tiny"])
+    found["quality"] = findings.quality.to_dict()
+    found["slices"] = {i: q.rows for i, q in findings.slices["tiny"].items()}
+    losses = []
+    with torch.no_grad():
+        for b in fake.batches:
+            logits = parts.model(*parts.layout.features(b, here.device))
+            losses.append(loss_of(logits, b.label, b.weight).item())
+    found["loss"] = here.sum(torch.tensor(losses, dtype=torch.float64)).mean().item() / here.ranks
+    return found
 
 
 if __name__ == "__main__":

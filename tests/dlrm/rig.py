@@ -70,6 +70,18 @@ class FakeFeed:
         return dict(self.position)
 
 
+@dataclass
+class FakeSplit:
+    """Batches to evaluate on, named like a loader's."""
+
+    batches: list[FakeBatch]
+    dense_names: tuple[str, ...] = tuple(DENSE)
+    sparse_names: tuple[str, ...] = tuple(SIZES)
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
 def launch(ranks: int, *words: object, tmp: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """`-m …` under torchrun, or as one process without it if `ranks` is 0."""
     return subprocess.run(command(ranks, *words), capture_output=True, text=True, cwd=ROOT, env=environment(tmp),

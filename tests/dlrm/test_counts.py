@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from dlrm.config import MODELS, ModelConfig
 from dlrm.counts import count, cross, linear, mlp
-from dlrm.towers import INPUTS, KINDS, TowerConfig, build
+from dlrm.towers import INPUTS, build
 
-CONFIGS = [dict(kind=k) for k in KINDS] + [dict(kind="dcn", cross_rank=8), dict(kind="dcn", cross_rank=8,
+CONFIGS = [dict(kind=k) for k in MODELS] + [dict(kind="dcn", cross_rank=8), dict(kind="dcn", cross_rank=8,
                                                                                 cross_experts=3)]
 
 
 @pytest.mark.parametrize("settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values())))
 def test_parameters_are_the_layers_own(settings):
-    config = TowerConfig(width=12, dense_layers=(30, 20), over_layers=(40, 10), **settings)
+    config = ModelConfig(width=12, dense_layers=(30, 20), over_layers=(40, 10), **settings)
     tower = build(config, dense=13, columns=7)
     found = count(config, dense=13, columns=7, history=9)
     assert found["total"].parameters == sum(p.numel() for p in tower.parameters())
@@ -29,7 +30,7 @@ def test_parameters_are_the_layers_own(settings):
                          ids=lambda s: "-".join(map(str, s.values())))
 def test_flops_are_those_that_torch_counts(settings):
     """Where a model is matrix products alone. (A batched product of all pairs does each twice: see `dots`.)"""
-    config = TowerConfig(width=12, dense_layers=(30, 20), over_layers=(40, 10), **settings)
+    config = ModelConfig(width=12, dense_layers=(30, 20), over_layers=(40, 10), **settings)
     tower = build(config, dense=13, columns=7)
     shapes = {"dense": (5, 13), "pooled": (5, 7, 12), "wide": (5, 7, 4)}
     with FlopCounterMode(display=False) as counter:
@@ -47,7 +48,7 @@ def test_bars_logistic_regression_x1():
 
 
 def test_bars_dlrm_x1():
-    tower = TowerConfig(kind="dlrm", width=10, dense_layers=(400,) * 3, over_layers=(400,) * 3)
+    tower = ModelConfig(kind="dlrm", width=10, dense_layers=(400,) * 3, over_layers=(400,) * 3)
     ours = count(tower, dense=13, columns=26)["total"].parameters
     assert X1_IDS * 10 + ours + 2 * 400 * 6 == 21_664_241
 
@@ -61,7 +62,7 @@ def test_bars_wide_deep_and_deepfm_x1():
     """The two have the same number: a factorisation machine has no parameters of its own."""
     deep = mlp([39 * 10, 400, 400, 400, 1]).parameters + 2 * 400 * 3
     assert (X1_IDS + 13) * 10 + X1_IDS + linear(13, 1, bias=False).parameters + deep == 23_429_477
-    pair = [count(TowerConfig(kind=k), dense=13, columns=26)["total"].parameters for k in ("wide_deep", "deepfm")]
+    pair = [count(ModelConfig(kind=k), dense=13, columns=26)["total"].parameters for k in ("wide_deep", "deepfm")]
     assert pair[0] == pair[1]
 
 
@@ -73,7 +74,7 @@ def test_bars_dcn_v2_x4():
 
 def test_mlperf_dlrm_dcn_v2():
     """Sizes of the reference's command line; by hand: 3 × (2 · 3456 · 512 + 3456) in the cross layers alone."""
-    tower = TowerConfig(kind="dcn", width=128, dense_layers=(512, 256), over_layers=(1024, 1024, 512, 256),
+    tower = ModelConfig(kind="dcn", width=128, dense_layers=(512, 256), over_layers=(1024, 1024, 512, 256),
                         cross_rank=512)
     found = count(tower, dense=13, columns=26)
     assert found["dense"].parameters == 13 * 512 + 512 + 512 * 256 + 256 + 256 * 128 + 128

@@ -47,7 +47,7 @@ def test_what_would_train_another_model_is_refused_on_resume(words, message):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (("--epochs", "0"), "epochs: 0 is not a positive"), (("--lr", "nan"), "lr: nan"),
+    (("--epochs", "0"), "epochs: 0 is not a whole number of 1 or more"), (("--lr", "nan"), "lr: nan"),
     (("--batch-size", "x"), "argument --batch-size"), (("--over-layers", "4,-1"), "over_layers"),
     (("--tuning", "magic"), "invalid choice: 'magic'")])
 def test_nonsense_is_named(words, message):

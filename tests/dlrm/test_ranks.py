@@ -1,4 +1,4 @@
-"""The sharded model on one and two ranks against a plain twin; checkpoints; evaluation. One run each for all tests."""
+"""The sharded model on one, two and four ranks against a plain twin; checkpoints; evaluation. One run each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict]:
     """What every rank count found. One rank also goes on from the checkpoint of two."""
     folder = tmp_path_factory.mktemp("ranks")
     results = {}
-    for ranks in (2, 1):
+    for ranks in (2, 1, 4):
         process = launch(ranks if ranks > 1 else 0, "tests.dlrm.ranks", folder, tmp=folder)
         assert process.returncode == 0, process.stderr[-3000:]
         assert "FutureWarning" not in process.stderr, process.stderr
@@ -21,21 +21,26 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict]:
 
 
 def test_row_wise_and_table_wise_are_in_one_run(found):
-    assert set(found[2]["kinds"].values()) == {"row", "table"}
-    assert found[2]["kinds"]["big"] == "row"
+    assert set(found[2]["auto"]["kinds"].values()) == {"row", "table"}
+    assert found[2]["auto"]["kinds"]["big"] == "row"
+    assert set(found[4]["column"]["kinds"].values()) == {"column"}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("how", ["auto", "row", "column"])
 def test_training_equals_the_unsharded_twin(found, ranks, how):
-    assert found[ranks][f"losses_{how}"] < 1e-5
-    assert found[ranks][f"weights_{how}"] < 1e-5
+    assert found[ranks][how]["losses"] < 1e-5
+    assert found[ranks][how]["weights"] < 1e-5
 
 
 @pytest.mark.parametrize("how", ["auto", "row", "column"])
 def test_first_weights_do_not_depend_on_ranks_or_sharding(found, how):
-    assert found[1]["first"] == found[2]["first"]
-    assert found[1][f"first_{how}"] == found[2][f"first_{how}"] == 0
+    assert found[1][how]["first"] == found[2][how]["first"] == found[4][how]["first"] == found[1]["auto"]["first"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_embeddings_sent_in_half_precision_change_a_loss_a_little(found, ranks):
+    assert 0 < found[ranks]["half"] < 2e-3
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -49,8 +54,16 @@ def test_a_resumed_run_has_the_same_losses_and_weights_to_the_last_digit(found, 
     assert found[ranks][f"equal_{optimiser}"]
 
 
-def test_one_rank_goes_on_from_a_checkpoint_of_two_under_another_sharding(found):
-    assert found[1]["other"] == pytest.approx(found[2]["resume_adagrad"]["straight"][4:], abs=1e-5)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_weights_and_states_are_the_same_element_by_element_on_other_ranks(found, ranks):
+    """Loaded from two ranks' checkpoint under `auto`, to `auto` and `row`."""
+    assert found[ranks]["loaded_auto"] == found[ranks]["loaded_row"] == []
+    assert found[ranks]["keys_auto"] == found[2]["keys_auto"] > 20
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_goes_on_from_a_checkpoint_of_two_ranks_under_another_sharding(found, ranks):
+    assert found[ranks]["other"] == pytest.approx(found[2]["resume_adam"]["straight"][4:], abs=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -58,3 +71,5 @@ def test_an_evaluation_covers_all_ranks_rows(found, ranks):
     assert found[ranks]["quality"]["rows"] == 3 * 64
     assert found[ranks]["quality"]["logloss"] == pytest.approx(found[ranks]["loss"], abs=1e-6)
     assert found[ranks]["quality"]["auc"] == pytest.approx(found[3 - ranks]["quality"]["auc"], abs=1e-4)
+    assert sum(found[ranks]["slices"].values()) == 3 * 64
+    assert found[ranks]["slices"] == found[3 - ranks]["slices"]

@@ -1,74 +1,88 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from dlrm.config import ConfigError, Table
-from dlrm.sharding import describe, place
+from dlrm.compress import ConfigError
+from dlrm.config import Config, ModelConfig, Table
+from dlrm.machines import Machine
+from dlrm.model import Layout
+from dlrm.setting import bytes_per_step
+from dlrm.sharding import asked, describe, placed, summary
 
 CRITEO = [Table(name=f"C{i}", rows=n, width=16) for i, n in enumerate(
     [300, 500, 20_000, 6000, 100, 7, 9000, 200, 3, 6000, 4000, 18_000, 2500, 26, 5000, 15_000, 10, 2000, 400, 3], 1)]
 
 
-def load(placements, ranks, what):
-    return [sum(getattr(p, what)(r) for p in placements) for r in range(ranks)]
+def config(**settings) -> Config:
+    return Config(data="t", version=0, **settings)
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_auto_balances_bytes_and_cuts_only_big_tables(ranks):
-    placements = place(CRITEO, ranks, "auto")
-    assert {p.kind for p in placements} == {"row", "table"}
-    small = [p.table.rows for p in placements if p.kind == "table"]
-    assert max(small) <= min(p.table.rows for p in placements if p.kind == "row")
-    for what in ("bytes_on", "lookups_on"):
-        held = load(placements, ranks, what)
-        assert sum(held) == pytest.approx(sum(t.bytes if what == "bytes_on" else 1 for t in CRITEO))
-    assert max(load(placements, ranks, "bytes_on")) <= 1.1 * sum(t.bytes for t in CRITEO) / ranks
+def machine(ranks: int) -> Machine:
+    return Machine(ranks=ranks, memory_bytes=10**9)
 
 
-def test_auto_on_one_rank_keeps_tables_whole():
-    assert {(p.kind, p.ranks) for p in place(CRITEO, 1, "auto")} == {("table", (0,))}
-
-
-def test_a_table_of_fewer_rows_than_ranks_is_never_cut():
-    placements = place([Table(name="a", rows=3, width=16)], 8, "auto")
-    assert placements[0].kind == "table"
+def test_auto_asks_for_nothing():
+    assert asked("auto", CRITEO, 4) == {}
 
 
 @pytest.mark.parametrize("how", ["row", "table", "column"])
 def test_what_is_asked_for_is_done(how):
-    tables = CRITEO[:4]
-    assert {p.kind for p in place(tables, 2, how)} == {how}
+    assert {p.kind for p in placed(config(sharding=how), CRITEO[:4], machine(2)).places} == {how}
 
 
-def test_a_file_decides_for_the_columns_it_names(tmp_path):
+def test_a_table_too_small_to_be_cut_stays_whole():
+    kinds = {p.name: p.kind for p in placed(config(sharding="row"), CRITEO, machine(4)).places}
+    assert (kinds["C9"], kinds["C3"]) == ("table", "row")
+
+
+def test_a_file_decides_for_the_tables_it_names(tmp_path):
     file = tmp_path / "plan.json"
     file.write_text(json.dumps({"C3": "table", "C5": "row", "C1": "column"}))
-    kinds = {p.table.name: p.kind for p in place(CRITEO, 2, str(file))}
-    assert (kinds["C3"], kinds["C5"], kinds["C1"], kinds["C12"]) == ("table", "row", "column", "row")
+    kinds = {p.name: p.kind for p in placed(config(sharding=str(file)), CRITEO, machine(2)).places}
+    assert (kinds["C3"], kinds["C5"], kinds["C1"]) == ("table", "row", "column")
+    assert {p.kind for p in placed(config(sharding=str(file)), CRITEO, machine(1)).places} == {"table"}
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ('{"C33": "row"}', r"no column 'C33' \(did you mean 'C3'"), ('{"C3": "rows"}', "'C3': kind 'rows'.*'row'"),
+    ('{"C33": "row"}', r"no table 'C33' \(did you mean 'C3'"), ('{"C3": "rows"}', "'C3': kind 'rows'.*'row'"),
     ("[1]", "not an object"), ("{", "not a readable JSON")])
 def test_a_wrong_file_says_what_is_wrong(tmp_path, text, message):
     file = tmp_path / "plan.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        place(CRITEO, 2, str(file))
+        asked(str(file), CRITEO, 2)
 
 
-@pytest.mark.parametrize(("how", "ranks", "message"), [
-    ("column", 8, "width 16 cannot be cut into 8"), ("row", 4, "'C9': 3 rows cannot be cut over 4"),
-    ("rowwise", 2, "'rowwise' is none of auto")])
-def test_what_cannot_be_is_refused_by_name(how, ranks, message):
-    with pytest.raises(ConfigError, match=message):
-        place(CRITEO, ranks, how)
+def test_a_kind_that_there_is_not_is_refused_by_name():
+    with pytest.raises(ConfigError, match="'rowwise' is none of auto"):
+        asked("rowwise", CRITEO, 2)
 
 
-def test_the_printed_plan_names_every_table_and_each_ranks_load():
-    text = describe(place(CRITEO, 2, "auto"), 2)
-    assert all(t.name in text for t in CRITEO)
-    assert text.count("lookups a row") == 2
-    assert "least loaded rank" in text
+def test_the_printed_plan_and_the_stored_one_name_every_table():
+    placement = placed(config(), CRITEO, machine(2))
+    text = describe(placement, CRITEO, machine(2))
+    assert all(f"\n{t.name} " in text for t in CRITEO)
+    kept = summary(placement, CRITEO)
+    assert [(p["name"], p["rows"]) for p in kept] == [(t.name, t.rows) for t in CRITEO]
+    assert sum(p["bytes"] for p in kept) == sum(placement.bytes_on(r) for r in range(2))
+
+
+TWO = [Table(name="a", rows=100, width=8), Table(name="b", rows=100, width=8, lookups=3.0)]
+
+
+@pytest.mark.parametrize(("how", "vectors", "ids"), [
+    # Two ranks, 64 rows: a rank has 32 of them, and the other 32 are elsewhere.
+    ("table", 32 * 8 + 32 * 16 / 2, 32 * (4 + 2) / 2),      # a table each: 8 columns out; half of 16 gradients out
+    ("row", 32 * 16 + 32 * 16 * 2 / 2, 32 * (4 + 4) / 2),   # a partial sum of every table out; gradients to both parts
+    ("column", 32 * 8 + 32 * 16 / 2, 32 * (8 + 4) / 2)])    # half of each vector out; all ids to both halves
+@pytest.mark.parametrize(("wire", "element"), [("fp32", 4), ("fp16", 2)])
+def test_bytes_per_step_are_counted_as_they_are_sent(how, vectors, ids, wire, element):
+    settings = config(sharding=how, wire=wire, batch_size=64, ranks=2, model=ModelConfig(width=8))
+    layout = Layout(settings.model, TWO)
+    sent = bytes_per_step(placed(settings, TWO, machine(2)), layout, 1000, settings)
+    assert sent == vectors * element + ids * 4 + 1000 * 4
+    alone = replace(settings, ranks=1)
+    assert bytes_per_step(placed(alone, TWO, machine(1)), layout, 1000, alone) == 0

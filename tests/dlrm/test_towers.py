@@ -11,9 +11,9 @@ from torch import fx
 from torchrec.models.dlrm import InteractionArch
 from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet
 
-from dlrm.config import ConfigError
+from dlrm.config import MODELS, ConfigError, ModelConfig
 from dlrm.interactions import Cross, Dots, Interests, LowRankCross, MixtureCross, second_order
-from dlrm.towers import INPUTS, KINDS, TowerConfig, build
+from dlrm.towers import INPUTS, build
 
 SHAPES = [(1, 1, 1, 4), (1, 3, 5, 4), (7, 13, 3, 12), (16, 2, 26, 8)]  # samples, dense, columns, width
 STEPS = 5
@@ -143,7 +143,7 @@ def twin(config, module, data):
     return np.array(found)
 
 
-CONFIGS = [dict(kind=k) for k in KINDS] + [dict(kind="dcn", cross_rank=3, cross_layers=2),
+CONFIGS = [dict(kind=k) for k in MODELS] + [dict(kind="dcn", cross_rank=3, cross_layers=2),
                                            dict(kind="dcn", cross_rank=3, cross_experts=4, cross_layers=2)]
 
 
@@ -151,7 +151,7 @@ CONFIGS = [dict(kind=k) for k in KINDS] + [dict(kind="dcn", cross_rank=3, cross_
 @pytest.mark.parametrize("settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values())))
 def test_a_model_is_its_formula(settings, shape):
     _, dense, columns, width = shape
-    config = TowerConfig(width=width, dense_layers=(9, 6), over_layers=(11, 5), **settings)
+    config = ModelConfig(width=width, dense_layers=(9, 6), over_layers=(11, 5), **settings)
     tower = randomise(build(config, dense=dense, columns=columns))
     data = inputs(shape)
     out = tower(*(data[name] for name in INPUTS[config.kind]))
@@ -161,7 +161,7 @@ def test_a_model_is_its_formula(settings, shape):
 @pytest.mark.parametrize("settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values())))
 def test_a_model_can_be_traced(settings):
     """TorchRec's pipeline traces a model down to what holds no sharded table; what is above must be traceable."""
-    config = TowerConfig(width=8, **settings)
+    config = ModelConfig(width=8, **settings)
     tower = build(config, dense=3, columns=4)
     data = {n: v.float() if v.is_floating_point() else v for n, v in inputs((6, 3, 4, 8)).items()}
     args = [data[name] for name in INPUTS[config.kind]]
@@ -209,7 +209,7 @@ def test_the_first_gru_is_torchs_and_padding_changes_nothing():
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_histories_that_are_all_empty_train(steps):
-    config = TowerConfig(kind="dien", width=4)
+    config = ModelConfig(kind="dien", width=4)
     tower = build(config, dense=2, columns=1)
     history = torch.zeros(3, steps, 4, requires_grad=True)
     logits, auxiliary = tower(torch.zeros(3, 2), torch.zeros(3, 1, 4), history, torch.zeros(3, dtype=torch.long),
@@ -220,7 +220,7 @@ def test_histories_that_are_all_empty_train(steps):
 
 
 def test_the_auxiliary_loss_is_the_mean_over_steps_that_have_a_next_item():
-    tower = randomise(build(TowerConfig(kind="dien", width=4), dense=2, columns=1))
+    tower = randomise(build(ModelConfig(kind="dien", width=4), dense=2, columns=1))
     data = inputs((4, 2, 1, 4), lengths=torch.tensor([0, 1, 3, 5]))
     _, loss = tower(*(data[n] for n in INPUTS["dien"]), negatives=data["negatives"])
     w, terms = arrays(tower), []
@@ -258,9 +258,9 @@ def test_second_order_of_one_column_is_nothing():
 ])
 def test_a_wrong_model_is_named(settings, words):
     with pytest.raises(ConfigError, match=words):
-        TowerConfig(**settings)
+        ModelConfig(**settings)
 
 
 def test_a_model_without_columns_is_refused():
     with pytest.raises(ConfigError, match="not 3 and 0"):
-        build(TowerConfig(), dense=3, columns=0)
+        build(ModelConfig(), dense=3, columns=0)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -45,17 +42,16 @@ class SlowFeed:
 
 
 class SlowTrainer(Trainer):
-    """Takes 6 s for a step, and 100 s for a checkpoint."""
+    """Takes 6 s for a step; its checkpoints take 100 s."""
 
     loss = 0.5
 
-    def _step(self, _batch):
+    def _start(self, _batch):
+        pass
+
+    def _step(self, _batch, _number):
         self._clock.now += 6  # type: ignore[attr-defined]
         return torch.tensor(self.loss)
-
-    def _save(self, meta, feed):
-        self._clock.now += 100  # type: ignore[attr-defined]
-        return replace(meta, epoch=feed.state_dict()["epoch"])
 
 
 class Alone:
@@ -67,21 +63,31 @@ class Alone:
         return values.clone()
 
 
-def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None = None, loss: float = 0.5):
-    clock, lines = Clock(), []
-    config = Config(data="fake", version=0, batch_size=ROWS, epochs=epochs, log_every=log_every)
-    trainer = SlowTrainer(config=config, world=Alone(), model=None, dense=None,  # type: ignore[arg-type]
-                          guard=Guard(SIZES, DENSE, "fake"), names=list(SIZES), checkpoints=Path("none"),
-                          record=lambda _: None, observe=lines.append, clock=clock,
+def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None = None, loss: float = 0.5,
+        good_at: int | None = None, **settings):
+    """What came of it, the log's lines, and the steps of what was saved and evaluated, in their order."""
+    clock, lines, done = Clock(), [], []
+    config = Config(data="fake", version=0, batch_size=ROWS, epochs=epochs, log_every=log_every, **settings)
+
+    def evaluate(meta):
+        done.append(("evaluated", meta.step))
+        return meta.step == good_at
+
+    def save(meta):
+        clock.now += 100
+        done.append(("saved", meta.step))
+
+    trainer = SlowTrainer(config=config, world=Alone(), parts=None, guard=Guard(SIZES, DENSE, "fake"),
+                          save=save, evaluate=evaluate, observe=lines.append, clock=clock, memory_used=lambda: 7,
                           asked_to_stop=lambda: stop_at is not None and clock.now >= stop_at)
     trainer.loss = loss
     meta = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
-    return trainer.train(SlowFeed(clock, steps), meta, lambda _: None), lines
+    return trainer.train(SlowFeed(clock, steps), meta), lines, done
 
 
 def test_the_stall_is_the_wait_in_next_alone():
     """5 steps wait 4 × 2 s (the first batch, 3 s, is told apart) and compute 5 × 6 s; saving counts nowhere."""
-    outcome, lines = run(5)
+    outcome, lines, _ = run(5)
     assert outcome.first_batch_s == 3
     assert outcome.timing.wait_s == 8
     assert outcome.timing.compute_s == 30
@@ -100,21 +106,21 @@ def test_the_time_of_ranks_is_a_mean_and_their_rows_a_sum():
 
 
 def test_all_steps_of_all_epochs_are_counted():
-    outcome, lines = run(3, epochs=2)
+    outcome, lines, _ = run(3, epochs=2)
     assert (outcome.meta.step, outcome.meta.epoch, outcome.meta.rows) == (6, 2, 6 * ROWS)
     assert lines[-1]["step"] == 6
     assert not outcome.stopped
 
 
 def test_a_request_to_stop_is_answered_at_the_next_agreement():
-    outcome, lines = run(100, log_every=4, stop_at=20)
+    outcome, lines, _ = run(100, log_every=4, stop_at=20)
     assert outcome.stopped
     assert (outcome.meta.step, outcome.meta.epoch) == (4, 0)
     assert len(lines) == 1
 
 
 def test_a_stop_at_the_end_of_an_epoch_counts_the_epoch():
-    outcome, _ = run(4, epochs=3, log_every=4, stop_at=20)
+    outcome, _, _ = run(4, epochs=3, log_every=4, stop_at=20)
     assert outcome.stopped
     assert (outcome.meta.step, outcome.meta.epoch) == (4, 1)
 
@@ -122,3 +128,24 @@ def test_a_stop_at_the_end_of_an_epoch_counts_the_epoch():
 def test_a_loss_that_is_no_number_ends_the_run_with_advice():
     with pytest.raises(NotANumber, match="at step 2; try a lower --lr"):
         run(4, loss=float("nan"))
+
+
+def test_evaluations_are_spread_over_an_epoch_each_after_a_checkpoint():
+    _, _, done = run(9, epochs=2, evals=3)
+    steps = [3, 6, 9, 12, 15, 18]
+    assert done == [(what, step) for step in steps for what in ("saved", "evaluated")]
+
+
+def test_training_ends_where_it_is_good_enough():
+    outcome, _, done = run(9, epochs=5, evals=3, good_at=12)
+    assert done[-1] == ("evaluated", 12)
+    assert (outcome.meta.step, outcome.stopped) == (12, False)
+
+
+def test_a_checkpoint_falls_on_every_nth_step_and_none_twice():
+    _, _, done = run(8, save_every=4)
+    assert done == [("saved", 4), ("saved", 8), ("evaluated", 8)]
+
+
+def test_the_peak_is_what_was_seen():
+    assert run(3)[0].peak_bytes == 7

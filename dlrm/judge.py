@@ -1,0 +1,74 @@
+"""What becomes of an evaluation: written down, told, compared with the best, and, if nothing is learned, explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlrm import feed
+from dlrm.config import Config
+from dlrm.evaluation import Findings, evaluate
+from dlrm.guard import Guard
+from dlrm.meta import Meta, best, mark_best
+from dlrm.symptoms import stuck
+from etl.table import FeatureTable
+
+if TYPE_CHECKING:
+    from dlrm.build import Parts
+    from dlrm.checkpoint import Checkpoints
+    from dlrm.journal import Journal, Silence
+    from dlrm.world import World
+
+
+class Judge:
+    """Evaluates splits of a table; called by all ranks together."""
+
+    def __init__(self, *, config: Config, table: FeatureTable, parts: Parts, world: World, journal: Journal | Silence,
+                 checkpoints: Checkpoints, steps_per_epoch: int) -> None:
+        self._config, self._table, self._parts, self._world = config, table, parts, world
+        self._journal, self._checkpoints = journal, checkpoints
+        self._steps_per_epoch = steps_per_epoch
+
+    def measure(self, split: str, meta: Meta) -> Findings:
+        """Over a whole split."""
+        config, world = self._config, self._world
+        sizes = {t.name: t.rows for t in self._parts.layout.columns}
+        epochs = round(meta.step / self._steps_per_epoch, 2)
+        with feed.evaluation(config, self._table, split, rank=world.rank, local_ranks=world.local_ranks) as batches:
+            guard = Guard(sizes, batches.dense_names, f"split {split!r}", missing=config.missing)
+            self._journal.milestone("eval_start", epochs)
+            found = evaluate(self._parts, batches, guard, world, slices=config.slices)
+        self._journal.metric({"kind": "eval", "epoch": meta.epoch, "step": meta.step, "split": split,
+                              **found.quality.to_dict()})
+        for column, ids in found.slices.items():
+            for number, part in ids.items():
+                self._journal.metric({"kind": "slice", "step": meta.step, "split": split, "column": column,
+                                      "id": number, **part.to_dict()})
+        self._journal.milestone("eval_accuracy", epochs, found.quality.auc)
+        self._journal.milestone("eval_stop", epochs)
+        self._journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {found.quality}")
+        return found
+
+    def good_enough(self, meta: Meta) -> bool:
+        """Evaluates the validation split, if there is one; True if the AUC that was asked for is reached."""
+        if "validation" not in self._table.splits:
+            return False
+        found = self.measure("validation", meta)
+        columns = len(self._parts.layout.columns)
+        warning = stuck(found.evidence(meta.step, columns, self._config.optim.lr),
+                        after=self._config.stuck_after)
+        if warning:
+            self._journal.event({"kind": "warning", "step": meta.step, "text": warning})
+            self._journal.say(f"warning: {warning}")
+        auc = found.quality.auc
+        if auc is None:
+            return False
+        self._checkpoints.wait()
+        folder = self._checkpoints.folder
+        so_far = best(folder)
+        if self._world.first and (so_far is None or auc > so_far[1]):
+            mark_best(folder / f"step-{meta.step:09d}", auc)
+        reached = self._config.stop_auc is not None and auc >= self._config.stop_auc
+        if reached:
+            self._journal.event({"kind": "reached", "step": meta.step, "auc": auc})
+            self._journal.say(f"AUC {auc:.5f} is the {self._config.stop_auc} that was asked for: done")
+        return reached

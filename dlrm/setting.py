@@ -1,0 +1,98 @@
+"""All that follows from a run's settings, its table and its machine before a model is made: tables, their places,
+sizes, costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dlrm.config import Config, ConfigError, tables_of
+from dlrm.counts import Count, count
+from dlrm.machines import Machine
+from dlrm.missing import Missing
+from dlrm.model import Layout
+from dlrm.placement import STATES, Placement
+from dlrm.schedule import Schedule
+from dlrm.sharding import describe, placed, summary
+from etl.table import FeatureTable
+from ingest.knobs import format_bytes, nearest
+
+if TYPE_CHECKING:
+    from dlrm.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What `of` found."""
+
+    layout: Layout
+    placement: Placement
+    count: Count
+    """Of the dense layers."""
+    state_bytes: int
+    """Of the tables' optimiser, on all ranks."""
+    bytes_per_step: int
+    """That a rank sends to others for a batch, forwards and backwards; of the busiest rank."""
+    text: str
+    """The plan as a person reads it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"plan": summary(self.placement, self.layout.tables), "balance": list(self.placement.balance),
+                "parameters": self.count.parameters, "flops_per_sample": self.count.flops,
+                "state_bytes": self.state_bytes, "bytes_per_step": self.bytes_per_step}
+
+
+def of(config: Config, table: FeatureTable, machine: Machine) -> Setting:
+    """Raises what is wrong with the settings."""
+    columns = tables_of(table.fields, config.model)
+    dense = tuple(f.name for f in table.fields if f.role == "dense")
+    names = [t.name for t in columns]
+    for name in config.slices:
+        if name not in names:
+            raise ConfigError(f"slices: no sparse column {name!r}{nearest(name, names)}")
+    for text in (config.optim.schedule, config.optim.dense_schedule):
+        Schedule.read(text)
+    layout = Layout(config.model, columns, Missing(dense) if config.missing == "mask" else None)
+    placement = placed(config, layout.tables, machine)
+    whole = count(config.model, dense=len(dense), columns=len(columns))["total"]
+    a_row, an_element = STATES[config.optim.table_optimiser]
+    state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
+    sent = bytes_per_step(placement, layout, whole.parameters, config)
+    held, read = placement.balance
+    text = "\n".join([
+        describe(placement, layout.tables, machine),
+        (f"largest over mean load of a rank: {held:.2f} in bytes, {read:.2f} in reads; a rank sends "
+         f"{format_bytes(sent)} a step"),
+        (f"{config.model.kind}: {whole.parameters:,} parameters in dense layers, {whole.flops:,} operations a sample; "
+         f"{sum(t.rows * t.width for t in layout.tables):,} in tables, {format_bytes(state)} of "
+         f"{config.optim.table_optimiser} state")])
+    return Setting(layout, placement, whole, state, sent, text)
+
+
+def bytes_per_step(placement: Placement, layout: Layout, parameters: int, config: Config) -> int:
+    """What the busiest rank sends: ids to where their tables are, pooled vectors back, their gradients the same way,
+    and its part in the mean of the dense layers' gradients."""
+    ranks, batch = placement.ranks, config.batch_size
+    if ranks == 1:
+        return 0
+    mine, away = batch / ranks, batch * (ranks - 1) / ranks
+    element = 2 if config.wire == "fp16" else 4
+    pooled, gradients, ids = [0.0] * ranks, 0.0, 0.0
+    for place, table in zip(placement.places, layout.tables, strict=True):
+        holders = [part for part in place.parts if part.rows]
+        for part in holders:
+            pooled[part.rank] += away * part.width * element
+        # Each id and each length has four bytes; by columns, each holder gets all of them.
+        copies = len(holders) if place.kind == "column" else 1
+        ids += mine * (ranks - 1) / ranks * 4 * (table.lookups * copies + len(holders))
+        gradients += sum(mine * part.width * element for part in holders) * (ranks - 1) / ranks
+    return round(max(pooled) + gradients + ids + 2 * parameters * 4 * (ranks - 1) / ranks)
+
+
+def masked(layout: Layout, here: World) -> dict[str, int]:
+    """Column → dense values that were no finite numbers, over all ranks."""
+    found: dict[str, int] = {}
+    for counts in here.gather_objects(layout.missing.counts if layout.missing is not None else {}):
+        for name, n in counts.items():
+            found[name] = found.get(name, 0) + n
+    return found
