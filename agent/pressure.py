@@ -12,12 +12,14 @@ CONTENDED = 1.3  # times slower than with free cores: from here on others matter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """Cores are shared fairly: with `others` threads of other programs that want one, as many threads of ours as there
-    are cores get `cores`, and each of them runs `slow` times slower than alone. What we do to ourselves is left out."""
+    """Cores are shared fairly between all threads that want one. What we do to ourselves is left out."""
 
     others: float = 0.0
+    """Threads of other programs that want a core on average."""
     cores: float
+    """Cores that we get if we want one for as many threads as the others do, and as there are cores."""
     slow: float = 1.0
+    """Times slower than alone that one thread runs, if as many of ours as there are cores want one."""
 
     @classmethod
     def of(cls, seen: Rates) -> Pressure:
@@ -29,4 +31,5 @@ class Pressure:
         # Fair shares: wanting / running = (wanting + others) / quota. Where we want fewer cores than there are, a wait
         # may be chance as well, and counts for less.
         others = max(0.0, quota * wanting / running - max(wanting, quota))
-        return cls(others=others, cores=max(running, quota * quota / (quota + others)), slow=1 + others / quota)
+        return cls(others=others, slow=1 + others / quota,
+                   cores=max(running, quota * (quota + others) / (quota + 2 * others)))

@@ -94,7 +94,7 @@ class Planner:
                               spare_needed=SPARE, trial=None, window=(), demands=())
         state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
                         window=(*learned.window, snapshot)[-WINDOW:])
-        if state.trial is not None and state.trial.crashed(seen):
+        if state.trial is not None and state.age >= SETTLE and state.trial.crashed(seen):
             return _undo(state, state.trial, seen)
         since = rates(state.window[0], snapshot)
         if since is None or since.rows_per_s == 0:
@@ -234,7 +234,8 @@ def _range(state: State, name: str, contended: bool) -> tuple[int, int]:
         least, most = max(least, held_least), min(most, held_most)
     service = state.services[name]
     growth = 1 + ((CAREFUL if contended else GROWTH) - 1) * service.efficiency**2
-    return least, max(least, min(most, math.ceil(growth * max(1, service.most_seen))))
+    seen = max(1, service.most_seen)
+    return least, max(least, min(most, math.ceil(growth * seen) if seen > 1 else GROWTH))
 
 
 def _probe(state: State, look: Outlook, since: Rates) -> tuple[str, int, float] | None:
