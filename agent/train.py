@@ -30,6 +30,7 @@ _DISCOUNT = 0.8
 _BATCH, _EVERY, _MEMORY = 256, 4, 40_000
 _LEARNING_RATE = 5e-4
 _TARGET_RATE = 0.01
+_GAIN_SCALE = 5.0
 
 
 @dataclass(slots=True)
@@ -101,7 +102,9 @@ def _learn(decisions: int, seed: int, model_latency: bool) -> tuple[Any, float]:
         steps[explore] = random.integers(len(STEPS), size=int(explore.sum()))
         before = pipeline.inputs
         value = pipeline.step([STEPS[i] for i in steps])
-        replay.add(before, steps, value, pipeline.inputs, pipeline.stages)
+        # Learned from the gains: their discounted sum ranks policies as that of the rewards does, with less noise.
+        replay.add(before, steps, _GAIN_SCALE * (value - pipeline.last_reward), pipeline.inputs, pipeline.stages)
+        pipeline.last_reward = value
         rewards.append(value)
         if pipeline.age >= _EPISODE:
             pipeline = _Episode(random, model_latency)
@@ -155,7 +158,7 @@ class _Episode:
         self._simulator.advance(1.0)
         self._last = self._simulator.snapshot()
         self.inputs = np.zeros(INPUTS, np.float32)
-        self.step([0] * len(names))
+        self.last_reward = self.step([0] * len(names))
 
     def step(self, steps: list[int]) -> float:
         simulator = self._simulator
@@ -180,7 +183,7 @@ def save(network: Any, path: Path) -> None:
 def main(argv: Iterable[str]) -> Mapping[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m agent train", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--decisions", type=int, default=80_000, help="(default: %(default)s)")
+    parser.add_argument("--decisions", type=int, default=32_000, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, default=WEIGHTS, help="weights file (default: the one in use)")
     parser.add_argument("--without-model-latency", action="store_true", help="hide that input: the ablation")

@@ -13,8 +13,10 @@ from agent.policies.even import Even
 from agent.policies.fixed import Fixed
 from agent.policies.grid import OfflineGrid
 from agent.policies.hill import Hill
+from agent.policies.intune import InTune
 from agent.policies.planner import Planner
 from agent.policies.plumber import Plumber, PlumberAdaptive
+from agent.policies.shadow import Shadow
 from agent.policies.trident import Trident
 from agent.tunable import Policy
 from ingest.knobs import KnobError, nearest
@@ -22,7 +24,8 @@ from ingest.knobs import KnobError, nearest
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fixed": Fixed, "cores": Cores, "even": Even, "autotune": Autotune, "autotune-adaptive": AutotuneAdaptive,
     "plumber": Plumber, "plumber-adaptive": PlumberAdaptive, "ds2": DS2, "cachew": Cachew, "hill": Hill,
-    "offline-grid": OfflineGrid, "bayes": Bayes, "trident": Trident, "planner": Planner, "auto": Planner,
+    "offline-grid": OfflineGrid, "bayes": Bayes, "trident": Trident, "intune": InTune,
+    "planner": Planner, "auto": Planner, "shadow": Shadow,
 }
 
 

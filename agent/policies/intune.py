@@ -5,9 +5,10 @@ change; the model's latency, which it cannot; memory bandwidth and core speed, w
 (throughput × (1 − memory used / memory limit)), small steps up or down in each stage, three layers of ReLU, training
 in a simulated pipeline first.
 Ours: the latency is given per stage (seconds a batch, nine places, empty ones 0), so that pipelines of any length fit
-one network; a step is one of −5, −1, 0, +1, +5 workers and the steps together stay within the processors; the values
-of the stages' steps are learned by deep Q-learning, averaged over stages; what is learned is not trained further on
-the live pipeline. Numbers are logarithms, so that a pipeline a thousand times faster looks alike.
+one network; free processors are those that no worker was given; a step is one of −5, −1, 0, +1, +5 workers, and the
+steps together stay within the processors; the values of the stages' steps are learned by deep Q-learning, each stage's
+from the common reward; what is learned is not trained further on the live pipeline. Latencies are logarithms in units
+of the slowest stage's, so that a pipeline a thousand times faster looks alike.
 `python -m agent train` makes the weights again.
 """
 
@@ -49,21 +50,20 @@ def observe(seen: Rates, snapshot: Snapshot, *, model_latency: bool = True) -> n
     values = [math.log(max(value / slowest, 1e-3)) + 7 for value in latencies[:STAGES]]
     model = snapshot.consumer_compute_s / max(1, snapshot.batches)
     values += [0.0] * (STAGES - len(values))
-    values += [max(-1.0, 1 - seen.cpu / max(1e-9, seen.cpu_quota)), 1 - seen.memory_used / seen.memory_limit,
+    given = sum(s.workers for s in seen.stages.values())
+    values += [max(-1.0, 1 - given / max(1e-9, seen.cpu_quota)), 1 - seen.memory_used / seen.memory_limit,
                math.log(max(model / slowest, 1e-3)) + 7 if model_latency else 0.0, _BANDWIDTH, _SPEED]
     return np.array(values, dtype=np.float32)
 
 
 def move(knobs: Knobs, limits: Limits, steps: list[int], cores: float) -> Knobs:
-    """The knobs after one step in each stage. If all together would exceed the cores, the steps up are left out from
-    the last stage on; no stage falls below its least."""
+    """The knobs after one step in each stage, those down first. If all together would exceed the cores, the steps up
+    are cut from the last stage on; no stage falls below its least."""
     workers = dict(knobs.workers)
-    for name, step in zip(limits.workers, steps, strict=False):
+    for name, step in sorted(zip(limits.workers, steps, strict=False), key=lambda pair: pair[1] > 0):
         low, high = limits.workers[name]
-        wanted = min(max(workers[name] + step, low), high)
-        if wanted > workers[name]:
-            wanted = min(wanted, max(workers[name], workers[name] + math.floor(cores) - sum(workers.values())))
-        workers[name] = wanted
+        room = max(0, math.floor(cores) - sum(workers.values()))
+        workers[name] = min(max(workers[name] + min(step, room), low), high)
     return replace(knobs, workers=workers)
 
 
