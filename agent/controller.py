@@ -1,7 +1,7 @@
 """The loop around a policy: it owns the clock and the log, the policy owns the choice.
 
 Whatever fails in here (the policy, the pipeline, a counter, the log) freezes the knobs as they are, is recorded once,
-and never reaches the training loop.
+and never reaches the training loop. Limits that moved under a decision are no failure: the policy begins again.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.rates import Rates, rates
-from agent.tunable import Policy, Tunable
-from ingest.knobs import Limits
+from agent.tunable import Policy, Reason, Tunable
+from ingest.knobs import KnobError, Knobs, Limits
 from ingest.stats import Snapshot
 
 _WINDOW = 5  # snapshots over which a rate before or after a change is taken
+_MINUTE_S = 60.0
 _EFFECT_AFTER = 4  # ticks after a change at which its effect is logged, if no other change came first
 
 
 class Controller:
     """Every `interval_s`: look, decide, apply, log. `step()` is one tick without a thread; `start()` runs them in one.
 
-    `record` gets events (decision, effect, fault), `observe` the loader's metrics of each tick."""
+    `record` gets events (decision, effect, proposal, verdict, fault), `observe` the loader's metrics of each tick.
+    With `changes_a_minute` made within the last minute, the policy is not asked until one is older."""
 
     def __init__(self, tunable: Tunable, policy: Policy, *, record: Callable[[dict[str, Any]], None],
-                 observe: Callable[[dict[str, Any]], None] | None = None,
-                 clock: Callable[[], float] = time.monotonic, interval_s: float = 1.0) -> None:
+                 observe: Callable[[dict[str, Any]], None] | None = None, clock: Callable[[], float] = time.monotonic,
+                 interval_s: float = 1.0, changes_a_minute: int = 30) -> None:
         if interval_s <= 0:
             raise ValueError(f"interval_s: {interval_s!r} is not above 0")
         self._tunable, self._policy, self._clock = tunable, policy, clock
@@ -47,7 +49,10 @@ class Controller:
         self._limits: Limits | None = None
         self._state: Any = None
         self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change
-        self._awaited: tuple[int, Rates | None] | None = None  # the decision whose effect is not logged yet
+        self._awaited: tuple[int, Rates | None, float | None] | None = None  # the decision whose effect is not logged
+        self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
+        self._proposed: Knobs | None = None
+        self._reason: Reason | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -83,26 +88,41 @@ class Controller:
         if self._tunable.limits != self._limits:  # the start, or another machine: what was known no longer holds
             self._limits = self._tunable.limits
             self._state = self._policy.initial(self._limits, before)
-        after, self._state, reason = self._policy.decide(snapshot, self._state)
-        if after == before:
+        if len(self._changed) == self._changed.maxlen and self._clock() - self._changed[0] < _MINUTE_S:
             return
-        self._limits.check(after)
+        after, self._state, reason = self._policy.decide(snapshot, self._state)
+        self._reason = reason
         seen = rates(self._recent[0], snapshot)
+        if reason.proposal is not None and reason.proposal != self._proposed:
+            self._proposed = reason.proposal
+            self._record_to({"kind": "proposal", **_choice(before, reason.proposal, reason, seen)})
+        if after == before or not self._apply(after):
+            return
         if self._awaited is not None:
             self._log_effect()
-        self._tunable.apply(after)
         self.decisions += 1
-        self._awaited = (self.decisions, seen)
+        self._changed.append(self._clock())
+        self._awaited = (self.decisions, seen, reason.predicted_rows_per_s)
         self._recent.clear()
         self._recent.append(snapshot)
-        self._record_to({"kind": "decision", "sequence": self.decisions, "before": before.to_dict(),
-                         "after": after.to_dict(), "seen": _seen(seen),
-                         "reason": {"text": reason.text, "bottleneck": reason.bottleneck,
-                                    "predicted_rows_per_s": reason.predicted_rows_per_s, "details": reason.details}})
+        self._record_to({"kind": "decision", "sequence": self.decisions, **_choice(before, after, reason, seen)})
+
+    def _apply(self, knobs: Knobs) -> bool:
+        """Whether they are in force. If the limits are no longer those that the policy knows, it starts anew."""
+        assert self._limits is not None
+        try:
+            self._limits.check(knobs)
+            self._tunable.apply(knobs)
+        except KnobError:
+            if self._tunable.limits == self._limits:
+                raise
+            self._limits = None
+            return False
+        return True
 
     def _log_effect(self) -> None:
         assert self._awaited is not None
-        sequence, before = self._awaited
+        sequence, before, predicted = self._awaited
         self._awaited = None
         window = list(self._recent)
         # The first tick after a change still shows the old setting; it is left out where there are others.
@@ -111,7 +131,15 @@ class Controller:
             return
         self._record_to({"kind": "effect", "sequence": sequence, "rows_per_s_before": before.rows_per_s,
                          "rows_per_s_after": after.rows_per_s, "stall_before": before.stall,
-                         "stall_after": after.stall})
+                         "stall_after": after.stall,
+                         "prediction_error": after.rows_per_s / predicted - 1 if predicted else None})
+
+    def _log_verdict(self) -> None:
+        """What the policy knows at the end, if it tells."""
+        explain = getattr(self._policy, "explain", None)
+        if self._reason is not None:
+            self._record_to({"kind": "verdict", "text": self._reason.text, "bottleneck": self._reason.bottleneck,
+                             "details": explain(self._state) if explain and self._limits else self._reason.details})
 
     def _metric(self, seen: Rates, snapshot: Snapshot) -> dict[str, Any]:
         stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
@@ -152,11 +180,14 @@ class Controller:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._awaited is not None and len(self._recent) > 1:
-            try:
+        try:
+            if self._awaited is not None and len(self._recent) > 1:
                 self._log_effect()
-            except Exception as error:
-                self._freeze(error)
+            if self.frozen is None:
+                self._log_verdict()
+            self._reason = None
+        except Exception as error:
+            self._freeze(error)
 
     def __enter__(self) -> Controller:
         return self.start()
@@ -170,3 +201,9 @@ def _seen(seen: Rates | None) -> dict[str, Any]:
         return {}
     return {"rows_per_s": seen.rows_per_s, "stall": seen.stall, "cpu": seen.cpu, "memory_used": seen.memory_used,
             "memory_limit": seen.memory_limit, "busy": {name: s.busy for name, s in seen.stages.items()}}
+
+
+def _choice(before: Knobs, after: Knobs, reason: Reason, seen: Rates | None) -> dict[str, Any]:
+    return {"before": before.to_dict(), "after": after.to_dict(), "seen": _seen(seen),
+            "reason": {"text": reason.text, "bottleneck": reason.bottleneck,
+                       "predicted_rows_per_s": reason.predicted_rows_per_s, "details": reason.details}}

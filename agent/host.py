@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from agent.tunable import Tunable
-from ingest.knobs import Knobs, Limits
+from ingest.knobs import KnobError, Knobs, Limits
 from ingest.stats import Snapshot, StageStats
 
 _STAGE_SUMS = ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s")
@@ -59,6 +59,8 @@ class HostMember:
         self.interval_s = interval_s
         self.fault: str | None = None
         """Why it stopped by itself; training goes on with the knobs as they are."""
+        self.refused: str | None = None
+        """Why the last knobs could not be applied here; the next may."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -67,8 +69,12 @@ class HostMember:
         self._store.set(self._snapshot_key, json.dumps(self._tunable.snapshot().to_dict()))
         published = _get(self._store, self._knobs_key)
         if published is not None and published["number"] > self._applied:
-            self._tunable.apply(Knobs.from_dict(published["knobs"]))
             self._applied = published["number"]
+            try:
+                self._tunable.apply(Knobs.from_dict(published["knobs"]))
+                self.refused = None
+            except KnobError as error:  # this rank's limits moved in the meantime
+                self.refused = str(error)
 
     def start(self) -> HostMember:
         """Steps in a thread of its own until `stop()`."""

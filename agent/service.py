@@ -6,6 +6,7 @@ neighbours and for cores out, so a stage that idles tells as much as one that is
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -168,6 +169,20 @@ class Service:
         """Rows a second that `workers` could do at best: as if nothing bent the curve since the last setting below."""
         below = max((n for n in self.points if n <= workers), default=min(self.points))
         return workers / self.points[below].busy_s
+
+    def hopes(self, cores: float, worth: float) -> dict[int, float]:
+        """Numbers of workers not seen yet at which there may be more than anywhere seen, and what they could do.
+
+        A curve has one peak, so a better setting can only lie beside the best one seen. Fewer than ever seen are
+        `worth` a look where workers may be in each other's way."""
+        seen = sorted(self.points)
+        best = max(seen, key=self.capacity)
+        at = seen.index(best)
+        hopes = {(a + b) // 2: self.hope((a + b) // 2)
+                 for a, b in itertools.pairwise(seen[max(0, at - 1):at + 2]) if b - a > 1}
+        if at == 0 and best > 1 and (self.waiting(best) > 0.5 or best > cores):
+            hopes[best // 2] = worth**2 * self.capacity(best)
+        return hopes
 
     def waiting(self, workers: int) -> float:
         """The share of useful time that is spent waiting for a store: 1 latency-bound, 0 processor-bound."""

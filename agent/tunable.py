@@ -42,6 +42,8 @@ class Reason:
     """What the policy expects of its choice; the controller logs what came of it."""
     details: dict[str, Any] = field(default_factory=dict)
     """Numbers behind the sentence, JSON-ready."""
+    proposal: Knobs | None = None
+    """What it would do if it were not told to touch nothing."""
 
 
 class Policy(Protocol):

@@ -11,10 +11,10 @@ left alone for a while; each failure doubles the pause before the next try, so t
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agent.attempt import PATIENCE, SETTLE, SMOOTH, Attempt
 from agent.outlook import Outlook
@@ -23,6 +23,7 @@ from agent.rates import Rates, rates
 from agent.service import Service
 from agent.telling import details, moves, why
 from agent.tunable import Reason
+from agent.whatif import what_if
 from ingest.knobs import Knobs, Limits, format_bytes
 from ingest.stats import Snapshot
 
@@ -107,6 +108,20 @@ class Planner:
         return _plan(state, seen, replace(since, rows_per_s=min(since.rows_per_s, seen.rows_per_s or math.inf)))
 
 
+    def explain(self, state: State) -> dict[str, Any]:
+        """The stage models, and what the pipeline would do with other means; empty while nothing is known."""
+        seen = rates(state.window[0], state.window[-1]) if state.window else None
+        look = _look(state, seen) if seen is not None else None
+        if seen is None or look is None or not look.services:
+            return {}
+        return {**details(look, seen, state.knobs, look.rate(state.knobs.workers)), "what_if": what_if(look)}
+
+
+def _look(state: State, seen: Rates) -> Outlook:
+    return Outlook.of(seen, state.knobs, state.limits, state.services, other_cpu_s=state.other_cpu_s,
+                      demand=max(state.demands, default=math.inf))
+
+
 def _learn(state: State, snapshot: Snapshot, seen: Rates) -> State:
     saturated = seen.cpu >= SATURATED * seen.cpu_quota
     services = {s.name: state.services[s.name].observe(s, saturated) for s in snapshot.stages
@@ -159,8 +174,7 @@ def _held(state: State, before: Knobs) -> dict[str, tuple[int, int, int]]:
 
 
 def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason]:
-    look = Outlook.of(seen, state.knobs, state.limits, state.services, other_cpu_s=state.other_cpu_s,
-                      demand=max(state.demands, default=math.inf))
+    look = _look(state, seen)
     if not look.services:
         return state.knobs, state, Reason(text="no stage has reported work yet")
     if state.held and look.slow * CONTENDED < state.held_slow:
@@ -245,15 +259,7 @@ def _probe(state: State, look: Outlook, since: Rates) -> tuple[str, int, float] 
     if name is None or share[name] < 0.7:
         return None
     service, current = look.services[name], state.knobs.workers[name]
-    seen = sorted(service.points)
-    best = max(seen, key=service.capacity)
-    at = seen.index(best)
-    # A curve has one peak, so a better setting can only lie beside the best one seen.
-    tries = [(a + b) // 2 for a, b in itertools.pairwise(seen[max(0, at - 1):at + 2]) if b - a > 1]
-    hopes = {n: service.hope(n) for n in tries}
-    # Fewer than ever seen: worth one look where workers may be in each other's way.
-    if at == 0 and best > 1 and (service.waiting(best) > 0.5 or best > since.cpu_quota):
-        hopes[best // 2] = WORTH**2 * service.capacity(best)
+    hopes = service.hopes(since.cpu_quota, WORTH)
     others = min([look.cores_rate(state.knobs.workers), look.demand, *(look.capacity(n, state.knobs.workers[n])
                                                   for n in look.services if n != name)])
     least, most = _range(state, name, look.contended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from agent.controller import Controller
 from agent.policies import make
 from agent.testing import FakePipeline, FakeStage
 from agent.tunable import Reason
-from ingest.knobs import Knobs
+from ingest.knobs import KnobError, Knobs
 from ingest.stats import Snapshot, StatsError
 
 
@@ -74,7 +75,9 @@ def test_stopping_logs_the_effect_that_is_still_due():
     pipeline = _pipeline()
     controller, events, _ = _run(pipeline, Script(1, 1, 4), 5)
     controller.stop()
-    assert [e["kind"] for e in events] == ["decision", "effect"]
+    controller.stop()
+    assert [e["kind"] for e in events] == ["decision", "effect", "verdict"]
+    assert events[-1]["text"] == "number 4"
 
 
 def test_looks_no_more_often_than_its_interval():
@@ -146,6 +149,69 @@ def test_a_log_that_cannot_be_written_stops_tuning_and_nothing_else(capsys):
         pipeline.advance(1.0)
     assert "no space left" in controller.frozen
     assert "could not be recorded" in capsys.readouterr().err
+
+
+def test_limits_that_move_under_a_decision_begin_the_policy_anew():
+    class Moving(FakePipeline):
+        def apply(self, knobs):
+            if self.stages[0].most == 64:  # between the check and here somebody took cores away
+                self.stages[0] = dataclasses.replace(self.stages[0], most=3)
+            super().apply(knobs)
+
+    pipeline = Moving(_pipeline().stages)
+    controller, events, _ = _run(pipeline, make("planner"), 12)
+    assert controller.frozen is None
+    assert pipeline.knobs.workers["read"] == 3
+    decisions = [e for e in events if e["kind"] == "decision"]
+    assert len(decisions) == len(pipeline.applied) == 1  # nothing is logged of the choice that did not come
+
+
+def test_a_tunable_that_refuses_what_its_limits_allow_freezes():
+    class Refusing(FakePipeline):
+        def apply(self, knobs):
+            raise KnobError("read: not today")
+
+    controller, events, _ = _run(Refusing(_pipeline().stages), Script(1, 8), 4)
+    assert "not today" in controller.frozen
+    assert [e["kind"] for e in events] == ["fault"]
+
+
+def test_shadow_says_what_it_would_do_and_touches_nothing():
+    pipeline = _pipeline()
+    controller, events, _ = _run(pipeline, make("shadow"), 30)
+    assert pipeline.applied == []
+    assert controller.decisions == 0
+    assert [e["kind"] for e in events] == ["proposal"]  # the same thought again is no news
+    assert events[0]["after"]["workers"]["read"] == 4
+    assert events[0]["reason"]["predicted_rows_per_s"] > 3 * events[0]["seen"]["rows_per_s"]
+    assert "4 times the rows predicted" in events[0]["reason"]["text"]
+
+
+def test_changes_are_rationed():
+    """A policy that changes its mind all the time gets its say again once the minute has passed."""
+    pipeline = _pipeline()
+    controller, _, _ = _run(pipeline, Script(*(1 + i % 2 for i in range(200))), 60, changes_a_minute=5)
+    assert controller.decisions == 5
+    for _ in range(10):
+        controller.step()
+        pipeline.advance(1.0)
+    assert controller.decisions == 10
+
+
+def test_a_decision_carries_its_prediction_and_the_effect_how_far_it_was_off():
+    pipeline = _pipeline()
+    controller, events, _ = _run(pipeline, make("planner"), 20)
+    controller.stop()
+    effect = next(e for e in events if e["kind"] == "effect")
+    assert abs(effect["prediction_error"]) < 0.1
+    verdict = events[-1]
+    assert verdict["kind"] == "verdict"
+    models = verdict["details"]["stages"]["read"]
+    assert models["busy_us_a_row"] == pytest.approx(52, rel=0.05)
+    assert models["residual"] < 0.05
+    twice = verdict["details"]["what_if"]["twice the cores"]["rows_per_s"]
+    assert twice > 1.5 * verdict["details"]["what_if"]["half the cores"]["rows_per_s"]
+    json.dumps(verdict)
 
 
 def test_other_limits_begin_the_policy_anew():

@@ -166,3 +166,17 @@ def test_over_torchs_store_from_threads_of_their_own():
         member.step()
     assert tunable.snapshot().rows > 0
     assert [p.knobs.workers["read"] for p in pipelines] == [3, 3]
+
+
+def test_a_rank_whose_limits_moved_refuses_and_goes_on():
+    store, pipeline = MemoryStore(), _pipeline()
+    member = HostMember(store, "a", 0, pipeline)
+    tunable = HostTunable(store, "a", pipeline, ranks={"a": 1})
+    tunable.apply(pipeline.knobs.with_workers(read=9))
+    pipeline.stages[0] = dataclasses.replace(pipeline.stages[0], most=4)
+    member.step()
+    assert "9 is outside 1 to 4" in member.refused
+    assert pipeline.knobs.workers["read"] == 1
+    tunable.apply(pipeline.knobs.with_workers(read=3))
+    member.step()
+    assert (member.refused, pipeline.knobs.workers["read"]) == (None, 3)
