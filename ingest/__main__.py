@@ -13,13 +13,14 @@ from ingest.columns import ColumnError
 from ingest.governor import MemoryLimitError
 from ingest.knobs import KnobError, nearest
 from ingest.loader import LoaderError
+from ingest.parquet import ParquetError
 from ingest.pipeline import PipelineError
 from ingest.plan import PlanError
 from ingest.source import SourceError
 
 COMMANDS = {"bench": bench.main, "doctor": doctor.main}
 INPUT_ERRORS = (TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError, PlanError,
-                SourceError)
+                SourceError, ParquetError)
 USAGE = """\
 usage: python -m ingest COMMAND …
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from etl.fields import Field
+from ingest.knobs import nearest
 
 _NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double",
             "halffloat")
-_BAGS = ("binary", "large_binary", *(f"{kind}<{item}: {number}>" for kind in ("list", "large_list")
-                                     for item in ("element", "item", "array", "list")
-                                     for number in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")),
-         *(f"{kind}<{number}>" for kind in ("list", "large_list") for number in ("int32", "int64")))
+_BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
 _GUESSED_BAG = 8.0  # ids; only what is reserved before the first bags were seen
 
 
@@ -33,20 +32,22 @@ class Columns:
     bags: Mapping[str, float] = field(default_factory=dict)
     """Those of `sparse` that hold bags, and how many ids a bag has on average."""
     cardinalities: Mapping[str, int] = field(default_factory=dict)
+    fill: Mapping[str, float] = field(default_factory=dict)
+    """What stands where a column has no value. Elsewhere a missing value is an error; a missing bag is an empty one."""
 
     def __post_init__(self) -> None:
         if not self.dense and not self.sparse:
             raise ColumnError("no column has the role dense or sparse: there is nothing to train on")
-        object.__setattr__(self, "cardinalities", MappingProxyType(dict(self.cardinalities)))
-        object.__setattr__(self, "bags", MappingProxyType(dict(self.bags)))
+        for name in ("cardinalities", "bags", "fill"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     @classmethod
-    def of(cls, fields: Iterable[Field]) -> Columns:
-        """By the roles of a table's columns, in the table's order."""
+    def of(cls, fields: Iterable[Field], fill: Mapping[str, float] | float | None = None) -> Columns:
+        """By the roles of a table's columns, in the table's order. `fill` is a number for all columns, or by name."""
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
-            fits = f.type in (_BAGS if f.role == "id_list" else _NUMBERS)
+            fits = _BAGS.fullmatch(f.type) if f.role == "id_list" else f.type in _NUMBERS
             if not fits:
                 wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row"
                 raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: leave "
@@ -56,7 +57,13 @@ class Columns:
         if len(labels) != 1 or len(weights) > 1:
             raise ColumnError(f"one label and at most one weight are needed; the table has the labels {labels} and "
                               f"the weights {weights}")
-        return cls(dense=tuple(f.name for f in used if f.role == "dense"),
+        numbers = [f.name for f in used if f.role != "id_list"]
+        if fill is None or isinstance(fill, (int, float)):
+            fill = {} if fill is None else dict.fromkeys(numbers, float(fill))
+        for name in fill:
+            if name not in numbers:
+                raise ColumnError(f"fill: {name!r} is no column of numbers that is loaded{nearest(name, numbers)}")
+        return cls(fill=fill, dense=tuple(f.name for f in used if f.role == "dense"),
                    sparse=tuple(f.name for f in used if f.role in ("sparse", "id_list")), label=labels[0],
                    weight=weights[0] if weights else None,
                    bags={f.name: f.bag[1] if f.bag else _GUESSED_BAG for f in used if f.role == "id_list"},

@@ -13,6 +13,7 @@ from ingest.batch import Batch, Ready
 from ingest.columns import Columns
 from ingest.knobs import Knobs, Limits
 from ingest.machine import Machine
+from ingest.parquet import table_of
 from ingest.pipeline import Parts, Pipeline
 from ingest.plan import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
 from ingest.pool import Closed
@@ -22,6 +23,7 @@ from ingest.transform import Function, Transform
 
 if TYPE_CHECKING:
     from etl.table import FeatureTable
+    from ingest.parquet import ParquetFiles, Paths, Roles
 
 _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
@@ -43,7 +45,7 @@ class _Consumer(NamedTuple):
 
 
 class Loader:
-    """Batches of a feature table for one rank, in an order that depends on (table version, seed, epoch) alone.
+    """Batches of a table for one rank, in an order that depends on (table version, seed, epoch) alone.
 
         with Loader(FeatureTable.open("table"), batch_size=8192) as loader:
             for epoch in range(3):
@@ -54,21 +56,26 @@ class Loader:
     `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for.
     """
 
-    def __init__(self, source: FeatureTable, *, batch_size: int, split: str = "train", rank: int = 0, ranks: int = 1,
-                 seed: int = 0, epochs: int = 1, knobs: Knobs | None = None, shuffle: bool = True,
+    def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int, split: str = "train",
+                 rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1, knobs: Knobs | None = None,
+                 shuffle: bool = True,
                  streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
                  memory_limit: int | None = None, reader: str = "petastorm",
-                 transforms: Sequence[tuple[str, Function]] = (),
+                 transforms: Sequence[tuple[str, Function]] = (), roles: Roles | None = None,
+                 fill: Mapping[str, float] | float | None = None,
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None):
-        """`batch_size` is global: a rank gets `batch_size / ranks` rows a step. `memory_limit` is in bytes for the
-        whole process tree, and never more than the machine's. `before_read` runs in the reader before each row
-        group: it stands in for a store's latency."""
+        """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
+        `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` stands where a number is missing, for
+        all columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `memory_limit` is
+        in bytes for the whole process tree, and never more than the machine's. `before_read` runs in the reader before
+        each row group: it stands in for a store's latency."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
         self._limit = memory_limit
-        self._columns = Columns.of(source.fields)
-        groups = RowGroups(source.files_of(split), self._columns.names, before_read)
+        source = table_of(source, roles)
+        self._columns = Columns.of(source.fields, fill)
+        self._groups = groups = RowGroups(source.files_of(split), self._columns.names, before_read)
         self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
                              window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
                              last=last)
@@ -228,6 +235,7 @@ class Loader:
             self._closed = True
             self._run = None
             self._pipeline.stop()
+            self._groups.close()
 
     def __enter__(self) -> Loader:
         self._check_open()

@@ -50,9 +50,17 @@ class Dataset:
             raise TypeError("the files of a dataset are given as a list: a folder may hold files of no version")
         self.fs = types.SimpleNamespace(open=None)  # nobody opens a file through it
         self.paths = list(path_or_paths)
-        schema = types.SimpleNamespace(to_arrow_schema=lambda: filesystem.schema)
+        known = _known(filesystem.schema)
+        schema = types.SimpleNamespace(to_arrow_schema=lambda: known)
         self.pieces = [Piece(path, metadata=types.SimpleNamespace(num_row_groups=len(counts), schema=schema))
                        for path, counts in zip(self.paths, filesystem.row_groups, strict=True)]
+
+
+def _known(schema: pa.Schema) -> pa.Schema:
+    """As Petastorm can say it on today's numpy, where its name for bytes is gone: bags in bytes are lists to it."""
+    bytes_like = (pa.types.is_binary, pa.types.is_large_binary)
+    return pa.schema([f.with_type(pa.list_(pa.int32())) if any(known(f.type) for known in bytes_like) else f
+                      for f in schema])
 
 
 def install() -> None:

@@ -251,8 +251,7 @@ class Gatherer:
         for piece in pieces:
             column = piece.decoded.table.column(name)
             if column.null_count:
-                raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
-                                  "empty values; fill them in the spec (op = \"fill\")")
+                column = self._filled(name, piece, column)
             if piece.start or piece.stop != len(column):
                 column = column.slice(piece.start, piece.stop - piece.start)
             for chunk in column.chunks:
@@ -261,6 +260,13 @@ class Gatherer:
                     self._check_range(name, piece, array)
                 arrays.append(array)
         return arrays
+
+    def _filled(self, name: str, piece: Piece, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        if name not in self._columns.fill:
+            raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
+                              "empty values; fill them in the spec (op = \"fill\"), or give the loader a fill")
+        value = self._columns.fill[name]
+        return column.fill_null(pa.scalar(value).cast(column.type))
 
     def _check_range(self, name: str, piece: Piece, array: npt.NDArray[Any]) -> None:
         """Wider ids than int32 may come, if their values fit."""
