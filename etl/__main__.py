@@ -9,6 +9,7 @@ from typing import Any
 
 from etl.program import UsageError, run, say
 from etl.rawlog import FORMATS, synthesize
+from etl.shapes import SHAPES, synthesize_shape
 from etl.show import describe_table
 from etl.table import FeatureTable, TableError
 
@@ -31,6 +32,8 @@ def parser() -> argparse.ArgumentParser:
     synth.add_argument("--out", type=Path, required=True, metavar="PATH",
                        help="file to write; with --days above 1 a folder, which gets day_0, day_1, …")
     synth.add_argument("--format", choices=FORMATS, default="tsv", help="of what is written")
+    synth.add_argument("--shape", choices=SHAPES, default="criteo",
+                       help="of the rows; all but criteo are one file in the format of features/SHAPE.toml")
     synth.add_argument("--days", type=_positive, default=1,
                        help="files to spread the rows over; each later day brings values never seen before")
     for name, text in (("show", "say what a table holds"),
@@ -67,6 +70,8 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 def _synth(args: argparse.Namespace) -> dict[str, Any]:
     try:
+        if args.shape != "criteo":
+            return synthesize_shape(args.shape, args.out, rows=args.rows, seed=args.seed)
         return synthesize(args.out, rows=args.rows, seed=args.seed, form=args.format, days=args.days,
                           progress=sys.stderr)
     except OSError as error:

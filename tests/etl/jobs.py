@@ -1,0 +1,59 @@
+"""Running whole jobs in tests, and reading back what they made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from etl.build import Job, Result
+from etl.features import Features, row_keys
+from etl.fit import selected
+from etl.parse import Parser
+from etl.progress import Progress
+from etl.spec import Spec
+from etl.store import Store
+from etl.table import FeatureTable
+
+
+class Said:
+    """Keeps what a job says."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return False
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def run(spark, output: Path, *inputs: object, text: str, said: Said | None = None, **options: object) -> Result:
+    job = Job(spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=Store(output), **options)
+    return job.run(spark, Progress(said or Said()))
+
+
+def rows_of(table: FeatureTable, split: str | None = None) -> list[dict]:
+    files = table.files if split is None else table.files_of(split)
+    return [row for f in files for row in pq.read_table(f.path, partitioning=None).to_pylist()]
+
+
+def in_one_process(text: str, table: FeatureTable, columns: dict[str, pa.Array]) -> list[dict]:
+    """What a table's rows must be: all rows at once, through the state that the table has, without Spark."""
+    spec = Spec.parse(text)
+    parsed = Parser(spec).parse(pa.record_batch(list(columns.values()), list(columns)))
+    kept, keys = selected(spec, parsed)
+    made = Features(spec, table.state()).apply(kept, row_keys(kept, spec) if keys is None else keys)
+    return pa.table(made, [c.name for c in spec.columns]).to_pylist()
+
+
+def alike(got: list[dict], want: list[dict]) -> None:
+    """The same rows in any order."""
+    assert len(got) == len(want)
+    assert sorted(map(repr, got)) == sorted(map(repr, want))
