@@ -1,0 +1,170 @@
+"""What was learned, kept for the next run: `Registry`, one small JSON file per machine and schema.
+
+It lives in a folder, or at any URI that pyarrow knows (`s3://…`, `file://…`), for instance beside the table. A file
+appears in one step, so that two jobs may write at once: the last one wins. What is damaged, foreign or newer is
+ignored, and a place that cannot be written is no reason to stop: `say` gets one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ingest.knobs import Knobs, Limits
+
+FORMAT = 1
+_SUFFIX = ".sluice.json"
+_MOST_BYTES = 64 * 1024  # a larger file is none of ours
+_MOST_ENTRIES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A settled choice, and where it was settled."""
+
+    machine: str
+    schema: str
+    row_bytes: float
+    knobs: Knobs
+    rows_per_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("row_bytes", "rows_per_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ValueError(f"{name}: {value!r} is not a positive number")
+
+    def scaled(self, row_bytes: float) -> Entry:
+        """For rows of another size: buffers and the rate go with it; workers stay, as all have more, or less, to do."""
+        times = row_bytes / self.row_bytes
+        sizes = {n: max(1, round(times * getattr(self.knobs, n))) for n in ("read_ahead_bytes", "prefetch_bytes")}
+        return replace(self, row_bytes=row_bytes, rows_per_s=self.rows_per_s / times,
+                       knobs=replace(self.knobs, **sizes))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, "machine": self.machine, "schema": self.schema, "row_bytes": self.row_bytes,
+                "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Entry:
+        return cls(machine=str(values["machine"]), schema=str(values["schema"]), row_bytes=values["row_bytes"],
+                   knobs=Knobs.from_dict(values["knobs"]), rows_per_s=values["rows_per_s"])
+
+
+class Registry:
+    """`recall` before a run, `remember` after it."""
+
+    def __init__(self, place: str | os.PathLike[str] | None = None, *, say: Callable[[str], None] = lambda line: None,
+                 most: int = _MOST_ENTRIES) -> None:
+        """`place` is a folder or a URI; by default a folder in the user's cache."""
+        self.place = str(default_place() if place is None else place)
+        self._say, self._most = say, most
+
+    def recall(self, machine: str, schema: str, row_bytes: float, limits: Limits) -> Entry | None:
+        """The choice settled there; for a schema never seen, that of the nearest one on this machine, scaled by bytes a
+        row. Within `limits`; None if nothing is known."""
+        found = [e for e in self._entries() if e.machine == machine]
+        if not found:
+            return None
+        best = min(found, key=lambda e: (e.schema != schema, abs(math.log(row_bytes / e.row_bytes))))
+        best = best if best.schema == schema else best.scaled(row_bytes)
+        return replace(best, knobs=limits.clamp(best.knobs))
+
+    def remember(self, entry: Entry) -> bool:
+        """Whether it was written."""
+        try:
+            system, folder = self._open()
+            system.create_dir(folder, recursive=True)
+            path, temporary = f"{folder}/{_name(entry)}", f"{folder}/.{uuid.uuid4().hex}"
+            with system.open_output_stream(temporary) as stream:
+                stream.write(json.dumps(entry.to_dict(), indent=1).encode())
+            system.move(temporary, path)
+            self._trim(system, folder)
+        except (OSError, ValueError) as error:  # pyarrow's errors are among these
+            self._say(f"the registry at {self.place} could not be written: {_line(error)}")
+            return False
+        return True
+
+    def _entries(self) -> Iterator[Entry]:
+        try:
+            system, folder = self._open()
+            files = _files(system, folder)
+        except (OSError, ValueError) as error:
+            self._say(f"the registry at {self.place} could not be read: {_line(error)}")
+            return
+        for info in files:
+            try:
+                yield _read(system, info)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                self._say(f"{info.path} is ignored: {_line(error)}")
+
+    def _trim(self, system: Any, folder: str) -> None:
+        """The oldest go. Another job may have been quicker."""
+        files = sorted(_files(system, folder), key=lambda info: info.mtime_ns or 0)
+        for info in files[:max(0, len(files) - self._most)]:
+            with contextlib.suppress(FileNotFoundError):
+                system.delete_file(info.path)
+
+    def _open(self) -> tuple[Any, str]:
+        from pyarrow import fs
+
+        if "://" not in self.place:
+            return fs.LocalFileSystem(), str(Path(self.place).absolute())
+        system, folder = fs.FileSystem.from_uri(self.place)
+        return system, folder.rstrip("/")
+
+
+def default_place() -> Path:
+    """A folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "registry"
+
+
+def machine_fingerprint(cores: float) -> str:
+    """Machines of one kind: the processor's model and the cores that may be used."""
+    model = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")),
+                 platform.processor() or platform.machine())
+    return f"{model}, {cores:g} cores"
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _name(entry: Entry) -> str:
+    return hashlib.sha256(json.dumps([entry.machine, entry.schema]).encode()).hexdigest()[:32] + _SUFFIX
+
+
+def _files(system: Any, folder: str) -> list[Any]:
+    from pyarrow import fs
+
+    return [info for info in system.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+            if info.is_file and info.path.endswith(_SUFFIX)]
+
+
+def _read(system: Any, info: Any) -> Entry:
+    if (info.size or 0) > _MOST_BYTES:
+        raise ValueError(f"{info.size} bytes are too many")
+    with system.open_input_stream(info.path) as stream:
+        values = json.loads(stream.read())
+    if values["format"] != FORMAT:
+        raise ValueError(f"format {values['format']!r} is not {FORMAT}")
+    entry = Entry.from_dict(values)
+    if not info.path.endswith(_name(entry)):
+        raise ValueError("its name does not fit what it holds")
+    return entry
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

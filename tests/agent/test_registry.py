@@ -1,0 +1,157 @@
+"""What one run learned and the next finds: places, damage, many writers, other schemas."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from agent.controller import Controller
+from agent.policies import make
+from agent.registry import Entry, Registry, default_place, machine_fingerprint
+from agent.testing import FakePipeline, FakeStage
+from ingest.knobs import Knobs, Limits
+
+MIB = 2**20
+LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(MIB, 2**40))
+
+
+def _entry(schema="clicks", row_bytes=160.0, machine="here", read=8, **more):
+    knobs = Knobs(workers={"read": read, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB)
+    return Entry(machine=machine, schema=schema, row_bytes=row_bytes, knobs=knobs, rows_per_s=1e6, **more)
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture(params=["folder", "uri"])
+def registry(request, tmp_path, said):
+    place = tmp_path / "reg"
+    return Registry(place if request.param == "folder" else f"file://{place}", say=said.append)
+
+
+def test_what_is_remembered_is_recalled_and_replaced(registry, said):
+    assert registry.recall("here", "clicks", 160, LIMITS) is None
+    assert registry.remember(_entry())
+    assert registry.remember(_entry(read=12))
+    assert registry.recall("here", "clicks", 160, LIMITS) == _entry(read=12)
+    assert registry.recall("elsewhere", "clicks", 160, LIMITS) is None
+    assert said == []
+
+
+def test_a_changed_schema_starts_from_the_nearest_scaled_by_bytes_a_row(registry):
+    registry.remember(_entry("narrow", 100, read=3))
+    registry.remember(_entry("wide", 1000, read=20))
+    found = registry.recall("here", "new", 500, LIMITS)
+    assert found.knobs.workers["read"] == 20
+    assert found.knobs.read_ahead_bytes == 32 * MIB
+    assert found.rows_per_s == 2e6
+    assert registry.recall("here", "narrow", 500, LIMITS).knobs.workers["read"] == 3  # the very schema goes first
+
+
+def test_what_no_longer_fits_is_brought_within_the_limits(registry):
+    registry.remember(_entry(read=60))
+    tight = Limits(workers={"read": (1, 16), "transform": (1, 4)})
+    assert dict(registry.recall("here", "clicks", 160, tight).knobs.workers) == {"read": 16, "transform": 1}
+
+
+@pytest.mark.parametrize(("damage", "word"), [
+    (lambda text: text[:40], "JSONDecodeError"),
+    (lambda text: text.replace('"format": 1', '"format": 2'), "format 2 is not 1"),
+    (lambda text: text.replace('"read": 8', '"read": 0'), "not a whole number"),
+    (lambda text: text.replace('"clicks"', '"others"'), "name does not fit"),
+    (lambda text: text.replace('"row_bytes": 160.0', '"row_bytes": -1'), "not a positive number"),
+    (lambda text: "[]", "TypeError"),
+    (lambda text: "{}", "KeyError"),
+    (lambda text: text + " " * 70_000, "too many"),
+])
+def test_a_damaged_foreign_or_newer_file_is_ignored_with_a_line(tmp_path, said, damage, word):
+    registry = Registry(tmp_path, say=said.append)
+    registry.remember(_entry())
+    (path,) = tmp_path.iterdir()
+    path.write_text(damage(path.read_text()))
+    (tmp_path / "notes.txt").write_text("not ours")
+    assert registry.recall("here", "clicks", 160, LIMITS) is None
+    assert len(said) == 1
+    assert word in said[0]
+    assert registry.remember(_entry())
+    assert registry.recall("here", "clicks", 160, LIMITS) == _entry()
+
+
+def test_a_place_that_cannot_be_written_or_read_is_one_line(tmp_path, said):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", "nonsense://x/y"):
+        registry = Registry(place, say=said.append)
+        assert not registry.remember(_entry())
+        registry.recall("here", "clicks", 160, LIMITS)
+    assert 3 <= len(said) <= 4
+    assert all("\n" not in line for line in said)
+
+
+def test_it_stays_small(tmp_path):
+    registry = Registry(tmp_path, most=3)
+    for number in range(5):
+        registry.remember(_entry(f"schema {number}"))
+        for age, path in enumerate(sorted(tmp_path.iterdir(), key=os.path.getmtime)):
+            os.utime(path, ns=(age, age))  # the clock of a file system is coarse
+    assert sorted(json.loads(p.read_text())["schema"] for p in tmp_path.iterdir()) == [
+        "schema 2", "schema 3", "schema 4"]
+
+
+def test_many_writers_leave_whole_files(tmp_path, said):
+    gate = threading.Barrier(4, timeout=30)
+
+    def write(number):
+        registry = Registry(tmp_path, say=said.append)
+        gate.wait()
+        for turn in range(10):
+            registry.remember(_entry(read=1 + (number + turn) % 8))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Registry(tmp_path, say=said.append).recall("here", "clicks", 160, LIMITS) is not None
+    assert said == []
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_next_run_is_settled_at_once(tmp_path):
+    def run(knobs):
+        pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05),
+                                 FakeStage(name="transform", cpu_s=0.004), FakeStage(name="collate", cpu_s=0.001)])
+        if knobs is not None:
+            pipeline.apply(knobs)
+        controller = Controller(pipeline, make("planner"), record=lambda e: None, clock=lambda: pipeline.now)
+        for _ in range(40):
+            controller.step()
+            pipeline.advance(1.0)
+        return pipeline, controller.decisions
+
+    registry = Registry(tmp_path)
+    first, decisions = run(None)
+    assert decisions > 1
+    registry.remember(dataclasses.replace(_entry(), knobs=first.knobs))
+    second, decisions = run(registry.recall("here", "clicks", 160, first.limits).knobs)
+    assert decisions <= 3
+    assert second.rows_per_s(second.knobs.workers) >= 0.97 * first.rows_per_s(first.knobs.workers)
+
+
+def test_the_usual_place_is_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_place() == tmp_path / "sluice" / "registry"
+    assert machine_fingerprint(2.0).endswith("2 cores")
+    assert machine_fingerprint(2.0) != machine_fingerprint(4.0)
+
+
+def test_pyarrow_comes_only_when_it_is_used():
+    code = "import sys, agent.registry; agent.registry.Registry('x'); sys.exit('pyarrow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
