@@ -32,6 +32,7 @@ from etl.program import UsageError, say
 from etl.program import run as program
 
 _COLUMN_S = {"load": 120e-9, "shuffle": 25e-9, "batch": 30e-9, "udf": 400e-9, "prefetch": 20e-9}
+_ITEM_S = 2e-3  # of each stage for a batch, whatever its size
 _BATCH = {"custom": 10_000, "criteo": 24_000}
 _COLUMNS = {"custom": (40, 5), "criteo": (26, 13)}
 _POLICIES = ("fixed", "even", "cores", "autotune", "autotune-adaptive", "plumber-adaptive", "ds2", "intune", "planner")
@@ -45,7 +46,7 @@ def published(setting: str, *, udf: float = 1.0, batch: int = 0, rescale: bool =
     width = 4.0 * (sparse + dense)
     stages = tuple(
         Stage(name=name, rows_per_item=rows, bytes_per_row=width, item_bytes=2 * rows * width,
-              cost_s=rows * (sparse + dense) * cost * (udf if name == "udf" else 1.0),
+              cost_s=_ITEM_S + rows * (sparse + dense) * cost * (udf if name == "udf" else 1.0),
               cpu=0.5 if name == "load" else 1.0, memory_bound=0.5 if name == "shuffle" else 0.0,
               kappa=2e-4 if name == "udf" else 0.0)
         for name, cost in _COLUMN_S.items())
