@@ -17,12 +17,12 @@ from agent import policies, report
 from agent.controller import Controller
 from agent.runs import RunFolder
 from etl.program import UsageError, say
-from etl.table import FeatureTable
 from ingest.columns import Columns
 from ingest.decode import decode_rows_per_s
 from ingest.knobs import Knobs, format_bytes, parse_bytes
 from ingest.live import View
 from ingest.loader import Loader
+from ingest.parquet import table_of
 from ingest.plan import Read
 from ingest.source import READERS, RowGroups, Source, source_of
 from ingest.transform import Function
@@ -34,33 +34,39 @@ examples:
   python -m ingest bench data/clicks --udf mine.features:log1p --step-ms 5 --memory-limit 2GiB
 """
 _LOOK_S = 0.05
+_SETTLED = 1 / 3  # of the time, its end
 _DECODE_S = 0.4
 _DECODE_THREADS = (1, 2, 4)
 
 
 @dataclass
 class Outcome:
-    """What a consumer saw: when each batch came, how many rows it held, and what it waited."""
+    """What a consumer saw: when each batch came, how many rows it held, and what it was waited for."""
 
     marks: list[tuple[float, int]] = field(default_factory=list)
-    wait_s: float = 0.0
-    compute_s: float = 0.0
+    waits: list[float] = field(default_factory=list)
+    """Seconds before each batch; 0 for the first, which is not counted."""
     order_hash: str | None = None
-    """Of the first epoch, if it was finished."""
+    """Of the first epoch, once it has ended."""
 
     def rows_per_s(self, share: float = 1.0) -> float:
         """From the first batch (or so late that `share` of the time is left) to the last; the first is not counted."""
-        end = self.marks[-1][0]
-        kept = [m for m in self.marks if m[0] >= end - share * (end - self.marks[0][0])]
-        return sum(rows for _, rows in kept[1:]) / (end - kept[0][0]) if len(kept) > 1 else 0.0
+        kept = self.marks[self._from(share):]
+        return sum(rows for _, rows in kept[1:]) / (kept[-1][0] - kept[0][0]) if len(kept) > 1 else 0.0
+
+    def stall_fraction(self, share: float = 1.0) -> float:
+        """Waiting, as a share of that time."""
+        first = self._from(share)
+        spent = self.marks[-1][0] - self.marks[first][0]
+        return min(1.0, sum(self.waits[first + 1:]) / spent) if spent else 0.0
 
     @property
     def rows(self) -> int:
         return sum(rows for _, rows in self.marks)
 
-    @property
-    def stall_fraction(self) -> float:
-        return self.wait_s / (self.wait_s + self.compute_s) if self.wait_s + self.compute_s else 0.0
+    def _from(self, share: float) -> int:
+        begin, end = self.marks[0][0], self.marks[-1][0]
+        return next(n for n, (at, _) in enumerate(self.marks) if at >= end - share * (end - begin))
 
 
 def consume(loader: Loader, seconds: float, step: Callable[[], None],
@@ -72,17 +78,15 @@ def consume(loader: Loader, seconds: float, step: Callable[[], None],
     while True:
         for batch in loader:
             now = clock()
-            if found.marks:
-                found.wait_s += now - began
-            else:
+            found.waits.append(now - began if found.marks else 0.0)
+            if not found.marks:
                 end = now + seconds
             found.marks.append((now, batch.rows))
+            found.order_hash = found.order_hash or loader.order_hash
             if now >= end and len(found.marks) > 1:
                 return found
             step()
             began = clock()
-            found.compute_s += began - now
-        found.order_hash = found.order_hash or loader.order_hash
 
 
 class Peak:
@@ -142,10 +146,13 @@ def function_of(name: str) -> tuple[str, Function]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ingest bench", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Loads a feature table as a trainer would and says how fast, beside how fast its reader decodes "
+        description="Loads a table as a trainer would and says how fast, beside how fast its reader decodes "
                     "(the limit). The last line of the output is one JSON object.")
     add = parser.add_argument
-    add("table", help="a feature table, as etl/job.py writes it")
+    add("table", help="a feature table, as etl/job.py writes it, or any folder, glob or file of Parquet")
+    add("--roles", metavar="ROLE=NAME,…;…", help="of the columns of plain Parquet, for instance "
+        "'label=click;dense=I*;sparse=C*,user' (default: guessed, and printed)")
+    add("--fill", type=float, metavar="NUMBER", help="what stands where a number is missing (default: an error)")
     add("--batch-size", type=int, default=8192, help="rows of a batch (default %(default)s)")
     add("--seconds", type=float, default=10.0, help="how long to load, from the first batch on (default %(default)s)")
     add("--split", default="train", help="which part of the table (default %(default)s)")
@@ -161,7 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--memory-limit", type=parse_bytes, metavar="BYTES", help="for the whole process, for instance 2GiB "
         "(default: what the machine allows)")
     add("--seed", type=int, default=0, help="of the order of rows (default %(default)s)")
-    add("--run", metavar="DIR", help="a new folder for events, metrics and a report")
+    add("--no-shuffle", action="store_true", help="rows as they lie")
+    add("--run-dir", "--run", dest="run", metavar="DIR", help="a new folder for events, metrics and a report")
     return parser
 
 
@@ -172,7 +180,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     if arguments.step_ms < 0 or arguments.store_latency_ms < 0:
         raise UsageError("--step-ms and --store-latency-ms are not below 0")
     policy = policies.make(arguments.tuning)
-    table = FeatureTable.open(arguments.table)
+    table = table_of(arguments.table, _roles(arguments.roles))
     latency_s = arguments.store_latency_ms / 1000
 
     def before_read(_read: Read) -> None:
@@ -187,12 +195,14 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     with ExitStack() as stack:
         loader = stack.enter_context(Loader(
             table, batch_size=arguments.batch_size, split=arguments.split, seed=arguments.seed, epochs=sys.maxsize,
-            memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored))
+            memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored,
+            shuffle=not arguments.no_shuffle, fill=arguments.fill))
         loader.apply(loader.knobs.parse(arguments.knobs))
         run = stack.enter_context(RunFolder.create(arguments.run, vars(arguments))) if arguments.run else None
         say(f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch; needs at "
             f"least {format_bytes(loader.minimum_memory)} of memory; {loader.knobs}")
         groups = RowGroups(table.files_of(arguments.split), Columns.of(table.fields).names, stored)
+        stack.callback(groups.close)
         limit = DecodeLimit(source_of(arguments.reader, groups), groups)
         limit.measure()
         view = View()
@@ -215,15 +225,33 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         knobs = loader.knobs
         loader.close()
         limit.measure()
+        outcome = {"rows_per_s": round(found.rows_per_s()), "rows_per_s_settled": round(found.rows_per_s(_SETTLED)),
+                   "decode_rows_per_s": round(limit.rows_per_s), "decode_threads": limit.threads,
+                   "stall_fraction": round(found.stall_fraction(), 4),
+                   "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "peak_bytes": peak.bytes,
+                   "decisions": controller.decisions, "knobs": knobs.to_dict(), "order_hash": found.order_hash,
+                   "rows": found.rows, "tuning": policy.name, "reader": arguments.reader}
+        if run is not None:
+            run.event({"kind": "end", **outcome})
     if run is not None:
-        say(f"report: {report.write(run.path)}")
+        outcome["report"] = str(report.write(run.path))
+        say(f"report: {outcome['report']}")
     if found.order_hash is None:
         say("no epoch was finished, so there is no order hash; give more --seconds")
-    return {"rows_per_s": round(found.rows_per_s()), "rows_per_s_settled": round(found.rows_per_s(1 / 3)),
-            "decode_rows_per_s": round(limit.rows_per_s), "decode_threads": limit.threads,
-            "stall_fraction": round(found.stall_fraction, 4), "peak_bytes": peak.bytes,
-            "decisions": controller.decisions, "knobs": knobs.to_dict(), "order_hash": found.order_hash,
-            "rows": found.rows, "tuning": policy.name, "reader": arguments.reader}
+    return outcome
+
+
+def _roles(text: str | None) -> dict[str, list[str]] | None:
+    """`label=click;dense=I*,age` → the names or patterns of each role."""
+    if text is None:
+        return None
+    roles = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        role, sign, names = part.partition("=")
+        if not sign:
+            raise UsageError(f"--roles: {part!r} has no '='; write for instance label=click;dense=I*")
+        roles[role.strip()] = [name.strip() for name in names.split(",") if name.strip()]
+    return roles
 
 
 def _line(event: Mapping[str, Any]) -> str:

@@ -226,10 +226,10 @@ def _check_types(fields: Sequence[Field], paths: Sequence[str], footers: Sequenc
 
 def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | None = None) -> FeatureTable | ParquetFiles:
     """What a loader was given, as a table: the folder of a feature table is opened as one, other Parquet as files."""
-    if isinstance(source, (FeatureTable, ParquetFiles)):
-        if roles is not None:
-            raise ParquetError("roles are for plain Parquet files; this table has its own")
-        return source
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(Path(source, "_sluice")):
-        return FeatureTable.open(source)
-    return ParquetFiles.open(source, roles)
+        source = FeatureTable.open(source)
+    if not isinstance(source, (FeatureTable, ParquetFiles)):
+        return ParquetFiles.open(source, roles)
+    if roles is not None:
+        raise ParquetError("roles are for plain Parquet files; this table has its own")
+    return source

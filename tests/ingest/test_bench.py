@@ -23,17 +23,19 @@ def bench(repo, *arguments):
 
 def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     code, out, err = bench(repo, "bench", table.uri, "--batch-size", 160, "--seconds", 1.5, "--tuning", "auto",
-                           "--knobs", "read=1", "--store-latency-ms", 5, "--run", tmp_path / "run",
+                           "--knobs", "read=1", "--store-latency-ms", 5, "--run-dir", tmp_path / "run",
                            "--udf", "tests.ingest.twin:halve")
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
-    assert {"rows_per_s", "rows_per_s_settled", "decode_rows_per_s", "stall_fraction", "peak_bytes", "decisions",
-            "knobs", "order_hash"} <= found.keys()
+    assert {"rows_per_s", "rows_per_s_settled", "decode_rows_per_s", "stall_fraction", "stall_fraction_settled",
+            "peak_bytes", "decisions", "knobs", "order_hash", "report"} <= found.keys()
     assert found["rows_per_s"] > 0
     assert found["decode_rows_per_s"] > 0
     assert found["peak_bytes"] > 2**20
     assert "halve" in found["knobs"]["workers"]
     assert (tmp_path / "run" / "report.html").stat().st_size > 0
+    last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["kind"], last["order_hash"]) == ("end", found["order_hash"])
     with Loader(table, batch_size=160, reader="arrow") as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
@@ -46,6 +48,9 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     (["bench", "{table}", "--udf", "tests.nothing:f"], "tests.nothing"),
     (["bench", "{table}", "--udf", "nothing"], "write module:function"),
     (["bench", "{table}", "--seconds", "0"], "--seconds 0"),
+    (["bench", "{table}", "--roles", "label"], "'label' has no '='"),
+    (["bench", "{table}", "--roles", "label=label"], "roles are for plain Parquet files"),
+    (["bench", "{table}/data/*/*/part-00000.parquet", "--roles", "label=labl"], "did you mean 'label'"),
     (["bench", "{table}", "--batch-size", "4000000"], "larger than an epoch"),
     (["bench", "{table}", "--batch-size", "80", "--memory-limit", "1MiB"], "take at least")])
 def test_wrong_usage_is_an_error_for_people(table, arguments, message):
@@ -56,11 +61,13 @@ def test_wrong_usage_is_an_error_for_people(table, arguments, message):
 def test_wrong_usage_exits_2(repo):
     code, out, err = bench(repo, "bench", "nowhere")
     assert (code, out) == (2, "")
-    assert err.startswith("error: nowhere: there is no feature table here")
+    assert err.startswith("error: nowhere: no such file or folder")
     assert err.count("\n") == 1
 
 
 def test_rates_leave_out_the_first_batch_and_settled_is_the_last_third():
-    found = Outcome(marks=[(10.0, 1000), (11.0, 10), (12.0, 10), (13.0, 40), (16.0, 60)])
+    found = Outcome(marks=[(10.0, 1000), (11.0, 10), (12.0, 10), (13.0, 40), (16.0, 60)], waits=[0, 1, 0.5, 0.5, 1])
     assert found.rows_per_s() == 120 / 6
+    assert found.stall_fraction() == 3 / 6
+    assert found.stall_fraction(0.5) == 1 / 3
     assert Outcome(marks=[(0.0, 5), (1.0, 5), (2.0, 30), (3.0, 90)]).rows_per_s(1 / 3) == 90
