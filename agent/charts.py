@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from agent.story import count, percent
-from agent.story import seconds as format_seconds
+from agent.words import count, percent
+from agent.words import seconds as format_seconds
 from ingest.knobs import format_bytes
 
 WIDTH, HEIGHT = 940, 210

@@ -13,7 +13,8 @@ from typing import Any
 from agent import charts
 from agent.charts import Mark, Points, Series, chart
 from agent.runs import Run
-from agent.story import Change, Outcome, changes, count, outcome, percent, seconds, sentences
+from agent.story import Change, Outcome, changes, outcome, sentences
+from agent.words import count, percent, seconds
 from ingest.knobs import format_bytes
 
 _TEMPLATE = Path(__file__).with_name("report.html")

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent.advice import advice
 from agent.runs import Run
+from agent.words import count, percent, seconds
 from ingest.knobs import format_bytes
 
 SMOOTH = 0.02  # a stall up to this is no stall to a person
@@ -125,42 +127,29 @@ def tell(run: Run) -> str:
                   f"     effect: {change.effect}"]
     if len(lines) == 2:
         lines.append("No decision was made.")
+    for proposal in run.of("proposal"):
+        reason = proposal.get("reason") or {}
+        moves = _moves(proposal.get("before") or {}, proposal.get("after") or {})
+        lines += [f"  –  at {seconds(float(proposal['at']))} it would have turned: {moves}",
+                  f"     why: {reason.get('text') or 'no reason given'}"]
+    if told := advice(run):
+        lines += ["", *told]
     return "\n".join(lines)
 
-
-# -- numbers as a person reads them ------------------------------------------------------------------------------------
 
 def mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
     values = [float(line[name]) for line in lines if line.get(name) is not None]
     return sum(values) / len(values) if values else None
 
 
-def count(value: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.{1 if 0 < value < 0.0995 else 0}f} %"
-
-
-def seconds(value: float) -> str:
-    if value < 60:
-        return f"{value:.3g} s"
-    minutes, rest = divmod(round(value), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
-
-
 def _effect(effect: Mapping[str, Any] | None) -> str:
     if effect is None or not effect.get("rows_per_s_before"):
         return "not measured"
     before, after = effect["rows_per_s_before"], effect["rows_per_s_after"]
+    error = effect.get("prediction_error")
+    off = f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted" if error is not None else ""
     return (f"{after / before:.2g} times the rows ({count(before)} → {count(after)} rows/s), "
-            f"stall {percent(effect['stall_before'])} → {percent(effect['stall_after'])}")
+            f"stall {percent(effect['stall_before'])} → {percent(effect['stall_after'])}{off}")
 
 
 def _moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
