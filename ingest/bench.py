@@ -25,7 +25,7 @@ from ingest.loader import Loader
 from ingest.parquet import table_of
 from ingest.plan import Read
 from ingest.source import READERS, RowGroups, Source, source_of
-from ingest.transform import Function
+from ingest.transform import Function, Transform
 
 _EXAMPLES = """\
 examples:
@@ -161,7 +161,9 @@ def _parser() -> argparse.ArgumentParser:
         help="who turns the knobs: " + ", ".join(sorted(policies.POLICIES)) + " (default %(default)s)")
     add("--knobs", default="", metavar="K=V,…", help="where the knobs start, for instance read=4,prefetch_bytes=64MiB")
     add("--udf", action="append", default=[], metavar="MODULE:FUNCTION",
-        help="a transform: a function over a dict of numpy arrays, a stage of its own; may be given again")
+        help="a transform: a function over a dict of numpy arrays; may be given again")
+    add("--arrow-udf", action="append", default=[], metavar="MODULE:FUNCTION",
+        help="a transform over a pyarrow.RecordBatch, after those of --udf")
     add("--step-ms", type=float, default=0.0, help="how long the trainer takes for a batch (default %(default)s)")
     add("--store-latency-ms", type=float, default=0.0,
         help="how long a store takes before it answers a row group's read (default %(default)s)")
@@ -190,7 +192,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         if arguments.step_ms:
             time.sleep(arguments.step_ms / 1000)
 
-    transforms = [function_of(name) for name in arguments.udf]
+    transforms = [Transform(*function_of(name)) for name in arguments.udf]
+    transforms += [Transform(*function_of(name), arrow=True) for name in arguments.arrow_udf]
     stored = before_read if latency_s else None
     with ExitStack() as stack:
         loader = stack.enter_context(Loader(

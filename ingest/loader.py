@@ -19,7 +19,7 @@ from ingest.plan import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
 from ingest.pool import Closed
 from ingest.source import RowGroups, source_of
 from ingest.stats import Snapshot
-from ingest.transform import Function, Transform
+from ingest.transform import Function, Transform, fused, online
 
 if TYPE_CHECKING:
     from etl.table import FeatureTable
@@ -61,19 +61,22 @@ class Loader:
                  shuffle: bool = True,
                  streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
                  memory_limit: int | None = None, reader: str = "petastorm",
-                 transforms: Sequence[tuple[str, Function]] = (), roles: Roles | None = None,
+                 transforms: Sequence[Transform | tuple[str, Function]] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None,
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
         `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` stands where a number is missing, for
-        all columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `memory_limit` is
-        in bytes for the whole process tree, and never more than the machine's. `before_read` runs in the reader before
-        each row group: it stands in for a store's latency."""
+        all columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are
+        named functions over a batch (`ingest.transform.Transform`); operators that the table leaves to the loader come
+        before them. `memory_limit` is in bytes for the whole process tree, and never more than the machine's.
+        `before_read` runs in the reader before each row group: it stands in for a store's latency."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
         self._limit = memory_limit
         source = table_of(source, roles)
+        given = [t if isinstance(t, Transform) else Transform(*t) for t in transforms]
+        left = online(source.fields, source.state()) if any(f.online for f in source.fields) else []
         self._columns = Columns.of(source.fields, fill)
         self._groups = groups = RowGroups(source.files_of(split), self._columns.names, before_read)
         self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
@@ -84,7 +87,7 @@ class Loader:
         self._epochs = epochs
         self._pipeline = Pipeline(
             Parts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe, columns=self._columns,
-                  rank=rank, ranks=ranks, transforms=tuple(Transform(name, function) for name, function in transforms),
+                  rank=rank, ranks=ranks, transforms=fused([*left, *given]),
                   memory_limit=machine.memory_limit(memory_limit), machine=machine), knobs)
         self._machine = machine
         self._position = Position()

@@ -21,7 +21,7 @@ from ingest.pool import Pool, Tally
 from ingest.shuffle import Block, Chunks, Decoded, Gatherer, Task, gatherings
 from ingest.source import Source, Work
 from ingest.stats import StageStats
-from ingest.transform import Transform, Transformer
+from ingest.transform import Fused, Transformer
 
 PATIENCE_S = 2.5  # for workers that are in the middle of their work when a pipeline stops
 FIXED = ("read", "shuffle", "batch", "collate")
@@ -41,7 +41,7 @@ class Parts:
     columns: Columns
     rank: int = 0
     ranks: int = 1
-    transforms: Sequence[Transform] = ()
+    transforms: Sequence[Fused] = ()
     memory_limit: int
     machine: Machine
 
@@ -203,5 +203,5 @@ def _measured(stretch: Stretch) -> tuple[int, int]:
     return sum(stretch.rows), stretch.nbytes
 
 
-def _transformer(transform: Transform, columns: Columns) -> Callable[[], Transformer]:
+def _transformer(transform: Fused, columns: Columns) -> Callable[[], Transformer]:
     return lambda: Transformer(transform, columns)

@@ -1,19 +1,23 @@
-"""Named functions over the columns of a batch: `Transform`, run by the worker `Transformer`."""
+"""Named functions over the columns of a batch: `Transform`. Adjacent ones share a stage, unless told otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from etl import ops
+from etl.fields import Field
 from ingest.batch import Stretch, columns_of, joined, lengths_name
 from ingest.columns import Columns
 from ingest.governor import Charge
 
-Function = Callable[[dict[str, npt.NDArray[Any]]], Mapping[str, npt.NDArray[Any]] | None]
+Function = Callable[[Any], Any]
 
 
 class TransformError(ValueError):
@@ -22,35 +26,75 @@ class TransformError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """`function` takes a batch as arrays by column name. It may write into them, or give back new arrays of some
-    columns, of the same length; the others stay as they are. A column of bags comes as all its ids, and as
-    `NAME.lengths`; if both come back, the bags may have got other lengths."""
+    """`function` takes a batch as a dict of numpy arrays by column name. It may write into them, or give back new
+    arrays of some columns, of the same length; the others stay as they are. A column of bags comes as all its ids, and
+    as `NAME.lengths`; if both come back, the bags may have got other lengths."""
 
     name: str
     function: Function
+    arrow: bool = False
+    """It takes a pyarrow.RecordBatch instead (bags are lists), and gives back one, with the columns that it changes."""
+    apart: bool = False
+    """It has a stage of its own: its own workers, and its own line in every table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Transforms of one stage: a batch passes all of them while it is in the core's cache."""
+
+    transforms: tuple[Transform, ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(t.name for t in self.transforms)
+
+
+def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
+    """One stage for each run of transforms that are not to stand apart."""
+    stages: list[Fused] = []
+    for apart, some in itertools.groupby(transforms, lambda t: t.apart):
+        run = tuple(some)
+        stages += [Fused((t,)) for t in run] if apart else [Fused(run)]
+    return tuple(stages)
+
+
+def online(fields: Sequence[Field], state: Any) -> list[Transform]:
+    """The operators that a table leaves to the loader, as one transform; none if it leaves none. `state` is the
+    table's, for operators that have learned something."""
+    functions = {f.name: ops.online(f, state) for f in fields if f.online}
+
+    def apply(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        return {name: function(arrays[name]) for name, function in functions.items()}
+
+    return [Transform("online", apply)] if functions else []
 
 
 class Transformer:
     """One worker of a transform's stage."""
 
-    def __init__(self, transform: Transform, columns: Columns):
-        self._transform, self._columns = transform, columns
+    def __init__(self, stage: Fused, columns: Columns):
+        self._stage, self._columns = stage, columns
 
     def __call__(self, stretch: Stretch, charge: Charge) -> Stretch:
-        ids = list(stretch.ids)
         for n in range(stretch.steps):
-            arrays = columns_of(stretch, n, self._columns)
-            where = f"transform {self._transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
-            given = self._transform.function(dict(arrays))
-            new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
-            changed = self._lengths(new, arrays, where)
-            for name, value in new.items():
-                if name not in changed:
-                    _take(name, value, arrays, where)
-            if changed:
-                ids[n] = joined(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
+            for transform in self._stage.transforms:
+                where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
+                arrays = columns_of(stretch, n, self._columns)
+                if transform.arrow:
+                    given = _from_arrow(transform.function(_to_arrow(arrays, self._columns)), where)
+                else:
+                    given = transform.function(dict(arrays)) or {}
+                new = {name: value for name, value in given.items() if value is not arrays.get(name)}
+                changed = self._lengths(new, arrays, where)
+                for name, value in new.items():
+                    if name not in changed:
+                        _take(name, value, arrays, where)
+                if changed:
+                    ids = list(stretch.ids)
+                    ids[n] = joined(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
+                    stretch = stretch.replaced(ids=tuple(ids))
         stretch.charge.release()
-        return stretch.replaced(ids=tuple(ids), charge=charge)
+        return stretch.replaced(charge=charge)
 
     def _lengths(self, new: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], where: str
                  ) -> dict[str, npt.NDArray[Any]]:
@@ -80,3 +124,33 @@ def _take(name: str, value: Any, arrays: Mapping[str, npt.NDArray[Any]], where: 
     if not np.can_cast(value.dtype, into.dtype, "same_kind"):
         raise TransformError(f"{what} came back as {value.dtype}, which does not become {into.dtype}")
     np.copyto(into, value, casting="same_kind")
+
+
+def _to_arrow(arrays: Mapping[str, npt.NDArray[Any]], columns: Columns) -> pa.RecordBatch:
+    """Without a copy."""
+    found: dict[str, pa.Array] = {}
+    for name in columns.names:
+        lengths = arrays.get(lengths_name(name))
+        values = pa.array(arrays[name])
+        if lengths is not None:
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            values = pa.ListArray.from_arrays(pa.array(offsets), values)
+        found[name] = values
+    return pa.RecordBatch.from_pydict(found)
+
+
+def _from_arrow(given: Any, where: str) -> dict[str, npt.NDArray[Any]]:
+    if not isinstance(given, (pa.RecordBatch, pa.Table)):
+        raise TransformError(f"{where}: it gave back {type(given).__name__}, not a pyarrow.RecordBatch")
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name in given.schema.names:
+        column = given.column(name)
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        if column.null_count:
+            raise TransformError(f"{where}: column {name!r} came back with {column.null_count} empty values")
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            found[lengths_name(name)] = np.diff(column.offsets.to_numpy())
+            column = column.flatten()
+        found[name] = column.to_numpy(zero_copy_only=False)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -11,6 +12,8 @@ from collections import deque
 from random import Random
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -22,7 +25,7 @@ from ingest.machine import Machine
 from ingest.pipeline import PipelineError
 from ingest.plan import PlanError
 from ingest.source import SourceError
-from ingest.transform import TransformError
+from ingest.transform import Transform, TransformError
 from tests.ingest import twin
 
 
@@ -230,12 +233,45 @@ class TestTransforms:
             expected = next(iter(plain))
         with Loader(table, batch_size=80, transforms=[("double", double), ("swap", swap)]) as loader:
             batch = next(iter(loader))
-            assert [s.name for s in loader.snapshot().stages] == ["read", "shuffle", "batch", "double", "swap",
-                                                                  "collate"]
+            assert [s.name for s in loader.snapshot().stages] == ["read", "shuffle", "batch", "double+swap", "collate"]
             one, two = loader.dense_names.index("I1"), loader.dense_names.index("I2")
         assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
         assert torch.equal(batch.dense[:, two], expected.dense[:, one] * 2 + 1)
         assert torch.equal(batch.values.view(26, -1)[0], expected.values.view(26, -1)[1])
+
+    def test_one_that_stands_apart_has_its_own_workers(self, table):
+        same = [Transform(name, lambda columns: None, apart=name == "c") for name in "abcd"]
+        with Loader(table, batch_size=80, transforms=same) as loader:
+            names = [s.name for s in loader.snapshot().stages]
+            assert names == ["read", "shuffle", "batch", "a+b", "c", "d", "collate"]
+            assert loader.limits.workers["c"] == loader.limits.workers["a+b"]
+            deque(loader, maxlen=0)
+
+    def test_arrow_functions_see_a_record_batch(self, table):
+        def double(batch):
+            return pa.record_batch({"I1": pc.multiply(batch["I1"], 2)})
+
+        with Loader(table, batch_size=80) as plain:
+            expected = next(iter(plain))
+        with Loader(table, batch_size=80, transforms=[Transform("double", double, arrow=True)]) as loader:
+            batch = next(iter(loader))
+            one = loader.dense_names.index("I1")
+        assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
+        with Loader(table, batch_size=80, transforms=[Transform("none", lambda b: 3, arrow=True)]) as loader, \
+                pytest.raises(TransformError, match=r"'none', epoch 0, step 0: it gave back int, not a pyarrow"):
+            next(iter(loader))
+
+    def test_operators_left_to_the_loader_are_applied_once(self, table):
+        some = [dataclasses.replace(f, online=({"op": "clip", "high": 3.0},)) if f.name == "I2" else f
+                for f in table.fields]
+        with Loader(table, batch_size=80) as plain, \
+                Loader(dataclasses.replace(table, fields=tuple(some)), batch_size=80,
+                       transforms=[("more", lambda c: {"I3": c["I2"]})]) as loader:
+            expected, batch = next(iter(plain)), next(iter(loader))
+            two, three = loader.dense_names.index("I2"), loader.dense_names.index("I3")
+        assert (expected.dense[:, two] > 3).any()
+        assert torch.equal(batch.dense[:, two], expected.dense[:, two].clip(max=3))
+        assert torch.equal(batch.dense[:, three], batch.dense[:, two])
 
     @pytest.mark.parametrize(("function", "message"), [
         (lambda c: {"I1": c["I1"][:3]}, "transform 'mine', epoch 0, step 0: column 'I1' came back with shape"),

@@ -6,13 +6,14 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from ingest.columns import ColumnError
 from ingest.loader import Loader
 from ingest.parquet import REMEMBERED, ParquetError, ParquetFiles
-from ingest.transform import TransformError
+from ingest.transform import Transform, TransformError
 
 ROWS = (700, 0, 1, 123, 400)
 
@@ -103,6 +104,14 @@ def test_a_transform_may_cut_bags(tmp_path):
             lengths = batch.lengths.view(3, -1)
             assert lengths[1].tolist() == (numbers % 5 > 0).int().tolist()
             assert batch.values[64:64 + int(lengths[1].sum())].tolist() == numbers[numbers % 5 > 0].tolist()
+    def first_as_arrow(batch):
+        return pa.record_batch({"b": pc.list_slice(batch["b"], 0, 1)})
+
+    with Loader(tmp_path, batch_size=64, roles=ASKED, transforms=[Transform("first", first_as_arrow, arrow=True)]) as \
+            loader:
+        batch = next(iter(loader))
+        numbers = batch.dense[:, 0].int()
+        assert batch.lengths.view(3, -1)[1].tolist() == (numbers % 5 > 0).int().tolist()
     wrong = [("wrong", lambda arrays: {"b.lengths": arrays["b.lengths"] + 1})]
     with Loader(tmp_path, batch_size=64, roles=ASKED, transforms=wrong) as loader, \
             pytest.raises(TransformError, match=r"'wrong', epoch 0, step 0: column 'b.lengths' .* 64 rows and"):
