@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,8 @@ def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = (
         temporary.write_text("\n".join(lines) + "\n")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise KnobError(f"{path}: the knobs cannot be written: {error}") from None
     return path
 

@@ -54,6 +54,9 @@ def test_no_file_and_no_place_for_one(tmp_path):
         knobs_file.load(tmp_path / "none.toml")
     with pytest.raises(KnobError, match="cannot be written"):
         knobs_file.save(tmp_path / "none" / "k.toml", Knobs())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KnobError, match="cannot be written"):
+        knobs_file.save(tmp_path / "file" / "k.toml", Knobs())
 
 
 def test_a_file_name_is_told_from_settings(tmp_path):

@@ -126,3 +126,15 @@ def test_waiting_for_a_core_is_counted():
     for thread in threads:
         thread.join()
     assert enough.is_set()
+
+
+def test_a_core_taken_away_is_seen_at_the_next_look():
+    allowed = os.sched_getaffinity(0)
+    machine = Machine()
+    assert machine.cores() <= len(allowed)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert machine.cores() <= 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert machine.cores() <= len(allowed)
