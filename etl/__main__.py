@@ -1,17 +1,20 @@
-"""`python -m etl synth | show | check`."""
+"""`python -m etl synth | show | check | vacuum`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from etl.program import UsageError, run, say
 from etl.rawlog import FORMATS, synthesize
 from etl.shapes import SHAPES, synthesize_shape
-from etl.show import describe_table
+from etl.show import describe_table, draw_table
+from etl.store import Store, StoreError
 from etl.table import FeatureTable, TableError
+from etl.vacuum import vacuum
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,6 +44,15 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         command.add_argument("table", metavar="TABLE", help="the table's folder or URI")
         command.add_argument("--version", type=int, help="an older version (default: the newest)")
+    commands.choices["show"].add_argument("--html", type=Path, metavar="FILE", help="also draw it, in one file")
+    clean = commands.add_parser(
+        "vacuum", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        help="remove the files that no kept or pinned version needs",
+        description="Removes data, fitted states, rejects and records that neither the newest versions nor a pinned "
+                    "one needs, if they are older than a day. Older versions can then no longer be read.")
+    clean.add_argument("table", metavar="TABLE", help="the table's folder or URI")
+    clean.add_argument("--keep", type=_positive, default=10, metavar="N", help="newest versions to keep whole")
+    clean.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
     return described
 
 
@@ -54,11 +66,16 @@ def main(argv: list[str]) -> dict[str, Any]:
     args = parser().parse_args(argv)
     if args.command == "synth":
         return _synth(args)
+    if args.command == "vacuum":
+        return _vacuum(args)
     table = FeatureTable.open(args.table, args.version)
     if args.command == "show":
         say(describe_table(table))
+        if args.html is not None:
+            args.html.write_text(draw_table(table), "utf-8")
         fields = [{"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality} for f in table.fields]
         return {"version": table.version, "rows": table.rows, "splits": {s: table.rows_of(s) for s in table.splits},
+                "drift": dict(table.record.drift) if table.records else {},
                 "fingerprint": {"layout": table.fingerprint.layout, "vocabulary": table.fingerprint.vocabulary},
                 "fields": fields}
     problems = table.check()
@@ -66,6 +83,16 @@ def main(argv: list[str]) -> dict[str, Any]:
         say(problem)
     say(f"version {table.version}: {len(table.files)} files, {len(problems) or 'no'} problems")
     return {"version": table.version, "rows": table.rows, "problems": problems}
+
+
+def _vacuum(args: argparse.Namespace) -> dict[str, Any]:
+    done = vacuum(Store(args.table), keep=args.keep, now=time.time(), dry_run=args.dry_run)
+    for path in done.files:
+        say(f"{'would go' if args.dry_run else 'removed'}: {path}")
+    say(f"{len(done.files)} files, {done.bytes / 2**20:,.1f} MiB; kept: version "
+        f"{', '.join(map(str, done.kept_versions))}")
+    return {"removed": len(done.files), "bytes": done.bytes, "kept_versions": list(done.kept_versions),
+            "pinned": list(done.pinned), "dry_run": args.dry_run}
 
 
 def _synth(args: argparse.Namespace) -> dict[str, Any]:
@@ -79,4 +106,4 @@ def _synth(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(TableError,))
+    run(main, input_errors=(TableError, StoreError))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from etl.commit import Base, new_job, publish
+from etl.commit import Base, CommitConflict, new_job, publish
 from etl.features import Placement, cardinalities
 from etl.fields import Field, Fingerprint
 from etl.fit import Counted, count, fit
@@ -100,7 +100,11 @@ class Job:
         finally:
             if self.spec.rows.relational:
                 raw.frame.unpersist()
-        version = publish(self.store, self.base, record, fields)  # from here on, only the log knows whether it landed
+        try:
+            version = publish(self.store, self.base, record, fields)  # whether it landed, only the log knows
+        except CommitConflict:
+            self.store.remove(folder_of(self.name))
+            raise
         return Result(rows_in=counted.parsed + sum(counted.rejected.values()), rows_out=record.rows,
                       rejected=counted.rejected, version=version, fingerprint=Fingerprint.of(fields),
                       files=len(record.files))

@@ -11,7 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from etl.fields import Field
 from etl.record import JobRecord
 from etl.shards import METADATA_KEY, CommitError, arrow_schema
 from etl.store import Store
+from etl.table import FeatureTable
 
 MODES = ("create", "append", "overwrite")
 
@@ -70,13 +71,38 @@ def new_job() -> str:
 
 
 def publish(store: Store, base: Base, record: JobRecord, fields: Sequence[Field]) -> int:
-    """Writes the record, then commits its files on `base`; returns the version. The only way to publish."""
+    """Writes the record, then commits its files on `base`; returns the version. The only way to publish.
+
+    An append that was overtaken tries again on what is there now, if that has the same layout and fitted state."""
     base.permit(record.mode, store.uri)
     if not record.files:
         raise CommitError("the job wrote no rows: nothing to publish")
     stored = arrow_schema(fields)
-    if record.mode == "append":
-        _same_layout(stored, base, store.uri)
+    first = base
+    while True:
+        if record.mode == "append":
+            _same_layout(stored, base, store.uri)
+        record = replace(record, version=base.next)
+        store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
+        try:
+            _commit(store, base, record, stored)
+            return base.next
+        except (CommitFailedError, DeltaError) as error:
+            now = Base.read(store)
+            if now.version == base.version:
+                raise CommitError(f"{store.uri}: the commit was refused ({error})") from error
+            if (landed := _landed(store, record.job)) is not None:
+                return landed
+            if record.mode != "append" or record.state != record.parent or not _same_state(store, now, record):
+                read = "no table" if first.version is None else f"version {first.version}"
+                raise CommitConflict(
+                    f"{store.uri}: another job published version {now.version} while this one, which started from "
+                    f"{read}, ran; nothing of this one is visible. Run it again.") from error
+            base = now
+
+
+def _commit(store: Store, base: Base, record: JobRecord, stored: pa.Schema) -> None:
+    """One Delta commit on a version, or an error of delta-rs."""
     schema = Schema.from_arrow(stored.append(pa.field("split", pa.string(), nullable=False)))
     now_ms = int(time.time() * 1000)
     added = [AddAction(f.path, f.bytes, {"split": f.split}, now_ms, True, json.dumps({"numRecords": f.rows}))
@@ -86,21 +112,22 @@ def publish(store: Store, base: Base, record: JobRecord, fields: Sequence[Field]
     # Old log files go only when somebody asks for it: a pinned version must stay readable.
     hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
     common: dict[str, Any] = {"commit_properties": properties, "post_commithook_properties": hooks}
-    store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
-    try:
-        if base.version is None:
-            create_table_with_add_actions(store.uri, schema, added, mode="error", partition_by=["split"], **common)
-        else:
-            DeltaTable(store.uri, version=base.version).create_write_transaction(
-                actions, "append" if record.mode == "append" else "overwrite", schema, partition_by=["split"], **common)
-    except (CommitFailedError, DeltaError) as error:
-        now = Base.read(store).version
-        if now == base.version:
-            raise CommitError(f"{store.uri}: the commit was refused ({error})") from error
-        read = "no table" if base.version is None else f"version {base.version}"
-        raise CommitConflict(f"{store.uri}: another job published version {now} while this one, which started from "
-                             f"{read}, ran; nothing of this one is visible. Run it again.") from error
-    return base.next
+    if base.version is None:
+        create_table_with_add_actions(store.uri, schema, added, mode="error", partition_by=["split"], **common)
+    else:
+        DeltaTable(store.uri, version=base.version).create_write_transaction(
+            actions, "append" if record.mode == "append" else "overwrite", schema, partition_by=["split"], **common)
+
+
+def _landed(store: Store, job: str) -> int | None:
+    """The version that a job's commit made, if it landed although an error was reported."""
+    return next((int(v["version"]) for v in DeltaTable(store.uri).history() if v.get("job") == job), None)
+
+
+def _same_state(store: Store, now: Base, record: JobRecord) -> bool:
+    """Whether the version that is there now has the fitted state that this job was applied with."""
+    table = FeatureTable.open(store.uri, now.version)
+    return bool(table.records) and table.record.state == record.state
 
 
 def _same_layout(stored: pa.Schema, base: Base, uri: str) -> None:

@@ -55,7 +55,8 @@ def _effect(ids: npt.NDArray[np.int64], seed: int, spread: float) -> Floats:
 
 def _ranks(generator: np.random.Generator, values: int, count: int) -> npt.NDArray[np.int64]:
     """Long-tailed: log-uniform ranks."""
-    return np.minimum(np.exp(generator.random(count) * np.log(values + 1)).astype(np.int64) - 1, values - 1)
+    ranks = np.exp(generator.random(count) * np.log(values + 1)).astype(np.int64) - 1
+    return np.asarray(np.minimum(ranks, values - 1))
 
 
 def _hexadecimal(ids: npt.NDArray[np.int64], salt: int) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -99,6 +101,18 @@ class Store:
             self.fs.delete_dir(self.path(relative))
         elif info.type == pafs.FileType.File:
             self.fs.delete_file(self.path(relative))
+
+    def modified(self, relative: str) -> float:
+        """When a file was last written, in seconds since 1970; now if that is not known."""
+        info = self.fs.get_file_info(self.path(relative))
+        return info.mtime.timestamp() if info.mtime is not None else time.time()
+
+    def sweep(self, relative: str) -> None:
+        """Removes empty folders (local ones: a bucket has none)."""
+        if self.local:
+            for folder, _, _ in os.walk(self.path(relative), topdown=False):
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(folder)
 
     def probe(self) -> None:
         """Fails where a table could not be published, before any work is done."""

@@ -113,7 +113,10 @@ class FeatureTable:
         for entry in DeltaTable(self.uri, version=self.version).history():
             if (job := entry.get("job")) is None:
                 continue
-            record = _record(store, job)
+            try:
+                record = _record(store, job)
+            except TableError:
+                continue  # vacuum has been here
             at = datetime.datetime.fromtimestamp(entry["timestamp"] / 1000, datetime.UTC)
             versions.append(Version(version=entry["version"], at=at.isoformat(timespec="seconds"), mode=record.mode,
                                     job=job, rows=record.rows))
@@ -137,8 +140,8 @@ def _record(store: Store, job: str) -> JobRecord:
     try:
         return JobRecord.from_json(store.read_json(path))
     except FileNotFoundError:
-        raise TableError(f"{store.url(path)}: the job's record is missing, and its files cannot be read without it"
-                         ) from None
+        raise TableError(f"{store.url(path)}: the job's record is missing, and its files cannot be read without it; "
+                         "was this version removed by vacuum?") from None
     except (RecordError, OSError, ValueError) as error:
         raise TableError(f"{store.url(path)}: {_first_line(error)}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -13,10 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from etl.commit import Base, CommitConflict, publish
+from etl.pins import Pin
 from etl.shards import CommitError
+from etl.show import describe_table, draw_table
 from etl.small import small_table
-from etl.store import Store
+from etl.store import Store, StoreError
 from etl.table import FeatureTable, TableError
+from etl.vacuum import vacuum
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +133,123 @@ def test_create_and_append_refuse_what_they_cannot_do(table, tmp_path):
 def test_a_stale_version_is_a_conflict_in_our_words(table):
     store, stale = Store(table.uri), Base.read(Store(table.uri))
     small_table(table.uri, rows=100, mode="append", first=9000)
-    for mode in ("append", "overwrite"):
-        record = dataclasses.replace(table.record, mode=mode, job=f"late-{mode}")
-        with pytest.raises(CommitConflict, match="version 1 while this one, which started from version 0"):
-            publish(store, stale, record, table.fields)
+    record = dataclasses.replace(table.record, mode="overwrite", job="late")
+    with pytest.raises(CommitConflict, match="version 1 while this one, which started from version 0"):
+        publish(store, stale, record, table.fields)
     assert FeatureTable.open(table.uri).version == 1
+
+
+def record_of(table, job, mode, state=None):
+    """A job that was applied with `state` and, unless it is another, left it as it was."""
+    parent = table.record.state
+    files = tuple(dataclasses.replace(f, path=f.path.replace(table.record.job, job)) for f in table.record.files)
+    shutil.copytree(Path(table.uri, "data", table.record.job), Path(table.uri, "data", job))
+    return dataclasses.replace(table.record, mode=mode, job=job, files=files, parent=parent, state=state or parent)
+
+
+@pytest.mark.parametrize(("jobs", "landing"), [
+    ((("append", None), ("append", None)), 2),  # neither learned anything: both land
+    ((("append", None), ("append", "more")), None),  # an append and an update
+    ((("append", "more"), ("append", "other")), 1),  # two updates could give one id to two values
+    ((("overwrite", "more"), ("append", None)), None),
+    ((("overwrite", "more"), ("overwrite", "other")), 1),
+])
+def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
+    store, start = Store(table.uri), Barrier(2, timeout=30)
+    base = Base.read(store)
+    records = [record_of(table, f"job-{i}", mode, state) for i, (mode, state) in enumerate(jobs)]
+
+    def job(record) -> int | None:
+        start.wait()
+        try:
+            return publish(store, base, record, table.fields)
+        except CommitConflict:
+            return None
+
+    with ThreadPoolExecutor(2) as pool:
+        versions = list(pool.map(job, records))
+    landed = sorted(v for v in versions if v is not None)
+    assert landed == list(range(1, len(landed) + 1))
+    assert len(landed) == (landing or len(landed)) >= 1
+    now = FeatureTable.open(table.uri)
+    states = {v.job: v for v in now.history()}
+    assert states.keys() >= {r.job for r, v in zip(records, versions, strict=True) if v is not None}
+    # Whoever came second was applied with the state that the first left, or is not there.
+    if len(landed) == 2:
+        first, second = (record for _, record in sorted(
+            zip(versions, records, strict=True), key=lambda pair: pair[0]))
+        assert second.parent == first.state
+    assert len({f.path for f in now.files}) == len(now.files)
+
+
+def test_a_commit_that_landed_although_an_error_was_reported_is_no_conflict(table, monkeypatch):
+    import etl.commit
+    store, base, real = Store(table.uri), Base.read(Store(table.uri)), etl.commit._commit
+
+    def lands_and_fails(*args):
+        real(*args)
+        raise etl.commit.CommitFailedError("the answer was lost")
+
+    monkeypatch.setattr(etl.commit, "_commit", lands_and_fails)
+    assert publish(store, base, record_of(table, "lost", "append"), table.fields) == 1
+
+
+DAY_S = 86_400.0
+
+
+def all_files(table) -> set[str]:
+    return {str(p.relative_to(table.uri)) for p in Path(table.uri).rglob("*") if p.is_file()
+            and "_delta_log" not in p.parts}
+
+
+def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
+    store, uri = Store(table.uri), table.uri
+    for number in range(1, 5):
+        small_table(uri, rows=100, mode="overwrite", first=number * 1000)
+    later = time.time() + 30 * DAY_S
+    Pin(name="trainer", version=1, expires=later + 60).save(store)
+    Pin(name="gone", version=2, expires=later - 1).save(store)
+    orphan = Path(uri, "data", "20200101T000000-dead", "split=train", "a.parquet")
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"left behind")
+    before = all_files(table)
+    tried = vacuum(store, keep=2, now=later, dry_run=True)
+    assert all_files(table) == before
+    done = vacuum(store, keep=2, now=later)
+    assert (done.files, done.kept_versions, done.pinned) == (tried.files, (1, 3, 4), (1,))
+    assert before - all_files(table) == set(done.files)
+    assert not orphan.parent.exists()
+    for version in (1, 3, 4):
+        assert FeatureTable.open(uri, version).check() == []
+    assert [v.version for v in FeatureTable.open(uri).history()] == [4, 3, 1]
+    with pytest.raises(TableError, match="was this version removed by vacuum"):
+        FeatureTable.open(uri, 2)
+    assert vacuum(store, keep=2, now=later).files == ()
+    Pin(name="trainer", version=1, expires=0).release(store)
+    assert vacuum(store, keep=2, now=later).kept_versions == (3, 4)
+
+
+def test_vacuum_leaves_what_is_younger_than_a_day(table):
+    small_table(table.uri, rows=100, mode="overwrite", first=5000)
+    assert vacuum(Store(table.uri), keep=1, now=time.time() + DAY_S / 2).files == ()
+    assert vacuum(Store(table.uri), keep=1, now=time.time() + 2 * DAY_S).files
+
+
+def test_a_pin_that_cannot_be_read_stops_vacuum(table):
+    store = Store(table.uri)
+    store.write("_sluice/pins/bad.json", b"{")
+    with pytest.raises(StoreError, match=r"bad\.json: a pin that cannot be read"):
+        vacuum(store, keep=1, now=time.time())
+    with pytest.raises(StoreError, match="pin name"):
+        Pin(name="a/b", version=1, expires=1.0)
+
+
+def test_a_table_is_shown_as_text_and_drawn(table):
+    shown, drawn = describe_table(table), draw_table(table)
+    assert "rate 0." in shown
+    assert drawn.startswith("<!doctype html>")
+    assert drawn.count("<svg") == len(table.fields)
+    assert "http" not in drawn
 
 
 @pytest.mark.parametrize("there", [True, False])
