@@ -15,7 +15,7 @@ import os
 import platform
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +28,41 @@ _MOST_ENTRIES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A settled choice, and where it was settled."""
+class Here:
+    """What a choice of knobs depends on."""
 
     machine: str
     schema: str
     row_bytes: float
+
+    def __post_init__(self) -> None:
+        _positive("row_bytes", self.row_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A settled choice, and where it was settled."""
+
+    here: Here
     knobs: Knobs
     rows_per_s: float
 
     def __post_init__(self) -> None:
-        for name in ("row_bytes", "rows_per_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ValueError(f"{name}: {value!r} is not a positive number")
+        _positive("rows_per_s", self.rows_per_s)
 
-    def scaled(self, row_bytes: float) -> Entry:
+    def scaled(self, here: Here) -> Entry:
         """For rows of another size: buffers and the rate go with it; workers stay, as all have more, or less, to do."""
-        times = row_bytes / self.row_bytes
+        times = here.row_bytes / self.here.row_bytes
         sizes = {n: max(1, round(times * getattr(self.knobs, n))) for n in ("read_ahead_bytes", "prefetch_bytes")}
-        return replace(self, row_bytes=row_bytes, rows_per_s=self.rows_per_s / times,
-                       knobs=replace(self.knobs, **sizes))
+        return replace(self, here=here, rows_per_s=self.rows_per_s / times, knobs=replace(self.knobs, **sizes))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, "machine": self.machine, "schema": self.schema, "row_bytes": self.row_bytes,
-                "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s}
+        return {"format": FORMAT, **asdict(self.here), "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Entry:
-        return cls(machine=str(values["machine"]), schema=str(values["schema"]), row_bytes=values["row_bytes"],
-                   knobs=Knobs.from_dict(values["knobs"]), rows_per_s=values["rows_per_s"])
+        here = Here(machine=str(values["machine"]), schema=str(values["schema"]), row_bytes=values["row_bytes"])
+        return cls(here=here, knobs=Knobs.from_dict(values["knobs"]), rows_per_s=values["rows_per_s"])
 
 
 class Registry:
@@ -69,14 +74,15 @@ class Registry:
         self.place = str(default_place() if place is None else place)
         self._say, self._most = say, most
 
-    def recall(self, machine: str, schema: str, row_bytes: float, limits: Limits) -> Entry | None:
+    def recall(self, here: Here, limits: Limits) -> Entry | None:
         """The choice settled there; for a schema never seen, that of the nearest one on this machine, scaled by bytes a
         row. Within `limits`; None if nothing is known."""
-        found = [e for e in self._entries() if e.machine == machine]
+        found = [e for e in self._entries() if e.here.machine == here.machine]
         if not found:
             return None
-        best = min(found, key=lambda e: (e.schema != schema, abs(math.log(row_bytes / e.row_bytes))))
-        best = best if best.schema == schema else best.scaled(row_bytes)
+        best = min(found, key=lambda e: (e.here.schema != here.schema,
+                                         abs(math.log(here.row_bytes / e.here.row_bytes))))
+        best = best if best.here.schema == here.schema else best.scaled(here)
         return replace(best, knobs=limits.clamp(best.knobs))
 
     def remember(self, entry: Entry) -> bool:
@@ -143,7 +149,7 @@ def _cpuinfo() -> list[str]:
 
 
 def _name(entry: Entry) -> str:
-    return hashlib.sha256(json.dumps([entry.machine, entry.schema]).encode()).hexdigest()[:32] + _SUFFIX
+    return hashlib.sha256(json.dumps([entry.here.machine, entry.here.schema]).encode()).hexdigest()[:32] + _SUFFIX
 
 
 def _files(system: Any, folder: str) -> list[Any]:
@@ -168,3 +174,8 @@ def _read(system: Any, info: Any) -> Entry:
 
 def _line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{name}: {value!r} is not a positive number")

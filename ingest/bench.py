@@ -13,15 +13,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent import policies, report
+from agent import knobs_file, policies, report
 from agent.controller import Controller
+from agent.registry import Entry, Here, Registry, machine_fingerprint
 from agent.runs import RunFolder
+from etl.fields import Fingerprint
 from etl.program import UsageError, say
 from ingest.columns import Columns
 from ingest.decode import decode_rows_per_s
 from ingest.knobs import Knobs, format_bytes, parse_bytes
 from ingest.live import View
 from ingest.loader import Loader
+from ingest.machine import Machine
 from ingest.parquet import table_of
 from ingest.plan import Read
 from ingest.source import READERS, RowGroups, Source, source_of
@@ -159,7 +162,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--reader", choices=READERS, default="petastorm", help="who decodes (default %(default)s)")
     add("--tuning", default="fixed", metavar="POLICY",
         help="who turns the knobs: " + ", ".join(sorted(policies.POLICIES)) + " (default %(default)s)")
-    add("--knobs", default="", metavar="K=V,…", help="where the knobs start, for instance read=4,prefetch_bytes=64MiB")
+    add("--knobs", default="", metavar="K=V,…|FILE", help="where the knobs start, for instance "
+        "read=4,prefetch_bytes=64MiB, or a file that --save-knobs wrote")
+    add("--save-knobs", metavar="FILE", help="write the knobs at the end as TOML, for --knobs")
+    add("--registry", metavar="FOLDER|URI", nargs="?", const="", help="start where an earlier run on such a machine "
+        "and schema settled, and keep where this one does (without a value: in the user's cache)")
     add("--udf", action="append", default=[], metavar="MODULE:FUNCTION",
         help="a transform: a function over a dict of numpy arrays; may be given again")
     add("--arrow-udf", action="append", default=[], metavar="MODULE:FUNCTION",
@@ -200,7 +207,14 @@ def main(argv: list[str]) -> Mapping[str, Any]:
             table, batch_size=arguments.batch_size, split=arguments.split, seed=arguments.seed, epochs=sys.maxsize,
             memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored,
             shuffle=not arguments.no_shuffle, fill=arguments.fill))
-        loader.apply(loader.knobs.parse(arguments.knobs))
+        registry = None if arguments.registry is None else Registry(arguments.registry or None, say=say)
+        here = Here(machine=machine_fingerprint(Machine().cores()), row_bytes=Columns.of(table.fields).row_bytes,
+                    schema=" ".join([Fingerprint.of(table.fields).layout, *loader.knobs.workers]))
+        if registry is not None and (known := registry.recall(here, loader.limits)) is not None:
+            say(f"from the registry, where {known.rows_per_s:,.0f} rows/s are expected: {known.knobs}")
+            loader.apply(known.knobs)
+        loader.apply(knobs_file.load(arguments.knobs, loader.limits) if knobs_file.is_file_name(arguments.knobs)
+                     else loader.knobs.parse(arguments.knobs))
         run = stack.enter_context(RunFolder.create(arguments.run, vars(arguments))) if arguments.run else None
         say(f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch; needs at "
             f"least {format_bytes(loader.minimum_memory)} of memory; {loader.knobs}")
@@ -225,10 +239,14 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         controller = stack.enter_context(Controller(loader, policy, record=record, observe=observe))
         found = consume(loader, arguments.seconds, step)
         controller.stop()
-        knobs = loader.knobs
+        knobs, settled = loader.knobs, found.rows_per_s(_SETTLED) or found.rows_per_s()
+        if registry is not None:
+            registry.remember(Entry(here=here, knobs=knobs, rows_per_s=settled))
+        if arguments.save_knobs:
+            knobs_file.save(arguments.save_knobs, knobs, notes=[f"{settled:,.0f} rows/s with {policy.name}"])
         loader.close()
         limit.measure()
-        outcome = {"rows_per_s": round(found.rows_per_s()), "rows_per_s_settled": round(found.rows_per_s(_SETTLED)),
+        outcome = {"rows_per_s": round(found.rows_per_s()), "rows_per_s_settled": round(settled),
                    "decode_rows_per_s": round(limit.rows_per_s), "decode_threads": limit.threads,
                    "stall_fraction": round(found.stall_fraction(), 4),
                    "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "peak_bytes": peak.bytes,
@@ -261,6 +279,8 @@ def _line(event: Mapping[str, Any]) -> str:
     """A decision, or what came of it, for a person."""
     if event.get("kind") == "decision":
         return f"decision {event['sequence']}: {event['reason']['text']}; now {Knobs.from_dict(event['after'])}"
+    if event.get("kind") == "proposal":
+        return f"would change: {event['reason']['text']}; to {Knobs.from_dict(event['after'])}"
     if event.get("kind") == "effect":
         return (f"decision {event['sequence']} changed {event['rows_per_s_before']:,.0f} to "
                 f"{event['rows_per_s_after']:,.0f} rows/s")

@@ -13,7 +13,7 @@ import pytest
 
 from agent.controller import Controller
 from agent.policies import make
-from agent.registry import Entry, Registry, default_place, machine_fingerprint
+from agent.registry import Entry, Here, Registry, default_place, machine_fingerprint
 from agent.testing import FakePipeline, FakeStage
 from ingest.knobs import Knobs, Limits
 
@@ -21,9 +21,13 @@ MIB = 2**20
 LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(MIB, 2**40))
 
 
-def _entry(schema="clicks", row_bytes=160.0, machine="here", read=8, **more):
+def _entry(schema="clicks", row_bytes=160.0, machine="here", read=8):
     knobs = Knobs(workers={"read": read, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB)
-    return Entry(machine=machine, schema=schema, row_bytes=row_bytes, knobs=knobs, rows_per_s=1e6, **more)
+    return Entry(here=_here(schema, row_bytes, machine), knobs=knobs, rows_per_s=1e6)
+
+
+def _here(schema="clicks", row_bytes=160.0, machine="here"):
+    return Here(machine=machine, schema=schema, row_bytes=row_bytes)
 
 
 @pytest.fixture
@@ -38,28 +42,28 @@ def registry(request, tmp_path, said):
 
 
 def test_what_is_remembered_is_recalled_and_replaced(registry, said):
-    assert registry.recall("here", "clicks", 160, LIMITS) is None
+    assert registry.recall(_here(), LIMITS) is None
     assert registry.remember(_entry())
     assert registry.remember(_entry(read=12))
-    assert registry.recall("here", "clicks", 160, LIMITS) == _entry(read=12)
-    assert registry.recall("elsewhere", "clicks", 160, LIMITS) is None
+    assert registry.recall(_here(), LIMITS) == _entry(read=12)
+    assert registry.recall(_here(machine="elsewhere"), LIMITS) is None
     assert said == []
 
 
 def test_a_changed_schema_starts_from_the_nearest_scaled_by_bytes_a_row(registry):
     registry.remember(_entry("narrow", 100, read=3))
     registry.remember(_entry("wide", 1000, read=20))
-    found = registry.recall("here", "new", 500, LIMITS)
+    found = registry.recall(_here("new", 500), LIMITS)
     assert found.knobs.workers["read"] == 20
     assert found.knobs.read_ahead_bytes == 32 * MIB
     assert found.rows_per_s == 2e6
-    assert registry.recall("here", "narrow", 500, LIMITS).knobs.workers["read"] == 3  # the very schema goes first
+    assert registry.recall(_here("narrow", 500), LIMITS).knobs.workers["read"] == 3  # the very schema goes first
 
 
 def test_what_no_longer_fits_is_brought_within_the_limits(registry):
     registry.remember(_entry(read=60))
     tight = Limits(workers={"read": (1, 16), "transform": (1, 4)})
-    assert dict(registry.recall("here", "clicks", 160, tight).knobs.workers) == {"read": 16, "transform": 1}
+    assert dict(registry.recall(_here(), tight).knobs.workers) == {"read": 16, "transform": 1}
 
 
 @pytest.mark.parametrize(("damage", "word"), [
@@ -78,11 +82,11 @@ def test_a_damaged_foreign_or_newer_file_is_ignored_with_a_line(tmp_path, said, 
     (path,) = tmp_path.iterdir()
     path.write_text(damage(path.read_text()))
     (tmp_path / "notes.txt").write_text("not ours")
-    assert registry.recall("here", "clicks", 160, LIMITS) is None
+    assert registry.recall(_here(), LIMITS) is None
     assert len(said) == 1
     assert word in said[0]
     assert registry.remember(_entry())
-    assert registry.recall("here", "clicks", 160, LIMITS) == _entry()
+    assert registry.recall(_here(), LIMITS) == _entry()
 
 
 def test_a_place_that_cannot_be_written_or_read_is_one_line(tmp_path, said):
@@ -90,7 +94,7 @@ def test_a_place_that_cannot_be_written_or_read_is_one_line(tmp_path, said):
     for place in (tmp_path / "file", "nonsense://x/y"):
         registry = Registry(place, say=said.append)
         assert not registry.remember(_entry())
-        registry.recall("here", "clicks", 160, LIMITS)
+        registry.recall(_here(), LIMITS)
     assert 3 <= len(said) <= 4
     assert all("\n" not in line for line in said)
 
@@ -119,7 +123,7 @@ def test_many_writers_leave_whole_files(tmp_path, said):
         thread.start()
     for thread in threads:
         thread.join()
-    assert Registry(tmp_path, say=said.append).recall("here", "clicks", 160, LIMITS) is not None
+    assert Registry(tmp_path, say=said.append).recall(_here(), LIMITS) is not None
     assert said == []
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -140,7 +144,7 @@ def test_the_next_run_is_settled_at_once(tmp_path):
     first, decisions = run(None)
     assert decisions > 1
     registry.remember(dataclasses.replace(_entry(), knobs=first.knobs))
-    second, decisions = run(registry.recall("here", "clicks", 160, first.limits).knobs)
+    second, decisions = run(registry.recall(_here(), first.limits).knobs)
     assert decisions <= 3
     assert second.rows_per_s(second.knobs.workers) >= 0.97 * first.rows_per_s(first.knobs.workers)
 

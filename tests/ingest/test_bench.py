@@ -12,6 +12,7 @@ import pytest
 from etl.program import UsageError
 from ingest.__main__ import INPUT_ERRORS, main
 from ingest.bench import Outcome
+from ingest.knobs import KnobError
 from ingest.loader import Loader
 
 
@@ -71,3 +72,22 @@ def test_rates_leave_out_the_first_batch_and_settled_is_the_last_third():
     assert found.stall_fraction() == 3 / 6
     assert found.stall_fraction(0.5) == 1 / 3
     assert Outcome(marks=[(0.0, 5), (1.0, 5), (2.0, 30), (3.0, 90)]).rows_per_s(1 / 3) == 90
+
+
+def test_knobs_go_from_run_to_run_by_file_and_by_registry(table, tmp_path, capsys):
+    common = ["bench", table.uri, "--batch-size", "160", "--seconds", "0.3"]
+    main([*common, "--knobs", "read=3,prefetch_bytes=8MiB", "--save-knobs", str(tmp_path / "k.toml"),
+          "--registry", str(tmp_path / "registry")])
+    assert "read = 3" in (tmp_path / "k.toml").read_text()
+    by_file = main([*common, "--knobs", str(tmp_path / "k.toml")])
+    assert by_file["decisions"] == 0
+    by_registry = main([*common, "--registry", f"file://{tmp_path}/registry"])
+    assert "from the registry" in capsys.readouterr().err
+    for found in (by_file, by_registry):
+        assert (found["knobs"]["workers"]["read"], found["knobs"]["prefetch_bytes"]) == (3, 8 * 2**20)
+
+
+def test_a_knobs_file_for_another_pipeline_is_refused(table, tmp_path):
+    (tmp_path / "k.toml").write_text("[workers]\nraed = 2\n")
+    with pytest.raises(KnobError, match="did you mean 'read'"):
+        main(["bench", table.uri, "--batch-size", "160", "--knobs", str(tmp_path / "k.toml")])
