@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
@@ -70,6 +70,10 @@ class Checkpoints:
                 shutil.rmtree(self._path, ignore_errors=True)
             raise CheckpointError(f"checkpoint {self._path} could not be written ({_root(error)}); the one before it "
                                   "is whole") from error
+
+    def close(self) -> None:
+        """Ends the writing thread, after what it still writes."""
+        self._thread.shutdown()
 
     def _forget(self) -> None:
         good = best(self.folder)

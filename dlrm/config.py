@@ -51,6 +51,8 @@ class Table:
     width: int
     lookups: float = 1.0
     """Ids a row of data brings, on average."""
+    longest: int = 1
+    """Ids a row brings at most."""
 
     @property
     def bytes(self) -> int:
@@ -75,6 +77,10 @@ class ModelConfig:
     """Of a cross layer's matrix; 0: full."""
     cross_experts: int = 1
     """Low-rank experts of a cross layer; 1: no gates."""
+    history: str = ""
+    """Column of bags that `dien` reads as a history, the oldest item first."""
+    target: str = ""
+    """Column of the item in question, for `dien`."""
     precision: str = "fp32"
     """Of the dense layers' products. Weights, tables and the loss stay float32."""
     compress: dict[str, str] = field(default_factory=dict)
@@ -89,6 +95,8 @@ class ModelConfig:
         for name in ("dense_layers", "over_layers"):
             if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in getattr(self, name)):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not a list of positive layer sizes")
+        if (self.kind == "dien") != bool(self.history and self.target):
+            raise ConfigError("dien, and no other model, takes a history and a target: name the two columns")
         if self.cross_experts > 1 and not self.cross_rank:
             raise ConfigError(f"cross_experts: {self.cross_experts} experts need a cross_rank above 0")
 
@@ -192,7 +200,8 @@ def tables_of(fields: Sequence[Field], model: ModelConfig) -> tuple[Table, ...]:
             continue
         if f.cardinality is None:
             raise ConfigError(f"column {f.name!r}: no cardinality in the table, so its embedding has no size")
-        found.append(Table(name=f.name, rows=f.cardinality, width=model.width, lookups=f.bag[1] if f.bag else 1.0))
+        found.append(Table(name=f.name, rows=f.cardinality, width=model.width, lookups=f.bag[1] if f.bag else 1.0,
+                           longest=f.bag[2] if f.bag else 1))
     if not found:
         raise ConfigError("the table has no sparse column: a DLRM needs at least one (role \"sparse\" in the spec)")
     if not any(f.role == "dense" for f in fields):

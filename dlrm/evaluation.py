@@ -64,10 +64,14 @@ def evaluate(parts: Parts, feed: Feed, guard: Guard, world: World, *, slices: Se
         guard.check(batch)
         logits = parts.model(*parts.layout.features(batch, world.device)).cpu()
         kept = batch.weight > 0
-        ids = batch.values.view(len(names), -1)[:, kept].long()
-        if ids.shape[1]:
-            largest = torch.maximum(largest, batch.dense[kept].abs().amax(0))
-            low, high = torch.minimum(low, ids.amin(1)), torch.maximum(high, ids.amax(1))
+        if not bool(kept.any()):
+            continue
+        largest = torch.maximum(largest, batch.dense[kept].nan_to_num(0, 0, 0).abs().amax(0))
+        counts = batch.lengths.view(len(names), -1).sum(1, dtype=torch.int64).tolist()
+        ids = [part[kept] if len(part) == len(kept) else part for part in torch.split(batch.values, counts)]
+        for i, part in enumerate(ids):
+            if len(part):
+                low[i], high[i] = torch.minimum(low[i], part.min()), torch.maximum(high[i], part.max())
         # Copies: the loader may use a batch's memory again. float64 holds any id.
         seen.append(torch.stack([t.double() for t in (logits[kept], batch.label[kept], batch.weight[kept],
                                                       *(ids[i] for i in places))]))

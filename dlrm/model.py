@@ -14,9 +14,10 @@ from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 from dlrm.compress import Combine, Compression, Compressor
-from dlrm.config import ModelConfig, Table
+from dlrm.config import ConfigError, ModelConfig, Table
 from dlrm.missing import Missing
 from dlrm.towers import INPUTS, WIDE, build
+from ingest.knobs import nearest
 
 if TYPE_CHECKING:
     from ingest.batch import Batch
@@ -30,11 +31,18 @@ class Layout:
     def __init__(self, config: ModelConfig, columns: Sequence[Table], missing: Missing | None = None) -> None:
         """`missing` masks dense features that are no finite numbers."""
         self.columns, self.missing = tuple(columns), missing
-        self.compressor = Compressor(columns, {name: Compression.read(text) for name, text in config.compress.items()})
+        self.history = _named(config.history, "history", columns) if config.history else None
+        kept = [t for t in columns if t is not self.history]
+        self.target = kept.index(_named(config.target, "target", kept)) if config.target else None
+        self.compressor = Compressor(kept, {name: Compression.read(text) for name, text in config.compress.items()})
         self.wide = tuple(replace(t, name=f"{t.name}@wide", width=WIDE) for t in columns
                           ) if "wide" in INPUTS[config.kind] else ()
-        self.tables = (*self.compressor.tables, *self.wide)
-        self._names = [t.name for t in self.tables]
+        self.tables = (*self.compressor.tables, *self.wide, *((self.history,) if self.history else ()))
+        self.keys = {t.name: [t.name] for t in self.tables}
+        """Table → the features that are looked up in it: of a history, each place by itself."""
+        if self.history is not None:
+            self.keys[self.history.name] = [f"{self.history.name}@{n}" for n in range(self.history.longest)]
+        self._names = [key for keys in self.keys.values() for key in keys]
         self._plain = all(how.kind == "full" for how in self.compressor.choices)
 
     def features(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, KeyedJaggedTensor]:
@@ -42,14 +50,41 @@ class Layout:
         values, lengths, dense = batch.values, batch.lengths, batch.dense
         if self.missing is not None:
             dense = self.missing.mask(dense)
+        past: list[torch.Tensor] = []
+        if self.history is not None:
+            values, lengths, *past = self._without_history(values, lengths)
+        scalars = values, lengths
         if not self._plain:
             values, lengths, _ = self.compressor.expand(values, lengths)
         if self.wide:
-            values, lengths = torch.cat([values, batch.values]), torch.cat([lengths, batch.lengths])
+            values, lengths = torch.cat([values, scalars[0]]), torch.cat([lengths, scalars[1]])
+        if past:
+            values, lengths = torch.cat([values, past[0]]), torch.cat([lengths, past[1]])
         sparse = KeyedJaggedTensor(keys=self._names, values=values, lengths=lengths)
         if device.type == "cpu":
             return dense, sparse
         return dense.to(device, non_blocking=True), sparse.to(device, non_blocking=True)
+
+
+    def _without_history(self, values: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The other columns' ids and lengths; the history's, place by place: all first items, then all second ones."""
+        assert self.history is not None
+        number = self.columns.index(self.history)
+        rows = lengths.view(len(self.columns), -1)
+        bags = list(torch.split(values, rows.sum(1, dtype=torch.int64).tolist()))
+        ids = bags.pop(number)
+        first = rows[number].cumsum(0) - rows[number]
+        places = torch.arange(self.history.longest).unsqueeze(1)
+        there = places < rows[number]
+        return (torch.cat(bags), torch.cat([rows[:number], rows[number + 1:]]).flatten(), ids[(first + places)[there]],
+                there.flatten().to(lengths.dtype))
+
+
+def _named(name: str, what: str, columns: Sequence[Table]) -> Table:
+    found = next((t for t in columns if t.name == name), None)
+    if found is None:
+        raise ConfigError(f"{what}: no sparse column {name!r}{nearest(name, [t.name for t in columns])}")
+    return found
 
 
 class Ranker(nn.Module):
@@ -59,11 +94,13 @@ class Ranker(nn.Module):
         super().__init__()
         # Tables start without memory: each rank makes only its part, when they are sharded.
         self.tables = EmbeddingBagCollection(device=torch.device("meta"), tables=[
-            EmbeddingBagConfig(name=t.name, feature_names=[t.name], num_embeddings=t.rows, embedding_dim=t.width)
-            for t in layout.tables])
+            EmbeddingBagConfig(name=t.name, feature_names=layout.keys[t.name], num_embeddings=t.rows,
+                               embedding_dim=t.width) for t in layout.tables])
         self.combine = Combine(layout.compressor)
         self.tower = build(config, dense=dense, columns=len(layout.compressor.columns))
         self._wide = [t.name for t in layout.wide]
+        self._past = layout.keys[layout.history.name] if layout.history is not None else []
+        self._target = layout.target
         self._half = config.precision == "bf16"
 
     def forward(self, dense: torch.Tensor, sparse: KeyedJaggedTensor) -> torch.Tensor:
@@ -72,8 +109,14 @@ class Ranker(nn.Module):
         if self._wide:
             inputs.append(torch.stack([pooled[name] for name in self._wide], 1))
         with torch.autocast(dense.device.type, torch.bfloat16, enabled=self._half):
-            logits: torch.Tensor = self.tower(*inputs)
-        return logits.float()
+            if self._past:
+                lengths = sparse.lengths().view(-1, len(dense))[-len(self._past):].sum(0)
+                history = torch.stack([pooled[name] for name in self._past], 1)
+                logits, _ = self.tower(*inputs, history, lengths, inputs[1][:, self._target])
+            else:
+                logits = self.tower(*inputs)
+        found: torch.Tensor = logits.float()  # bfloat16 until here
+        return found
 
 
 def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

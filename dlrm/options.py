@@ -108,6 +108,8 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
     add("--cross-layers", type=int, metavar="N", help=f"of dcn (default: {model.cross_layers})")
     add("--cross-rank", type=int, metavar="N", help="of dcn's matrices (default: full)")
     add("--cross-experts", type=int, metavar="N", help="low-rank experts of a cross layer (default: 1)")
+    add("--history", metavar="COLUMN", help="bags that dien reads as a history, the oldest item first")
+    add("--target", metavar="COLUMN", help="item in question, for dien")
     add("--precision", choices=PRECISIONS, help=f"of the dense layers' products (default: {model.precision})")
     add("--compress", type=choices, metavar="COLUMN=KIND,…", help="smaller tables: hash:ROWS, modulo:ROWS, "
         "quotient:ROWS[:add|concat], product:ROWS[:PARTS], or spread (as large, its use even over its rows)")

@@ -46,15 +46,16 @@ def of(config: Config, table: FeatureTable, machine: Machine) -> Setting:
     """Raises what is wrong with the settings."""
     columns = tables_of(table.fields, config.model)
     dense = tuple(f.name for f in table.fields if f.role == "dense")
-    names = [t.name for t in columns]
+    single = [f.name for f in table.fields if f.role == "sparse"]
     for name in config.slices:
-        if name not in names:
-            raise ConfigError(f"slices: no sparse column {name!r}{nearest(name, names)}")
+        if name not in single:
+            raise ConfigError(f"slices: no sparse column {name!r} with one id a row{nearest(name, single)}")
     for text in (config.optim.schedule, config.optim.dense_schedule):
         Schedule.read(text)
     layout = Layout(config.model, columns, Missing(dense) if config.missing == "mask" else None)
     placement = placed(config, layout.tables, machine)
-    whole = count(config.model, dense=len(dense), columns=len(columns))["total"]
+    whole = count(config.model, dense=len(dense), columns=len(layout.compressor.columns),
+                  history=layout.history.longest if layout.history else 0)["total"]
     a_row, an_element = STATES[config.optim.table_optimiser]
     state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
     sent = bytes_per_step(placement, layout, whole.parameters, config)
@@ -80,12 +81,13 @@ def bytes_per_step(placement: Placement, layout: Layout, parameters: int, config
     pooled, gradients, ids = [0.0] * ranks, 0.0, 0.0
     for place, table in zip(placement.places, layout.tables, strict=True):
         holders = [part for part in place.parts if part.rows]
+        vectors = len(layout.keys[place.name])
         for part in holders:
-            pooled[part.rank] += away * part.width * element
+            pooled[part.rank] += away * vectors * part.width * element
         # Each id and each length has four bytes; by columns, each holder gets all of them.
         copies = len(holders) if place.kind == "column" else 1
-        ids += mine * (ranks - 1) / ranks * 4 * (table.lookups * copies + len(holders))
-        gradients += sum(mine * part.width * element for part in holders) * (ranks - 1) / ranks
+        ids += mine * (ranks - 1) / ranks * 4 * (table.lookups * copies + vectors * len(holders))
+        gradients += sum(mine * vectors * part.width * element for part in holders) * (ranks - 1) / ranks
     return round(max(pooled) + gradients + ids + 2 * parameters * 4 * (ranks - 1) / ranks)
 
 

@@ -27,7 +27,7 @@ from dlrm.guard import BadData
 from dlrm.meta import LATEST, CheckpointError, Meta, latest
 from dlrm.options import Plan
 from dlrm.placement import PlacementError
-from etl.program import FAILED, USAGE, UsageError, run, say
+from etl.program import FAILED, INTERRUPTED, USAGE, UsageError, run, say
 from etl.table import FeatureTable, TableError
 from ingest.knobs import KnobError, Knobs
 from ingest.machine import Machine
@@ -53,6 +53,10 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         args = options.parse(argv, __doc__)
         plan = _plan(args)
         return _check(args, plan) if args.check else _train(plan)
+    except KeyboardInterrupt:
+        if first:
+            raise
+        os._exit(INTERRUPTED)  # one line is enough
     except Exception as error:
         wrong_input = isinstance(error, INPUT_ERRORS)
         if first:  # it says it for all
@@ -152,6 +156,7 @@ def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
         journal.event({"kind": "start", "ranks": here.ranks, "steps": steps * config.epochs,
                        "resumed_at": plan.meta.step, "data": table.uri, "version": table.version, **now.to_dict()})
         saved = checkpoint.Checkpoints(plan.run / "checkpoints", parts, here, keep=config.keep, record=journal.event)
+        stack.callback(saved.close)
         judge = Judge(config=config, table=table, parts=parts, world=here, journal=journal, checkpoints=saved,
                       steps_per_epoch=steps)
 

@@ -116,6 +116,7 @@ def trained(here: World, how: str, folder: Path, optimiser: str = "adagrad", *, 
                       asked_to_stop=lambda: here.rank == here.ranks - 1 and len(losses) + 1 == stop_at)
     outcome = trainer.train(feed, meta)
     saved.wait()
+    saved.close()
     return losses, parts, outcome
 
 
