@@ -79,6 +79,8 @@ class Pipeline:
 
     @property
     def limits(self) -> Limits:
+        """They rise with the cores, and never fall: knobs in force stay within them."""
+        self._cores = max(self._cores, math.ceil(self._parts.machine.cores()))
         workers = {name: (1, 2 * self._cores) for name in self.stages}
         workers["read"] = (1, max(64, 8 * self._cores))  # readers that wait for a store take no core
         workers["collate"] = (1, 1)  # it hands over what is there

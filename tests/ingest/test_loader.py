@@ -211,6 +211,24 @@ class TestSnapshots:
             assert isinstance(loader, Tunable)
             loader.limits.check(loader.knobs)
 
+    def test_cores_that_come_and_go_are_seen_at_the_next_look(self, table):
+        class Changing(Machine):
+            now = 2.0
+
+            def cores(self):
+                return self.now
+
+        machine = Changing()
+        with Loader(table, batch_size=80, machine=machine) as loader:
+            small = loader.limits.workers["shuffle"][1]
+            machine.now = 0.5
+            assert loader.snapshot().cpu_quota == 0.5
+            assert loader.limits.workers["shuffle"][1] == small
+            machine.now = 16.0
+            assert loader.snapshot().cpu_quota == 16.0
+            assert loader.limits.workers["shuffle"][1] == 8 * small
+            loader.apply(loader.knobs.with_workers(shuffle=8 * small))
+
     def test_knobs_outside_the_limits_are_refused_and_change_nothing(self, table):
         with Loader(table, batch_size=80) as loader:
             before = loader.knobs
