@@ -19,7 +19,7 @@ import pytest
 def test_the_demo_ends_on_a_report(tmp_path):
     result = subprocess.run(
         [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "40000", "--bench-seconds", "3"],
-        capture_output=True, text=True, timeout=390, check=False)
+        capture_output=True, text=True, timeout=390, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert result.returncode == 0, result.stderr[-4000:]
     last = json.loads(result.stdout.splitlines()[-1])
     assert 0.5 < last["auc"] < last["bayes_auc"] < 1
@@ -45,7 +45,8 @@ def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
 def test_an_interrupt_leaves_nothing_running(tmp_path):
     """In the middle of the Spark step: the demo's own log says when that has begun."""
     process = subprocess.Popen([sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "20000"],
-                               stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+                               stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+                               env={**os.environ, "TMPDIR": str(tmp_path)})
     with process.stderr as lines:
         for line in lines:
             if "spark-submit" in line:

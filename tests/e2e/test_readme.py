@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -34,10 +35,12 @@ def commands() -> list[str]:
 def place(tmp_path_factory) -> Path:
     """A folder that looks like the checkout, with raw logs beside it."""
     here = tmp_path_factory.mktemp("readme")
-    for name in ("etl", "ingest", "agent", "dlrm", "features", "spark-defaults.conf", "Makefile", ".ci"):
+    for name in ("etl", "ingest", "agent", "dlrm", "features", "spark-defaults.conf", "Makefile", ".ci", ".venv",
+                 "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
         (here / name).symlink_to(ROOT / name)
-    subprocess.run([sys.executable, "-m", "etl", "synth", "--rows", str(ROWS), "--seed", "3", "--out", "logs"],
-                   cwd=here, check=True, capture_output=True, timeout=120)
+    (here / "tmp").mkdir()
+    synth = f"-m etl synth --rows {ROWS} --seed 3 --days 2 --out logs"
+    subprocess.run([sys.executable, *synth.split()], cwd=here, check=True, capture_output=True, timeout=120)
     return here
 
 
@@ -53,20 +56,22 @@ def spark_master(place):
     env = {"PATH": os.environ["PATH"], "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1",
            "SPARK_WORKER_DIR": str(place / "work"), "PYSPARK_PYTHON": sys.executable}
     deploy = "org.apache.spark.deploy"
-    started = []
+    started: list[tuple[subprocess.Popen, threading.Thread]] = []
 
     def start(*words: str, until: str) -> None:
         process = subprocess.Popen([home / "bin/spark-class", *words], env=env, cwd=place, text=True,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
-        started.append(process)
-        for line in process.stderr:
-            if until in line:
-                break
-        else:
-            pytest.fail(f"{words[0]} ended before it said {until!r}")
-        # Its later lines must not fill the pipe.
-        subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL, start_new_session=True)
-        process.stderr.close()
+        seen = threading.Event()
+
+        def drain() -> None:  # to its end: a full pipe would block it
+            for line in process.stderr:
+                if until in line:
+                    seen.set()
+
+        reader = threading.Thread(target=drain)
+        reader.start()
+        started.append((process, reader))
+        assert seen.wait(60), f"{words[0]} did not say {until!r}"
 
     url = f"spark://127.0.0.1:{port}"
     try:
@@ -75,15 +80,20 @@ def spark_master(place):
               url, until="Successfully registered")
         yield url
     finally:
-        for process in reversed(started):
+        for process, reader in reversed(started):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
+            reader.join(10)
+            process.stderr.close()
 
 
 def small(command: str, master: str) -> list[str]:
     """The README's command with this machine's places, few rows, few seconds."""
     words = [w.replace("hdfs:///", "") for w in shlex.split(command)]
-    words = [master if w == "spark://HOST:7077" else "shared-table" if w == "/shared/table" else w for w in words]
+    here = {"spark://HOST:7077": master, "/shared/table": "shared-table", "spark.driver.host=DRIVER":
+            "spark.driver.host=127.0.0.1", "spark.driver.bindAddress=0.0.0.0": "spark.driver.bindAddress=127.0.0.1",
+            "spark.pyspark.python=python3": f"spark.pyspark.python={sys.executable}"}
+    words = [here.get(w, w) for w in words]
     for flag, value in (("--seconds", "2"), ("--batch-size", "512")):
         if flag in words:
             words[words.index(flag) + 1] = value
@@ -97,7 +107,8 @@ def small(command: str, master: str) -> list[str]:
 def test_every_command_of_the_readme_works(place, spark_master):
     done = []
     # What `. .venv/bin/activate` does.
-    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1",
+           "TMPDIR": str(place / "tmp")}  # torchrun and torch leave theirs there
     for command in commands():
         if command.startswith((*BY_CI, ". .venv")):
             continue
