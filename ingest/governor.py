@@ -48,7 +48,7 @@ class Governor:
         self.limit, self.minimum, self.base = limit, minimum, base
         self.held_back = 0
         self._idle, self._reclaim = idle, reclaim
-        self._charged = self._early = 0
+        self._charged = self._early = self._held = 0
         self._waiting: list[threading.Condition] = []
 
     @property
@@ -56,10 +56,15 @@ class Governor:
         """Bytes that work in the pipeline holds now."""
         return self._charged
 
+    @property
+    def held(self) -> int:
+        """Bytes of worker processes, and of what they share with us."""
+        return self._held
+
     def admit(self, size: int, due: bool) -> Charge | None:
         """A charge of `size` bytes, or None if the work has to wait. Call it with the lock held."""
         if not due:
-            room = self.limit - self.base - self.minimum - self._early
+            room = self.limit - self.base - self.minimum - self._early - self._held
             if size > room - self._idle():
                 self._reclaim()
             if size > room - self._idle():
@@ -67,6 +72,13 @@ class Governor:
         charge = Charge(self, 0, early=not due)
         self.move(charge, size)
         return charge
+
+    def hold(self, change: int) -> None:
+        """Memory besides the work's own, taken (+) or given back (-): worker processes and what they share with us."""
+        with self.lock:
+            self._held += change
+            if change < 0:
+                self._wake()
 
     def wait_on(self, condition: threading.Condition, again: bool) -> None:
         """Waits until something is released, or `condition` is notified for another reason. `again`: for the same
@@ -86,5 +98,8 @@ class Governor:
             if charge.early:
                 self._early += change
             if change < 0:
-                for condition in self._waiting:
-                    condition.notify_all()
+                self._wake()
+
+    def _wake(self) -> None:
+        for condition in self._waiting:
+            condition.notify_all()

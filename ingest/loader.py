@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ingest.aside import Aside
 from ingest.batch import Batch, Ready
 from ingest.columns import Columns
 from ingest.knobs import Knobs, Limits
 from ingest.machine import Machine
+from ingest.origins import Origins
 from ingest.parquet import table_of
 from ingest.pipeline import Parts, Pipeline
 from ingest.plan import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
 from ingest.pool import Closed
+from ingest.quarantine import ErrorPolicy, Quarantine
 from ingest.source import RowGroups, source_of
 from ingest.stats import Snapshot
 from ingest.transform import Function, Transform, fused, online
@@ -61,19 +65,22 @@ class Loader:
                  shuffle: bool = True,
                  streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
                  memory_limit: int | None = None, reader: str = "petastorm",
-                 transforms: Sequence[Transform | tuple[str, Function]] = (), roles: Roles | None = None,
-                 fill: Mapping[str, float] | float | None = None,
+                 transforms: Sequence[Transform | tuple[str, Function | str]] = (), roles: Roles | None = None,
+                 fill: Mapping[str, float] | float | None = None, errors: ErrorPolicy | None = None,
+                 quarantine: str | os.PathLike[str] = "quarantine.jsonl",
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
         `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` stands where a number is missing, for
         all columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are
         named functions over a batch (`ingest.transform.Transform`); operators that the table leaves to the loader come
-        before them. `memory_limit` is in bytes for the whole process tree, and never more than the machine's.
-        `before_read` runs in the reader before each row group: it stands in for a store's latency."""
+        before them. `memory_limit` is in bytes for the whole process tree, and never more than the machine's. `errors`
+        says what happens to rows that fail (default: the run stops); those set aside are listed in the file
+        `quarantine`. `before_read` runs in the reader before each row group: it stands in for a store's latency."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
         self._limit = memory_limit
+        self._books = Quarantine(errors or ErrorPolicy(), quarantine)
         source = table_of(source, roles)
         given = [t if isinstance(t, Transform) else Transform(*t) for t in transforms]
         left = online(source.fields, source.state()) if any(f.online for f in source.fields) else []
@@ -85,9 +92,10 @@ class Loader:
         self.plan.streams_of(rank, ranks)
         self._table = {"version": source.version, "split": split}
         self._epochs = epochs
+        aside = Aside(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
         self._pipeline = Pipeline(
             Parts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe, columns=self._columns,
-                  rank=rank, ranks=ranks, transforms=fused([*left, *given]),
+                  rank=rank, ranks=ranks, transforms=fused([*left, *given]), aside=aside,
                   memory_limit=machine.memory_limit(memory_limit), machine=machine), knobs)
         self._machine = machine
         self._position = Position()
@@ -226,6 +234,25 @@ class Loader:
         return self._machine.memory_used()
 
     @property
+    def quarantined(self) -> dict[str, Any]:
+        """Rows set aside so far: how many, why, and the file that lists them."""
+        return self._books.summary()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The processes that run transforms now."""
+        return self._pipeline.worker_pids
+
+    @property
+    def worker_restarts(self) -> int:
+        """Of those, how many died and were replaced."""
+        return self._pipeline.restarts
+
+    def stacks(self) -> str:
+        """What those processes do now."""
+        return self._pipeline.stacks()
+
+    @property
     def minimum_memory(self) -> int:
         """The smallest `memory_limit` that this loader accepts."""
         return self._pipeline.least_limit
@@ -239,6 +266,7 @@ class Loader:
             self._run = None
             self._pipeline.stop()
             self._groups.close()
+            self._books.close()
 
     def __enter__(self) -> Loader:
         self._check_open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -9,12 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingest.batch import Collator, Cutter, Ready, Stretch, cuts, most_steps
+from ingest.aside import Aside
+from ingest.backend import BASE_BYTES, Stage, Worker, function_of
+from ingest.batch import Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
 from ingest.buffers import Buffers
 from ingest.columns import Columns
 from ingest.footprint import minimum_bytes
-from ingest.governor import Governor
-from ingest.knobs import Knobs, Limits
+from ingest.governor import Charge, Governor
+from ingest.knobs import BACKENDS, Knobs, Limits
 from ingest.machine import Machine
 from ingest.plan import Position, Read, RowsPlan
 from ingest.pool import Pool, Tally
@@ -22,6 +25,7 @@ from ingest.shuffle import Block, Chunks, Decoded, Gatherer, Task, gatherings
 from ingest.source import Source, Work
 from ingest.stats import StageStats
 from ingest.transform import Fused, Transformer
+from ingest.workers import RestartBudget
 
 PATIENCE_S = 2.5  # for workers that are in the middle of their work when a pipeline stops
 FIXED = ("read", "shuffle", "batch", "collate")
@@ -42,6 +46,7 @@ class Parts:
     rank: int = 0
     ranks: int = 1
     transforms: Sequence[Fused] = ()
+    aside: Aside
     memory_limit: int
     machine: Machine
 
@@ -64,14 +69,19 @@ class Pipeline:
         self._cores = cores
         start = Knobs(workers={"read": cores, "shuffle": max(1, cores // 2)})
         self.knobs = self._complete(start, knobs or Knobs())
-        self.limits.check(self.knobs)
         self._tallies = {name: Tally(name) for name in self.stages}
         self._buffers = Buffers()
         self._base = parts.machine.memory_used()
         self.minimum = minimum_bytes(parts.plan, parts.columns, parts.rank, parts.ranks, len(self.stages) - 1)
         self._governor = self._new_governor()
+        self.limits.check(self.knobs)
         self._held_back = 0
         self._pools: dict[str, Pool[Any, Any]] = {}
+        for stage in parts.transforms:
+            for transform in stage.transforms:
+                function_of(transform)  # a name that leads nowhere is said now
+        self._transforms: dict[str, list[Stage]] = {}
+        self._budget = RestartBudget()
         self._leaving: list[Pool[Any, Any]] = []
         self._turning = threading.Lock()
 
@@ -84,12 +94,18 @@ class Pipeline:
         workers = {name: (1, 2 * self._cores) for name in self.stages}
         workers["read"] = (1, max(64, 8 * self._cores))  # readers that wait for a store take no core
         workers["collate"] = (1, 1)  # it hands over what is there
-        return Limits(workers=workers)
+        return Limits(workers=workers, backends={s.name: self._backends for s in self._parts.transforms if s.movable})
+
+    @property
+    def _backends(self) -> tuple[str, ...]:
+        """Processes only if there is memory for as many as a stage may have."""
+        spare = self._parts.memory_limit - self._base - self.minimum
+        return BACKENDS if spare >= 2 * self._cores * BASE_BYTES else ("thread",)
 
     def _complete(self, knobs: Knobs, given: Knobs) -> Knobs:
         """`given`, and for stages that it does not name what `knobs` say, or one worker."""
         return replace(given, workers={n: given.workers.get(n, knobs.workers.get(n, 1)) for n in self.stages}
-                       | dict(given.workers))
+                       | dict(given.workers), backend={**knobs.backend, **given.backend})
 
     def apply(self, knobs: Knobs) -> None:
         """Stages and sizes that `knobs` name change at once; the other stages keep their workers."""
@@ -100,6 +116,9 @@ class Pipeline:
             for name, pool in self._pools.items():
                 pool.resize(knobs.workers[name])
                 pool.limit(self._limit_bytes(name))
+            for name, stages in self._transforms.items():
+                for stage in stages:
+                    stage.backend = knobs.backend.get(name, "thread")
 
     def _limit_bytes(self, stage: str) -> int:
         """How many bytes may wait behind a stage."""
@@ -129,9 +148,10 @@ class Pipeline:
                 size=lambda g: g.window.rows * columns.row_bytes, measure=lambda b: (b.rows, b.nbytes))
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
-                "batch", cuts(blocks, plan, parts.ranks), lambda: cutter, size=cutter.size, measure=_measured)
+                "batch", cuts(blocks, plan, parts.ranks), self._marked(cutter), size=cutter.size,
+                measure=_measured)
             for transform in parts.transforms:
-                stretches = self._pool(transform.name, stretches, _transformer(transform, columns),
+                stretches = self._pool(transform.name, stretches, self._transformer(transform),
                                        size=lambda s: s.nbytes, measure=_measured)
             collator = Collator(columns, plan.batch_size // parts.ranks)
             return self._pool("collate", stretches, lambda: collator, size=lambda s: s.nbytes,
@@ -143,6 +163,9 @@ class Pipeline:
             pools, self._pools = list(self._pools.values()), {}
             for pool in pools:
                 pool.close()
+            for stage in itertools.chain(*self._transforms.values()):
+                stage.close()
+            self._transforms = {}
             self._leaving = [p for p in self._leaving + pools if not p.gone]
             self._held_back, self._governor.held_back = self.held_back, 0
         return self._leaving
@@ -169,6 +192,23 @@ class Pipeline:
         self._pools[name] = pool
         return pool
 
+    def _transformer(self, fused: Fused) -> Callable[[], Transformer]:
+        tally, governor, columns = self._tallies[fused.name], self._governor, self._parts.columns
+
+        def spent(cpu_s: float, core_wait_s: float) -> None:
+            with governor.lock:
+                tally.cpu_s += cpu_s
+                tally.core_wait_s += core_wait_s
+
+        stages = self._transforms[fused.name] = [
+            Stage(transform, columns, self._parts.aside, backend=self.knobs.backend.get(fused.name, "thread"),
+                  budget=self._budget, charge=governor.hold, spent=spent) for transform in fused.transforms]
+        return lambda: Transformer(fused, columns, [stage.runner() for stage in stages])
+
+    def _marked(self, cutter: Cutter) -> Callable[[], Callable[[Cut, Charge], Stretch]]:
+        """Batches whose rows of unreadable row groups have weight 0."""
+        return lambda: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
+
     def _new_governor(self) -> Governor:
         return Governor(self._parts.memory_limit, self.minimum, self._base, self._buffers.idle_bytes,
                         self._buffers.trim)
@@ -177,9 +217,34 @@ class Pipeline:
 
     def stats(self) -> tuple[StageStats, ...]:
         pools = dict(self._pools)
-        return tuple(pools[name].stats() if name in pools else
-                     self._tallies[name].stats(self.knobs.workers[name], "thread", 0, self._limit_bytes(name))
-                     for name in self.stages)
+        found = (pools[name].stats() if name in pools else
+                 self._tallies[name].stats(self.knobs.workers[name], "thread", 0, self._limit_bytes(name))
+                 for name in self.stages)
+        return tuple(replace(s, backend=self.knobs.backend.get(s.name, "thread")) for s in found)
+
+    @property
+    def gone(self) -> bool:
+        """No worker of any stage is left."""
+        return not self._pools and all(pool.gone for pool in self._leaving)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The processes of all stages now."""
+        return [pid for _, worker in self._workers() if (pid := worker.process.pid)]
+
+    def stacks(self) -> str:
+        """What every worker process does now, for a person who looks for a hang."""
+        return "\n".join(f"worker {worker.process.pid} of {name}:\n{worker.process.stack()}"
+                         for name, worker in self._workers())
+
+    def _workers(self) -> list[tuple[str, Worker]]:
+        return [(name, worker) for name, stages in list(self._transforms.items()) for stage in stages
+                for worker in stage.workers()]
+
+    @property
+    def restarts(self) -> int:
+        """Worker processes that died and were replaced."""
+        return self._budget.used
 
     @property
     def least_limit(self) -> int:
@@ -203,7 +268,3 @@ class Pipeline:
 
 def _measured(stretch: Stretch) -> tuple[int, int]:
     return sum(stretch.rows), stretch.nbytes
-
-
-def _transformer(transform: Fused, columns: Columns) -> Callable[[], Transformer]:
-    return lambda: Transformer(transform, columns)

@@ -206,6 +206,8 @@ class Pool(Generic[In, Out]):
         finally:
             with self._lock:
                 self._tally.change(busy=-busy, waiting=busy - 1)
+            if close := getattr(work, "close", None):  # a worker that holds more than memory
+                close()
 
     def _take(self) -> _Task | None:
         """The next item with room for its result, or None: time to go home."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ from ingest.batch import Stretch, columns_of, joined, lengths_name
 from ingest.columns import Columns
 from ingest.governor import Charge
 
+Arrays = dict[str, npt.NDArray[Any]]
+Given = Mapping[str, npt.NDArray[Any]] | None
 Function = Callable[[Any], Any]
 
 
@@ -31,11 +34,34 @@ class Transform:
     as `NAME.lengths`; if both come back, the bags may have got other lengths."""
 
     name: str
-    function: Function
+    function: Function | str
+    """By name, as `module:function`, it has a stage of its own, which can also run in processes (`ingest.backend`)."""
     arrow: bool = False
     """It takes a pyarrow.RecordBatch instead (bags are lists), and gives back one, with the columns that it changes."""
     apart: bool = False
     """It has a stage of its own: its own workers, and its own line in every table."""
+    pure: bool = False
+    """It writes nothing into what it gets, so no copy is kept for the case that it fails on some row."""
+    columns: tuple[str, ...] = ()
+    """Those that the function gets; none named: all. What it does not get is neither copied nor carried."""
+    limit_s: float | None = None
+    """The time that a batch may take in a process, whose worker is then ended."""
+    memory_limit: int | None = None
+    """Bytes that the function may take in a process, beyond the process's own."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, str):
+            if not re.fullmatch(r"[\w.]+:\w+", self.function) or self.function.startswith("__main__:"):
+                raise TransformError(f"transform {self.name!r}: {self.function!r} is not module:function, in a module "
+                                     "that can be imported")
+        elif self.limit_s is not None or self.memory_limit is not None:
+            raise TransformError(f"transform {self.name!r}: limits hold in processes only; name the function as "
+                                 "module:function")
+
+    @property
+    def movable(self) -> bool:
+        """It can also run in processes."""
+        return isinstance(self.function, str) and not self.arrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +74,16 @@ class Fused:
     def name(self) -> str:
         return "+".join(t.name for t in self.transforms)
 
+    @property
+    def movable(self) -> bool:
+        """It can also run in processes."""
+        return all(t.movable for t in self.transforms)
+
 
 def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
     """One stage for each run of transforms that are not to stand apart."""
     stages: list[Fused] = []
-    for apart, some in itertools.groupby(transforms, lambda t: t.apart):
+    for apart, some in itertools.groupby(transforms, lambda t: t.apart or t.movable):
         run = tuple(some)
         stages += [Fused((t,)) for t in run] if apart else [Fused(run)]
     return tuple(stages)
@@ -66,24 +97,28 @@ def online(fields: Sequence[Field], state: Any) -> list[Transform]:
     def apply(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         return {name: function(arrays[name]) for name, function in functions.items()}
 
-    return [Transform("online", apply)] if functions else []
+    return [Transform("online", apply, pure=True)] if functions else []
+
+
+class Run(Protocol):
+    """Calls a transform's function on batch `number` of a stretch; `where` names it in errors."""
+
+    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given: ...
+    def close(self) -> None: ...
 
 
 class Transformer:
-    """One worker of a transform's stage."""
+    """One worker of a transform's stage, with what runs each of its functions."""
 
-    def __init__(self, stage: Fused, columns: Columns):
-        self._stage, self._columns = stage, columns
+    def __init__(self, stage: Fused, columns: Columns, runs: Sequence[Run]):
+        self._stage, self._columns, self._runs = stage, columns, runs
 
     def __call__(self, stretch: Stretch, charge: Charge) -> Stretch:
         for n in range(stretch.steps):
-            for transform in self._stage.transforms:
+            for transform, run in zip(self._stage.transforms, self._runs, strict=True):
                 where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
                 arrays = columns_of(stretch, n, self._columns)
-                if transform.arrow:
-                    given = _from_arrow(transform.function(_to_arrow(arrays, self._columns)), where)
-                else:
-                    given = transform.function(dict(arrays)) or {}
+                given = run(stretch, n, arrays, where) or {}
                 new = {name: value for name, value in given.items() if value is not arrays.get(name)}
                 changed = self._lengths(new, arrays, where)
                 for name, value in new.items():
@@ -95,6 +130,11 @@ class Transformer:
                     stretch = stretch.replaced(ids=tuple(ids))
         stretch.charge.release()
         return stretch.replaced(charge=charge)
+
+    def close(self) -> None:
+        """This worker goes home."""
+        for run in self._runs:
+            run.close()
 
     def _lengths(self, new: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], where: str
                  ) -> dict[str, npt.NDArray[Any]]:
@@ -126,10 +166,15 @@ def _take(name: str, value: Any, arrays: Mapping[str, npt.NDArray[Any]], where: 
     np.copyto(into, value, casting="same_kind")
 
 
+def over_arrow(function: Function, arrays: Arrays, columns: Columns, where: str) -> Arrays:
+    """Calls a function over record batches with arrays."""
+    return _from_arrow(function(_to_arrow(arrays, columns)), where)
+
+
 def _to_arrow(arrays: Mapping[str, npt.NDArray[Any]], columns: Columns) -> pa.RecordBatch:
     """Without a copy."""
     found: dict[str, pa.Array] = {}
-    for name in columns.names:
+    for name in filter(arrays.__contains__, columns.names):
         lengths = arrays.get(lengths_name(name))
         values = pa.array(arrays[name])
         if lengths is not None:

@@ -153,6 +153,13 @@ class WorkerProcess:
         with self._state:
             return self._child.stack() if self._child else ""
 
+    def kill(self) -> None:
+        """Ends the process now and waits for nothing; a call then raises WorkerClosed. `close` has to follow."""
+        with self._state:
+            self._closed = True
+            if self._child:
+                self._child.kill()
+
     def close(self) -> None:
         """Ends the worker, also in the middle of a call, which then raises WorkerClosed. Twice is once."""
         with self._state:

@@ -158,3 +158,32 @@ def interrupt_parent(columns):
         os.kill(os.getppid(), signal.SIGINT)
         _stay()
     return double(columns)
+
+
+def shifted(columns):
+    """What a batch should come out as, whoever calls."""
+    columns["I1"] += 1
+    return {"C1": columns["C1"] ^ 1}
+
+
+def shifted_after_hold(columns):
+    """The very first attempt holds its batch until a signal ends it."""
+    if _attempt() == 1:
+        _announce()
+        _stay()
+    return shifted(columns)
+
+
+def fails_on_odd_labels(columns):
+    """Writes first, so that a caller must not trust what it finds after a failure."""
+    columns["I1"] += 1
+    if (columns["label"] > 0.5).any():
+        raise ValueError("a label is 1")
+
+
+def only_two(columns):
+    return {name: np.full(len(array), len(columns), array.dtype) for name, array in columns.items()}
+
+
+def no_such_name(columns):
+    return undefined  # noqa: F821

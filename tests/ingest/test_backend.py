@@ -1,0 +1,247 @@
+"""Transforms in threads and in processes, as a loader runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import zlib
+from collections import deque
+from random import Random
+
+import numpy as np
+import pytest
+
+from ingest.knobs import KnobError, Knobs
+from ingest.loader import Loader
+from ingest.quarantine import ErrorPolicy, QuarantineError
+from ingest.transform import Transform, TransformError
+from ingest.workers import WorkerCrashed
+from tests.ingest import twin
+from tests.ingest.test_workers import Scene
+
+NAME = "tests.ingest.worker_functions:"
+PROCESS = Knobs(backend={"mine": "process"})
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
+
+
+def loading(table, function, knobs=PROCESS, **options):
+    options = {"batch_size": 80, "window_rows": 60} | options  # so that an epoch is many items
+    transform = function if isinstance(function, Transform) else Transform("mine", function)
+    return Loader(table, transforms=[transform], knobs=knobs, **options)
+
+
+def contents(batch):
+    return [zlib.crc32(t.contiguous().numpy()) for t in (batch.dense, batch.values, batch.label, batch.weight)]
+
+
+EPOCHS = 8  # more than the least that a pipeline may read ahead
+
+
+def all_of(loader, between=lambda step: None):
+    """Checksums of all batches of some epochs, and the order hashes."""
+    found, hashes = [], []
+    for _ in range(EPOCHS):
+        for batch in loader:
+            found.append(contents(batch))
+            between(len(found))
+        hashes.append(loader.order_hash)
+    return found, hashes
+
+
+def test_the_back_end_is_switched_while_batches_come(table):
+    random, seen = Random(5), set()
+    with loading(table, NAME + "shifted", Knobs()) as loader:
+        assert loader.limits.backends_of("mine") == ("thread", "process")
+        expected = all_of(loader)
+    with loading(table, NAME + "shifted", Knobs(workers={"mine": 2}, prefetch_bytes=2**20,
+                                                 read_ahead_bytes=2**20), epochs=EPOCHS) as loader:
+        backends = []
+
+        def turn(step):
+            seen.update(loader.worker_pids)
+            if step % 25 == 2:
+                backends.append("process" if loader.knobs.backend.get("mine", "thread") == "thread" else "thread")
+                loader.apply(Knobs(workers={"mine": random.randint(1, 3)}, backend={"mine": backends[-1]}))
+                assert loader.snapshot().stage("mine").backend == backends[-1]
+
+        assert all_of(loader, turn) == expected
+        assert seen, "processes were at work"
+        assert len(backends) > 3
+
+
+def test_a_stage_gives_its_processes_back_when_it_goes_over_to_threads(table):
+    with loading(table, NAME + "shifted", epochs=50) as loader:
+        stream = (batch for _ in range(50) for batch in loader)
+        while not loader.worker_pids:
+            next(stream)
+        loader.apply(Knobs(backend={"mine": "thread"}))
+        assert loader.knobs.workers["mine"] == 1
+        while loader.worker_pids:
+            next(stream)
+        assert loader.worker_restarts == 0
+        stream.close()
+
+
+def test_a_function_without_a_name_stays_in_threads(table):
+    with loading(table, lambda columns: None, Knobs()) as loader:
+        assert loader.limits.backends_of("mine") == ("thread",)
+        with pytest.raises(KnobError, match="backend of 'mine'"):
+            loader.apply(PROCESS)
+
+
+@pytest.mark.parametrize("name", ["no.such.module:f", NAME + "nothing", "__main__:f", "f"])
+def test_a_name_that_leads_nowhere_is_said_at_once(table, name):
+    with pytest.raises(TransformError, match=r"transform 'mine'.*" + name.partition(":")[0]):
+        loading(table, name, Knobs())
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
+    few = Transform("mine", NAME + "only_two", columns=("I1", "C1"))
+    with loading(table, few, Knobs(backend={"mine": backend})) as loader:
+        batch = next(iter(loader))
+        assert (batch.dense[:, 0] == 2).all()
+        assert (batch.values.view(26, -1)[0] == 2).all()
+        assert not (batch.values.view(26, -1)[1] == 2).all()
+
+
+def test_what_processes_take_is_charged_and_counted(table):
+    with loading(table, NAME + "shifted") as loader:
+        deque(loader, maxlen=0)
+        stage = loader.snapshot().stage("mine")
+        assert stage.cpu_s > 0
+        assert loader._pipeline._governor.held > 10 * 2**20, "one process"
+        governor = loader._pipeline._governor
+    assert governor.held == 0
+
+
+class TestFaults:
+    def test_a_worker_killed_with_a_batch_is_replaced_and_nothing_is_lost(self, table, scene):
+        with loading(table, NAME + "shifted", Knobs()) as loader:
+            expected = all_of(loader)
+        killed = threading.Thread(target=lambda: os.kill(scene.holders()[0], signal.SIGKILL))
+        killed.start()
+        with loading(table, NAME + "shifted_after_hold", epochs=EPOCHS) as loader:
+            assert all_of(loader) == expected
+            assert loader.worker_restarts == 1
+        killed.join()
+
+    def test_three_deaths_stop_the_run_with_file_row_group_and_signal(self, table, scene):
+        with loading(table, NAME + "crash") as loader, pytest.raises(
+                QuarantineError, match=r"parquet row group \d+ rows .*transform 'mine'.*epoch 0, step 0.*SIGSEGV"
+                                       r".*on_error=quarantine") as caught:
+            next(iter(loader))
+        assert isinstance(caught.value.__cause__, WorkerCrashed)
+        assert scene.attempts == 3
+
+    def test_deaths_can_be_quarantined_as_well(self, table, scene, tmp_path):
+        with loading(table, NAME + "crash", errors=ErrorPolicy(on_error="quarantine", max_rate=1),
+                     quarantine=tmp_path / "aside") as loader:
+            assert not next(iter(loader)).weight.any()
+            assert loader.quarantined["rows_set_aside"] >= 80
+
+    def test_a_hanging_worker_is_ended_after_the_limit(self, table, scene):
+        slow = Transform("mine", NAME + "shifted_after_hold", limit_s=0.5)
+        with loading(table, slow) as loader:
+            assert next(iter(loader)).rows == 80
+            assert loader.worker_restarts == 1
+        assert scene.attempts > 1
+
+    def test_close_does_not_wait_for_a_hanging_worker(self, table, scene):
+        loader = loading(table, NAME + "hold")
+        failed = []
+
+        def consume():
+            try:
+                next(iter(loader))
+            except Exception as error:
+                failed.append(error)
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        held = scene.holders()[0]
+        assert "hold" in loader.stacks()
+        watch = os.pidfd_open(held)
+        loader.close()
+        assert loader._pipeline.gone, "no thread is left"
+        os.close(watch)
+        consumer.join(10)
+        assert "was closed" in str(failed[0])
+
+    def test_all_workers_killed_and_killed_again(self, table):
+        with loading(table, NAME + "shifted", Knobs()) as loader:
+            expected = all_of(loader)
+        kills = 0
+        with loading(table, NAME + "shifted", Knobs(workers={"mine": 2}, backend={"mine": "process"},
+                                                    prefetch_bytes=2**20, read_ahead_bytes=2**20),
+                     epochs=EPOCHS) as loader:
+            def strike(step):
+                nonlocal kills
+                if kills < 4:
+                    for pid in loader.worker_pids:
+                        os.kill(pid, signal.SIGKILL)
+                        kills += 1
+
+            assert all_of(loader, strike) == expected
+            assert kills
+
+
+class TestRows:
+    @pytest.mark.parametrize("backend", ["thread", "process"])
+    def test_the_error_names_file_row_group_and_row(self, table, backend):
+        files = twin.Table(table.files_of("train"))
+        with loading(table, NAME + "fails_on_odd_labels", Knobs(backend={"mine": backend})) as loader, \
+                pytest.raises(QuarantineError, match=r"row group \d+ row \d+: transform 'mine' failed: ValueError: "
+                                                     r"a label is 1 .on_error=raise; on_error=quarantine") as caught:
+            next(iter(loader))
+        words = str(caught.value).split()
+        number = next(n for n, f in enumerate(table.files_of("train")) if f.path == words[0])
+        assert files.groups[number, int(words[3])]["label"][int(words[5].rstrip(":"))] == 1
+
+    @pytest.mark.parametrize("backend", ["thread", "process"])
+    def test_quarantined_rows_keep_their_places_with_weight_0(self, table, backend, tmp_path):
+        files, path = twin.Table(table.files_of("train")), tmp_path / "aside.jsonl"
+        few = Transform("mine", NAME + "fails_on_odd_labels", columns=("I1", "label"))
+        policy = ErrorPolicy(on_error="quarantine", max_rate=1)
+        with loading(table, few, Knobs(backend={"mine": backend}), errors=policy, quarantine=path, last="pad",
+                     batch_size=320, window_rows=300) as loader:
+            bad = set()
+            for batch, rows in zip(loader, twin.batches(loader.plan, 0), strict=True):
+                label, real = table_column(files, "label", rows), np.array([row is not None for row in rows])
+                np.testing.assert_array_equal(batch.label.numpy(), label)
+                np.testing.assert_array_equal(batch.weight.numpy(), (real & (label == 0)).astype("f4"))
+                np.testing.assert_array_equal(batch.dense[:, 0].numpy(),
+                                              table_column(files, "I1", rows) + (label == 0))
+                bad |= {row for row, one in zip(rows, label, strict=True) if one == 1}
+            summary = loader.quarantined
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        names = [f.path for f in table.files_of("train")]
+        assert {(names.index(x["file"]), x["row_group"], x["row"]) for x in lines} == bad
+        assert len(lines) == len(bad) == summary["rows_set_aside"] > 100
+
+    @pytest.mark.parametrize("backend", ["thread", "process"])
+    def test_errors_of_the_program_are_never_quarantined(self, table, backend, tmp_path):
+        with loading(table, NAME + "no_such_name", Knobs(backend={"mine": backend}), quarantine=tmp_path / "aside",
+                     errors=ErrorPolicy(on_error="quarantine", max_rate=1)) as loader, \
+                pytest.raises(QuarantineError, match="NameError is an error of the program"):
+            next(iter(loader))
+        assert not (tmp_path / "aside").exists()
+
+    def test_too_many_stop_the_run(self, table, tmp_path):
+        with loading(table, NAME + "fails_on_odd_labels", Knobs(), quarantine=tmp_path / "aside",
+                     errors=ErrorPolicy(on_error="quarantine", max_rows=20, max_rate=1)) as loader, \
+                pytest.raises(QuarantineError, match="more than max_rows=20"):
+            deque(loader, maxlen=0)
+
+
+def table_column(files, name, rows):
+    return files.column(name, rows).astype("f4")
