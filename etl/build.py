@@ -42,6 +42,7 @@ class Result:
     version: int
     fingerprint: Fingerprint
     files: int
+    splits: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class Job:
             raise
         return Result(rows_in=counted.parsed + sum(counted.rejected.values()), rows_out=record.rows,
                       rejected=counted.rejected, version=version, fingerprint=Fingerprint.of(fields),
-                      files=len(record.files))
+                      files=len(record.files), splits=_splits(record))
 
     def _learned(self, raw: Raw) -> tuple[State, Counted]:
         state, counted = fit(raw)
@@ -164,6 +165,13 @@ class Job:
                     raise DriftError(f"{what}, and drift.{kind}.refuse = {refuse:g}; nothing was published")
                 if warn is not None and size >= warn:
                     progress.say(f"warning: {what} (drift.{kind}.warn = {warn:g})")
+
+
+def _splits(record: JobRecord) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for file in record.files:
+        found[file.split] = found.get(file.split, 0) + file.rows
+    return found
 
 
 def _most(rejected: Mapping[str, int]) -> str:

@@ -60,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--update-state", action="store_true",
                            help="keep every id that the table's newest version gave, and add values not seen before; "
                                 "with append or overwrite")
+    described.add_argument("--explain", action="store_true",
+                           help="say what would be done, and do nothing: columns, operators, passes, joins, memory")
     return described
 
 
@@ -71,6 +73,7 @@ def _share(text: str) -> float:
 
 def main(argv: list[str]) -> dict[str, Any]:
     from etl.build import Job
+    from etl.explain import explain
     from etl.failure import clearly
     from etl.progress import Progress
     from etl.session import open_session
@@ -81,6 +84,11 @@ def main(argv: list[str]) -> dict[str, Any]:
     job = Job(spec=Spec.read(args.spec), inputs=tuple(args.input), store=Store(args.output), mode=args.mode,
               rejects=args.rejects, max_rejects=args.max_rejects, reuse_state=args.reuse_state,
               update_state=args.update_state)
+    if args.explain:
+        lines, about = explain(job)
+        for line in lines:
+            progress.say(line)
+        return about
     with progress.stage("starting Spark"):
         spark = open_session("sluice-etl")
     try:
@@ -91,6 +99,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     seconds = round(time.monotonic() - start, 1)
     progress.say(f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
                  f"{seconds} s")
+    for split, rows in result.splits.items():
+        progress.say(f"  {split}: {rows:,} rows")
     return {**dataclasses.asdict(result), "seconds": seconds}
 
 
