@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ingest.buffers import Buffers
+
 _ID = 4  # bytes
 _INT32 = np.iinfo(np.int32)
 
@@ -20,49 +22,56 @@ class BagError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """Row n has the ids `values[offsets[n]:offsets[n + 1]]`."""
+    """Row n has the ids `values[offsets[n]:offsets[n + 1]]`; without `offsets`, every row has `each` of them."""
 
-    offsets: npt.NDArray[Any]
     values: npt.NDArray[np.int32]
+    offsets: npt.NDArray[Any] | None
+    each: int = 0
 
-    def lengths(self, start: int, stop: int) -> npt.NDArray[Any]:
-        return np.diff(self.offsets[start:stop + 1])
+    def lengths(self, start: int, stop: int) -> npt.NDArray[Any] | int:
+        return self.each if self.offsets is None else np.diff(self.offsets[start:stop + 1])
 
     def ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         """All ids of some rows."""
-        return self.values[self.offsets[start]:self.offsets[stop]]
+        return self.values[self._at(start):self._at(stop)]
 
     def count(self, start: int, stop: int) -> int:
-        return int(self.offsets[stop] - self.offsets[start])
+        return self._at(stop) - self._at(start)
+
+    def _at(self, row: int) -> int:
+        return row * self.each if self.offsets is None else int(self.offsets[row])
 
     @property
     def nbytes(self) -> int:
-        return self.offsets.nbytes + self.values.nbytes
+        return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
 
-def shuffled(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None) -> Bags:
+def shuffled(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None, buffers: Buffers) -> Bags:
     """The bags of some arrays, one after the other, in `order` (as they lie if None). A missing bag is an empty one."""
     binary = [_as_binary(array) for array in arrays]
-    whole = binary[0] if len(binary) == 1 else pa.concat_arrays(binary)
-    offsets, values = _parts(whole)
-    if order is None:
-        return Bags(offsets - offsets[0], values[offsets[0]:offsets[-1]])
-    rows, size = len(whole), int(offsets[-1] - offsets[0])
-    each = size // rows if rows else 0
-    if each * rows == size and bool((np.diff(offsets) == each).all()):  # all of one length: rows of a matrix
-        block = values[offsets[0]:offsets[-1]].reshape(rows, each)
-        taken = np.take(block, order, axis=0, mode="clip") if each else block[:len(order)]
-        return Bags(np.arange(len(order) + 1, dtype=np.int64) * each, taken.reshape(-1))
-    offsets, values = _parts(whole.take(pa.array(order)))
-    return Bags(offsets - offsets[0], values[offsets[0]:offsets[-1]])
+    whole = binary[0] if len(binary) == 1 else pa.concat_arrays([b.cast(pa.large_binary()) for b in binary])
+    ends, values = _parts(whole)
+    rows, first, last = len(whole), int(ends[0]), int(ends[-1])
+    each = (last - first) // rows if rows else 0
+    if each * rows == last - first and each % _ID == 0 and bool((np.diff(ends) == each).all()):
+        each //= _ID  # all of one length: the rows of a matrix
+        values = values[first // _ID:last // _ID]
+        if order is not None:
+            taken = buffers.take_line(len(order) * each, np.int32)
+            if each:
+                values.reshape(rows, each).take(order, axis=0, out=taken.reshape(len(order), each), mode="clip")
+            values = taken
+        return Bags(values, None, each)
+    _check_sizes(ends)
+    if order is not None:
+        ends, values = _parts(whole.cast(pa.large_binary()).take(pa.array(order)))
+    return Bags(values[int(ends[0]) // _ID:int(ends[-1]) // _ID], (ends - ends[0]) // _ID)
 
 
 def _as_binary(array: pa.Array) -> pa.Array:
     """Bags as bytes, little-endian int32 one after the other: without a copy if they are int32 already."""
-    if pa.types.is_large_binary(array.type):
+    if pa.types.is_large_binary(array.type) or pa.types.is_binary(array.type):
         return array
-    if pa.types.is_binary(array.type):
-        return array.cast(pa.large_binary())
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
         raise BagError(f"a bag of {array.type}")
     if array.null_count:
@@ -82,11 +91,16 @@ def _as_binary(array: pa.Array) -> pa.Array:
 
 
 def _parts(binary: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """Offsets, counted in ids, and all values."""
+    """Where each bag ends, in bytes, behind where the first begins; and all values."""
     _, offsets, data = binary.buffers()
-    ends = np.frombuffer(offsets, np.int64)[binary.offset:binary.offset + len(binary) + 1]
-    if bool((ends % _ID).any()):
-        row = int(np.argmax(np.diff(ends) % _ID != 0))
-        raise BagError(f"a bag of {ends[row + 1] - ends[row]} bytes, which is no whole number of int32 ids")
+    kind = np.int64 if pa.types.is_large_binary(binary.type) else np.int32
+    ends = np.frombuffer(offsets, kind)[binary.offset:binary.offset + len(binary) + 1]
     size = int(ends[-1]) // _ID
-    return ends // _ID, np.frombuffer(data, "<i4", size) if size else np.empty(0, np.int32)
+    return ends, np.frombuffer(data, "<i4", size) if size else np.empty(0, np.int32)
+
+
+def _check_sizes(ends: npt.NDArray[Any]) -> None:
+    odd = np.diff(ends) % _ID != 0
+    if odd.any():
+        row = int(np.argmax(odd))
+        raise BagError(f"a bag of {ends[row + 1] - ends[row]} bytes, which is no whole number of int32 ids")

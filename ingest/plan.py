@@ -7,7 +7,8 @@ number of streams and the window, and on nothing else: not on knobs, workers, ra
    Every second stream runs backwards over its row groups: so the two streams that share a row group at a cut need it
    at the same time, and one read serves both.
 2. A stream is cut into *windows* of at most `window_rows` rows: whole row groups, as many as fit; a larger row group
-   is cut into equal pieces. The rows of a window are shuffled among themselves.
+   is cut into equal pieces. The rows of a window are shuffled among themselves. The first three are smaller, at most an
+   eighth, a quarter and half as long.
 3. Global batch k holds the k-th B/S rows of every stream, in the order of the streams. Rank r of R takes the
    streams from rS/R to (r+1)S/R: hence the same number of steps on every rank, and the same global batches on any
    number of ranks that divides S.
@@ -28,6 +29,7 @@ import numpy.typing as npt
 
 STREAMS = 8
 WINDOW_ROWS = 32768
+_EARLY = 3  # windows of an eighth, a quarter and half the size begin a stream
 LAST = ("drop", "pad")
 
 
@@ -209,14 +211,20 @@ class RowsPlan:
         number = first = 0
         held: list[Slice] = []
         rows = 0
-        for piece in (p for s in slices for p in _pieces(s, self.window_rows)):
-            if held and rows + piece.rows > self.window_rows:
-                yield Window(stream, number, first, tuple(held))
-                number, first, held, rows = number + 1, first + rows, [], 0
-            held.append(piece)
-            rows += piece.rows
+        for whole in slices:
+            for piece in _pieces(whole, self._most(number)):
+                if held and rows + piece.rows > self._most(number):
+                    yield Window(stream, number, first, tuple(held))
+                    number, first, held, rows = number + 1, first + rows, [], 0
+                held.append(piece)
+                rows += piece.rows
         if held:
             yield Window(stream, number, first, tuple(held))
+
+    def _most(self, number: int) -> int:
+        """Rows of a stream's window, at most: the first ones are small, so that the first batch comes early."""
+        early = max(self.stream_rows, self.window_rows >> max(0, _EARLY - number))
+        return min(self.window_rows, early)
 
     def order(self, epoch: int, window: Window) -> npt.NDArray[np.int64] | None:
         """How the rows of a window are shuffled: the n-th to come is row `order[n]`. None: as they lie."""

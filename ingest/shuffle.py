@@ -87,7 +87,7 @@ class Chunks:
         self.steps = chunk_steps(plan, ranks)
         self._floats = (self.steps, len(columns.floats), plan.batch_size // ranks)
         self._ids = (self.steps, len(columns.scalars), plan.batch_size // ranks)
-        self._buffers = buffers
+        self.buffers = buffers
         self._lock = threading.Lock()
         self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = weakref.WeakValueDictionary()
 
@@ -95,7 +95,7 @@ class Chunks:
         with self._lock:
             chunk = self._chunks.get((epoch, number))
             if chunk is None:
-                chunk = Chunk(self._buffers.take(self._floats, np.float32), self._buffers.take(self._ids, np.int32))
+                chunk = Chunk(self.buffers.take(self._floats, np.float32), self.buffers.take(self._ids, np.int32))
                 self._chunks[epoch, number] = chunk
             return chunk
 
@@ -287,7 +287,7 @@ class Gatherer:
         arrays = [chunk for piece in pieces
                   for chunk in piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start).chunks]
         try:
-            return shuffled(arrays, order)
+            return shuffled(arrays, order, self._chunks.buffers)
         except BagError as error:
             raise ColumnError(f"{self._describe(pieces[0].decoded.task.read)}: column {name!r} has {error}") from None
 

@@ -87,8 +87,10 @@ class RowGroups:
         path = self.files[number].path
         store = _filesystem(path)
         # Ranges are fetched ahead from a store; for local files the hand-over to Arrow's own threads costs more.
-        return pq.ParquetFile(_local(path), filesystem=store, metadata=self._footer(number),
+        file = pq.ParquetFile(_local(path), filesystem=store, metadata=self._footers.get(number),
                               pre_buffer=store is not None, page_checksum_verification=True)
+        self._footers[number] = file.metadata
+        return file
 
     def _give_back(self, number: int, file: pq.ParquetFile) -> None:
         with self._lock:
