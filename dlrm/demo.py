@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,11 @@ def step(title: str, *command: str | os.PathLike[str]) -> tuple[dict[str, Any], 
     say(f"\n── {title}\n$ {' '.join(_short(w) for w in words)}")
     began = time.monotonic()
     # A session of its own: an interrupt goes to all of the step's processes, and none outlives the demo.
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ACTIVATED,
-                               start_new_session=True)
-    last = ""
+    process, last = None, ""
     try:
+        with _uninterrupted():
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ACTIVATED,
+                                       start_new_session=True)
         with process.stdout as lines:  # type: ignore[union-attr]
             for line in lines:
                 if last:
@@ -52,7 +55,8 @@ def step(title: str, *command: str | os.PathLike[str]) -> tuple[dict[str, Any], 
                 last = line.rstrip()
         process.wait()
     except BaseException:
-        _end(process)
+        if process is not None:
+            _end(process)
         raise
     if process.returncode:
         raise StepFailed(f"{title}: ended with {process.returncode} {last}")
@@ -65,6 +69,19 @@ def _short(word: str) -> str:
         if path.is_absolute() and path.is_relative_to(base):
             return path.relative_to(base).as_posix()
     return word
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interrupt that comes within is answered at its end: a process that is just starting must be known first."""
+    came: list[Any] = []
+    answer = signal.signal(signal.SIGINT, lambda *got: came.append(got))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, answer)
+        if came and callable(answer):
+            answer(*came[0])
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -130,11 +147,12 @@ def main(argv: list[str]) -> dict[str, Any]:
   The agent made {tuned['decisions']} decisions there and {trained['decisions']} during training, without a restart.
   Test AUC {evaluated['auc']:.4f}: {share:.0%} of the way from chance to the best reachable {data['bayes_auc']:.4f}.
 
-  Open {trained['report']}""")
+  Open {trained['report']}
+  and, for the ingestion as it was tuned, {tuned['report']}""")
     return {"auc": evaluated["auc"], "bayes_auc": data["bayes_auc"], "auc_share": round(share, 4),
             "stall_one_worker": fixed["stall_fraction"], "stall_tuned": tuned["stall_fraction"],
             "decisions": tuned["decisions"] + trained["decisions"], "rows": job["rows_out"],
-            "minutes": round(minutes, 2), "report": trained["report"], "report_ingest": tuned.get("report")}
+            "minutes": round(minutes, 2), "report": trained["report"], "report_ingest": tuned["report"]}
 
 
 if __name__ == "__main__":
