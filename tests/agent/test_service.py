@@ -8,9 +8,9 @@ from agent.service import Service
 from ingest.stats import StageStats
 
 
-def _stats(items, busy_s, cpu_s=0.0, workers=1, item_bytes=100):
+def _stats(items, busy_s, cpu_s=0.0, workers=1, item_bytes=100, **more):
     return StageStats(name="read", items=items, rows=items * 10, bytes=items * item_bytes, busy_s=busy_s, cpu_s=cpu_s,
-                      wait_input_s=0.0, wait_output_s=0.0, workers=workers)
+                      wait_input_s=0.0, wait_output_s=0.0, workers=workers, **more)
 
 
 def _watch(*observations, saturated=False):
@@ -77,3 +77,65 @@ def test_outliers_are_noise_and_three_in_a_row_are_a_change_that_scales_the_curv
     assert changed.drifts == 1
     assert changed.busy_s(2) == pytest.approx(0.04)
     assert changed.busy_s(1) == pytest.approx(0.04)
+
+
+def test_waits_for_a_core_that_are_counted_are_left_out():
+    service = _watch(_stats(0, 0.0), _stats(10, 9.0, 2.0, core_wait_s=4.0), saturated=True)
+    assert service.points[1].busy_s == pytest.approx(0.05)
+    assert service.points[1].wait_s == pytest.approx(0.03)
+    late = _watch(_stats(0, 0.0), _stats(10, 5.0, 4.0, core_wait_s=4.0))  # counters read a moment apart
+    assert late.points[1].busy_s == pytest.approx(0.04)
+
+
+def test_a_small_change_is_believed_after_some_time_and_a_great_one_after_three_looks():
+    def looks(factor):
+        service, busy_s = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(20, 2.0)), 2.0
+        for look in range(1, 30):
+            busy_s += factor
+            service = service.observe(_stats(20 + 10 * look, busy_s), False)
+            if service.drifts:
+                return look
+        return None
+
+    assert looks(4.0) == looks(0.25) == 3
+    assert looks(1.6) in range(4, 8)
+    assert looks(1.2) is None  # followed as it comes, without a fuss
+
+
+def test_how_well_a_stage_is_known_is_told():
+    service = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(20, 2.2), _stats(30, 3.2), _stats(30, 3.2))
+    told = service.describe(1)
+    assert told["busy_us_a_row"] == pytest.approx(1e6 * 3.2 / 300, rel=0.05)
+    assert told["cpu_us_a_row"] == 0.0
+    assert 0.03 < told["spread"] < 0.2
+    assert 0.0 < told["residual"] < 0.2
+    assert told["age"] == 1
+    assert service.observe(_stats(40, 4.2), False).age == 0
+
+
+def test_what_was_expected_of_a_setting_not_seen_before_counts_as_error():
+    known = _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=4))
+    assert known.observe(_stats(20, 3.0, workers=4), False).residual > 0.2
+    assert known.observe(_stats(20, 2.0, workers=4), False).residual < 0.01
+
+
+def test_each_back_end_has_a_curve_of_its_own():
+    service = _watch(_stats(0, 0.0), _stats(10, 1.0, 1.0), _stats(10, 1.0, workers=4),
+                     _stats(20, 5.0, 2.0, workers=4))
+    assert service.locked
+    assert dict(service.on("process").points) == {1: service.points[1]}
+    moved = service
+    for stats in (_stats(20, 5.0, workers=4, backend="process"), _stats(40, 7.2, workers=4, backend="process")):
+        moved = moved.observe(stats, False)
+    assert moved.points[4].busy_s == pytest.approx(0.011)
+    assert not moved.locked
+    assert moved.on("thread").points == service.points
+    back = moved.observe(_stats(40, 7.2, workers=4), False)
+    assert back.points == service.points
+
+
+def test_a_slow_store_is_no_lock():
+    assert not _watch(_stats(0, 0.0), _stats(10, 1.0), _stats(10, 1.0, workers=4), _stats(20, 2.0, workers=4)).locked
+    dearer = _watch(_stats(0, 0.0), _stats(10, 1.0, 1.0), _stats(10, 1.0, 1.0, workers=4),
+                    _stats(20, 3.0, 3.0, workers=4))
+    assert not dearer.locked  # by processor time: other workers do not help

@@ -1,0 +1,54 @@
+"""When a change is kept, when it is undone, and when it is too early to say."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.attempt import Attempt
+from agent.rates import Rates, StageRates
+from ingest.knobs import Knobs
+
+
+def _seen(rate, stall=1.0, read=None):
+    stages = {} if read is None else {"read": StageRates(rows_per_s=read, busy=1, cpu=1, starved=0, blocked=0,
+                                                         workers=4, queue_bytes=0)}
+    return Rates(seconds=1.0, rows_per_s=rate, stall=stall, demand_rows_per_s=None, cpu=1, cpu_quota=2, memory_used=0,
+                 memory_limit=1, stages=stages)
+
+
+def _attempt(kind="grow", hoped=2.0, **more):
+    return Attempt(kind=kind, before=Knobs(workers={"read": 1}), rows_per_s=100.0, predicted=100.0 * hoped, **more)
+
+
+@pytest.mark.parametrize(("kind", "rate", "age", "verdict"), [
+    ("grow", 160, 1, None), ("grow", 160, 2, True),  # half of what was hoped for is clear
+    ("grow", 110, 4, None), ("grow", 110, 5, True), ("grow", 102, 5, False),
+    ("switch", 110, 7, None), ("switch", 110, 8, True), ("switch", 60, 8, False),
+    ("release", 98, 2, True), ("release", 95, 4, None), ("release", 95, 5, True), ("release", 90, 5, False),
+    ("memory", 10, 5, True)])
+def test_verdicts(kind, rate, age, verdict):
+    assert _attempt(kind).verdict(age, _seen(rate)) is verdict
+
+
+def test_a_great_hope_wants_more_than_a_crumb():
+    assert _attempt(hoped=4.0).verdict(5, _seen(107)) is False
+    assert _attempt(hoped=4.0).verdict(5, _seen(112)) is True
+
+
+def test_a_trainer_that_no_longer_waits_settles_it():
+    assert _attempt().verdict(2, _seen(101, stall=0.0)) is True
+
+
+def test_what_a_stage_passes_on_shows_sooner():
+    nearer = _attempt(stages={"read": 100.0})
+    assert nearer.verdict(2, _seen(100, read=190)) is True
+    assert nearer.verdict(2, _seen(100, read=110)) is None
+
+
+def test_a_crash_is_one_at_both_ends_and_not_of_workers_that_start_up():
+    nearer = _attempt(stages={"read": 100.0})
+    assert nearer.crashed(_seen(40, read=40))
+    assert not nearer.crashed(_seen(40, read=150))
+    assert not nearer.crashed(_seen(40, stall=0.0, read=40))
+    assert not _attempt("switch").crashed(_seen(10))
+    assert not _attempt("release").crashed(_seen(10))

@@ -1,0 +1,84 @@
+"""What others take of the cores: by arithmetic, and in the simulator, where it is known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from agent.mechanisms import Machine, Stage
+from agent.policies import make
+from agent.pressure import Pressure
+from agent.rates import Rates, StageRates, rates
+from agent.scenario import Change, Scenario
+from agent.simulator import Simulator
+from agent.trial import run
+
+
+def _seen(cpu, core_wait, quota=4.0):
+    stage = StageRates(rows_per_s=1.0, busy=cpu + core_wait, cpu=cpu, starved=0.0, blocked=0.0, workers=8,
+                       queue_bytes=0, core_wait=core_wait)
+    return Rates(seconds=1.0, rows_per_s=1.0, stall=1.0, demand_rows_per_s=None, cpu=cpu, cpu_quota=quota,
+                 memory_used=0, memory_limit=1, stages={"work": stage})
+
+
+def test_free_cores_and_our_own_crowd_are_no_pressure():
+    assert Pressure.of(_seen(2.0, 0.0)) == Pressure(cores=4.0)
+    crowd = Pressure.of(_seen(4.0, 4.0))  # eight of ours on four cores, nobody else
+    assert (crowd.others, crowd.slow, crowd.cores) == (0.0, 1.0, 4.0)
+
+
+def test_fair_shares_tell_how_many_others_there_are():
+    """Four of ours and four others on four cores: each runs half of the time."""
+    found = Pressure.of(_seen(2.0, 2.0))
+    assert found.others == pytest.approx(4.0)
+    assert found.slow == pytest.approx(2.0)
+    assert found.cores == pytest.approx(4 * 8 / 12)  # eight of ours beside the four
+
+
+def test_a_little_work_says_nothing():
+    assert Pressure.of(_seen(0.01, 1.0)) == Pressure(cores=4.0)
+
+
+def _scenario(**machine):
+    return Scenario(name="pressed", seconds=30, machine=Machine(cores=4, timer_noise=0, **machine),
+                    stages=(Stage(name="read", cost_s=0.02, cpu=0.5), Stage(name="work", cost_s=0.04)),
+                    start={"read": 2, "work": 4})
+
+
+@pytest.mark.parametrize("neighbour", [0.0, 2.0])
+def test_the_simulator_counts_waits_for_a_core(neighbour):
+    scenario = _scenario(neighbour_cores=neighbour)
+    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
+    simulator.advance(5.0)
+    before = simulator.snapshot()
+    simulator.advance(5.0)
+    after = simulator.snapshot()
+    for stage in after.stages:
+        then = before.stage(stage.name)
+        spent = stage.busy_s - then.busy_s
+        assert stage.core_wait_s - then.core_wait_s + stage.cpu_s - then.cpu_s <= spent * 1.001
+    slow = Pressure.of(rates(before, after)).slow
+    assert slow > 1.5 if neighbour else slow < 1.2
+
+
+def test_rows_that_grow_are_counted_with_the_size_they_had():
+    scenario = dataclasses.replace(_scenario(), changes=(Change(at=10, key="stages.work.bytes_per_row", value=1600.0),))
+    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
+    simulator.advance(10.0)
+    before = simulator.snapshot().stage("work")
+    simulator.advance(0.5)
+    after = simulator.snapshot().stage("work")
+    assert after.bytes - before.bytes <= 1600 * (after.rows - before.rows) * 1.01
+
+
+def test_the_planner_takes_smaller_steps_where_others_use_the_cores():
+    def first_step(neighbour):
+        scenario = Scenario(name="pressed", seconds=30, stages=(Stage(name="work", cost_s=0.04, cpu=0.5),),
+                            machine=Machine(cores=8, neighbour_cores=neighbour, timer_noise=0), start={"work": 2})
+        seen = []
+        run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: seen.append(knobs.workers["work"]))
+        return next(n for n in seen if n != 2)
+
+    assert first_step(0.0) == 8
+    assert first_step(7.5) == 4
