@@ -3,7 +3,7 @@ PY := .venv/bin/python
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench dist clean
+.PHONY: help setup demo test check bench race dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -23,6 +23,9 @@ check: setup  ## style and types
 
 bench: setup  ## the loader beside the decoder's limit and a hand-written DataLoader
 	@$(PY) -m benchmarks.loaders
+
+race: setup  ## loaders side by side on one table, drawn as they run: a minute, no Java, no Spark
+	@$(PY) -m benchmarks.race
 
 dist: setup  ## build/sluice.zip, for spark-submit --py-files
 	@mkdir -p build && rm -f build/sluice.zip && \

@@ -1,6 +1,6 @@
 """Loaders side by side on one feature table, in one run, taking turns.
 
-    python benchmarks/loaders.py TABLE [--batch-size 8192] [--seconds 3] [--rounds 5]
+    python -m benchmarks.loaders [TABLE] [--batch-size 8192] [--seconds 3] [--rounds 5]
 
 Every contender gives the same batches' shape: shuffled rows, float32 dense features and label, int32 ids, as torch
 tensors. Figures are medians over the rounds; ratios are taken within a round, then their median.
@@ -13,9 +13,11 @@ import itertools
 import os
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from etl.program import UsageError, run, say
+from etl.small import small_table
 from etl.table import FeatureTable, TableError
-from ingest.bench import consume
 from ingest.columns import Columns
 from ingest.decode import decode_rows_per_s
 from ingest.loader import Loader
@@ -37,10 +37,24 @@ from ingest.source import RowGroups, source_of
 Contender = Callable[[float], float]  # seconds → rows a second
 
 
-def ours(table: FeatureTable, batch_size: int, reader: str) -> tuple[Contender, Callable[[], None]]:
-    """Through bench's own path. The loader lives over all rounds; between them its workers wait for room."""
-    loader = Loader(table, batch_size=batch_size, epochs=sys.maxsize, reader=reader)
-    return lambda seconds: consume(loader, seconds, lambda: None).rows_per_s(), loader.close
+def ours(table: FeatureTable, batch_size: int, reader: str, shuffle: bool = True
+         ) -> tuple[Contender, Callable[[], None]]:
+    """One iteration goes on over all turns. What was read ahead between turns is used up before the clock starts."""
+    loader = Loader(table, batch_size=batch_size, epochs=sys.maxsize, reader=reader, shuffle=shuffle)
+    batches = (batch for _ in itertools.count() for batch in loader)
+    ahead = 2 * (loader.minimum_memory - loader.memory_used())
+
+    def contender(seconds: float) -> float:
+        used = 0
+        while used < ahead:
+            batch = next(batches)
+            used += 4 * len(batch.values) + batch.dense.nbytes
+        rows, began = 0, time.perf_counter()
+        while (spent := time.perf_counter() - began) < seconds:
+            rows += next(batches).rows
+        return rows / spent
+
+    return contender, loader.close
 
 
 def decode_only(table: FeatureTable, columns: Columns) -> Contender:
@@ -127,35 +141,69 @@ def torch_loader(table: FeatureTable, columns: Columns, batch_size: int, workers
     return contender
 
 
-def contenders(table: FeatureTable, batch_size: int) -> tuple[dict[str, Contender], list[Callable[[], None]]]:
+def mapped_binary(table: FeatureTable, columns: Columns, batch_size: int, folder: Path) -> Contender:
+    """Rows shuffled and transformed once and for all, written as two arrays and mapped into memory: what a loader
+    costs that has nothing to decode, nor to shuffle but the order of its batches."""
+    whole = pq.read_table([f.path for f in table.files_of("train")], columns=[*columns.floats, *columns.sparse],
+                          partitioning=None)
+    order = np.random.default_rng(0).permutation(whole.num_rows)
+    blocks = []
+    for name, names, kind in (("floats", columns.floats, np.float32), ("ids", columns.sparse, np.int32)):
+        path = folder / f"{name}.npy"
+        np.save(path, np.stack([whole[n].to_numpy().astype(kind)[order] for n in names]))
+        blocks.append(np.load(path, mmap_mode="r"))
+    batches = whole.num_rows // batch_size
+
+    def contender(seconds: float) -> float:
+        random, rows, began = np.random.default_rng(0), 0, time.perf_counter()
+        while (spent := time.perf_counter() - began) < seconds:
+            for at in random.permutation(batches):
+                for block in blocks:
+                    torch.from_numpy(block[:, at * batch_size:(at + 1) * batch_size].copy())
+                rows += batch_size
+        return rows / spent
+
+    return contender
+
+
+def made_table(folder: Path, rows: int) -> FeatureTable:
+    """Synthetic clicks, as the ETL lays them out."""
+    say(f"making {rows:,} rows of 13 numbers and 26 ids in {folder}")
+    return small_table(folder / "table", rows=rows, row_group_rows=32768, splits={"train": 1.0})
+
+
+def contenders(table: FeatureTable, batch_size: int, folder: Path
+               ) -> tuple[dict[str, Contender], list[Callable[[], None]]]:
     columns = Columns.of(table.fields)
     petastorm, close_petastorm = ours(table, batch_size, "petastorm")
+    unshuffled, close_unshuffled = ours(table, batch_size, "petastorm", shuffle=False)
     arrow, close_arrow = ours(table, batch_size, "arrow")
-    return {"tight loop": tight_loop(table, columns), "decode only": decode_only(table, columns),
-            "ours": petastorm, "ours, plain Arrow": arrow,
+    return {"decode only": decode_only(table, columns), "tight loop": tight_loop(table, columns),
+            "ours": petastorm, "ours, plain Arrow": arrow, "ours, unshuffled": unshuffled,
             **{f"torch DataLoader, {n} workers": torch_loader(table, columns, batch_size, n) for n in (0, 2)},
-            }, [close_petastorm, close_arrow]
+            "mapped binary files": mapped_binary(table, columns, batch_size, folder),
+            }, [close_petastorm, close_unshuffled, close_arrow]
 
 
 def main(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", help="a feature table with a train split")
+    parser.add_argument("table", nargs="?", help="a feature table with a train split (default: a new one)")
     parser.add_argument("--batch-size", type=int, default=8192, help="rows of a batch (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each turn (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each loader (default %(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.seconds <= 0 or arguments.rounds < 1:
         raise UsageError("--seconds and --rounds are positive")
-    found, closing = contenders(FeatureTable.open(arguments.table), arguments.batch_size)
-    rates: dict[str, list[float]] = {name: [] for name in found}
-    try:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        table = FeatureTable.open(arguments.table) if arguments.table else made_table(Path(folder), 1_600_000)
+        found, closing = contenders(table, arguments.batch_size, Path(folder))
+        for close in closing:
+            stack.callback(close)
+        rates: dict[str, list[float]] = {name: [] for name in found}
         for number in range(arguments.rounds):
             for name, contender in found.items():
                 rates[name].append(contender(arguments.seconds))
             say(f"round {number + 1}: " + ", ".join(f"{n} {r[-1] / 1e6:.2f} M" for n, r in rates.items()))
-    finally:
-        for close in closing:
-            close()
 
     def ratio(one: str, other: str) -> float:
         return round(statistics.median(a / b for a, b in zip(rates[one], rates[other], strict=True)), 3)
@@ -167,6 +215,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     return {"batch_size": arguments.batch_size, "rounds": arguments.rounds, "seconds": arguments.seconds,
             "rows_per_s": {name: round(statistics.median(values)) for name, values in rates.items()},
             "of_tight_loop": ratio("ours", "tight loop"), "of_decode_only": ratio("ours", "decode only"),
+            "unshuffled_of_decode_only": ratio("ours, unshuffled", "decode only"),
             "times_torch_best": min(ratio("ours", name) for name in peers)}
 
 
