@@ -31,9 +31,9 @@ class Stage:
     """One transform in one run of a pipeline. Its pool's workers share it."""
 
     def __init__(self, transform: Transform, columns: Columns, aside: Aside, *, backend: str, budget: RestartBudget,
-                 charge: Callable[[int], None], spent: Callable[[float, float], None]):
-        """`charge` hears of memory taken (+) and given back (-), `spent` of a process's seconds on a core, and of
-        those that it waited for one."""
+                 charge: Callable[[int, bool], None], spent: Callable[[float, float], None]):
+        """`charge` hears of memory taken (+) and given back (-), and whether it is a process's own; `spent`, of a
+        process's seconds on a core, and of those that it waited for one."""
         self.transform, self.columns, self.aside, self.backend = transform, columns, aside, backend
         self.function = function_of(transform)
         self.spent, self._budget, self._charge = spent, budget, charge
@@ -52,7 +52,7 @@ class Stage:
                 raise Closed
             worker = Worker(WorkerProcess(
                 self.transform.function, limit_s=self.transform.limit_s, memory_limit=self.transform.memory_limit,
-                budget=self._budget, charge=self._charge), self._charge)
+                budget=self._budget, charge=lambda size: self._charge(size, False)), self._charge)
             self._workers.add(worker)
         return worker
 
@@ -76,7 +76,7 @@ class Stage:
 class Worker:
     """A process, and the memory it is charged with besides the shared one."""
 
-    def __init__(self, process: WorkerProcess, charge: Callable[[int], None]):
+    def __init__(self, process: WorkerProcess, charge: Callable[[int, bool], None]):
         self.process, self._charge = process, charge
         self._charged = 0
         self._spent = (-1, 0.0, 0.0)
@@ -102,7 +102,7 @@ class Worker:
 
     def _weigh(self, size: int) -> None:
         if size != self._charged:
-            self._charge(size - self._charged)
+            self._charge(size - self._charged, True)
             self._charged = size
 
 

@@ -3,18 +3,44 @@
 Deadlock is impossible by construction. Work that is *due* (everything before it in its stage has left) is always
 admitted: done one after the other, due work never needs more than `minimum`. All other work is early, and early work
 is admitted only into what the limit leaves above that minimum.
+
+What is charged is not all that is used: allocators keep what was freed, decoding takes more for a moment than what
+comes of it, a trainer builds its model. So now and then the governor looks at what the process really holds; what is
+above the account is its overhead, whose recent peak is kept free as well.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ingest.knobs import format_bytes
+
+_LOOK_S, _RECLAIM_S, _PRESSURE_S = 0.05, 0.25, 1.0
+_FADES = 0.95  # of a peak of the overhead, from one look to the next
+_PRESSED = 20.0  # per cent of the time that something waits for memory
 
 
 class MemoryLimitError(ValueError):
     """A memory limit below what the plan needs: its message holds the number that would do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Senses:
+    """What a governor can find out and do about the process it is in. Unless told: nothing."""
+
+    used: Callable[[], int] = lambda: 0
+    """Bytes of this process alone, shared memory included."""
+    idle: Callable[[], int] = lambda: 0
+    """Bytes of buffers that lie about unused."""
+    reclaim: Callable[[], None] = lambda: None
+    """Gives back what is unused."""
+    pressure: Callable[[], float] = lambda: 0.0
+    """Per cent of the recent time in which something waited for memory."""
+    clock: Callable[[], float] = time.monotonic
 
 
 class Charge:
@@ -36,9 +62,8 @@ class Charge:
 class Governor:
     """One account for a whole pipeline. Its lock is the pipeline's: pools wait on conditions of it."""
 
-    def __init__(self, limit: int, minimum: int, base: int = 0, idle: Callable[[], int] = lambda: 0,
-                 reclaim: Callable[[], None] = lambda: None):
-        """`base` is what the process held before; `idle` tells what lies about unused, `reclaim` gives it back."""
+    def __init__(self, limit: int, minimum: int, base: int = 0, senses: Senses | None = None):
+        """`base` is what the process held before."""
         if base + minimum > limit:
             raise MemoryLimitError(
                 f"memory limit {format_bytes(limit)} is too small: {format_bytes(base)} are in use before loading, and "
@@ -46,10 +71,15 @@ class Governor:
                 f"({format_bytes(base + minimum)}), smaller windows (window_rows) or fewer streams")
         self.lock = threading.RLock()
         self.limit, self.minimum, self.base = limit, minimum, base
-        self.held_back = 0
-        self._idle, self._reclaim = idle, reclaim
-        self._charged = self._early = self._held = 0
+        self.reasons: Counter[str] = Counter()
+        """How often work was held back, and why: `limit`, or `pressure`."""
+        self.overhead = 0
+        """Bytes in use that nothing is charged for: a recent peak."""
+        self._senses = senses or Senses()
+        self._charged = self._early = self._shared = self._outside = 0
         self._waiting: list[threading.Condition] = []
+        self._pressed = False
+        self._looked = self._reclaimed = self._felt = float("-inf")
 
     @property
     def charged(self) -> int:
@@ -58,35 +88,43 @@ class Governor:
 
     @property
     def held(self) -> int:
-        """Bytes of worker processes, and of what they share with us."""
-        return self._held
+        """Bytes of worker processes, and of what they share with this one."""
+        return self._shared + self._outside
+
+    @property
+    def held_back(self) -> int:
+        """Times that work had to wait for memory."""
+        return self.reasons.total()
 
     def admit(self, size: int, due: bool) -> Charge | None:
         """A charge of `size` bytes, or None if the work has to wait. Call it with the lock held."""
         if not due:
-            room = self.limit - self.base - self.minimum - self._early - self._held
-            if size > room - self._idle():
-                self._reclaim()
-            if size > room - self._idle():
+            self._look()
+            if self._pressed or (size > self._room() and not self._reclaim(size)):
                 return None
         charge = Charge(self, 0, early=not due)
         self.move(charge, size)
         return charge
 
-    def hold(self, change: int) -> None:
-        """Memory besides the work's own, taken (+) or given back (-): worker processes and what they share with us."""
+    def hold(self, change: int, outside: bool = False) -> None:
+        """Memory besides the work's own, taken (+) or given back (-): what worker processes share with this one, or
+        (`outside`) have of their own."""
         with self.lock:
-            self._held += change
+            if outside:
+                self._outside += change
+            else:
+                self._shared += change
             if change < 0:
                 self._wake()
 
     def wait_on(self, condition: threading.Condition, again: bool) -> None:
-        """Waits until something is released, or `condition` is notified for another reason. `again`: for the same
-        work as before."""
-        self.held_back += not again
+        """Waits until something is released, or `condition` is notified for another reason, but not for long: memory
+        may come back from elsewhere. `again`: for the same work as before."""
+        if not again:
+            self.reasons["pressure" if self._pressed else "limit"] += 1
         self._waiting.append(condition)
         try:
-            condition.wait()
+            condition.wait(_RECLAIM_S)
         finally:
             self._waiting.remove(condition)
 
@@ -103,3 +141,33 @@ class Governor:
     def _wake(self) -> None:
         for condition in self._waiting:
             condition.notify_all()
+
+    def _room(self) -> int:
+        """What early work may still take."""
+        taken = self.base + self.minimum + self._early + self.held + self.overhead
+        return self.limit - taken - self._senses.idle()
+
+    def _look(self) -> None:
+        """Sets the overhead and the pressure right, now and then."""
+        now = self._senses.clock()
+        if now >= self._looked + _LOOK_S:
+            self._looked = now
+            self.overhead = max(self._overhead(), int(self.overhead * _FADES))
+        if now >= self._felt + _PRESSURE_S:
+            self._felt = now
+            self._pressed = self._senses.pressure() > _PRESSED
+
+    def _overhead(self) -> int:
+        return max(0, self._senses.used() - self.base - self._charged - self._shared - self._senses.idle())
+
+    def _reclaim(self, size: int) -> bool:
+        """Gives back what is unused, if that was not tried just now. Is there room for `size` then?"""
+        now = self._senses.clock()
+        if now < self._reclaimed + _RECLAIM_S:
+            return False
+        self._reclaimed = now
+        before = self._overhead()
+        self._senses.reclaim()
+        after = self._overhead()
+        self.overhead = max(after, self.overhead - max(0, before - after))
+        return size <= self._room()

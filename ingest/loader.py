@@ -227,7 +227,7 @@ class Loader:
             at=now, sequence=next(self._sequence), stages=self._pipeline.stats(), batches=self._batches,
             rows=self._rows, consumer_wait_s=wait_s, consumer_compute_s=compute_s,
             memory_used=machine.memory_used(), memory_limit=machine.memory_limit(self._limit),
-            cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), held_back=self._pipeline.held_back)
+            cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), held_back=self._pipeline.held_back.total())
 
     def memory_used(self) -> int:
         """Anonymous and shared bytes of the process tree now."""
@@ -251,6 +251,12 @@ class Loader:
     def stacks(self) -> str:
         """What those processes do now."""
         return self._pipeline.stacks()
+
+    def memory(self) -> dict[str, Any]:
+        """The account of memory: the limit, the least that would do, what no work is charged for, and how often work
+        was held back, by reason."""
+        return {"limit": self._machine.memory_limit(self._limit), "minimum": self.minimum_memory,
+                "overhead": self._pipeline.overhead, "held_back": dict(self._pipeline.held_back)}
 
     @property
     def minimum_memory(self) -> int:

@@ -6,9 +6,12 @@ import itertools
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import pyarrow as pa
 
 from ingest.aside import Aside
 from ingest.backend import BASE_BYTES, Stage, Worker, function_of
@@ -16,9 +19,9 @@ from ingest.batch import Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
 from ingest.buffers import Buffers
 from ingest.columns import Columns
 from ingest.footprint import minimum_bytes
-from ingest.governor import Charge, Governor
+from ingest.governor import Charge, Governor, Senses
 from ingest.knobs import BACKENDS, Knobs, Limits
-from ingest.machine import Machine
+from ingest.machine import Machine, give_back
 from ingest.plan import Position, Read, RowsPlan
 from ingest.pool import Pool, Tally
 from ingest.shuffle import Block, Chunks, Decoded, Gatherer, Task, gatherings
@@ -71,11 +74,11 @@ class Pipeline:
         self.knobs = self._complete(start, knobs or Knobs())
         self._tallies = {name: Tally(name) for name in self.stages}
         self._buffers = Buffers()
-        self._base = parts.machine.memory_used()
+        self._base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
         self.minimum = minimum_bytes(parts.plan, parts.columns, parts.rank, parts.ranks, len(self.stages) - 1)
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
-        self._held_back = 0
+        self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}
         for stage in parts.transforms:
             for transform in stage.transforms:
@@ -167,7 +170,8 @@ class Pipeline:
                 stage.close()
             self._transforms = {}
             self._leaving = [p for p in self._leaving + pools if not p.gone]
-            self._held_back, self._governor.held_back = self.held_back, 0
+            self._held_back += self._governor.reasons
+            self._governor.reasons.clear()
         return self._leaving
 
     def stop(self) -> None:
@@ -210,8 +214,16 @@ class Pipeline:
         return lambda: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
 
     def _new_governor(self) -> Governor:
-        return Governor(self._parts.memory_limit, self.minimum, self._base, self._buffers.idle_bytes,
-                        self._buffers.trim)
+        machine = self._parts.machine
+        return Governor(self._parts.memory_limit, self.minimum, self._base, Senses(
+            used=lambda: self._base + machine.memory_own() - self._own, idle=self._buffers.idle_bytes,
+            reclaim=self._reclaim, pressure=machine.memory_pressure))
+
+    def _reclaim(self) -> None:
+        """Our buffers, Arrow's memory, and the C library's: each keeps what was freed."""
+        self._buffers.trim()
+        pa.default_memory_pool().release_unused()
+        give_back()
 
     # ---- what it tells
 
@@ -252,8 +264,14 @@ class Pipeline:
         return self._base + self.minimum
 
     @property
-    def held_back(self) -> int:
-        return self._held_back + self._governor.held_back
+    def held_back(self) -> Counter[str]:
+        """How often work was held back for memory, by reason."""
+        return self._held_back + self._governor.reasons
+
+    @property
+    def overhead(self) -> int:
+        """Bytes in use that no work is charged for."""
+        return self._governor.overhead
 
     @property
     def _block_bytes(self) -> int:

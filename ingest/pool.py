@@ -8,8 +8,10 @@ room which an earlier one needs.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -70,8 +72,9 @@ class _Failure:
 class _Task:
     """An item on its way through a worker."""
 
-    def __init__(self, sequence: int, item: Any, reserved: int, charge: Charge):
-        self.sequence, self.item, self.reserved, self.charge = sequence, item, reserved, charge
+    def __init__(self, sequence: int, item: Any, expected: int, reserved: int, charge: Charge):
+        self.sequence, self.item, self.charge = sequence, item, charge
+        self.expected, self.reserved = expected, reserved
         self.result: Any = None
         self.rows = self.size = 0
 
@@ -87,8 +90,8 @@ class Pool(Generic[In, Out]):
                  workers: int, limit_bytes: int, governor: Governor, size: Callable[[In], int],
                  measure: Callable[[Out], tuple[int, int]]):
         """`make_work` is called once in each worker and returns what turns an item and its charge into a result.
-        `size` is the bytes to reserve for an item, `measure` the rows and bytes of its result. Whoever takes a
-        result takes over its charge."""
+        `size` is the bytes to reserve for an item (more, if results turned out larger lately), `measure` the rows and
+        bytes of its result. Whoever takes a result takes over its charge."""
         self._tally, self._upstream, self._make_work = tally, upstream, make_work
         self._limit, self._governor, self._size, self._measure = limit_bytes, governor, size, measure
         self._pull = threading.Lock()
@@ -96,6 +99,7 @@ class Pool(Generic[In, Out]):
         self._room = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
         self._results: dict[int, tuple[Any, int]] = {}
+        self._grew: deque[float] = deque(maxlen=32)  # results lately: how much larger than expected
         self._next_in = self._next_out = 0
         self._outstanding = self._waiting_bytes = 0
         self._end: int | None = None
@@ -217,7 +221,7 @@ class Pool(Generic[In, Out]):
                 return None
         try:
             item = next(self._upstream)
-            size = self._size(item)
+            expected = self._size(item)
         except Closed:
             return None
         except StopIteration:
@@ -227,11 +231,12 @@ class Pool(Generic[In, Out]):
             self._finish(error)
             return None
         with self._lock:
+            size = math.ceil(expected * max(1.0, 1.0, *self._grew))
             charge = self._reserve(size)
             if charge is None:
                 return None
             self._next_in += 1
-            return _Task(self._next_in - 1, item, size, charge)
+            return _Task(self._next_in - 1, item, expected, size, charge)
 
     def _reserve(self, size: int) -> Charge | None:
         """Room for the item whose turn it is; None if the pool was closed meanwhile."""
@@ -271,6 +276,7 @@ class Pool(Generic[In, Out]):
             self._end = self._next_in  # what was taken still comes, nothing more
         else:
             self._tally.items += 1
+            self._grew.append(task.size / max(1, task.expected))
             self._tally.rows += task.rows
             self._tally.bytes += task.size
         self._results[task.sequence] = (task.result, task.size)

@@ -1,0 +1,139 @@
+"""What the governor admits, with senses and a clock of the test's own; and that real runs stay inside their limit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ingest.governor import Governor, MemoryLimitError, Senses
+
+MIB = 2**20
+
+
+class Process:
+    """What a governor senses."""
+
+    def __init__(self):
+        self.now, self.used, self.idle, self.pressure, self.given_back = 0.0, 0, 0, 0.0, 0
+
+    def senses(self):
+        return Senses(used=lambda: self.used, idle=lambda: self.idle, reclaim=self.reclaim,
+                      pressure=lambda: self.pressure, clock=lambda: self.now)
+
+    def reclaim(self):
+        self.used -= self.given_back
+        self.idle = 0
+
+
+def test_what_nothing_is_charged_for_leaves_less_room():
+    process = Process()
+    process.used = 100 + 30
+    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    assert governor.admit(51, due=False) is None, "30 of the 80 are overhead"
+    charge = governor.admit(50, due=False)
+    assert charge is not None
+    assert governor.overhead == 30
+
+
+def test_overhead_fades_when_it_is_gone():
+    process = Process()
+    process.used = 160
+    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    assert governor.admit(30, due=False) is None
+    process.used = 100
+    seen = []
+    while governor.admit(60, due=False) is None:
+        process.now += 0.05
+        seen.append(governor.overhead)
+        assert len(seen) < 100
+    assert seen == sorted(seen, reverse=True)
+    assert len(seen) > 10, "it is a peak's memory, not the last look"
+
+
+def test_unused_memory_is_given_back_before_work_waits():
+    process = Process()
+    process.used, process.given_back = 160, 60
+    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    assert governor.admit(80, due=False) is not None
+    assert governor.overhead == 0
+
+
+def test_due_work_is_admitted_always():
+    process = Process()
+    process.used, process.pressure = 500, 100.0
+    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    assert governor.admit(20, due=True) is not None
+    assert governor.admit(1, due=False) is None
+
+
+def test_pressure_holds_early_work_back_until_it_is_over():
+    process = Process()
+    process.pressure = 50.0
+    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    assert governor.admit(1, due=False) is None
+    process.pressure = 0.0
+    assert governor.admit(1, due=False) is None, "not asked again yet"
+    process.now += 1
+    assert governor.admit(1, due=False) is not None
+
+
+def test_worker_processes_and_what_they_share_count():
+    governor = Governor(limit=200, minimum=20, base=100)
+    governor.hold(30, outside=True)
+    governor.hold(40)
+    assert governor.held == 70
+    assert governor.admit(11, due=False) is None
+    assert governor.admit(10, due=False) is not None
+
+
+def test_a_limit_below_the_minimum_is_refused_with_the_number_that_would_do():
+    with pytest.raises(MemoryLimitError, match="at least 120 bytes"):
+        Governor(limit=119, minimum=20, base=100)
+
+
+_RUN = """
+import json, sys, threading, torch
+from etl.table import FeatureTable
+from ingest.knobs import Knobs
+from ingest.loader import Loader
+from ingest.machine import Machine
+
+machine = Machine()
+table = FeatureTable.open(sys.argv[1])
+limit, peak, over = machine.memory_used() + int(sys.argv[2]), 0, threading.Event()
+
+def watch():
+    global peak
+    while not over.wait(0.01):
+        peak = max(peak, machine.memory_used())
+
+knobs = Knobs(workers={"read": 4, "shuffle": 2}, prefetch_bytes=2**28, read_ahead_bytes=2**28)
+with Loader(table, batch_size=4096, epochs=6, knobs=knobs, memory_limit=limit) as loader:
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for epoch in range(6):
+        for batch in loader:
+            loader.snapshot()
+    over.set()
+    watcher.join()
+    print(json.dumps({"limit": limit, "peak": peak, **loader.memory(), "order": loader.order_hash}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """160,000 rows of four-byte columns, 24 MiB as they are loaded."""
+    from etl.small import small_table
+
+    return small_table(tmp_path_factory.mktemp("wide") / "clicks", rows=200_000, files=4, row_group_rows=16384)
+
+
+def test_a_run_stays_inside_its_limit(wide, repo):
+    found = json.loads(subprocess.run([sys.executable, "-c", _RUN, wide.uri, str(256 * MIB)], cwd=repo, check=True,
+                                      capture_output=True, text=True, timeout=120).stdout)
+    assert found["peak"] <= 1.05 * found["limit"]
+    assert found["minimum"] <= found["limit"]
+    assert found["held_back"]["limit"] > 0, "the knobs ask for more than there is"
