@@ -13,7 +13,7 @@ from agent.service import Service
 from ingest.knobs import Knobs, Limits
 
 HEADROOM = 1.05  # capacity over what is needed, for the unevenness that averages hide
-MEMORY_TARGET = 0.85  # of the limit: what a choice may fill
+MEMORY_TARGET = 0.9  # of the limit: what a choice may fill
 _IN_HAND = 1.5  # times an item's bytes that a worker holds: what it makes, and part of what it makes it from
 _READ_AHEAD = 1.0  # items a reader may have finished and waiting
 _PREFETCH = 4.0  # batches that may wait for the trainer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ingest.stats import StageStats
@@ -135,31 +135,31 @@ class Service:
         return min(1.0, self.points[before].busy_s / self.points[last].busy_s) if last else 1.0
 
     def cpu_s(self, workers: int) -> float:
-        """Processor seconds a row among `workers`: on the line between settings seen, as at the nearest beyond them."""
-        low = max((n for n in self.points if n <= workers), default=min(self.points))
-        high = min((n for n in self.points if n >= workers), default=low)
-        share = (workers - low) / (high - low) if high > low else 0.0
-        return (1 - share) * self.points[low].cpu_s + share * self.points[high].cpu_s
+        """Processor seconds a row that are expected among `workers`, as `busy_s` takes them from what was seen."""
+        return self._between(workers, lambda point: point.cpu_s)
 
     def busy_s(self, workers: int) -> float:
         """Useful seconds a row that a worker is expected to need among `workers`.
 
         Between two settings seen: on the line between them. Above all: on along the last slope, which is the curve of
         a stage part of which cannot run side by side. Below all: as in the smallest seen."""
+        return self._between(workers, lambda point: point.busy_s)
+
+    def _between(self, workers: int, cost: Callable[[Point], float]) -> float:
         seen = sorted(self.points)
         below = [n for n in seen if n <= workers]
         if not below:
-            return self.points[seen[0]].busy_s
+            return cost(self.points[seen[0]])
         low = below[-1]
         if low == workers or len(seen) == 1:
-            return self.points[low].busy_s
+            return cost(self.points[low])
         if low < seen[-1]:
             high = seen[len(below)]
             share = (workers - low) / (high - low)
-            return (1 - share) * self.points[low].busy_s + share * self.points[high].busy_s
+            return (1 - share) * cost(self.points[low]) + share * cost(self.points[high])
         before = seen[-2]
-        slope = max(0.0, (self.points[low].busy_s - self.points[before].busy_s) / (low - before))
-        return self.points[low].busy_s + slope * (workers - low)
+        slope = max(0.0, (cost(self.points[low]) - cost(self.points[before])) / (low - before))
+        return cost(self.points[low]) + slope * (workers - low)
 
     def capacity(self, workers: int) -> float:
         """Rows a second that `workers` are expected to do while fed, with room to put them, and with free cores."""

@@ -101,7 +101,12 @@ class Planner:
         if since is None or since.rows_per_s == 0:
             return state.knobs, state, Reason(text="waiting for rows to arrive")
         if state.trial is not None:
-            return _judge(state, state.trial, since)
+            keep = state.trial.verdict(state.age, since)
+            if keep is None:
+                return state.knobs, state, Reason(text="measuring what the last change did")
+            if not keep:
+                return _undo(state, state.trial, since)
+            state = replace(state, trial=None, failures=0)
         if len(state.window) < SETTLE:
             return state.knobs, state, Reason(text="looking at how the present knobs do")
         # Full buffers hide for a moment that the input has become slower: what came last is nearer the truth.
@@ -133,19 +138,8 @@ def _learn(state: State, snapshot: Snapshot, seen: Rates) -> State:
                    demands=(*state.demands, demand)[-SPARE:] if demand else state.demands)
 
 
-def _judge(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Reason]:
-    """Keeps or undoes the last change, once enough was seen of it."""
-    keep = trial.verdict(state.age, since)
-    if keep is None:
-        return state.knobs, state, Reason(text="measuring what the last change did")
-    if keep:
-        return state.knobs, replace(state, trial=None, failures=0), Reason(
-            text=f"the last change is kept: {trial.gain(since):.2f} times the rows",
-            predicted_rows_per_s=since.rows_per_s)
-    return _undo(replace(state, trial=None), trial, since)
-
-
 def _undo(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Reason]:
+    """Back to what was before, and what was learned from it."""
     gain = trial.gain(since)
     text = (f"the last change brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is "
             f"undone: {moves(state.knobs, trial.before)}")
@@ -281,7 +275,7 @@ def _release(state: State, look: Outlook, since: Rates, ranges: Mapping[str, tup
     knobs = replace(now, workers={n: min(count, lean.workers[n]) for n, count in now.workers.items()})
     spare = now.total_workers - knobs.total_workers
     gain = alone.rate(knobs.workers) / alone.rate(now.workers)
-    if spare < 1 or gain < 0.999 or (spare < 0.15 * now.total_workers and gain < 1.03):
+    if spare < 1 or gain < 0.999 or (spare < 0.15 * now.total_workers and gain < 1.02):
         return now, replace(state, spare=0), calm
     if state.spare + 1 < state.spare_needed:
         return now, replace(state, spare=state.spare + 1), calm

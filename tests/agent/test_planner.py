@@ -201,7 +201,7 @@ def test_a_change_that_brings_nothing_is_undone_and_not_repeated():
 @pytest.mark.parametrize("name", ["01", "02", "03", "05", "06", "07 rescale", "07 rescale-pyramid", "09", "10", "11",
                                   "12", "13", "15"])
 def test_scenarios_pass(name):
-    """All that ship but 04 (short of its score by a hundredth or two) and 08 (its lowest moment)."""
+    """All that ship but 04 (short of its score by two hundredths) and 08 (its lowest moment)."""
     (scenario,) = [s for s in shipped() if s.name == name or s.name.split()[0] == name]
     outcome, best = run(scenario, make("planner")), reference(scenario)
     for condition in scenario.passes:
