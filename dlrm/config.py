@@ -12,7 +12,7 @@ from etl.fields import Field
 MODELS = ("dlrm", "dcn", "wide_deep", "deepfm", "dien")
 OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
-TUNINGS = ("auto", "planner", "fixed")
+TUNINGS = ("auto", "planner", "shadow", "fixed")
 SHARDINGS = ("auto", "row", "table", "column")
 PRECISIONS = ("fp32", "bf16")
 WIRES = ("fp32", "fp16")
@@ -95,8 +95,6 @@ class ModelConfig:
         for name in ("dense_layers", "over_layers"):
             if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in getattr(self, name)):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not a list of positive layer sizes")
-        if (self.kind == "dien") != bool(self.history and self.target):
-            raise ConfigError("dien, and no other model, takes a history and a target: name the two columns")
         if self.cross_experts > 1 and not self.cross_rank:
             raise ConfigError(f"cross_experts: {self.cross_experts} experts need a cross_rank above 0")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent import knobs_file
 from dlrm.config import Config, ConfigError
 from etl.table import FeatureTable
 from ingest.loader import Loader, LoaderError
@@ -17,7 +18,8 @@ def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int
     """A rank's batches of the train split, with the knobs that were asked for."""
     loader = _loader(config, table, rank, local_ranks, split="train", epochs=config.epochs, seed=config.seed)
     try:
-        loader.apply(loader.knobs.parse(config.knobs))
+        loader.apply(knobs_file.load(config.knobs, loader.limits) if knobs_file.is_file_name(config.knobs)
+                     else loader.knobs.parse(config.knobs))
     except BaseException:
         loader.close()
         raise

@@ -126,7 +126,8 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
         f"causes (default: {of['stuck_after']})")
     add = parser.add_argument_group("input").add_argument
     add("--tuning", choices=TUNINGS, help=f"who turns the loader's knobs while it runs (default: {of['tuning']})")
-    add("--knobs", metavar="NAME=N,…", help="knobs to start with, for instance read=2,prefetch_bytes=64MiB")
+    add("--knobs", metavar="NAME=N,…|FILE", help="knobs to start with, for instance read=2,prefetch_bytes=64MiB, or a "
+        "file that `python -m ingest bench --save-knobs` wrote")
     add("--memory-limit", type=parse_bytes, metavar="BYTES", help="of one rank's loader, for instance 2GiB "
         "(default: what the machine leaves)")
     add("--missing", choices=MISSING, help="dense features that are no finite numbers: an error, or counted and 0 "
