@@ -1,1 +1,16 @@
-"""The loader: stages from Parquet to training batches, in an exact order, resized while they run."""
+"""The loader: stages from Parquet to training batches, in an exact order, resized while they run.
+
+`ingest.report(batches)` says of any iterable of batches how much of a step waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """Only who asks for it imports the loader: contracts in this package stay light."""
+    if name == "report":
+        from ingest.headroom import report
+
+        return report
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m ingest bench` and `doctor`."""
+"""`python -m ingest bench`, `headroom` and `doctor`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 from agent.runs import RunError
 from etl.program import UsageError, run
 from etl.table import TableError
-from ingest import bench, doctor
+from ingest import bench, doctor, headroom_command
 from ingest.columns import ColumnError
 from ingest.governor import MemoryLimitError
+from ingest.headroom import HeadroomError
 from ingest.knobs import KnobError, nearest
 from ingest.loader import LoaderError
 from ingest.parquet import ParquetError
@@ -18,14 +19,15 @@ from ingest.pipeline import PipelineError
 from ingest.plan import PlanError
 from ingest.source import SourceError
 
-COMMANDS = {"bench": bench.main, "doctor": doctor.main}
+COMMANDS = {"bench": bench.main, "doctor": doctor.main, "headroom": headroom_command.main}
 INPUT_ERRORS = (TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError, PlanError,
-                SourceError, ParquetError)
+                SourceError, ParquetError, HeadroomError)
 USAGE = """\
 usage: python -m ingest COMMAND …
 
 commands:
   bench TABLE      load a feature table as a trainer would, and say how fast
+  headroom TABLE   would faster loading help, and where?
   doctor [TABLE]   is this machine, and this table, fit for loading?
 
 python -m ingest COMMAND --help tells more."""

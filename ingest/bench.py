@@ -130,19 +130,19 @@ class DecodeLimit:
                 self.rows_per_s, self.threads = rate, threads
 
 
-def function_of(name: str) -> tuple[str, Function]:
+def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
     """`module:function` → the stage's name and the function, found as `python -m` finds modules."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise UsageError(f"--udf {name!r}: write module:function")
+        raise UsageError(f"{option} {name!r}: write module:function")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"--udf {name!r}: {error}") from None
+        raise UsageError(f"{option} {name!r}: {error}") from None
     if not callable(function):
-        raise UsageError(f"--udf {name!r}: {attribute} is no function")
+        raise UsageError(f"{option} {name!r}: {attribute} is no function")
     return attribute, function
 
 
@@ -189,7 +189,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     if arguments.step_ms < 0 or arguments.store_latency_ms < 0:
         raise UsageError("--step-ms and --store-latency-ms are not below 0")
     policy = policies.make(arguments.tuning)
-    table = table_of(arguments.table, _roles(arguments.roles))
+    table = table_of(arguments.table, roles_of(arguments.roles))
     latency_s = arguments.store_latency_ms / 1000
 
     def before_read(_read: Read) -> None:
@@ -208,7 +208,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
             memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored,
             shuffle=not arguments.no_shuffle, fill=arguments.fill))
         registry = None if arguments.registry is None else Registry(arguments.registry or None, say=say)
-        here = Here(machine=machine_fingerprint(Machine().cores()), row_bytes=Columns.of(table.fields).row_bytes,
+        here = Here(machine=machine_fingerprint(Machine()), row_bytes=Columns.of(table.fields).row_bytes,
                     schema=" ".join([Fingerprint.of(table.fields).layout, *loader.knobs.workers]))
         if registry is not None and (known := registry.recall(here, loader.limits)) is not None:
             say(f"from the registry, where {known.rows_per_s:,.0f} rows/s are expected: {known.knobs}")
@@ -262,7 +262,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     return outcome
 
 
-def _roles(text: str | None) -> dict[str, list[str]] | None:
+def roles_of(text: str | None) -> dict[str, list[str]] | None:
     """`label=click;dense=I*,age` → the names or patterns of each role."""
     if text is None:
         return None

@@ -1,0 +1,114 @@
+"""Headroom: arithmetic by a made-up clock, and once for real."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+
+import pytest
+import torch
+
+import ingest
+from ingest.__main__ import main
+from ingest.headroom import Headroom, HeadroomError, WhatIf, measure, report, rows_of, what_if
+from ingest.loader import Loader
+from ingest.stats import Snapshot, StageStats
+
+
+class Clock:
+    """Stands still but for what loading and computing take."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def batches(self, count: int, seconds: float):
+        for _ in range(count):
+            self.now += seconds
+            yield torch.zeros(10, 3)
+
+    def step(self, seconds: float):
+        def step(_batch):
+            self.now += seconds
+        return step
+
+
+class Endless:
+    """A loader of a made-up speed."""
+
+    def __init__(self, clock, seconds):
+        self.clock, self.seconds = clock, seconds
+
+    def __iter__(self):
+        return self.clock.batches(50, self.seconds)
+
+
+@pytest.mark.parametrize(("load_s", "step_s", "stall", "gain", "verdict"), [
+    (0.3, 0.1, 0.75, 3.0, "input-bound: 75% of each step waits; at best +300%"),
+    (0.001, 0.1, 0.0099, 0.01, "consumer-bound: 1% of each step waits; faster loading brings nothing")])
+def test_any_iterable_of_batches_is_told_what_it_loses(load_s, step_s, stall, gain, verdict):
+    clock = Clock()
+    found = ingest.report(Endless(clock, load_s), clock.step(step_s), seconds=20.0, clock=clock)
+    assert found.consumer == pytest.approx(10 / step_s)
+    assert found.loading == pytest.approx(10 / load_s)
+    assert found.together == pytest.approx(10 / (load_s + step_s))
+    assert found.stall == pytest.approx(stall, abs=1e-3)
+    assert found.gain == pytest.approx(gain)
+    assert str(found).splitlines()[0] == found.verdict == verdict
+
+
+def test_an_empty_loader_and_batches_without_rows_are_said():
+    with pytest.raises(HeadroomError, match="the loader gave no batch"):
+        report([], seconds=0.1)
+    with pytest.raises(HeadroomError, match="type int has no length"):
+        report([1, 2, 3], seconds=0.1)
+
+
+def test_rows_of_batches_of_other_loaders():
+    assert rows_of({"x": torch.zeros(7, 2), "y": torch.zeros(7)}) == 7
+    assert rows_of(((torch.zeros(5, 2), torch.zeros(5)), torch.zeros(5))) == 5
+    assert rows_of([1.0, 2.0, 3.0]) == 3
+
+
+def snapshot(at, rows, read_s, shuffle_s, batches=0):
+    stages = tuple(StageStats(name=name, items=0, rows=rows, bytes=0, busy_s=busy, cpu_s=busy, wait_input_s=0,
+                              wait_output_s=0, workers=workers)
+                   for name, busy, workers in (("read", read_s, 2), ("shuffle", shuffle_s, 1)))
+    return Snapshot(at=at, sequence=0, stages=stages, batches=batches, rows=rows, consumer_wait_s=0,
+                    consumer_compute_s=0, memory_used=0, memory_limit=1, cpu_quota=8, cpu_used_s=0)
+
+
+def test_another_worker_is_foretold_from_what_a_row_costs():
+    before, after = snapshot(0, 0, 0, 0), snapshot(10, 1000, 8, 10)
+    found = what_if(before, after, cores=8)
+    assert (found.stage, found.workers) == ("shuffle", 2)
+    assert found.predicted == pytest.approx(2 / 0.010)  # now shuffle 200, read 250
+    assert what_if(before, after, cores=2).predicted == pytest.approx(2 / 0.018)
+
+
+def test_the_table_names_the_stalls_of_a_step():
+    found = Headroom(consumer=100.0, loading=50.0, cold=25.0, together=50.0, stall=0.5, slowest="read", idle_cores=3.2,
+                     what_if=WhatIf(stage="read", workers=3, predicted=75.0, measured=70.0))
+    lines = str(found).splitlines()
+    assert lines[0] == "input-bound: 50% of each step waits; slowest stage read; at best +100%; 3 cores idle"
+    assert "compute 25%, prepare 25%, fetch 50%" in lines[-2]
+    assert lines[-1].strip() == "with 3 workers in read: loading alone 75 rows/s (tried: 70)"
+
+
+def test_our_loader_is_measured_warm_and_cold_and_keeps_its_knobs(table):
+    with Loader(table, batch_size=80, epochs=1000) as loader:
+        knobs = loader.knobs
+        found = measure(loader, lambda batch: None, seconds=0.05, files=[f.path for f in table.files_of("train")])
+        assert loader.knobs == knobs
+        assert found.cold is not None
+        assert found.slowest in [s.name for s in loader.snapshot().stages]
+        assert found.what_if.workers == knobs.workers[found.slowest] + 1
+        deque(loader, maxlen=0)
+
+
+def test_the_command_prints_a_table_and_ends_with_figures(table, capsys):
+    found = main(["headroom", table.uri, "--batch-size", "80", "--seconds", "0.05", "--step",
+                  "tests.ingest.twin:halve_batch"])
+    assert json.loads(json.dumps(found))["verdict"] == capsys.readouterr().err.splitlines()[0]
