@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ingest.knobs import Knobs, Limits
+from ingest.machine import Machine, cache_folder
 
 FORMAT = 1
 _SUFFIX = ".sluice.json"
@@ -71,7 +71,7 @@ class Registry:
     def __init__(self, place: str | os.PathLike[str] | None = None, *, say: Callable[[str], None] = lambda line: None,
                  most: int = _MOST_ENTRIES) -> None:
         """`place` is a folder or a URI; by default a folder in the user's cache."""
-        self.place = str(default_place() if place is None else place)
+        self.place = str(cache_folder() / "registry" if place is None else place)
         self._say, self._most = say, most
 
     def recall(self, here: Here, limits: Limits) -> Entry | None:
@@ -129,23 +129,9 @@ class Registry:
         return system, folder.rstrip("/")
 
 
-def default_place() -> Path:
-    """A folder in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice" / "registry"
-
-
-def machine_fingerprint(cores: float) -> str:
+def machine_fingerprint(machine: Machine) -> str:
     """Machines of one kind: the processor's model and the cores that may be used."""
-    model = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")),
-                 platform.processor() or platform.machine())
-    return f"{model}, {cores:g} cores"
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
+    return f"{machine.model()}, {machine.cores():g} cores"
 
 
 def _name(entry: Entry) -> str:

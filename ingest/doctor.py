@@ -12,7 +12,8 @@ from typing import Any
 
 from ingest import checkup
 from ingest.checkup import Finding
-from ingest.machine import Machine
+from ingest.machine import Machine, cache_folder
+from ingest.speed import speed_of
 
 _EXAMPLES = """\
 examples:
@@ -39,7 +40,8 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
                 *checkup.leftovers(options.cache, options.clean),
                 *(checkup.table(options.table) if options.table else ())]
     result: dict[str, Any] = {
-        "machine": {"system": platform.platform(), "cores": found.cores()},
+        "machine": {"system": platform.platform(), "processor": found.model(), "cores": found.cores(),
+                    **dataclasses.asdict(speed_of(found.model(), cache_folder()))},
         "limits": {"memory": found.memory_limit(), "memory_used": found.memory_used()},
         "problems": checkup.problems(findings)}
     if options.json:

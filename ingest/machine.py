@@ -36,6 +36,13 @@ class Machine:
         """Cores that may be used: the affinity's, or fewer if a quota says so."""
         return max(0.01, min([float(self._affinity()), *self._quotas()]))
 
+    def model(self) -> str:
+        """The processor's name, `unknown` if the system tells none."""
+        for line in (self._text("proc/cpuinfo") or "").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+        return "unknown"
+
     def memory_limit(self, user: int | None = None) -> int:
         """The lowest of the control groups' limits, the host's memory and `user`."""
         limits = [self._total(), *self._memory_limits()]
@@ -163,6 +170,11 @@ class Machine:
 
     def _text(self, path: str) -> str | None:
         return _read(self._root / path)
+
+
+def cache_folder() -> Path:
+    """Where this user's programs keep what they can find out again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 
 def core_wait_s() -> float:

@@ -13,9 +13,10 @@ import pytest
 
 from agent.controller import Controller
 from agent.policies import make
-from agent.registry import Entry, Here, Registry, default_place, machine_fingerprint
+from agent.registry import Entry, Here, Registry, machine_fingerprint
 from agent.testing import FakePipeline, FakeStage
 from ingest.knobs import Knobs, Limits
+from ingest.machine import Machine
 
 MIB = 2**20
 LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(MIB, 2**40))
@@ -151,9 +152,17 @@ def test_the_next_run_is_settled_at_once(tmp_path):
 
 def test_the_usual_place_is_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_place() == tmp_path / "sluice" / "registry"
-    assert machine_fingerprint(2.0).endswith("2 cores")
-    assert machine_fingerprint(2.0) != machine_fingerprint(4.0)
+    Registry().remember(_entry())
+    assert len(list((tmp_path / "sluice" / "registry").iterdir())) == 1
+
+
+def test_machines_of_one_kind_have_one_name(tmp_path):
+    for name, model, cpus in (("a", "Fast 3000", "f"), ("b", "Fast 3000", "3"), ("c", "Slow 1", "f")):
+        (tmp_path / name / "proc" / "7").mkdir(parents=True)
+        (tmp_path / name / "proc" / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: {model}\n")
+        (tmp_path / name / "proc" / "7" / "status").write_text(f"Cpus_allowed:\t{cpus}\n")
+    names = [machine_fingerprint(Machine(tmp_path / name, pid=7)) for name in "abc"]
+    assert names == ["Fast 3000, 4 cores", "Fast 3000, 2 cores", "Slow 1, 4 cores"]
 
 
 def test_pyarrow_comes_only_when_it_is_used():
