@@ -9,6 +9,7 @@ from agent.runs import RunError
 from etl.program import UsageError, run
 from etl.table import TableError
 from ingest import bench, doctor, headroom_command
+from ingest.arguments import ArgumentError
 from ingest.columns import ColumnError
 from ingest.governor import MemoryLimitError
 from ingest.headroom import HeadroomError
@@ -21,7 +22,8 @@ from ingest.source import SourceError
 
 COMMANDS = {"bench": bench.main, "doctor": doctor.main, "headroom": headroom_command.main}
 INPUT_ERRORS = (TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError, PlanError,
-                SourceError, ParquetError, HeadroomError)
+                SourceError, ParquetError, HeadroomError,
+                ArgumentError)
 USAGE = """\
 usage: python -m ingest COMMAND …
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
 import sys
 import threading
 import time
@@ -19,6 +17,7 @@ from agent.registry import Entry, Here, Registry, machine_fingerprint
 from agent.runs import RunFolder
 from etl.fields import Fingerprint
 from etl.program import UsageError, say
+from ingest.arguments import function_of, roles_of
 from ingest.columns import Columns
 from ingest.decode import decode_rows_per_s
 from ingest.knobs import Knobs, format_bytes, parse_bytes
@@ -28,7 +27,7 @@ from ingest.machine import Machine
 from ingest.parquet import table_of
 from ingest.plan import Read
 from ingest.source import READERS, RowGroups, Source, source_of
-from ingest.transform import Function, Transform
+from ingest.transform import Transform
 
 _EXAMPLES = """\
 examples:
@@ -130,22 +129,6 @@ class DecodeLimit:
                 self.rows_per_s, self.threads = rate, threads
 
 
-def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
-    """`module:function` → the stage's name and the function, found as `python -m` finds modules."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise UsageError(f"{option} {name!r}: write module:function")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"{option} {name!r}: {error}") from None
-    if not callable(function):
-        raise UsageError(f"{option} {name!r}: {attribute} is no function")
-    return attribute, function
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m ingest bench", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -208,7 +191,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
             memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored,
             shuffle=not arguments.no_shuffle, fill=arguments.fill))
         registry = None if arguments.registry is None else Registry(arguments.registry or None, say=say)
-        here = Here(machine=machine_fingerprint(Machine()), row_bytes=Columns.of(table.fields).row_bytes,
+        here = Here(machine=machine_fingerprint(Machine().cores()), row_bytes=Columns.of(table.fields).row_bytes,
                     schema=" ".join([Fingerprint.of(table.fields).layout, *loader.knobs.workers]))
         if registry is not None and (known := registry.recall(here, loader.limits)) is not None:
             say(f"from the registry, where {known.rows_per_s:,.0f} rows/s are expected: {known.knobs}")
@@ -260,19 +243,6 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     if found.order_hash is None:
         say("no epoch was finished, so there is no order hash; give more --seconds")
     return outcome
-
-
-def roles_of(text: str | None) -> dict[str, list[str]] | None:
-    """`label=click;dense=I*,age` → the names or patterns of each role."""
-    if text is None:
-        return None
-    roles = {}
-    for part in filter(None, (p.strip() for p in text.split(";"))):
-        role, sign, names = part.partition("=")
-        if not sign:
-            raise UsageError(f"--roles: {part!r} has no '='; write for instance label=click;dense=I*")
-        roles[role.strip()] = [name.strip() for name in names.split(",") if name.strip()]
-    return roles
 
 
 def _line(event: Mapping[str, Any]) -> str:

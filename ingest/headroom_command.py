@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from etl.program import UsageError, say
-from ingest.bench import function_of, roles_of
+from ingest.arguments import function_of, roles_of
 from ingest.headroom import measure
 from ingest.loader import Loader
 from ingest.parquet import table_of
