@@ -191,7 +191,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
             memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored,
             shuffle=not arguments.no_shuffle, fill=arguments.fill))
         registry = None if arguments.registry is None else Registry(arguments.registry or None, say=say)
-        here = Here(machine=machine_fingerprint(Machine().cores()), row_bytes=Columns.of(table.fields).row_bytes,
+        here = Here(machine=machine_fingerprint(Machine()), row_bytes=Columns.of(table.fields).row_bytes,
                     schema=" ".join([Fingerprint.of(table.fields).layout, *loader.knobs.workers]))
         if registry is not None and (known := registry.recall(here, loader.limits)) is not None:
             say(f"from the registry, where {known.rows_per_s:,.0f} rows/s are expected: {known.knobs}")
