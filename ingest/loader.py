@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ingest.aside import Aside
 from ingest.batch import Batch, Ready
 from ingest.columns import Columns
+from ingest.files import Files
 from ingest.knobs import Knobs, Limits
 from ingest.machine import Machine
 from ingest.origins import Origins
@@ -67,7 +68,7 @@ class Loader:
                  memory_limit: int | None = None, reader: str = "petastorm",
                  transforms: Sequence[Transform | tuple[str, Function | str]] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None, errors: ErrorPolicy | None = None,
-                 quarantine: str | os.PathLike[str] = "quarantine.jsonl",
+                 quarantine: str | os.PathLike[str] = "quarantine.jsonl", files: Files | None = None,
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
         `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` stands where a number is missing, for
@@ -75,7 +76,8 @@ class Loader:
         named functions over a batch (`ingest.transform.Transform`); operators that the table leaves to the loader come
         before them. `memory_limit` is in bytes for the whole process tree, and never more than the machine's. `errors`
         says what happens to rows that fail (default: the run stops); those set aside are listed in the file
-        `quarantine`. `before_read` runs in the reader before each row group: it stands in for a store's latency."""
+        `quarantine`. `files` opens remote files with other retries, or a cache; it is closed with the loader.
+        `before_read` runs in the reader before each row group: it stands in for a store's latency."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
@@ -85,7 +87,7 @@ class Loader:
         given = [t if isinstance(t, Transform) else Transform(*t) for t in transforms]
         left = online(source.fields, source.state()) if any(f.online for f in source.fields) else []
         self._columns = Columns.of(source.fields, fill)
-        self._groups = groups = RowGroups(source.files_of(split), self._columns.names, before_read)
+        self._groups = groups = RowGroups(source.files_of(split), self._columns.names, before_read, files)
         self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
                              window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
                              last=last)
@@ -93,6 +95,7 @@ class Loader:
         self._table = {"version": source.version, "split": split}
         self._epochs = epochs
         aside = Aside(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
+        groups.rescue = aside.group if aside.allowed else None
         self._pipeline = Pipeline(
             Parts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe, columns=self._columns,
                   rank=rank, ranks=ranks, transforms=fused([*left, *given]), aside=aside,
@@ -234,6 +237,11 @@ class Loader:
         return self._machine.memory_used()
 
     @property
+    def store(self) -> dict[str, int]:
+        """What was read through stores: reads, bytes, retries; empty for plain local files."""
+        return self._groups.stats()
+
+    @property
     def quarantined(self) -> dict[str, Any]:
         """Rows set aside so far: how many, why, and the file that lists them."""
         return self._books.summary()
@@ -270,6 +278,7 @@ class Loader:
         if not self._closed:
             self._closed = True
             self._run = None
+            self._groups.interrupt()
             self._pipeline.stop()
             self._groups.close()
             self._books.close()

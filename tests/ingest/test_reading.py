@@ -1,0 +1,240 @@
+"""A loader whose files lie in stores, misbehave, or are damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.columns import Columns
+from ingest.files import Files
+from ingest.loader import Loader
+from ingest.plan import Part, Read
+from ingest.quarantine import ErrorPolicy, QuarantineError
+from ingest.retry import RetryPolicy, StoreError
+from ingest.source import RowGroups, SourceError
+from tests.ingest import twin
+from tests.ingest.s3 import KEYS, S3Server
+
+PATIENT = RetryPolicy(attempts=60, first_wait_s=0.001, longest_wait_s=0.01)
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def bucket(server, table, monkeypatch):
+    """The table's files in a bucket, and the table that names them there."""
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    from pyarrow.fs import S3FileSystem
+
+    server.refuse(0)
+    files = S3FileSystem(endpoint_override=server.address, scheme="http", allow_bucket_creation=True)
+    files.create_dir("data")
+    for file in table.files_of("train"):
+        with files.open_output_stream(f"data/{file.path.rpartition('/')[2]}") as out, open(file.path, "rb") as whole:
+            out.write(whole.read())
+    return dataclasses.replace(table, files=tuple(
+        dataclasses.replace(f, path=f"s3://data/{f.path.rpartition('/')[2]}?{server.query}") for f in table.files))
+
+
+def order_of(source, **options):
+    with Loader(source, batch_size=80, **options) as loader:
+        deque(loader, maxlen=0)
+        return loader.order_hash, loader.store
+
+
+@pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+def test_a_table_in_s3_is_read_as_a_local_one(table, bucket, reader):
+    order, store = order_of(bucket, reader=reader)
+    assert (order, {}) == order_of(table)
+    assert store["reads"] > 10
+    assert store["retries"] == 0
+
+
+def test_a_third_of_all_requests_refused(table, bucket, server):
+    server.refuse(0.3)
+    order, store = order_of(bucket, files=Files(retry=PATIENT))
+    assert order == order_of(table)[0]
+    assert server.refused > 1
+    assert store["retries"] >= server.refused
+
+
+def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_path):
+    loader = Loader(bucket, batch_size=80, files=Files(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
+                    errors=ErrorPolicy(on_error="quarantine", max_rate=1), quarantine=tmp_path / "aside")
+    server.refuse(1)
+    with loader, pytest.raises(SourceError, match=r"s3://data/part.*failed 2 times") as caught:
+        deque(loader, maxlen=0)
+    assert isinstance(caught.value.__cause__, StoreError)
+    assert server.refused > 0
+
+
+def test_errors_short_reads_and_stalls_change_nothing(table):
+    files = Files(disturbed="error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=1&seed=4", retry=PATIENT)
+    order, store = order_of(table, files=files)
+    assert order == order_of(table)[0]
+    [*disturbed] = files.disturbances()
+    assert min(sum(getattr(d, what) for d in disturbed) for what in ("errors", "shorts", "stalls")) > 0
+    assert store["retries"] >= sum(d.errors for d in disturbed)
+
+
+def test_close_ends_the_wait_for_a_store(table):
+    files = Files(disturbed="latency_ms=0")
+    loader = Loader(table, batch_size=80, files=files)
+    stalled = files.disturbances()[0]
+    stalled.stall(3600)
+    failed = []
+
+    def consume():
+        try:
+            next(iter(loader))
+        except ValueError as error:
+            failed.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    twin.eventually(lambda: stalled.stalls > 0)
+    loader.close()
+    assert loader._pipeline.gone
+    consumer.join(10)
+    assert failed
+
+
+GROUP = 2
+
+
+def damaged(table, folder):
+    """A table whose first file has a flipped bit in one row group."""
+    first = table.files_of("train")[0]
+    column = pq.read_metadata(first.path).row_group(GROUP).column(5)
+    data = bytearray(Path(first.path).read_bytes())
+    data[column.data_page_offset + column.total_compressed_size * 3 // 4] ^= 4
+    (folder / "harmed.parquet").write_bytes(data)
+    harmed = dataclasses.replace(first, path=str(folder / "harmed.parquet"))
+    return dataclasses.replace(table, files=tuple(harmed if f is first else f for f in table.files))
+
+
+class TestDamage:
+    @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+    def test_a_damaged_row_group_is_set_aside_and_all_else_stays_in_its_place(self, table, reader, tmp_path):
+        harmed, path = damaged(table, tmp_path), tmp_path / "aside"
+        data = twin.Table(table.files_of("train"))
+        with Loader(harmed, batch_size=80, reader=reader, quarantine=path, last="pad", epochs=2,
+                    errors=ErrorPolicy(on_error="quarantine")) as loader:
+            for epoch in range(2):
+                for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
+                    lost = np.array([row is not None and row[:2] == (0, GROUP) for row in rows])
+                    real = np.array([row is not None for row in rows])
+                    np.testing.assert_array_equal(batch.weight.numpy(), (real & ~lost).astype("f4"))
+                    np.testing.assert_array_equal(batch.label.numpy()[~lost], data.column("label", rows)[~lost])
+            summary = loader.quarantined
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        assert {(x["file"], x["row_group"]) for x in lines} == {(harmed.files_of("train")[0].path, GROUP)}
+        assert summary["rows_set_aside"] == len(lines) == len(data.groups[0, GROUP]["label"])
+
+    def test_without_quarantine_or_beyond_it_the_run_stops(self, table, tmp_path):
+        harmed = damaged(table, tmp_path)
+        for policy, error, text in ((ErrorPolicy(), SourceError, f"harmed.parquet, row group {GROUP}: "),
+                                    (ErrorPolicy(on_error="quarantine", max_rows=100), QuarantineError,
+                                     f"harmed.parquet row group {GROUP} rows .*more than max_rows=100")):
+            with Loader(harmed, batch_size=80, quarantine=tmp_path / "aside", errors=policy) as loader, \
+                    pytest.raises(error, match=text):
+                deque(loader, maxlen=0)
+
+    def test_a_bit_flipped_on_the_way_is_found(self, table):
+        """The disturbed store, which bench uses as well."""
+        whole, files = table.files_of("train")[0], Files(disturbed="latency_ms=0")
+        groups = RowGroups([whole], ("I1",), opened=files)
+        [disturbed] = files.disturbances()
+        disturbed.corrupt("part-")
+        with pytest.raises(SourceError, match=r"part-\d+.parquet, row group 0: "):
+            groups.read(Read(0, 0, whole.row_group_rows[0], (Part(0, 0, 0, 1),)))
+        assert disturbed.corrupted == 1
+        groups.close()
+
+    def test_forty_of_forty_flipped_bits_are_found(self, table, tmp_path):
+        whole = table.files_of("train")[0]
+        good = Path(whole.path).read_bytes()
+        meta = pq.read_metadata(whole.path)
+        chance, found = random.Random(40), 0
+        columns = Columns.of(table.fields).names
+        for n in range(40):
+            group = chance.randrange(meta.num_row_groups)
+            column = meta.row_group(group).column(chance.randrange(meta.num_columns))
+            at = column.data_page_offset + chance.randrange(column.total_compressed_size * 3 // 4,
+                                                            column.total_compressed_size)
+            path = tmp_path / f"{n}.parquet"
+            path.write_bytes(good[:at] + bytes([good[at] ^ 1 << chance.randrange(8)]) + good[at + 1:])
+            used = column.path_in_schema in columns
+            groups = RowGroups([dataclasses.replace(whole, path=str(path))], columns if used
+                               else [column.path_in_schema])
+            rows = meta.row_group(group).num_rows
+            with pytest.raises(SourceError, match=f"{n}.parquet, row group {group}: "):
+                groups.read(Read(0, group, rows, (Part(0, 0, 0, rows),)))
+            groups.close()
+            found += 1
+        assert found == 40
+
+
+_MUTATE = """
+import os, random, sys
+from etl.fields import DataFile
+from ingest.loader import Loader, LoaderError
+from ingest.columns import ColumnError
+from ingest.parquet import ParquetError
+from ingest.plan import PlanError
+from ingest.source import SourceError
+
+good = open(sys.argv[1], "rb").read()
+path = os.path.join(sys.argv[2], "mutated.parquet")
+chance, refused, read = random.Random(7), 0, 0
+for n in range(300):
+    data = bytearray(good)
+    kind = n % 4
+    if kind == 0:  # the footer
+        for _ in range(chance.randint(1, 4)):
+            data[-chance.randint(1, min(4000, len(data)))] = chance.randrange(256)
+    elif kind == 1:  # anywhere
+        for _ in range(chance.randint(1, 30)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+    elif kind == 2:  # cut short
+        del data[chance.randrange(len(data)):]
+    else:  # a stretch of zeros
+        at = chance.randrange(len(data))
+        data[at:at + 500] = bytes(len(data[at:at + 500]))
+    with open(path, "wb") as file:
+        file.write(data)
+    try:
+        with Loader([path], batch_size=80, reader="arrow",
+                    roles={"label": "label", "dense": "I*", "sparse": "C*"}) as loader:
+            for batch in loader:
+                read += 1
+    except (SourceError, ParquetError, ColumnError, PlanError, LoaderError) as error:
+        assert "mutated.parquet" in str(error) or isinstance(error, (PlanError, ColumnError)), repr(error)
+        refused += 1
+print(refused, read)
+"""
+
+
+def test_three_hundred_mutated_files_give_our_errors_only_and_the_process_lives(table, repo, tmp_path):
+    done = subprocess.run([sys.executable, "-c", _MUTATE, table.files_of("train")[0].path, tmp_path], cwd=repo,
+                          capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    refused, read = map(int, done.stdout.split())
+    assert refused > 200
+    assert read > 0, "some came out unharmed"
