@@ -111,7 +111,8 @@ def with_pandas(raw: Path, out: Path) -> None:
     import numpy as np
     import pandas as pd
 
-    frame = pd.read_csv(raw, sep="\t", names=NAMES, dtype=dict.fromkeys(CATEGORIES, "string"), engine="pyarrow")
+    frame = pd.read_csv(raw, sep="\t", names=NAMES, engine="pyarrow",
+                        dtype={**dict.fromkeys(INTEGERS, "float64"), **dict.fromkeys(CATEGORIES, "string")})
     made = {"label": frame["label"].astype("int8")}
     for n in INTEGERS:
         made[n] = np.log(frame[n].fillna(0).clip(lower=-2) + 3).astype("float32")

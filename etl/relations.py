@@ -126,12 +126,15 @@ def _history(rows: DataFrame, history: History, spec: Spec) -> DataFrame:
     if not history.positive:
         kept = sql.collect_list(value).over(window.rowsBetween(-history.length, -1))
     else:
-        # Others are gathered as null, and nulls are not kept; the last of all earlier rows stay.
-        liked = sql.when(sql.col(f"`{spec.label}`") == 1, value)
-        kept = sql.collect_list(liked).over(window.rowsBetween(Window.unboundedPreceding, -1))
-        kept = sql.slice(kept, sql.greatest(sql.lit(1), sql.size(kept) - history.length + 1), history.length)
+        # Rows are numbered by how many clicks lie before them, so that a frame of `length` numbers holds as many
+        # clicks, however many other rows; these are gathered as null, and nulls are not kept.
+        clicked = (sql.col(f"`{spec.label}`") == 1) & value.isNotNull()
+        before = sql.sum(sql.when(clicked, 1).otherwise(0)).over(window.rowsBetween(Window.unboundedPreceding, -1))
+        rows = rows.withColumn("_before", sql.coalesce(before, sql.lit(0)))
+        kept = sql.collect_list(sql.when(clicked, value)).over(
+            Window.partitionBy(f"`{history.by}`").orderBy("_before").rangeBetween(-history.length, -1))
     kind = {"number": "array<double>"}.get(spec_kind(spec, history.of), "array<string>")
-    return rows.withColumn(history.name, sql.when(there, kept).otherwise(sql.array()).cast(kind))
+    return rows.withColumn(history.name, sql.when(there, kept).otherwise(sql.array()).cast(kind)).drop("_before")
 
 
 def spec_kind(spec: Spec, name: str) -> str:

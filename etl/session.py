@@ -27,9 +27,12 @@ DEFAULTS = {
 
 def open_session(name: str) -> SparkSession:
     """Takes what spark-submit was told and fills in our defaults; local mode listens on 127.0.0.1 only."""
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # Only with its Java side known does a SparkConf hold what spark-submit was told; else `--master` is lost.
+        SparkContext._ensure_initialized()
     conf = SparkConf()
     defaults = dict(DEFAULTS)
     master = conf.get("spark.master", "local[*]") or "local[*]"

@@ -62,3 +62,19 @@ def main(argv):
 run(main)
 """
     assert ended(body, repo).returncode == 130
+
+
+def test_tables_are_shown_drawn_and_vacuumed_from_the_command_line(tmp_path, capsys):
+    from etl.__main__ import main as etl
+    from etl.small import small_table
+
+    for number in range(3):
+        small_table(tmp_path / "t", rows=60, mode="overwrite" if number else "create", first=number * 100)
+    shown = etl(["show", str(tmp_path / "t"), "--html", str(tmp_path / "t.html")])
+    assert (shown["version"], shown["rows"]) == (2, 60)
+    assert (tmp_path / "t.html").read_text().startswith("<!doctype html>")
+    tried = etl(["vacuum", str(tmp_path / "t"), "--keep", "1", "--dry-run"])
+    assert (tried["removed"], tried["kept_versions"]) == (0, [2])  # nothing is a day old
+    made = etl(["synth", "--shape", "sessions", "--rows", "50", "--out", str(tmp_path / "s.json")])
+    assert made["rows"] == len((tmp_path / "s.json").read_text().splitlines())
+    assert "kept: version 2" in capsys.readouterr().err

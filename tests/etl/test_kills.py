@@ -1,0 +1,64 @@
+"""A writer killed at any moment: readers see the version before, or the new one, whole."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from etl.small import small_table
+from etl.table import FeatureTable
+
+# Kills itself at a given call of a function; told -1, it says how many there are, and at which it commits.
+_WRITER = """
+import os, signal, sys
+from etl.small import small_table
+uri, moment = sys.argv[1], int(sys.argv[2])
+calls = commits = 0
+def count(frame, event, argument):
+    global calls, commits
+    calls += 1
+    if frame.f_code.co_name == "_commit" and event == "call":
+        commits = calls
+    if calls == moment:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.setprofile(count)
+small_table(uri, rows=40, files=1, mode="overwrite", first=1000, splits={"train": 1.0})
+sys.setprofile(None)
+print(calls, commits)
+"""
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_30_moments_leaves_a_whole_version(tmp_path, repo):
+    small_table(tmp_path / "t", rows=30, files=1, splits={"train": 1.0})
+
+    def write(number: int, moment: int) -> tuple[int, str, Path]:
+        place = tmp_path / str(number)
+        shutil.copytree(tmp_path / "t", place)
+        done = subprocess.run([sys.executable, "-c", _WRITER, place, str(moment)], cwd=repo, capture_output=True,
+                              text=True, timeout=150, check=False)
+        return done.returncode, done.stdout, place
+
+    code, said, _ = write(0, -1)
+    assert code == 0
+    most, commit = map(int, said.split())
+    generator = random.Random(11)
+    moments = [generator.randrange(1, most) for _ in range(15)]
+    moments += [min(most - 1, max(1, commit + generator.randrange(-20, 60))) for _ in range(15)]  # about the commit
+    with ThreadPoolExecutor(2) as pool:
+        tries = list(pool.map(write, range(1, 31), moments))
+    seen = set()
+    for code, _, place in tries:
+        assert code == -signal.SIGKILL
+        table = FeatureTable.open(place)
+        assert [p for p in table.check() if "orphan" not in p] == []
+        assert (table.version, table.rows) in ((0, 30), (1, 40))
+        seen.add(table.version)
+    assert seen == {0, 1}  # both sides of the commit were met
