@@ -36,6 +36,7 @@ MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no differ
 WINDOW = 6  # snapshots over which rates are taken
 SPARE = 5  # snapshots in a row that must show workers to spare before some are given back
 FORGIVE = 400  # snapshots for which a stage's failed change is not tried again
+DOUBT = 30  # the same where others use the cores: they may have been the cause (doubled with each failure in a row)
 MEMORY_ALARM = 0.95  # of the limit in use: something is given back at once
 
 
@@ -95,7 +96,7 @@ class Planner:
                               spare_needed=SPARE, trial=None, window=(), demands=())
         state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
                         window=(*learned.window, snapshot)[-WINDOW:])
-        if state.trial is not None and state.age >= SETTLE and state.trial.crashed(seen):
+        if state.trial is not None and state.age > SETTLE and state.trial.crashed(seen):
             return _undo(state, state.trial, seen)
         since = rates(state.window[0], snapshot)
         if since is None or since.rows_per_s == 0:
@@ -146,7 +147,7 @@ def _undo(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Rea
     if trial.kind in ("probe", "switch"):  # that it may fail is why it was one; what it saw is in the curve now
         undone = state
     else:
-        undone = replace(state, held=_held(state, trial.before), held_slow=Pressure.of(since).slow,
+        undone = replace(state, held=_held(state, trial.before, since), held_slow=Pressure.of(since).slow,
                          failures=state.failures + 1, spare=0,
                          quiet_until=state.tick + 4 * 2 ** min(state.failures, 8),
                          spare_needed=state.spare_needed * (4 if trial.kind == "release" else 1))
@@ -155,9 +156,10 @@ def _undo(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Rea
         details={"kind": "undo", "gain": gain, "hoped": trial.hoped}))
 
 
-def _held(state: State, before: Knobs) -> dict[str, tuple[int, int, int]]:
+def _held(state: State, before: Knobs, since: Rates) -> dict[str, tuple[int, int, int]]:
     """Each stage that a failed change moved stays on the side where it was."""
-    held, until = dict(state.held), state.tick + FORGIVE
+    contended = Pressure.of(since).slow >= CONTENDED
+    held, until = dict(state.held), state.tick + (min(FORGIVE, DOUBT * 2**state.failures) if contended else FORGIVE)
     for name, now in state.knobs.workers.items():
         least, most = state.limits.workers[name]
         if now > before.workers[name]:

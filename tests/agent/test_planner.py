@@ -229,11 +229,11 @@ def test_noise_is_not_taken_for_change(seed):
     assert _score(pipeline) >= 0.9
 
 
-def test_a_change_that_does_harm_is_taken_back_after_two_looks():
-    """More than eight readers and the store answers three times later."""
+def test_a_change_that_does_harm_is_taken_back_after_three_looks():
+    """More than four readers, and the store answers three times later and more."""
     pipeline = FakePipeline([FakeStage(name="read", wait_s=0.05, bend=lambda n: 1.0 if n <= 4 else 3.0 * n / 4),
                              FakeStage(name="collate", cpu_s=0.001)])
-    _, events = _tune(pipeline, 9)
+    _, events = _tune(pipeline, 8)
     decisions = [e for e in events if e["kind"] == "decision"]
     assert decisions[-1]["after"]["workers"]["read"] == 4
     assert "so it is undone" in decisions[-1]["reason"]["text"]
