@@ -31,6 +31,8 @@ class Layout:
     def __init__(self, config: ModelConfig, columns: Sequence[Table], missing: Missing | None = None) -> None:
         """`missing` masks dense features that are no finite numbers."""
         self.columns, self.missing = tuple(columns), missing
+        if (config.kind == "dien") != bool(config.history and config.target):
+            raise ConfigError("dien, and no other model, takes a history and a target: name the two columns")
         self.history = _named(config.history, "history", columns) if config.history else None
         kept = [t for t in columns if t is not self.history]
         self.target = kept.index(_named(config.target, "target", kept)) if config.target else None

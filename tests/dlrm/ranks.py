@@ -28,11 +28,16 @@ NAMES = list(SIZES)
 ROWS, STEPS = 64, 6
 
 
-def build(here: World, how: str, optimiser: str = "adagrad", **settings) -> tuple[Config, Parts]:
-    rate = {"adam": 0.01, "adagrad": 0.05, "sgd": 0.05}[optimiser]
-    config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, model=MODEL,
-                    sharding=how, seed=1, optim=OptimConfig(dense_optimiser=optimiser, dense_lr=rate), **settings)
-    layout = Layout(MODEL, TABLES)
+PLAIN = {name: OptimConfig(dense_optimiser=name, dense_lr=rate) for name, rate in (("adagrad", 0.05), ("adam", 0.01))}
+SCHEDULE = "warmup=2,decay_start=2,decay=12"
+MIXED = OptimConfig(dense_optimiser="lamb", dense_lr=0.02, schedule=SCHEDULE, dense_schedule=SCHEDULE, clip=0.1)
+SMALLER = {"big": "product:67", "mid": "quotient:20", "small": "hash:5"}
+
+
+def build(here: World, how: str, optim: OptimConfig = PLAIN["adagrad"], **settings) -> tuple[Config, Parts]:
+    config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, sharding=how,
+                    seed=1, optim=optim, **{"model": MODEL, **settings})
+    layout = Layout(config.model, [replace(t, width=config.model.width) for t in TABLES])
     placement = placed(config, layout.tables, machine(here.ranks, here.local_ranks))
     return config, parts_of(config, layout, len(DENSE), placement, here)
 
@@ -99,9 +104,9 @@ def twin(weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts
     return losses, {k: v.detach() for k, v in w.items()}
 
 
-def trained(here: World, how: str, folder: Path, optimiser: str = "adagrad", *, stop_at: int | None = None,
-            resume: Path | None = None, **settings):
-    config, parts = build(here, how, optimiser, **settings)
+def trained(here: World, how: str, folder: Path, optim: OptimConfig = PLAIN["adagrad"], *,
+            stop_at: int | None = None, resume: Path | None = None, **settings):
+    config, parts = build(here, how, optim, **settings)
     losses: list[float] = []
     meta = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     feed = FakeFeed(STEPS, ROWS, here.rank, here.ranks)
@@ -171,29 +176,36 @@ def main(folder: Path) -> None:
 def resumed(here: World, folder: Path) -> dict:
     """Runs broken off and taken up again, on the same ranks and, from two ranks' checkpoint, on another number."""
     found: dict = {}
-    for optimiser in ("adagrad", "adam"):
-        base = folder / f"{optimiser}-{here.ranks}"
-        straight, parts, _ = trained(here, "auto", base / "a", optimiser)
-        broken, _, outcome = trained(here, "auto", base / "b", optimiser, stop_at=4)
+    wide = {"width": 16, "dense_layers": (8,), "over_layers": (8,), "compress": SMALLER}
+    runs = {"adagrad": {}, "adam": {"optim": PLAIN["adam"]},
+            **{kind: {"optim": MIXED, "model": ModelConfig(kind=kind, **wide)} for kind in ("dcn", "deepfm")}}
+    for name, settings in runs.items():
+        base = folder / f"{name}-{here.ranks}"
+        straight, parts, _ = trained(here, "auto", base / "a", **settings)
+        broken, _, outcome = trained(here, "auto", base / "b", stop_at=4, **settings)
         saved = next((base / "b").glob("step-*"))
-        rest, again, _ = trained(here, "auto", base / "c", optimiser, stop_at=4, resume=saved)
-        found[f"resume_{optimiser}"] = {"straight": straight, "broken": broken, "rest": rest,
+        rest, again, _ = trained(here, "auto", base / "c", stop_at=4, resume=saved, **settings)
+        found[f"resume_{name}"] = {"straight": straight, "broken": broken, "rest": rest,
                                         "stopped": outcome.stopped, "at": outcome.meta.loader}
         a, b = (whole_weights(p.model, here) | states(p, here) for p in (parts, again))
-        found[f"equal_{optimiser}"] = all(torch.equal(a[k], b[k]) for k in a)
+        found[f"equal_{name}"] = all(torch.equal(a[k], b[k]) for k in a)
+        if here.ranks == 1:
+            theirs = next((folder / f"{name}-2" / "b").glob("step-*"))
+            found[f"taken_{name}"], _, _ = trained(here, "auto", base / "d", stop_at=4, resume=theirs, **settings)
     # What another number of ranks and another sharding make of the two-rank checkpoint.
     other = next((folder / "adam-2" / "b").glob("step-*"))
     for how in ("auto", "row"):
-        _, parts = build(here, how, "adam")
+        _, parts = build(here, how, PLAIN["adam"])
         load(other, parts, here)
         kept = folder / "loaded.pt"
         now = whole_weights(parts.model, here) | states(parts, here)
-        if here.ranks == 2 and how == "auto":
+        if here.ranks == 2 and how == "auto" and here.first:
             torch.save(now, kept)
+        here.barrier()
         before = torch.load(kept, weights_only=True)
         found[f"loaded_{how}"] = [k for k in before if not torch.equal(before[k], now[k])]
         found[f"keys_{how}"] = len(now)
-    rest, parts, _ = trained(here, "row", folder / f"other-{here.ranks}", "adam", stop_at=4, resume=other)
+    rest, parts, _ = trained(here, "row", folder / f"other-{here.ranks}", PLAIN["adam"], stop_at=4, resume=other)
     found["other"] = rest
     fake = FakeSplit([batch(5000 + i, ROWS, here.rank, here.ranks) for i in range(3)])
     findings = evaluate(parts, fake, Guard(SIZES, DENSE, "fake"), here, slices=["tiny"])

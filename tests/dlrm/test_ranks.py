@@ -6,6 +6,8 @@ import pytest
 
 from tests.dlrm.rig import last_json, launch
 
+RUNS = ["adagrad", "adam", "dcn", "deepfm"]  # the last two with smaller tables, LAMB, schedules and clipping
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict]:
@@ -44,14 +46,21 @@ def test_embeddings_sent_in_half_precision_change_a_loss_a_little(found, ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("optimiser", ["adagrad", "adam"])
-def test_a_resumed_run_has_the_same_losses_and_weights_to_the_last_digit(found, ranks, optimiser):
-    result = found[ranks][f"resume_{optimiser}"]
+@pytest.mark.parametrize("run", RUNS)
+def test_a_resumed_run_has_the_same_losses_and_weights_to_the_last_digit(found, ranks, run):
+    result = found[ranks][f"resume_{run}"]
     assert result["stopped"]
     assert result["at"] == {"epoch": 0, "step": 4}
     assert result["broken"] == result["straight"][:4]
     assert result["rest"] == result["straight"][4:]
-    assert found[ranks][f"equal_{optimiser}"]
+    assert found[ranks][f"equal_{run}"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_two_ranks_learn_what_one_learns_and_one_takes_up_what_two_saved(found, run):
+    alone = found[1][f"resume_{run}"]["straight"]
+    assert found[2][f"resume_{run}"]["straight"] == pytest.approx(alone, abs=1e-5)
+    assert found[1][f"taken_{run}"] == pytest.approx(alone[4:], abs=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

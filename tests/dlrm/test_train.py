@@ -131,13 +131,10 @@ def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folde
     assert stopped["stopped"]
     done = losses(folder, "broken")
     assert len(done) == stopped["steps"]
-    assert stopped["steps"] < 50 * (ROWS * 8 // 10 // BATCH)
-    epochs = stopped["epochs"] + 2
-    resumed = train(folder, 2, "broken", "--resume", "--epochs", epochs)
+    assert stopped["steps"] < len(losses(folder, "two"))
+    resumed = train(folder, 2, "broken", "--resume", "--epochs", 2)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
-    straight = train(folder, 2, "straight", "--epochs", epochs)
-    assert straight.returncode == 0, straight.stderr[-3000:]
-    assert losses(folder, "broken") == pytest.approx(losses(folder, "straight"), abs=2e-6)
+    assert losses(folder, "broken") == pytest.approx(losses(folder, "two"), abs=2e-6)
 
 
 def test_an_interrupt_ends_all_ranks(folder):

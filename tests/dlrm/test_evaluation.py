@@ -1,0 +1,146 @@
+"""What an evaluation finds, and what is made of it, with a model that says what it is given."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dlrm import judge as judge_module
+from dlrm.config import Config, Table
+from dlrm.evaluation import evaluate
+from dlrm.guard import Guard
+from dlrm.judge import Judge
+from dlrm.meta import Meta, best
+from dlrm.metrics import quality
+from tests.dlrm.rig import FakeBatch, FakeSplit
+
+SIZES = {"few": 3, "one": 9, "bag": 9}
+META = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=("d0", "d1"))
+
+
+class Alone:
+    first, device = True, torch.device("cpu")
+    rank, local_ranks = 0, 1
+
+    def gather_objects(self, value):
+        return [value]
+
+
+def told(b):
+    return b.dense[:, 0]
+
+
+PARTS = SimpleNamespace(model=lambda logits: logits, layout=SimpleNamespace(
+    features=lambda b, _device: (b.dense[:, 0],), columns=[Table(name=n, rows=r, width=4) for n, r in SIZES.items()]))
+
+
+def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
+    """The first dense feature is the logit; `sense` says how much the labels follow it. The last batch is half filling.
+    """
+    random = torch.Generator().manual_seed(3)
+    found = []
+    for step in range(batches):
+        logits = torch.randn(rows, generator=random)
+        label = (torch.rand(rows, generator=random) < torch.sigmoid(3 * sense * logits)).float()
+        few = torch.randint(0, 3, (rows,), generator=random)
+        lengths = torch.stack([torch.ones(rows), torch.ones(rows), torch.arange(rows) % 3]).int()
+        bag = torch.randint(0, 9, (int(lengths[2].sum()),), generator=random)
+        weight = torch.ones(rows)
+        if step == batches - 1:
+            weight[rows // 2:] = 0
+            few[rows // 2:] = 2
+        found.append(FakeBatch(dense=torch.stack([logits, torch.full((rows,), -2000.0)], 1), label=label, weight=weight,
+                               values=torch.cat([few, torch.full((rows,), 5), bag]).int(), lengths=lengths.flatten(),
+                               rows=rows, step=step))
+    return FakeSplit(found, dense_names=("d0", "d1"), sparse_names=tuple(SIZES))
+
+
+def findings(feed: FakeSplit, **how):
+    return evaluate(PARTS, feed, Guard(SIZES, ["d0", "d1"], "fake"), Alone(), **how)  # type: ignore[arg-type]
+
+
+def test_rows_that_only_fill_a_batch_count_nowhere():
+    found = findings(split())
+    assert found.quality.rows == 2 * 64 + 32
+    assert found.positives == sum(int(b.label[b.weight > 0].sum()) for b in split().batches)
+
+
+def test_slices_are_the_split_cut_by_ids():
+    feed = split()
+    found = findings(feed, slices=["few"]).slices["few"]
+    assert [q.rows for q in found.values()] == sorted((q.rows for q in found.values()), reverse=True)
+    logits, labels, ids = (torch.cat([part(b)[b.weight > 0] for b in feed.batches]) for part in (
+        told, lambda b: b.label, lambda b: b.values[:64]))
+    for number, part in found.items():
+        mine = ids == number
+        assert part == quality(logits[mine], labels[mine], torch.ones(int(mine.sum())))
+
+
+def test_what_would_explain_a_useless_model_is_seen():
+    evidence = findings(split()).evidence(7, 3, 0.1)
+    assert evidence.constant == ("one",)
+    assert evidence.largest_dense == ("d1", 2000.0)
+    assert (evidence.step, evidence.columns, evidence.lr) == (7, 3, 0.1)
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """A judge over a made-up split, and what it wrote."""
+    lines = SimpleNamespace(said=[], metrics=[], events=[], milestones=[])
+    journal = SimpleNamespace(say=lines.said.append, metric=lines.metrics.append, event=lines.events.append,
+                              milestone=lambda key, *_: lines.milestones.append(key))
+    shown = {"sense": 1.0}
+
+    @contextmanager
+    def evaluation(*_args, **_how):
+        yield split(sense=shown["sense"])
+
+    monkeypatch.setattr(judge_module.feed, "evaluation", evaluation)
+
+    def make(**settings):
+        return Judge(config=Config(data="t", version=0, stuck_after=10, **settings), parts=PARTS, world=Alone(),
+                     table=SimpleNamespace(splits=("train", "validation")), journal=journal, steps_per_epoch=20,
+                     checkpoints=SimpleNamespace(wait=lambda: None, folder=tmp_path))
+
+    return make, lines, shown, tmp_path
+
+
+def test_the_best_checkpoint_is_marked_and_a_worse_one_is_not(judged):
+    make, lines, shown, folder = judged
+    judge = make()
+    assert not judge.good_enough(replace(META, step=10))
+    first = best(folder)
+    assert first[0].name == "step-000000010"
+    shown["sense"] = 0.2
+    assert not judge.good_enough(replace(META, step=20))
+    assert best(folder) == first
+    assert [m["step"] for m in lines.metrics] == [10, 20]
+    assert "validation after 0.5 epochs: auc" in lines.said[0]
+    assert lines.milestones[:3] == ["eval_start", "eval_accuracy", "eval_stop"]
+
+
+def test_training_may_end_at_the_auc_that_was_asked_for(judged):
+    make, lines, *_ = judged
+    assert make(stop_auc=0.8).good_enough(replace(META, step=10))
+    assert not make(stop_auc=0.99).good_enough(replace(META, step=10))
+    assert [e["kind"] for e in lines.events] == ["reached"]
+
+
+def test_a_model_at_chance_is_a_warning_with_likely_causes(judged):
+    make, lines, shown, _ = judged
+    shown["sense"] = 0.0
+    make().good_enough(replace(META, step=9))
+    assert not lines.events
+    make().good_enough(replace(META, step=10))
+    assert lines.events[0]["kind"] == "warning"
+    assert "column 'd1' reaches 2000" in lines.events[0]["text"]
+
+
+def test_slices_are_written_down(judged):
+    make, lines, *_ = judged
+    make(slices=("few",)).measure("test", META)
+    assert {m["id"] for m in lines.metrics if m["kind"] == "slice"} == {0, 1, 2}

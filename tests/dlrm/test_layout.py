@@ -1,0 +1,62 @@
+"""How a batch's ids become rows of a model's tables."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dlrm.config import ConfigError, ModelConfig, Table
+from dlrm.missing import Missing
+from dlrm.model import Layout
+from tests.dlrm.rig import FakeBatch
+
+CPU = torch.device("cpu")
+COLUMNS = [Table(name="a", rows=50, width=8), Table(name="h", rows=60, width=8, lookups=2, longest=4),
+           Table(name="b", rows=9, width=8)]
+LENGTHS = torch.tensor([[1, 1, 1], [0, 3, 1], [1, 1, 1]], dtype=torch.int32)
+VALUES = torch.tensor([11, 12, 13, 21, 22, 23, 24, 1, 2, 3], dtype=torch.int32)
+
+
+def batch() -> FakeBatch:
+    dense = torch.tensor([[1.0, float("nan")], [2.0, 3.0], [4.0, 5.0]])
+    return FakeBatch(dense=dense, values=VALUES, lengths=LENGTHS.flatten(), label=torch.zeros(3),
+                     weight=torch.ones(3), rows=3)
+
+
+def looked_up(config: ModelConfig) -> dict[str, tuple[list[int], list[int]]]:
+    _, sparse = Layout(config, COLUMNS).features(batch(), CPU)
+    return {key: (sparse[key].values().tolist(), sparse[key].lengths().tolist()) for key in list(sparse.keys())}
+
+
+def test_full_tables_take_a_batchs_own_memory():
+    dense, sparse = Layout(ModelConfig(width=8), COLUMNS).features(given := batch(), CPU)
+    assert sparse.values().data_ptr() == given.values.data_ptr()
+    assert dense is given.dense
+
+
+def test_a_history_is_looked_up_place_by_place():
+    found = looked_up(ModelConfig(kind="dien", width=8, history="h", target="b"))
+    assert found == {"a": ([11, 12, 13], [1, 1, 1]), "b": ([1, 2, 3], [1, 1, 1]), "h@0": ([21, 24], [0, 1, 1]),
+                     "h@1": ([22], [0, 1, 0]), "h@2": ([23], [0, 1, 0]), "h@3": ([], [0, 0, 0])}
+
+
+def test_a_wide_part_takes_the_ids_as_they_are_beside_smaller_tables():
+    found = looked_up(ModelConfig(kind="deepfm", width=8, compress={"a": "modulo:10"}))
+    assert found["a"][0] == [1, 2, 3]
+    assert found["a@wide"] == ([11, 12, 13], [1, 1, 1])
+    assert found["h@wide"] == found["h"] == ([21, 22, 23, 24], [0, 3, 1])
+
+
+def test_missing_dense_values_are_masked_and_counted_if_asked():
+    layout = Layout(ModelConfig(width=8), COLUMNS, Missing(["d0", "d1"]))
+    dense, _ = layout.features(batch(), CPU)
+    assert dense[0].tolist() == [1.0, 0.0]
+    assert layout.missing.counts == {"d1": 1}
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"history": "hh", "target": "b"}, r"history: no sparse column 'hh' \(did you mean 'h'"),
+    ({"history": "h", "target": "h"}, "target: no sparse column 'h'"), ({}, "takes a history and a target")])
+def test_a_history_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Layout(ModelConfig(kind="dien", width=8, **settings), COLUMNS)
