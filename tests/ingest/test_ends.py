@@ -1,0 +1,139 @@
+"""How a program with a running loader ends, and what it tells when asked: in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ingest.faults import FaultError, parse
+from ingest.files import Files
+from ingest.injection import Injection
+from ingest.knobs import Knobs
+from ingest.loader import Loader
+from ingest.transform import Transform
+from tests.ingest import twin
+from tests.ingest.test_workers import Scene, assert_gone
+
+PROCESS = Knobs(backend={"mine": "process"})
+NAME = "tests.ingest.worker_functions:"
+_RUN = """
+import sys, threading
+from etl.table import FeatureTable
+from ingest.knobs import Knobs
+from ingest.loader import Loader
+from ingest.stacks import on_signal
+from ingest.transform import Transform
+
+loader = Loader(FeatureTable.open(sys.argv[1]), batch_size=80, window_rows=60, epochs=1000,
+                transforms=[Transform("mine", "tests.ingest.worker_functions:" + sys.argv[2])],
+                knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"}))
+consumer = threading.Thread(target=lambda: next(iter(loader)), daemon=True)
+with on_signal(loader.stacks):
+    consumer.start()
+    exec(sys.argv[3])
+"""
+WAIT = "consumer.join()"
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_TEST_DIR", str(tmp_path))
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
+
+
+@pytest.fixture
+def start(table, repo):
+    """A program whose worker processes hold a batch each."""
+    running = []
+
+    def start(function, then=WAIT):
+        running.append(subprocess.Popen([sys.executable, "-c", _RUN, table.uri, function, then], cwd=repo, text=True,
+                                        stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True))
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stderr.close()
+
+
+def test_no_worker_outlives_a_killed_parent(start, scene):
+    program = start("hold")
+    watched = [os.pidfd_open(pid) for pid in scene.holders(1)]
+    program.kill()
+    assert_gone(watched)
+
+
+def test_an_interpreter_ends_although_workers_hang(start, scene):
+    program = start("hold", "sys.stdin.readline()")
+    watched = [os.pidfd_open(pid) for pid in scene.holders(1)]
+    program.stdin.close()
+    assert program.wait(20) == 0
+    assert_gone(watched)
+
+
+def test_a_signal_prints_the_stacks_and_no_worker_outlives_a_killed_group(start, scene):
+    program = start("hold")
+    watched = [os.pidfd_open(pid) for pid in scene.holders(1)]
+    os.kill(program.pid, signal.SIGUSR1)
+    text, poll = "", select.poll()
+    poll.register(program.stderr, select.POLLIN)
+    while "in hold" not in text:
+        assert poll.poll(20_000), text
+        text += os.read(program.stderr.fileno(), 2**16).decode()
+    assert "sluice-mine-0" in text or "in __next__" in text, "the program's own threads"
+    assert "of mine:" in text
+    os.killpg(program.pid, signal.SIGKILL)
+    assert_gone(watched)
+
+
+class TestInjection:
+    def test_faults_are_done_when_they_are_due(self, table):
+        events, done = [], threading.Event()
+
+        def record(event):
+            events.append(event)
+            if len(events) == 3:
+                done.set()
+
+        files = Files(disturbed="latency_ms=0")
+        clock = iter(range(10**9))
+        with Loader(table, batch_size=80, window_rows=60, epochs=10**6, files=files, knobs=PROCESS,
+                    transforms=[Transform("mine", NAME + "shifted")]) as loader, \
+                Injection(parse("kill-worker@3s,stall-store=0.01s@2s,memory-spike=1MiB@1s"), loader, files, record,
+                          clock=lambda: next(clock)) as injection:
+            batches = (batch for _ in iter(int, 1) for batch in loader)
+            while not done.is_set():
+                next(batches)
+            while not loader.worker_restarts:
+                next(batches)
+            batches.close()
+        assert {e["fault"].partition("=")[0].partition("@")[0] for e in events} == {
+            "kill-worker", "stall-store", "memory-spike"}
+        assert injection.injector.missed == []
+
+    def test_a_fault_that_is_none_is_refused(self):
+        with pytest.raises(FaultError, match="did you mean 'kill-worker'"):
+            parse("kil-worker@3s")
+
+
+def test_close_from_many_threads_at_once_is_one_close(table):
+    loader = Loader(table, batch_size=80, epochs=100, transforms=[Transform("mine", NAME + "shifted")],
+                    knobs=PROCESS)
+    next(iter(loader))
+    threads = [threading.Thread(target=loader.close) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    twin.eventually(lambda: loader._pipeline.gone)
