@@ -11,6 +11,7 @@ from etl.table import TableError
 from ingest import bench, doctor, headroom_command
 from ingest.arguments import ArgumentError
 from ingest.columns import ColumnError
+from ingest.faults import FaultError
 from ingest.governor import MemoryLimitError
 from ingest.headroom import HeadroomError
 from ingest.knobs import KnobError, nearest
@@ -19,11 +20,11 @@ from ingest.parquet import ParquetError
 from ingest.pipeline import PipelineError
 from ingest.plan import PlanError
 from ingest.source import SourceError
+from ingest.transform import TransformError
 
 COMMANDS = {"bench": bench.main, "doctor": doctor.main, "headroom": headroom_command.main}
 INPUT_ERRORS = (TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError, PlanError,
-                SourceError, ParquetError, HeadroomError,
-                ArgumentError)
+                SourceError, ParquetError, HeadroomError, ArgumentError, TransformError, FaultError)
 USAGE = """\
 usage: python -m ingest COMMAND …
 

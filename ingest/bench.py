@@ -17,8 +17,10 @@ from agent.registry import Entry, Here, Registry, machine_fingerprint
 from agent.runs import RunFolder
 from etl.fields import Fingerprint
 from etl.program import UsageError, say
+from ingest import conditions
 from ingest.arguments import function_of, roles_of
 from ingest.columns import Columns
+from ingest.conditions import Conditions
 from ingest.decode import decode_rows_per_s
 from ingest.knobs import Knobs, format_bytes, parse_bytes
 from ingest.live import View
@@ -34,6 +36,8 @@ examples:
   python -m ingest bench data/clicks --batch-size 8192 --seconds 20
   python -m ingest bench data/clicks --tuning auto --knobs read=1 --store-latency-ms 50
   python -m ingest bench data/clicks --udf mine.features:log1p --step-ms 5 --memory-limit 2GiB
+  python -m ingest bench data/clicks --udf mine.udfs:slow --knobs slow.backend=process,slow=2 --inject kill-worker@5s
+  python -m ingest bench "latency:///data/clicks?latency_ms=50&error_rate=0.1"
 """
 _LOOK_S = 0.05
 _SETTLED = 1 / 3  # of the time, its end
@@ -151,7 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--registry", metavar="FOLDER|URI", nargs="?", const="", help="start where an earlier run on such a machine "
         "and schema settled, and keep where this one does (without a value: in the user's cache)")
     add("--udf", action="append", default=[], metavar="MODULE:FUNCTION",
-        help="a transform: a function over a dict of numpy arrays; may be given again")
+        help="a transform: a function over a dict of numpy arrays, a stage of its own, which can also run in "
+        "processes (--knobs NAME.backend=process); may be given again")
     add("--arrow-udf", action="append", default=[], metavar="MODULE:FUNCTION",
         help="a transform over a pyarrow.RecordBatch, after those of --udf")
     add("--step-ms", type=float, default=0.0, help="how long the trainer takes for a batch (default %(default)s)")
@@ -162,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of the order of rows (default %(default)s)")
     add("--no-shuffle", action="store_true", help="rows as they lie")
     add("--run-dir", "--run", dest="run", metavar="DIR", help="a new folder for events, metrics and a report")
+    conditions.add_options(parser)
     return parser
 
 
@@ -172,7 +178,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     if arguments.step_ms < 0 or arguments.store_latency_ms < 0:
         raise UsageError("--step-ms and --store-latency-ms are not below 0")
     policy = policies.make(arguments.tuning)
-    table = table_of(arguments.table, roles_of(arguments.roles))
+    around = Conditions(arguments.table, arguments)
+    table = table_of(around.table, roles_of(arguments.roles))
     latency_s = arguments.store_latency_ms / 1000
 
     def before_read(_read: Read) -> None:
@@ -182,14 +189,14 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         if arguments.step_ms:
             time.sleep(arguments.step_ms / 1000)
 
-    transforms = [Transform(*function_of(name)) for name in arguments.udf]
+    transforms = [Transform(function_of(name)[0], name) for name in arguments.udf]
     transforms += [Transform(*function_of(name), arrow=True) for name in arguments.arrow_udf]
     stored = before_read if latency_s else None
     with ExitStack() as stack:
         loader = stack.enter_context(Loader(
             table, batch_size=arguments.batch_size, split=arguments.split, seed=arguments.seed, epochs=sys.maxsize,
             memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored,
-            shuffle=not arguments.no_shuffle, fill=arguments.fill))
+            shuffle=not arguments.no_shuffle, fill=arguments.fill, **around.for_loader()))
         registry = None if arguments.registry is None else Registry(arguments.registry or None, say=say)
         here = Here(machine=machine_fingerprint(Machine()), row_bytes=Columns.of(table.fields).row_bytes,
                     schema=" ".join([Fingerprint.of(table.fields).layout, *loader.knobs.workers]))
@@ -201,7 +208,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         run = stack.enter_context(RunFolder.create(arguments.run, vars(arguments))) if arguments.run else None
         say(f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch; needs at "
             f"least {format_bytes(loader.minimum_memory)} of memory; {loader.knobs}")
-        groups = RowGroups(table.files_of(arguments.split), Columns.of(table.fields).names, stored)
+        groups = RowGroups(table.files_of(arguments.split), Columns.of(table.fields).names, stored, around.files())
         stack.callback(groups.close)
         limit = DecodeLimit(source_of(arguments.reader, groups), groups)
         limit.measure()
@@ -220,7 +227,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
 
         peak = stack.enter_context(Peak(loader.memory_used))
         controller = stack.enter_context(Controller(loader, policy, record=record, observe=observe))
-        found = consume(loader, arguments.seconds, step)
+        with around.around(loader, record):
+            found = consume(loader, arguments.seconds, step)
         controller.stop()
         knobs, settled = loader.knobs, found.rows_per_s(_SETTLED) or found.rows_per_s()
         if registry is not None:
@@ -234,7 +242,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
                    "stall_fraction": round(found.stall_fraction(), 4),
                    "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "peak_bytes": peak.bytes,
                    "decisions": controller.decisions, "knobs": knobs.to_dict(), "order_hash": found.order_hash,
-                   "rows": found.rows, "tuning": policy.name, "reader": arguments.reader}
+                   "rows": found.rows, "tuning": policy.name, "reader": arguments.reader, **around.outcome(loader)}
         if run is not None:
             run.event({"kind": "end", **outcome})
     if run is not None:
@@ -251,6 +259,8 @@ def _line(event: Mapping[str, Any]) -> str:
         return f"decision {event['sequence']}: {event['reason']['text']}; now {Knobs.from_dict(event['after'])}"
     if event.get("kind") == "proposal":
         return f"would change: {event['reason']['text']}; to {Knobs.from_dict(event['after'])}"
+    if event.get("kind") == "fault":
+        return f"fault {event['fault']}: {event['did']}"
     if event.get("kind") == "effect":
         return (f"decision {event['sequence']} changed {event['rows_per_s_before']:,.0f} to "
                 f"{event['rows_per_s_after']:,.0f} rows/s")

@@ -42,7 +42,30 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
         assert found["order_hash"] == loader.order_hash
 
 
+def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
+    code, out, err = bench(repo, "bench", f"latency://{table.uri}?error_rate=0.1&latency_ms=1", "--batch-size", 160,
+                           "--seconds", 1.5, "--knobs", "shifted.backend=process,shifted=2", "--on-error", "quarantine",
+                           "--udf", "tests.ingest.worker_functions:shifted", "--inject",
+                           "kill-worker@0.1s,kill-worker=all@0.6s,stall-store=0.1s@0.3s,kill-worker@1000s",
+                           "--quarantine", tmp_path / "aside", "--cache", tmp_path / "cache")
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])
+    assert found["faults"]["missed"] == ["kill-worker=1@1000s"]
+    assert "fault kill-worker=1@0.1s: sent SIGKILL to" in err
+    assert found["worker_restarts"] >= 1
+    assert found["store"]["retries"] > 0
+    assert found["store"]["cache_hits"] > 0
+    assert found["quarantined"]["rows_set_aside"] == 0
+    assert found["memory"]["minimum"] <= found["memory"]["limit"]
+    with Loader(table, batch_size=160, reader="arrow") as loader:
+        deque(loader, maxlen=0)
+        assert found["order_hash"] == loader.order_hash
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
+    (["bench", "{table}", "--inject", "kil-worker@3s"], "did you mean 'kill-worker'"),
+    (["bench", "latency://{table}"], r"\?latency_ms=50"),
+    (["bench", "latency://{table}?latency=50"], "did you mean 'latency_ms'"),
     (["bench", "nowhere"], "nowhere"), (["bnech"], "did you mean 'bench'"),
     (["bench", "{table}", "--tuning", "plannar"], "did you mean 'planner'"),
     (["bench", "{table}", "--batch-size", "80", "--knobs", "raed=2"], "no stage 'raed'"),
