@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import unquote
@@ -67,7 +67,7 @@ class FeatureTable:
                                split=known[p][1].split, row_group_rows=known[p][1].row_group_rows) for _, p in ordered)
         newest = max(records.values(), key=lambda r: r.version) if records else None
         schema = pa.schema(delta.schema())
-        fields = tuple(_field(f, newest) for f in schema if METADATA_KEY in (f.metadata or {}))
+        fields = tuple(_field(f, newest, records.values()) for f in schema if METADATA_KEY in (f.metadata or {}))
         if not fields:
             raise TableError(f"{uri}: a Delta table, but not one that etl/job.py wrote: no column has a role")
         stored = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=False) for f in fields])
@@ -150,9 +150,17 @@ def _type_name(kind: pa.DataType) -> str:
     return f"list<{kind.value_type}>" if pa.types.is_list(kind) else str(kind)
 
 
-def _field(f: pa.Field, newest: JobRecord | None) -> Field:
+def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) -> Field:
     about = json.loads(f.metadata[METADATA_KEY])
     return Field(name=f.name, role=about["role"], type=_type_name(f.type), layout=about["layout"], width=about["width"],
                  online=tuple(about["online"]), inputs=tuple(about["inputs"]),
                  cardinality=newest.cardinalities.get(f.name) if newest else None,
-                 bag=newest.bags.get(f.name) if newest else None)
+                 bag=_bag([(r.bags[f.name], r.rows) for r in records if f.name in r.bags]))
+
+
+def _bag(bags: list[tuple[tuple[int, float, int], int]]) -> tuple[int, float, int] | None:
+    """Smallest, mean and largest bag over all jobs' rows."""
+    if not bags:
+        return None
+    mean = sum(bag[1] * rows for bag, rows in bags) / max(1, sum(rows for _, rows in bags))
+    return min(bag[0] for bag, _ in bags), mean, max(bag[2] for bag, _ in bags)

@@ -44,6 +44,9 @@ def online(field: Field, state: State | None) -> Callable[[npt.NDArray[np.float3
     `state` is the version's (`FeatureTable.state()`), which operators that learned something need."""
     steps: list[tuple[Operator, Any]] = []
     for described in field.online:
+        kind = OPERATORS.get(str(described.get("op")))
+        if kind is None or not kind.online_too:  # a table is no program: it cannot name a function to be called
+            raise OperatorError(f"column {field.name!r}: {described.get('op')!r} is no operator for the loader")
         op = made(described)
         learned = None
         if isinstance(op, Fitted):

@@ -18,6 +18,7 @@ from tests.etl.jobs import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 _PATIENCE_S = 240
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # what is short-lived is compiled quickly rather than well
 
 # What the workers' Python sees: no checkout of ours, and of the packages only pyarrow and numpy.
 BARE = """
@@ -56,7 +57,7 @@ class Cluster:
 
     def _start(self, name: str, *words: str, until: str) -> None:
         env = {"PATH": os.environ["PATH"], "SPARK_HOME": str(self.home), "SPARK_LOCAL_IP": "127.0.0.1",
-               "SPARK_DAEMON_MEMORY": "256m"}
+               "JAVA_TOOL_OPTIONS": _QUICK, "SPARK_DAEMON_MEMORY": "256m"}
         log = self.place / f"{len(self._started)}.log"
         with open(log, "w") as out:
             process = subprocess.Popen([self.home / "bin/spark-class", f"org.apache.spark.deploy.{name}", *words],
@@ -98,7 +99,8 @@ def test_one_worker_and_two_make_the_same_table_from_code_that_travels(repo, clu
                    "--conf", f"spark.pyspark.python={python}", "--conf", "spark.executor.memory=512m",
                    "etl/job.py", "--spec", "features/criteo.toml", "--input", tmp_path / "clicks.tsv",
                    "--output", output]
-        env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+        env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1",
+               "JAVA_TOOL_OPTIONS": _QUICK}
         done = subprocess.run([str(part) for part in command], cwd=repo, text=True, capture_output=True, check=False,
                               timeout=_PATIENCE_S, env=env)
         assert done.returncode == 0, done.stderr[-4000:]

@@ -29,7 +29,9 @@ def submitted(repo: Path, *arguments: object) -> Iterator[subprocess.Popen]:
                "--conf", f"spark.pyspark.python={sys.executable}", "etl/job.py", *arguments]
     process = subprocess.Popen([str(part) for part in command], cwd=repo, text=True, start_new_session=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"})
+                               env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}",
+                                    # What is short-lived is compiled quickly rather than well.
+                                    "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
     try:
         yield process
     finally:

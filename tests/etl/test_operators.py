@@ -382,6 +382,9 @@ def test_what_is_left_to_the_loader_is_one_pure_function():
     assert got.tolist() == pytest.approx([-0.5, -0.5, -0.25])
     with pytest.raises(OperatorError, match="'I': standardise needs the table's fitted state"):
         online(field, None)
+    hostile = {"op": "python", "function": "os:system", "inputs": ["text"], "output": "number"}
+    with pytest.raises(OperatorError, match="'python' is no operator for the loader"):
+        online(Field(name="I", role="dense", type="float", online=(hostile,)), None)
     assert made({"op": "bucketize", "boundaries": [1.0]}) == Bucketize(boundaries=(1.0,))
 
 

@@ -19,7 +19,7 @@ from etl.shards import CommitError
 from etl.show import describe_table, draw_table
 from etl.small import small_table
 from etl.store import Store, StoreError
-from etl.table import FeatureTable, TableError
+from etl.table import FeatureTable, TableError, _bag
 from etl.vacuum import vacuum
 
 
@@ -242,6 +242,11 @@ def test_a_pin_that_cannot_be_read_stops_vacuum(table):
         vacuum(store, keep=1, now=time.time())
     with pytest.raises(StoreError, match="pin name"):
         Pin(name="a/b", version=1, expires=1.0)
+
+
+def test_bags_are_those_of_all_jobs():
+    assert _bag([]) is None
+    assert _bag([((1, 2.0, 5), 300), ((0, 4.0, 3), 100)]) == (0, 2.5, 5)
 
 
 def test_a_table_is_shown_as_text_and_drawn(table):
