@@ -1,12 +1,14 @@
 """`planner`: measures what each stage costs, works out the best setting, tries it, and takes back what did not help.
 
     rate = min over stages of workers / useful seconds a row        (`agent.service`, learned online)
-           ≤ cores / processor seconds a row of everything          (workers that wait for a store need no core)
+           ≤ cores / processor seconds a row of everything          (workers that wait for a store need no core; what
+                                                                   others leave of the cores is `agent.pressure`)
            ≤ what the trainer takes
     and what workers and buffers hold fits in memory                (`agent.outlook`, `agent.allocation`)
 
-A change is followed by a pause in which its effect is measured. One that brought nothing is undone, and its stages are
-left alone for a while; each failure doubles the pause before the next try, so that a steady load soon sees no change.
+A change is followed by a pause in which its effect is measured (`agent.attempt`). One that brought nothing is undone,
+and its stages are left alone for a while; each failure doubles the pause before the next try, so that a steady load
+soon sees no change. Workers that wait for each other are moved to the stage's other back end.
 """
 
 from __future__ import annotations
