@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ingest.plan import PlanError, Position, RowsPlan, chain, permutation
+from ingest.plan import PlanError, Position, RowsPlan, chain, permutation, window_order
 from tests.ingest import twin
 
 TABLES = {
@@ -141,6 +141,24 @@ def test_permutations_are_fair():
         counts[np.arange(4), permutation(4, "fair", n)] += 1
     assert counts.min() > 400, counts
     assert counts.max() < 600, counts
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 4096, 4097, 32768])
+def test_the_order_of_a_window_is_a_permutation(n):
+    orders = [window_order(n, 0, 0, 0, number) for number in range(3)]
+    assert all(np.array_equal(np.sort(order), np.arange(n)) for order in orders)
+    assert n < 5 or len({order.tobytes() for order in orders}) == 3
+
+
+def test_orders_of_windows_are_fair_and_share_no_pattern():
+    orders = np.stack([window_order(4096, 3, 1, stream, number) for stream in range(8) for number in range(64)])
+    places = np.argsort(orders, 1)[:, [0, 1, 17, 4095]] * 8 // 4096  # the eighth of the window where some rows come
+    counts = np.stack([np.bincount(column, minlength=8) for column in places.T])
+    assert counts.min() > 30, counts  # 64 expected
+    assert counts.max() < 105, counts
+    steps = np.diff(orders, axis=1)
+    same = max((np.isin(steps[0, :200], other[at:at + 200])).mean() for other in steps[1:20] for at in (0, 1000))
+    assert same < 0.2, "neighbours in one window are as far apart as those in another"
 
 
 @on_the_grid
