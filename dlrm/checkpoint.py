@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.api import CheckpointException  # not an Exception
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
@@ -65,7 +66,7 @@ class Checkpoints:
             return
         try:
             pending.result()
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             if self._world.first:
                 shutil.rmtree(self._path, ignore_errors=True)
             raise CheckpointError(f"checkpoint {self._path} could not be written ({_root(error)}); the one before it "
@@ -90,8 +91,11 @@ def load(path: Path, parts: Parts, world: World, *, optimisers: bool = True) -> 
     state = _state(parts) if optimisers else {"model": parts.model.state_dict()}
     try:
         load_parts(state, checkpoint_id=path, process_group=world.control)
-    except Exception as error:
-        raise CheckpointError(f"checkpoint {path} cannot be loaded: {_root(error)}") from error
+    except (Exception, CheckpointException) as error:
+        text = _root(error)
+        if "Size mismatch" in text and "tables.state" in text:
+            text += "; row-wise states are kept for each piece of a table cut by columns: keep its kind (--sharding)"
+        raise CheckpointError(f"checkpoint {path} cannot be loaded: {text}") from error
     parts.model.load_state_dict(state["model"])
     if optimisers:
         parts.model.fused_optimizer.load_state_dict(state["tables"])

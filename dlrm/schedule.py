@@ -105,10 +105,10 @@ class Scheduled:
         self._base = [float(group["lr"]) for group in optimiser.param_groups]
 
     def begin(self, step: int) -> float:
-        """Sets the rates for this step; returns the first group's."""
+        """Sets the rates for this step; returns the first group's, 0 on a rank that holds nothing of it."""
         factor = self._schedule.factor(step)
         for group, base in zip(self._optimiser.param_groups, self._base, strict=True):
             group["lr"] = base * factor
         if self._fused:
             self._optimiser.step()
-        return self._base[0] * factor
+        return self._base[0] * factor if self._base else 0.0

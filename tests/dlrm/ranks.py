@@ -14,7 +14,7 @@ from dlrm.checkpoint import Checkpoints, load
 from dlrm.config import Config, ModelConfig, OptimConfig, Table
 from dlrm.evaluation import evaluate
 from dlrm.guard import Guard
-from dlrm.meta import Meta
+from dlrm.meta import CheckpointError, Meta
 from dlrm.model import Layout, loss_of
 from dlrm.quiet import quiet
 from dlrm.sharding import placed, read_back
@@ -165,12 +165,28 @@ def main(folder: Path) -> None:
         found: dict = {how: against_the_twin(here, how, folder) for how in ("auto", "row", "column")}
         if here.ranks < 4:
             found |= resumed(here, folder)
+        if here.ranks == 2:
+            found["refused"] = refused(here, folder)
         if here.ranks > 1:
             half, _, _ = trained(here, "row", folder / f"half-{here.ranks}", wire="fp16", stop_at=STEPS)
             full, _, _ = trained(here, "row", folder / f"whole-{here.ranks}", stop_at=STEPS)
             found["half"] = max(abs(a - b) for a, b in zip(half, full, strict=True))
         if here.first:
             print(json.dumps(found))
+
+
+def refused(here: World, folder: Path) -> str:
+    """What is said when row-wise Adagrad's states would not fit. On the way: a rank that holds no table at all."""
+    config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, sharding="table", model=MODEL)
+    layout = Layout(MODEL, TABLES[:1])
+    one = parts_of(config, layout, len(DENSE), placed(config, layout.tables, machine(2, 2)), here)
+    one.rates.begin(0)
+    _, parts = build(here, "column", PLAIN["adam"])
+    try:
+        load(next((folder / "adam-2" / "b").glob("step-*")), parts, here)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def resumed(here: World, folder: Path) -> dict:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dlrm import checkpoint
 from dlrm.checkpoint import Checkpoints
@@ -43,7 +44,8 @@ def saved(tmp_path, monkeypatch):
         checkpoint_id.mkdir(parents=True)
         (checkpoint_id / "half").write_text("x")
         if not room.left:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            full = OSError(errno.ENOSPC, "No space left on device")
+            raise CheckpointException("write", {0: (full, None)})  # as the library tells it: no Exception
         (checkpoint_id / "weight").write_text(json.dumps(state["model"]["weight"].tolist()))
 
     monkeypatch.setattr(checkpoint, "save_parts", write)

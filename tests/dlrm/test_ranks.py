@@ -70,6 +70,10 @@ def test_weights_and_states_are_the_same_element_by_element_on_other_ranks(found
     assert found[ranks]["keys_auto"] == found[2]["keys_auto"] > 20
 
 
+def test_states_that_do_not_fit_another_sharding_are_refused_with_advice(found):
+    assert "for each piece of a table cut by columns: keep its kind" in found[2]["refused"]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_goes_on_from_a_checkpoint_of_two_ranks_under_another_sharding(found, ranks):
     assert found[ranks]["other"] == pytest.approx(found[2]["resume_adam"]["straight"][4:], abs=1e-5)
