@@ -1,0 +1,304 @@
+"""Does a loader stay inside its memory, and does it lose anything under faults? `python benchmarks/memory.py`
+
+Each case runs in a process of its own; its result is one line of `--output`, and a case that is there already is not
+run again. So a long run can be interrupted and goes on where it was.
+
+  limits      peak of use at limits above the start's: wide rows, lists, lists that a transform makes ten times longer
+  switches    random resizes and changes of the back end within an epoch: order, leftovers, the longest pause
+  epochs      many epochs: does anything grow?
+  processes   a Python and a numpy transform in two processes against one, beside two busy processes against one
+  checksums   reading with page checksums verified, against without
+  cgroup      runs inside a real memory cgroup at 1.3 times the limit, with the governor and without: kills
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+MIB = 2**20
+ROLES = {"label": "label", "dense": "d*", "sparse": "s*", "id_list": "l*"}
+_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
+
+
+# ---- what the cases run on
+
+def make_data(folder: Path, lists: bool, files: int = 4, rows: int = 131_072) -> None:
+    """Wide rows (13 floats, 26 ids), or lists: 4 columns of 0 to 15 ids."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(files):
+        path = folder / f"part-{number}.parquet"
+        if path.exists():
+            continue
+        chance = np.random.default_rng(number)
+        columns: dict[str, Any] = {"label": chance.integers(0, 2, rows, np.int8)}
+        columns |= {f"d{n}": chance.random(rows, np.float32) for n in range(4 if lists else 13)}
+        columns |= {f"s{n}": chance.integers(0, 10**6, rows, np.int32) for n in range(4 if lists else 26)}
+        for n in range(4 if lists else 0):
+            offsets = np.concatenate([[0], np.cumsum(chance.integers(0, 16, rows))]).astype(np.int32)
+            columns[f"l{n}"] = pa.ListArray.from_arrays(offsets, chance.integers(0, 10**6, offsets[-1], np.int32))
+        draft = path.with_suffix(".draft")
+        pq.write_table(pa.table(columns), draft, row_group_size=32_768, compression="lz4", use_dictionary=False,
+                       write_page_checksum=True)
+        draft.rename(path)
+
+
+def ten_times(columns: dict[str, Any]) -> dict[str, Any]:
+    """Every third batch's lists become ten times as long."""
+    if int(columns["s0"][0]) % 3:
+        return {}
+    return {"l0": np.repeat(columns["l0"], 10), "l0.lengths": columns["l0.lengths"] * 10}
+
+
+def in_numpy(columns: dict[str, Any]) -> None:
+    for _ in range(20):
+        columns["d0"][:] = np.log1p(np.abs(columns["d0"]))
+
+
+def in_python(columns: dict[str, Any]) -> None:
+    for n, value in enumerate(columns["s0"][:2000].tolist()):
+        columns["s0"][n] = value ^ 1
+
+
+# ---- cases
+
+def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) -> dict[str, Any]:
+    """Loads for a while with knobs that ask for all they can get; looks at the memory a hundred times a second."""
+    from ingest.knobs import Knobs
+    from ingest.loader import Loader
+    from ingest.machine import Machine
+
+    machine, peak, over = Machine(), 0, threading.Event()
+    total = None if limit is None else machine.memory_used() + limit
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(0.01):
+            peak = max(peak, machine.memory_used())
+
+    watcher = threading.Thread(target=watch)
+    knobs = Knobs(workers={"read": 4, "shuffle": 2}, read_ahead_bytes=2**32, prefetch_bytes=2**32)
+    rows, end = 0, time.monotonic() + seconds
+    with Loader(data, batch_size=8192, epochs=10**6, roles=ROLES, knobs=knobs, memory_limit=total,
+                transforms=[("ten_times", ten_times)] if jump else []) as loader:
+        watcher.start()
+        for batch in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
+            rows += batch.rows
+            time.sleep(0.005)  # a trainer that is slower than the loader: all buffers fill
+            if time.monotonic() > end:
+                break
+        over.set()
+        watcher.join()
+        memory = loader.memory()
+    return {"limit": total, "peak": peak, "rows_per_s": round(rows / seconds), "held_back": memory["held_back"],
+            "over": None if total is None else round(peak / total - 1, 4)}
+
+
+def switches(data: str, count: int) -> dict[str, Any]:
+    from ingest.knobs import Knobs
+    from ingest.loader import Loader
+    from ingest.transform import Transform
+
+    def run(turn: Callable[[Any, int], None]) -> tuple[list[str | None], float, dict[str, int]]:
+        hashes, longest = [], 0.0
+        with Loader(data, batch_size=512, window_rows=2048, epochs=4, roles=ROLES,
+                    transforms=[Transform("mine", "benchmarks.memory:in_numpy")],
+                    knobs=Knobs(read_ahead_bytes=2**22, prefetch_bytes=2**20)) as loader:
+            for _ in range(4):
+                at = time.monotonic()
+                for step, _ in enumerate(loader):
+                    longest = max(longest, time.monotonic() - at)
+                    turn(loader, step)
+                    at = time.monotonic()
+                hashes.append(loader.order_hash)
+        return hashes, longest, leftovers()
+
+    chance, turned = random.Random(1), 0
+
+    def turn(loader: Any, step: int) -> None:
+        nonlocal turned
+        if turned < count and step % 5 == 0:
+            turned += 1
+            workers = {stage: chance.randint(low, min(high, 4)) for stage, (low, high) in loader.limits.workers.items()}
+            loader.apply(Knobs(workers=workers, backend={"mine": chance.choice(["thread", "process"])},
+                               read_ahead_bytes=2**22, prefetch_bytes=2**20))
+
+    untouched, pause, _ = run(lambda *_: None)
+    before = leftovers()
+    hashes, longest, after = run(turn)
+    return {"turned": turned, "same_order": hashes == untouched, "longest_pause_s": round(longest, 3),
+            "longest_pause_untouched_s": round(pause, 3), "before": before, "after": after}
+
+
+def leftovers() -> dict[str, int]:
+    from ingest.machine import Machine
+
+    return {"threads": threading.active_count(), "processes": len(Machine().tree()),
+            "descriptors": len(os.listdir("/proc/self/fd")), "segments": len(os.listdir("/dev/shm"))}
+
+
+def epochs(data: str, count: int) -> dict[str, Any]:
+    from ingest.loader import Loader
+    from ingest.machine import Machine
+
+    machine, used = Machine(), []
+    with Loader(data, batch_size=8192, epochs=count, roles=ROLES) as loader:
+        for _ in range(count):
+            for _batch in loader:
+                pass
+            used.append(machine.memory_own())
+        counts = leftovers()
+    half = used[len(used) // 4:]
+    slope = float(np.polyfit(range(len(half)), half, 1)[0]) if len(half) > 2 else 0.0
+    return {"epochs": count, "bytes_an_epoch": round(slope), "after_a_quarter": half[0], "at_the_end": used[-1],
+            "counts": counts}
+
+
+def processes(data: str, function: str, seconds: float) -> dict[str, Any]:
+    """The gain of a second process, as a share of what two busy processes gain over one at the same time."""
+    from ingest.knobs import Knobs
+    from ingest.loader import Loader
+    from ingest.transform import Transform
+
+    def rate(workers: int) -> float:
+        rows, end = 0, 0.0
+        with Loader(data, batch_size=8192, epochs=10**6, roles=ROLES,
+                    transforms=[Transform("mine", f"benchmarks.memory:{function}", columns=("d0", "s0"))],
+                    knobs=Knobs(workers={"mine": workers, "read": 1}, backend={"mine": "process"})) as loader:
+            for batch in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
+                now = time.monotonic()
+                end = end or now + seconds
+                rows += batch.rows
+                if now > end:
+                    return rows / (now - end + seconds)
+        raise AssertionError("a loader without an end ended")
+
+    one, two, alone, both = rate(1), rate(2), busy(1, seconds), busy(2, seconds)
+    return {"rows_per_s": [round(one), round(two)], "gain": round(two / one, 3), "busy_gain": round(both / alone, 3),
+            "share": round(two / one / (both / alone), 3)}
+
+
+def busy(count: int, seconds: float) -> float:
+    """Loops a second of so many processes together."""
+    code = (f"import time\nend=time.monotonic()+{seconds}\nn=0\n"
+            "while time.monotonic()<end:\n for _ in range(10000): n+=1\nprint(n)")
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(count)]
+    return sum(int(p.communicate()[0]) for p in running) / seconds
+
+
+def checksums(data: str, repeats: int) -> dict[str, Any]:
+    best = {True: float("inf"), False: float("inf")}
+    for verify in [True, False] * repeats:
+        began = time.perf_counter()
+        for path in sorted(Path(data).glob("*.parquet")):
+            with pq.ParquetFile(path, page_checksum_verification=verify) as file:
+                for group in range(file.num_row_groups):
+                    file.read_row_group(group, use_threads=False)
+        best[verify] = min(best[verify], time.perf_counter() - began)
+    return {"with_s": round(best[True], 4), "without_s": round(best[False], 4),
+            "cost": round(best[True] / best[False] - 1, 4)}
+
+
+# ---- inside a real cgroup
+
+def cgroup(limit: int) -> Path | None:
+    """A new memory cgroup (version 2 or 1), or None: it cannot be made here."""
+    for top in _CGROUPS:
+        name = top / f"sluice-memory-{os.getpid()}"
+        for knob in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                name.mkdir(exist_ok=True)
+                if (name / knob).exists():
+                    (name / knob).write_text(str(limit))
+                    return name
+            except OSError:
+                continue
+        if name.exists():
+            name.rmdir()
+    return None
+
+
+def in_cgroup(data: str, governed: bool, seconds: float) -> dict[str, Any]:
+    """One short run; 512 MiB for it, and 1.3 times that for the kernel."""
+    limit = 512 * MIB
+    group = cgroup(int(1.3 * limit))
+    if group is None:
+        return {"skipped": "no memory cgroup can be made here (it takes root, and a writable /sys/fs/cgroup)"}
+    code = (f"import os, json\nopen({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
+            "from benchmarks import memory\nfrom ingest.machine import Machine\n"
+            f"extra = {limit} - Machine().memory_used() if {governed} else None\n"
+            f"print(json.dumps(memory.load({data!r}, limit=extra, seconds={seconds})))")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    group.rmdir()
+    return {"code": done.returncode, "killed": done.returncode == -9,
+            **(json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-300:]})}
+
+
+# ---- the programme
+
+def cases(options: argparse.Namespace, wide: str, lists: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(name, function, arguments)."""
+    for extra in (256, 512, 1024):
+        for kind, data, jump in (("wide", wide, False), ("lists", lists, False), ("jump", lists, True)):
+            yield (f"limits {kind} {extra} MiB", "load",
+                   {"data": data, "limit": extra * MIB, "seconds": options.seconds, "jump": jump})
+    yield "switches", "switches", {"data": wide, "count": options.switches}
+    yield "epochs", "epochs", {"data": wide, "count": options.epochs}
+    for function in ("in_numpy", "in_python"):
+        yield f"processes {function}", "processes", {"data": wide, "function": function, "seconds": options.seconds}
+    yield "checksums", "checksums", {"data": wide, "repeats": 5}
+    for number in range(options.runs):
+        for governed in (True, False):
+            yield (f"cgroup {'governed' if governed else 'free'} {number}", "in_cgroup",
+                   {"data": wide, "governed": governed, "seconds": 1.0})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--output", type=Path, default=Path("memory.jsonl"), help="results, a line each (default %(default)s)")
+    add("--data", type=Path, help="where to keep the data (default: a temporary folder)")
+    add("--only", default="", help="cases whose name begins so")
+    add("--seconds", type=float, default=4.0, help="of each case (default %(default)s)")
+    add("--switches", type=int, default=500, help="(default %(default)s)")
+    add("--epochs", type=int, default=20, help="(default %(default)s; 200 shows slow growth)")
+    add("--runs", type=int, default=5, help="in the cgroup, of each kind (default %(default)s; 1000 for the figure)")
+    options = parser.parse_args()
+    known = {json.loads(line)["case"] for line in options.output.read_text().splitlines()} \
+        if options.output.exists() else set()
+    root = Path(__file__).resolve().parents[1]
+    with tempfile.TemporaryDirectory() as temporary:
+        data = options.data or Path(temporary)
+        make_data(data / "wide", lists=False)
+        make_data(data / "lists", lists=True)
+        for name, function, arguments in cases(options, str(data / "wide"), str(data / "lists")):
+            if name in known or not name.startswith(options.only):
+                continue
+            code = (f"import json, sys\nfrom benchmarks import memory\n"
+                    f"print(json.dumps(memory.{function}(**json.loads(sys.argv[1]))))")
+            done = subprocess.run([sys.executable, "-c", code, json.dumps(arguments)], cwd=root, capture_output=True,
+                                  text=True, check=False)
+            result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
+            line = json.dumps({"case": name, **result})
+            print(line, flush=True)
+            with open(options.output, "a") as file:
+                file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
