@@ -32,7 +32,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 MIB = 2**20
-ROLES = {"label": "label", "dense": "d*", "sparse": "s*", "id_list": "l*"}
+WIDE = {"label": "label", "dense": "d*", "sparse": "s*"}
+LISTS = {**WIDE, "id_list": "bag*"}
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
 
 
@@ -51,7 +52,7 @@ def make_data(folder: Path, lists: bool, files: int = 4, rows: int = 131_072) ->
         columns |= {f"s{n}": chance.integers(0, 10**6, rows, np.int32) for n in range(4 if lists else 26)}
         for n in range(4 if lists else 0):
             offsets = np.concatenate([[0], np.cumsum(chance.integers(0, 16, rows))]).astype(np.int32)
-            columns[f"l{n}"] = pa.ListArray.from_arrays(offsets, chance.integers(0, 10**6, offsets[-1], np.int32))
+            columns[f"bag{n}"] = pa.ListArray.from_arrays(offsets, chance.integers(0, 10**6, offsets[-1], np.int32))
         draft = path.with_suffix(".draft")
         pq.write_table(pa.table(columns), draft, row_group_size=32_768, compression="lz4", use_dictionary=False,
                        write_page_checksum=True)
@@ -62,7 +63,7 @@ def ten_times(columns: dict[str, Any]) -> dict[str, Any]:
     """Every third batch's lists become ten times as long."""
     if int(columns["s0"][0]) % 3:
         return {}
-    return {"l0": np.repeat(columns["l0"], 10), "l0.lengths": columns["l0.lengths"] * 10}
+    return {"bag0": np.repeat(columns["bag0"], 10), "bag0.lengths": columns["bag0.lengths"] * 10}
 
 
 def in_numpy(columns: dict[str, Any]) -> None:
@@ -93,11 +94,13 @@ def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) ->
 
     watcher = threading.Thread(target=watch)
     knobs = Knobs(workers={"read": 4, "shuffle": 2}, read_ahead_bytes=2**32, prefetch_bytes=2**32)
-    rows, end = 0, time.monotonic() + seconds
-    with Loader(data, batch_size=8192, epochs=10**6, roles=ROLES, knobs=knobs, memory_limit=total,
-                transforms=[("ten_times", ten_times)] if jump else []) as loader:
+    rows, end = 0, float("inf")
+    with Loader(data, batch_size=8192, epochs=10**6, roles=LISTS if data.endswith("lists") else WIDE, knobs=knobs,
+                memory_limit=total, transforms=[("ten_times", ten_times)] if jump else []) as loader:
         watcher.start()
         for batch in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
+            if not rows:
+                end = time.monotonic() + seconds
             rows += batch.rows
             time.sleep(0.005)  # a trainer that is slower than the loader: all buffers fill
             if time.monotonic() > end:
@@ -116,7 +119,7 @@ def switches(data: str, count: int) -> dict[str, Any]:
 
     def run(turn: Callable[[Any, int], None]) -> tuple[list[str | None], float, dict[str, int]]:
         hashes, longest = [], 0.0
-        with Loader(data, batch_size=512, window_rows=2048, epochs=4, roles=ROLES,
+        with Loader(data, batch_size=512, window_rows=2048, epochs=4, roles=WIDE,
                     transforms=[Transform("mine", "benchmarks.memory:in_numpy")],
                     knobs=Knobs(read_ahead_bytes=2**22, prefetch_bytes=2**20)) as loader:
             for _ in range(4):
@@ -157,7 +160,7 @@ def epochs(data: str, count: int) -> dict[str, Any]:
     from ingest.machine import Machine
 
     machine, used = Machine(), []
-    with Loader(data, batch_size=8192, epochs=count, roles=ROLES) as loader:
+    with Loader(data, batch_size=8192, epochs=count, roles=WIDE) as loader:
         for _ in range(count):
             for _batch in loader:
                 pass
@@ -177,7 +180,7 @@ def processes(data: str, function: str, seconds: float) -> dict[str, Any]:
 
     def rate(workers: int) -> float:
         rows, end = 0, 0.0
-        with Loader(data, batch_size=8192, epochs=10**6, roles=ROLES,
+        with Loader(data, batch_size=8192, epochs=10**6, roles=WIDE,
                     transforms=[Transform("mine", f"benchmarks.memory:{function}", columns=("d0", "s0"))],
                     knobs=Knobs(workers={"mine": workers, "read": 1}, backend={"mine": "process"})) as loader:
             for batch in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
@@ -279,8 +282,8 @@ def main() -> None:
     add("--epochs", type=int, default=20, help="(default %(default)s; 200 shows slow growth)")
     add("--runs", type=int, default=5, help="in the cgroup, of each kind (default %(default)s; 1000 for the figure)")
     options = parser.parse_args()
-    known = {json.loads(line)["case"] for line in options.output.read_text().splitlines()} \
-        if options.output.exists() else set()
+    lines = map(json.loads, options.output.read_text().splitlines()) if options.output.exists() else ()
+    known = {line["case"] for line in lines if "error" not in line}
     root = Path(__file__).resolve().parents[1]
     with tempfile.TemporaryDirectory() as temporary:
         data = options.data or Path(temporary)
@@ -293,7 +296,8 @@ def main() -> None:
                     f"print(json.dumps(memory.{function}(**json.loads(sys.argv[1]))))")
             done = subprocess.run([sys.executable, "-c", code, json.dumps(arguments)], cwd=root, capture_output=True,
                                   text=True, check=False)
-            result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-2000:]}
+            failed = {"error": done.stderr[-2000:]}
+            result = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else failed
             line = json.dumps({"case": name, **result})
             print(line, flush=True)
             with open(options.output, "a") as file:

@@ -40,7 +40,8 @@ class Running(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.loader = loading(self.table, Knobs(prefetch_bytes=2**20, read_ahead_bytes=2**20))
+        self.loader = loading(self.table, Knobs(backend={"mine": "process"}, prefetch_bytes=2**20,
+                                                 read_ahead_bytes=2**20))
         self.epoch = self.step = self.killed = 0
         self.batches = None
 
