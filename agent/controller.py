@@ -51,7 +51,7 @@ class Controller:
         self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change
         self._awaited: tuple[int, Rates | None, float | None] | None = None  # the decision whose effect is not logged
         self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
-        self._proposed: Knobs | None = None
+        self._proposed: deque[Knobs] = deque(maxlen=64)  # said once, and not again
         self._reason: Reason | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -93,8 +93,8 @@ class Controller:
         after, self._state, reason = self._policy.decide(snapshot, self._state)
         self._reason = reason
         seen = rates(self._recent[0], snapshot)
-        if reason.proposal is not None and reason.proposal != self._proposed:
-            self._proposed = reason.proposal
+        if reason.proposal is not None and reason.proposal not in self._proposed:
+            self._proposed.append(reason.proposal)
             self._record_to({"kind": "proposal", **_choice(before, reason.proposal, reason, seen)})
         if after == before or not self._apply(after):
             return

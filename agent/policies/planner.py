@@ -1,8 +1,7 @@
 """`planner`: measures what each stage costs, works out the best setting, tries it, and takes back what did not help.
 
     rate = min over stages of workers / useful seconds a row        (`agent.service`, learned online)
-           ≤ cores / processor seconds a row of everything          (workers that wait for a store need no core; what
-                                                                   others leave of the cores is `agent.pressure`)
+           ≤ cores / processor seconds a row of everything          (less what others take of them: `agent.pressure`)
            ≤ what the trainer takes
     and what workers and buffers hold fits in memory                (`agent.outlook`, `agent.allocation`)
 
@@ -62,8 +61,7 @@ class State:
     trial: Attempt | None = None
     held: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     """Stage → (least, most, until): what a failed change taught, until that tick."""
-    tried: frozenset[tuple[str, int | str]] = frozenset()
-    """Stages at a number of workers, or on a back end, that were tried."""
+    tried: frozenset[tuple[str, int | str]] = frozenset()  # stages at so many workers, or on a back end
     held_slow: float = 1.0
     """How slow the cores were for us when it failed: once they are much freer, it counts no more."""
     quiet_until: int = 0
@@ -72,6 +70,12 @@ class State:
     spare_needed: int = SPARE
     released: bool = False
     """The last change of size was a release. If it had to be taken back, the next one waits longer."""
+
+    def undecided(self, before: State) -> State:
+        """What was learned, as though nothing had been changed; `before` is the state before the decision."""
+        window = (*before.window, *((self.last,) if self.last else ()))[-WINDOW:]
+        return replace(before, services=self.services, last=self.last, tick=self.tick, age=before.age + 1,
+                       window=window, other_cpu_s=self.other_cpu_s)
 
 
 class Planner:

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.policies.planner import Planner
-from agent.tunable import Policy, Reason
+from agent.policies.planner import Planner, State
+from agent.tunable import Reason
 from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    limits: Limits
-    knobs: Knobs
-    """In force, and they stay."""
-    inner: Any
-    """The policy's own. It begins again after each proposal, as though it had not made it."""
-
-
 class Shadow:
-    """What a policy would do is in its reasons (`proposal`), which the controller logs."""
+    """What the planner would do is in its reasons (`proposal`), which the controller logs."""
 
     name = "shadow"
 
-    def __init__(self, policy: Policy | None = None) -> None:
-        self._policy = policy or Planner()
+    def __init__(self) -> None:
+        self._planner = Planner()
 
     def initial(self, limits: Limits, knobs: Knobs) -> State:
-        return State(limits=limits, knobs=knobs, inner=self._policy.initial(limits, knobs))
+        return self._planner.initial(limits, knobs)
 
     def decide(self, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
-        wanted, inner, reason = self._policy.decide(snapshot, state.inner)
+        wanted, after, reason = self._planner.decide(snapshot, state)
         if wanted == state.knobs:
-            return state.knobs, replace(state, inner=inner), reason
-        again = self._policy.initial(state.limits, state.knobs)
-        return state.knobs, replace(state, inner=again), replace(reason, proposal=wanted)
+            return wanted, after, reason
+        return state.knobs, after.undecided(state), Reason(
+            text=reason.text, bottleneck=reason.bottleneck, predicted_rows_per_s=reason.predicted_rows_per_s,
+            details=reason.details, proposal=wanted)
+
+    def explain(self, state: State) -> dict[str, Any]:
+        return self._planner.explain(state)

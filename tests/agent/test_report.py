@@ -211,7 +211,10 @@ def test_explain_tells_what_a_shadow_would_have_done(tmp_path):
     for _ in range(10):
         controller.step()
         pipeline.advance(1.0)
+    controller.stop()
     run.close()
     text = story.tell(Run.read(tmp_path / "run"))
     assert "No decision was made." in text
+    assert "At the end: read is the bottleneck" in text
+    assert "With twice the cores" in text
     assert "it would have turned: read 1 → 4" in text
