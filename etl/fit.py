@@ -93,15 +93,17 @@ def _learned_from(raw: Raw, counts: DataFrame, wanted: list[tuple[int, Fitted]])
     from pyspark.sql import functions as sql
 
     # Operators that are fitted alike share a query; all queries share the one shuffle of `counts`.
+    # They are told apart by `of`, the key once more: what is asked of a grouping column Spark would ask before the
+    # shuffle, which would then be another one for each query, with a pass over the input of its own.
     plain = [number for number, op in wanted if type(op).fit is Fitted.fit]
     alike: dict[Fitted, list[int]] = {}
     for number, op in wanted:
         if number not in plain:
             alike.setdefault(op, []).append(number)
-    kept = counts.where((sql.col("key") < 0) | sql.col("key").isin(plain)).withColumn("place", sql.lit(0))
+    kept = counts.where((sql.col("of") < 0) | sql.col("of").isin(plain)).withColumn("place", sql.lit(0))
     for op, numbers in alike.items():
-        kept = kept.unionByName(op.fit(counts.where(sql.col("key").isin(numbers))))
-    table: pa.Table = kept.limit(MAX_VALUES + 1).toArrow().combine_chunks()
+        kept = kept.unionByName(op.fit(counts.where(sql.col("of").isin(numbers))))
+    table: pa.Table = kept.drop("of").limit(MAX_VALUES + 1).toArrow().combine_chunks()
     if table.num_rows > MAX_VALUES:
         raise InputError(f"{raw.named}: its columns have more than {MAX_VALUES:,} values to keep in all; give the "
                          "largest a min_count or max_size, or hash them")
@@ -117,7 +119,7 @@ def _counted(raw: Raw, level: int | None, state: State) -> DataFrame:
 def _summed(counts: DataFrame) -> DataFrame:
     from pyspark.sql import functions as sql
 
-    return counts.groupBy("key", "value").agg(sql.sum("count").alias("count"))
+    return counts.groupBy("key", "value").agg(sql.sum("count").alias("count"), sql.max("key").alias("of"))
 
 
 def _count(spec: Spec, level: int | None, packed: Callable[[], dict[str, bytes]], batches: Batches) -> Batches:

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 DEFAULTS = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     # Whole batches cross to the Python workers: the larger, the fewer calls, up to what a core's cache holds.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,8 @@ import pytest
 
 from etl.build import DriftError, Job
 from etl.explain import explain
-from etl.raw import InputError
+from etl.fit import fit
+from etl.raw import InputError, Raw
 from etl.spec import Spec
 from etl.state import StateError
 from etl.store import Store
@@ -112,6 +115,33 @@ ops = [{op = "count"}, {op = "fill"}, {op = "log"}]
     counts = Counter(raw[1]["item"].to_pylist())
     state = table.state()
     assert dict(zip(state["seen/0"]["value"].to_pylist(), state["seen/0"]["count"].to_pylist(), strict=True)) == counts
+
+
+def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, tmp_path):
+    """Counted by what a function of the user's leaves behind in each pass."""
+    passes = tmp_path / "passes"
+    passes.mkdir()
+    items = ["a", "b", "a", "c"]
+    table = pa.table({"click": pa.array([0, 1, 0, 1], pa.int64()), "user": [str(passes)] * 4, "item": items,
+                      "at": [0.0] * 4, "price": [1.0] * 4})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    text = HEAD + LABEL + ITEM + "".join(ITEM.replace('"item"', f'"item{n}"\nfrom = "item"').replace(
+        "oov", f"min_count = {n}, oov") for n in (2, 3, 4)) + """
+[[column]]
+name = "user"
+role = "sparse"
+ops = [{op = "python", function = "tests.etl.test_jobs:noted", inputs = "text", output = "text"}, {op = "categorify"}]
+"""
+    assert len({learned.op for learned in Spec.parse(text).fitted}) == 5
+    state, counted = fit(Raw(spark, Spec.parse(text), (str(tmp_path / "rows.parquet"),)))
+    assert counted.rows == 4
+    assert [state[f"item{n}/0"].num_rows for n in (2, 3, 4)] == [1, 0, 0]
+    assert len(list(passes.iterdir())) == 1
+
+
+def noted(values: pa.Array) -> pa.Array:
+    Path(values[0].as_py(), uuid.uuid4().hex).touch()
+    return values
 
 
 def _spark_jobs(spark) -> int:
