@@ -82,4 +82,5 @@ def _chosen(checkpoints: Path, take_best: bool) -> tuple[Path, Meta]:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(ConfigError, CheckpointError, TableError, BadData, PlanError, PlacementError))
+    run(main, input_errors=(ConfigError, CheckpointError, TableError, BadData, PlanError, PlacementError),
+        at_once=True)  # as dlrm.train

@@ -201,4 +201,4 @@ def _summary(outcome: Outcome, quality: Quality | None, here: World) -> dict[str
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, at_once=True)  # gloo's threads abort about one ended run in ten while Python goes down

@@ -32,11 +32,25 @@ def _leave(code: int) -> NoReturn:
 
 
 def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, input_errors: tuple[type[Exception], ...] = (),
-        failures: tuple[type[Exception], ...] = (), argv: list[str] | None = None) -> NoReturn:
+        failures: tuple[type[Exception], ...] = (), argv: list[str] | None = None, at_once: bool = False) -> NoReturn:
     """Runs `main(argv)`, prints what it returns as the last line, and exits as this module's docstring says.
 
     `input_errors` are the room's own exceptions that mean wrong input rather than a failure; `failures` are those whose
-    message says it all, so that no traceback is shown."""
+    message says it all, so that no traceback is shown. `at_once` leaves out the interpreter's tear-down, in which a
+    library's native threads may abort a run that is over."""
+    try:
+        _run(main, input_errors, failures, sys.argv[1:] if argv is None else argv)
+    except SystemExit as end:
+        if not at_once:
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else DONE if end.code is None else FAILED)
+    raise AssertionError("every run ends by SystemExit")
+
+
+def _run(main: Callable[[list[str]], Mapping[str, Any] | None], input_errors: tuple[type[Exception], ...],
+         failures: tuple[type[Exception], ...], argv: list[str]) -> NoReturn:
     def interrupted(_signum: int, _frame: object) -> None:
         watchdog = threading.Timer(_GRACE_S, os._exit, (INTERRUPTED,))
         watchdog.daemon = True
@@ -46,7 +60,7 @@ def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, input_errors: 
 
     signal.signal(signal.SIGINT, interrupted)
     try:
-        result = main(sys.argv[1:] if argv is None else argv)
+        result = main(argv)
     except KeyboardInterrupt:
         say("interrupted")
         sys.stdout.flush()

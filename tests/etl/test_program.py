@@ -78,3 +78,16 @@ def test_tables_are_shown_drawn_and_vacuumed_from_the_command_line(tmp_path, cap
     made = etl(["synth", "--shape", "sessions", "--rows", "50", "--out", str(tmp_path / "s.json")])
     assert made["rows"] == len((tmp_path / "s.json").read_text().splitlines())
     assert "kept: version 2" in capsys.readouterr().err
+
+
+def test_a_program_may_leave_at_once_with_its_line_and_its_code(repo):
+    """What would happen in the interpreter's tear-down does not: an abort there would spoil a run that is over."""
+    body = """
+import atexit, os, sys
+atexit.register(os.abort)
+def main(argv): return {"rows": 3} if argv else sys.exit(2)
+run(main, argv=%s, at_once=True)
+"""
+    done = ended(body % "['x']", repo)
+    assert (done.returncode, done.stdout) == (0, '{"rows": 3}\n')
+    assert ended(body % "[]", repo).returncode == 2
