@@ -46,7 +46,6 @@ def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, input_errors: 
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else DONE if end.code is None else FAILED)
-    raise AssertionError("every run ends by SystemExit")
 
 
 def _run(main: Callable[[list[str]], Mapping[str, Any] | None], input_errors: tuple[type[Exception], ...],
