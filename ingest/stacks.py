@@ -14,8 +14,8 @@ from typing import TextIO
 
 @contextmanager
 def on_signal(workers: Callable[[], str], stream: TextIO | None = None) -> Iterator[None]:
-    """While it lasts, in the main thread: SIGUSR1 writes stacks to `stream` (the real standard error). `workers` gives those of
-    worker processes, for instance `loader.stacks`."""
+    """While it lasts, in the main thread: SIGUSR1 writes stacks to `stream` (the real standard error). `workers` gives
+    those of worker processes, for instance `loader.stacks`."""
     stream = stream or sys.__stderr__ or sys.stderr
 
     def tell(_number: int, _frame: FrameType | None) -> None:
