@@ -21,6 +21,7 @@ from ingest.knobs import format_bytes
 
 _LOOK_S, _RECLAIM_S, _PRESSURE_S = 0.05, 0.25, 1.0
 _FADES = 0.95  # of a peak of the overhead, from one look to the next
+_MARGIN = 16  # a part of the limit that early work leaves alone: looks come a little late
 _PRESSED = 20.0  # per cent of the time that something waits for memory
 
 
@@ -76,7 +77,7 @@ class Governor:
         self.overhead = 0
         """Bytes in use that nothing is charged for: a recent peak."""
         self._senses = senses or Senses()
-        self._charged = self._early = self._shared = self._outside = 0
+        self._charged = self._early = self._shared = self._outside = self._due_most = 0
         self._waiting: list[threading.Condition] = []
         self._pressed = False
         self._looked = self._reclaimed = self._felt = float("-inf")
@@ -135,6 +136,8 @@ class Governor:
             self._charged += change
             if charge.early:
                 self._early += change
+            else:  # due work may turn out larger than the plan says: a transform may make more of its rows
+                self._due_most = max(self._due_most, self._charged - self._early)
             if change < 0:
                 self._wake()
 
@@ -144,8 +147,8 @@ class Governor:
 
     def _room(self) -> int:
         """What early work may still take."""
-        taken = self.base + self.minimum + self._early + self.held + self.overhead
-        return self.limit - taken - self._senses.idle()
+        taken = self.base + max(self.minimum, self._due_most) + self._early + self.held + self.overhead
+        return self.limit - self.limit // _MARGIN - taken - self._senses.idle()
 
     def _look(self) -> None:
         """Sets the overhead and the pressure right, now and then."""

@@ -11,6 +11,7 @@ import pytest
 from ingest.governor import Governor, MemoryLimitError, Senses
 
 MIB = 2**20
+LIMIT = 213  # 200, and the margin
 
 
 class Process:
@@ -31,7 +32,7 @@ class Process:
 def test_what_nothing_is_charged_for_leaves_less_room():
     process = Process()
     process.used = 100 + 30
-    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
     assert governor.admit(51, due=False) is None, "30 of the 80 are overhead"
     charge = governor.admit(50, due=False)
     assert charge is not None
@@ -41,7 +42,7 @@ def test_what_nothing_is_charged_for_leaves_less_room():
 def test_overhead_fades_when_it_is_gone():
     process = Process()
     process.used = 160
-    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
     assert governor.admit(30, due=False) is None
     process.used = 100
     seen = []
@@ -56,7 +57,7 @@ def test_overhead_fades_when_it_is_gone():
 def test_unused_memory_is_given_back_before_work_waits():
     process = Process()
     process.used, process.given_back = 160, 60
-    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
     assert governor.admit(80, due=False) is not None
     assert governor.overhead == 0
 
@@ -64,7 +65,7 @@ def test_unused_memory_is_given_back_before_work_waits():
 def test_due_work_is_admitted_always():
     process = Process()
     process.used, process.pressure = 500, 100.0
-    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
     assert governor.admit(20, due=True) is not None
     assert governor.admit(1, due=False) is None
 
@@ -72,7 +73,7 @@ def test_due_work_is_admitted_always():
 def test_pressure_holds_early_work_back_until_it_is_over():
     process = Process()
     process.pressure = 50.0
-    governor = Governor(limit=200, minimum=20, base=100, senses=process.senses())
+    governor = Governor(limit=LIMIT, minimum=20, base=100, senses=process.senses())
     assert governor.admit(1, due=False) is None
     process.pressure = 0.0
     assert governor.admit(1, due=False) is None, "not asked again yet"
@@ -81,7 +82,7 @@ def test_pressure_holds_early_work_back_until_it_is_over():
 
 
 def test_worker_processes_and_what_they_share_count():
-    governor = Governor(limit=200, minimum=20, base=100)
+    governor = Governor(limit=LIMIT, minimum=20, base=100)
     governor.hold(30, outside=True)
     governor.hold(40)
     assert governor.held == 70
