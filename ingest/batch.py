@@ -22,7 +22,7 @@ from ingest.governor import Charge
 from ingest.plan import RowsPlan, Schedule
 from ingest.shuffle import Block, Chunk, chunk_steps
 
-STRETCH_ROWS = 32768
+STRETCH_ROWS = 65536
 
 
 @dataclass(frozen=True, slots=True)

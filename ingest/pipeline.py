@@ -70,7 +70,7 @@ class Pipeline:
         self.stages = ("read", "shuffle", "batch", *(t.name for t in parts.transforms), "collate")
         cores = max(1, math.ceil(parts.machine.cores()))
         self._cores = cores
-        start = Knobs(workers={"read": cores, "shuffle": max(1, cores // 2)})
+        start = Knobs(workers={"read": max(1, cores // 2), "shuffle": max(1, cores // 2)})  # a worker for each core
         self.knobs = self._complete(start, knobs or Knobs())
         self._tallies = {name: Tally(name) for name in self.stages}
         self._buffers = Buffers()
