@@ -15,13 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl.fields import DataFile, Field
-from etl.table import FeatureTable
 from ingest.knobs import nearest
+
+if TYPE_CHECKING:
+    from etl.table import FeatureTable
 
 REMEMBERED = ".sluice-footers.json"
 ROLES = ("label", "weight", "dense", "sparse", "id_list")
@@ -230,8 +233,10 @@ def _check_types(fields: Sequence[Field], paths: Sequence[str], footers: Sequenc
 def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | None = None) -> FeatureTable | ParquetFiles:
     """What a loader was given, as a table: the folder of a feature table is opened as one, other Parquet as files."""
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(Path(source, "_sluice")):
+        from etl.table import FeatureTable  # needs delta-rs, which plain Parquet does not
+
         source = FeatureTable.open(source)
-    if not isinstance(source, (FeatureTable, ParquetFiles)):
+    if isinstance(source, (str, os.PathLike, Iterable)):
         return ParquetFiles.open(source, roles)
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")

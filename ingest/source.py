@@ -256,7 +256,11 @@ def source_of(reader: str, groups: RowGroups) -> Source:
     """The source that a user names."""
     if reader not in READERS:
         raise SourceError(f"reader {reader!r} is none of {', '.join(READERS)}")
-    return READERS[reader](groups)
+    try:
+        return READERS[reader](groups)
+    except ModuleNotFoundError as error:
+        raise SourceError(f"reader {reader!r} needs {error.name}, which is not installed: install the extra "
+                          "sluice[petastorm], or take reader='arrow', which gives the same rows") from None
 
 
 class _Results:

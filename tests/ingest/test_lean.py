@@ -1,0 +1,48 @@
+"""Who only wants the loader needs numpy, pyarrow and torch: nothing else can be imported in these interpreters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+PROGRAM = """
+import importlib.abc, sys
+class Ban(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"petastorm", "deltalake", "pyspark", "torchrec", "fbgemm_gpu", "fsspec", "psutil",
+                                  "pandas", "rich", "scipy", "optuna", "tensorboardX"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Ban())
+from ingest.loader import Loader
+with Loader(sys.argv[1], batch_size=512, reader=sys.argv[2]) as loader:
+    print(sum(batch.rows for batch in loader))
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    rows = 2048
+    pq.write_table(pa.table({"label": np.arange(rows, dtype=np.int8) % 2, "d": np.ones(rows, np.float32),
+                             "c": np.arange(rows, dtype=np.int32)}), tmp_path / "part.parquet", row_group_size=512)
+    return tmp_path
+
+
+def load(files, reader: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", PROGRAM, files, reader], capture_output=True, text=True, check=False,
+                          timeout=60)
+
+
+def test_plain_parquet_needs_no_extra(files):
+    result = load(files, "arrow")
+    assert result.stdout.strip() == "2048", result.stderr
+
+
+def test_without_petastorm_its_reader_says_what_to_do(files):
+    result = load(files, "petastorm")
+    assert result.returncode
+    assert "install the extra sluice[petastorm], or take reader='arrow'" in result.stderr
