@@ -115,7 +115,7 @@ def test_only_the_columns_that_it_asks_for_reach_it(table, backend):
 
 
 def test_what_processes_take_is_charged_and_counted(table):
-    with loading(table, NAME + "shifted") as loader:
+    with loading(table, NAME + "shifted", epochs=1000) as loader:  # more than fits ahead: its worker stays
         deque(loader, maxlen=0)
         stage = loader.snapshot().stage("mine")
         assert stage.cpu_s > 0
