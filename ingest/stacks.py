@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import faulthandler
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TextIO
+
+
+def own_stacks() -> str:
+    """Of every thread of this process. Taken under the interpreter's lock: faulthandler reads frames that other threads
+    are changing, and a program that only asks must not die of it."""
+    names = {t.ident: t.name for t in threading.enumerate()}
+    return "\n".join(f"Thread {names.get(ident, '?')} ({ident}):\n{''.join(traceback.format_stack(frame))}"
+                     for ident, frame in sys._current_frames().items())
 
 
 @contextmanager
@@ -20,14 +28,11 @@ def on_signal(workers: Callable[[], str], stream: TextIO | None = None) -> Itera
 
     def tell(_number: int, _frame: FrameType | None) -> None:
         # In a thread: workers may take a second to answer, and whoever was interrupted may hold any lock.
-        threading.Thread(target=lambda: print(workers(), file=stream, flush=True), name="sluice-stacks",
-                         daemon=True).start()
+        threading.Thread(target=lambda: print(own_stacks(), workers(), sep="\n", file=stream, flush=True),
+                         name="sluice-stacks", daemon=True).start()
 
     before = signal.signal(signal.SIGUSR1, tell)
-    # Written by the handler in C, so also while a call holds the interpreter; then `tell` is called.
-    faulthandler.register(signal.SIGUSR1, file=stream, all_threads=True, chain=True)
     try:
         yield
     finally:
-        faulthandler.unregister(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, before)

@@ -90,7 +90,9 @@ def test_a_signal_prints_the_stacks_and_no_worker_outlives_a_killed_group(start,
     poll.register(program.stderr, select.POLLIN)
     while "in hold" not in text:
         assert poll.poll(20_000), text
-        text += os.read(program.stderr.fileno(), 2**16).decode()
+        piece = os.read(program.stderr.fileno(), 2**16).decode()
+        assert piece, f"the program ended with {program.wait()}: {text}"
+        text += piece
     assert "sluice-mine-0" in text or "in __next__" in text, "the program's own threads"
     assert "of mine:" in text
     os.killpg(program.pid, signal.SIGKILL)
