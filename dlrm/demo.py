@@ -144,7 +144,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
   Input-bound share of a 1.19 M rows/s trainer: {fixed['stall_fraction']:.0%} with one worker, """
         f"""{tuned['stall_fraction_settled']:.0%} once tuned ({same}).
-  The agent made {tuned['decisions']} decisions there and {trained['decisions']} during training, without a restart.
+  Decisions of the agent: {tuned['decisions']} there, {trained['decisions']} during training, none of them a restart.
   Test AUC {evaluated['auc']:.4f}: {share:.0%} of the way from chance to the best reachable {data['bayes_auc']:.4f}.
 
   Open {trained['report']}

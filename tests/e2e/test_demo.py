@@ -27,7 +27,7 @@ def test_the_demo_ends_on_a_report(tmp_path):
     report = Path(last["report"]).read_text()
     assert "<svg" in report
     assert not re.search(r"""(src|href)=["']?https?:""", report), "the report must open offline"
-    for sentence in ("Input-bound share", "decisions", "of the way from chance", last["report"]):
+    for sentence in ("Input-bound share", "Decisions of the agent", "of the way from chance", last["report"]):
         assert sentence in result.stderr
     assert "BUT THE ORDER DIFFERS" not in result.stderr
 
