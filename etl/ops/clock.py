@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zoneinfo
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,40 +37,38 @@ class ParseTime(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hour(Operator):
+class _LocalPart(Operator):
+    """What a clock on the wall shows, of seconds since 1970."""
+
+    takes: ClassVar[tuple[str, ...]] = ("number", "row")
+    gives: ClassVar[str] = "number"
+    part: ClassVar[Callable[..., pa.Array]]
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        _known(self.zone)
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        if pa.types.is_struct(column.type):
+            return _row_by_zone(column, self.part)
+        return self.part(_local(column, self.zone)).cast(pa.float64())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hour(_LocalPart):
     """Hour of the day, 0 to 23, of seconds since 1970: in `zone`, or, over two columns, in the zone that the second
     names row by row (UTC where it names none). Nulls stay. Summer time is known up to the year 2037."""
 
     name: ClassVar[str] = "hour"
-    takes: ClassVar[tuple[str, ...]] = ("number", "row")
-    gives: ClassVar[str] = "number"
-    zone: str = "UTC"
-
-    def __post_init__(self) -> None:
-        _known(self.zone)
-
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        if pa.types.is_struct(column.type):
-            return _row_by_zone(column, pc.hour)
-        return pc.hour(_local(column, self.zone)).cast(pa.float64())
+    part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.hour)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weekday(Operator):
+class Weekday(_LocalPart):
     """Day of the week, Monday 0 to Sunday 6, of seconds since 1970 in `zone`. Nulls stay."""
 
     name: ClassVar[str] = "weekday"
-    takes: ClassVar[tuple[str, ...]] = ("number", "row")
-    gives: ClassVar[str] = "number"
-    zone: str = "UTC"
-
-    def __post_init__(self) -> None:
-        _known(self.zone)
-
-    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        if pa.types.is_struct(column.type):
-            return _row_by_zone(column, pc.day_of_week)
-        return pc.day_of_week(_local(column, self.zone)).cast(pa.float64())
+    part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.day_of_week)
 
 
 def _known(zone: str) -> None:

@@ -62,3 +62,15 @@ class S3Server:
         start_response(f"{self._status} {code}", [("Content-Type", "application/xml"),
                                                  ("Content-Length", str(len(body)))])
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else body]
+
+
+def with_bucket(server, monkeypatch):
+    """The server's file system with a bucket `data`, its keys where every client looks, nothing refused from now on."""
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    from pyarrow.fs import S3FileSystem
+
+    server.refuse(0)
+    files = S3FileSystem(endpoint_override=server.address, scheme="http", allow_bucket_creation=True)
+    files.create_dir("data")
+    return files

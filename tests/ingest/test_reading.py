@@ -23,7 +23,7 @@ from ingest.quarantine import ErrorPolicy, QuarantineError
 from ingest.retry import RetryPolicy, StoreError
 from ingest.source import RowGroups, SourceError
 from tests.ingest import twin
-from tests.ingest.s3 import KEYS, S3Server
+from tests.ingest.s3 import S3Server, with_bucket
 
 PATIENT = RetryPolicy(attempts=60, first_wait_s=0.001, longest_wait_s=0.01)
 
@@ -38,13 +38,7 @@ def server():
 @pytest.fixture
 def bucket(server, table, monkeypatch):
     """The table's files in a bucket, and the table that names them there."""
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    from pyarrow.fs import S3FileSystem
-
-    server.refuse(0)
-    files = S3FileSystem(endpoint_override=server.address, scheme="http", allow_bucket_creation=True)
-    files.create_dir("data")
+    files = with_bucket(server, monkeypatch)
     for file in table.files_of("train"):
         with files.open_output_stream(f"data/{file.path.rpartition('/')[2]}") as out, open(file.path, "rb") as whole:
             out.write(whole.read())

@@ -14,7 +14,7 @@ from ingest.cache import FileCache
 from ingest.latency import Disturbance
 from ingest.retry import Clock, Retrier, RetryPolicy, StoreClosed, StoreError
 from ingest.stores import Store
-from tests.ingest.s3 import KEYS, S3Server
+from tests.ingest.s3 import S3Server, with_bucket
 
 TABLE = pa.table({"a": np.arange(50_000), "b": np.random.default_rng(1).random(50_000)})
 GROUPS = 10
@@ -52,13 +52,7 @@ def server():
 @pytest.fixture
 def bucket(server, monkeypatch, folder):
     """The server, with the file in bucket `data`, below the prefix `table`."""
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    from pyarrow.fs import S3FileSystem
-
-    server.refuse(0)
-    files = S3FileSystem(endpoint_override=server.address, scheme="http", allow_bucket_creation=True)
-    files.create_dir("data")
+    files = with_bucket(server, monkeypatch)
     with files.open_output_stream("data/table/part-0.parquet") as out:
         out.write((folder / "part-0.parquet").read_bytes())
     return server
