@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.runs import Run
@@ -40,6 +40,8 @@ class Bounds:
 
     stages: Mapping[str, tuple[float, float]]
     """Stage → (workers, useful seconds a row)."""
+    online_cpu_s: float
+    """Processor seconds a row of a stage that does nothing but apply operators; 0 where there is none."""
     cpu_s: float
     """Of everything, a row; 0 if unknown."""
     cores: float
@@ -49,9 +51,17 @@ class Bounds:
     def of(cls, details: Mapping[str, Any], cores: float) -> Bounds:
         """From a verdict's details."""
         by_cores = details.get("cores_rows_per_s")
+        online = details["stages"].get(_ONLINE, {"cpu_us_a_row": 0.0})
         return cls(stages={n: (m["workers"], 1e-6 * m["busy_us_a_row"]) for n, m in details["stages"].items()},
+                   online_cpu_s=1e-6 * online["cpu_us_a_row"],
                    cpu_s=cores / by_cores if by_cores else 0.0, cores=cores,
                    demand=details.get("demand_rows_per_s") or math.inf)
+
+    @property
+    def without(self) -> Bounds:
+        """With no operators left to the loader: their stage goes, with its copies and hand-overs."""
+        return replace(self, stages={n: s for n, s in self.stages.items() if n != _ONLINE}, online_cpu_s=0.0,
+                       cpu_s=max(0.0, self.cpu_s - self.online_cpu_s))
 
     def rate(self, more_s: float = 0.0) -> float:
         """Rows a second if the operators in the loader took so much longer for a row."""
@@ -78,7 +88,9 @@ def moves(run: Run) -> list[Move]:
     def move(some: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
         cost = sum(one["cpu_s"] for one in some)
         more = sum(one["bytes_after"] - one["bytes_before"] for one in some) / stored if to_etl and stored else None
-        return Move(what=what, to_etl=to_etl, gain=bounds.rate(-cost if to_etl else cost) / now - 1, more_bytes=more)
+        goes = to_etl and bounds.online_cpu_s and len(some) == len(measured["loader"])
+        then = bounds.without.rate() if goes else bounds.rate(-cost if to_etl else cost)
+        return Move(what=what, to_etl=to_etl, gain=then / now - 1, more_bytes=more)
 
     found = []
     for side, to_etl in (("loader", True), ("etl", False)):

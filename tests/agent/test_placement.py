@@ -14,12 +14,10 @@ from ingest.loader import Loader
 from tests.dlrm import clicks_table
 
 
-def _run(tmp_path, *, demand=None, etl=()):
-    """Two cores; reading takes 1 µs a row, `online` 2 µs with one worker."""
-    details = {"stages": {"read": {"workers": 1, "busy_us_a_row": 1.0, "cpu_us_a_row": 1.0, "spread": 0, "residual": 0,
-                                   "age": 0},
-                          "online": {"workers": 1, "busy_us_a_row": 2.0, "cpu_us_a_row": 2.0, "spread": 0,
-                                     "residual": 0, "age": 0}},
+def _run(tmp_path, *, demand=None, etl=(), workers=1):
+    """Two cores; reading takes 1 µs a row, `online` 2 µs, each with so many workers."""
+    details = {"stages": {name: {"workers": workers, "busy_us_a_row": cost, "cpu_us_a_row": cost, "spread": 0,
+                                 "residual": 0, "age": 0} for name, cost in (("read", 1.0), ("online", 2.0))},
                "cores_rows_per_s": 2 / 3e-6, "demand_rows_per_s": demand}
     columns = [{"column": "I1", "operators": "clip+log", "cpu_s": 0.5e-6, "bytes_before": 2.0, "bytes_after": 4.0},
                {"column": "I2", "operators": "log", "cpu_s": 1e-6, "bytes_before": 4.0, "bytes_after": 3.0}]
@@ -41,6 +39,14 @@ def test_moving_operators_into_the_etl_is_worth_what_they_cost(tmp_path):
     assert both.gain == pytest.approx(1.0)  # reading bounds it then, at 1 M
     assert [m.more_bytes for m in (both, first, second)] == pytest.approx([0.02, -0.02, 0.04])
     assert "Moving `clip+log I1` into the ETL: +33 % rows/s, +4.0 % bytes." in story.tell(_run(tmp_path))
+
+
+def test_with_the_last_operator_its_stage_goes_too(tmp_path):
+    """The stage takes 2 µs a row, its operators 1.5 of them; where only the cores bound the rate, all 2 are saved."""
+    run = _run(tmp_path, workers=9)
+    both, first, _ = moves(run)
+    assert first.gain == pytest.approx(3 / 2 - 1)
+    assert both.gain == pytest.approx(3 / 1 - 1)
 
 
 def test_where_the_trainer_is_the_bottleneck_nothing_is_to_be_gained(tmp_path):
