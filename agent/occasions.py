@@ -95,7 +95,7 @@ def _occasion(run: Run, one: Mapping[str, Any], label: str, begin: float, end: f
     metrics = [m for m in run.of("loader") if m.get("rows_per_s") is not None]
     before = [m["rows_per_s"] for m in metrics if begin < m["at"] <= at][-5:]
     then = [(m["at"], m["rows_per_s"]) for m in metrics if at < m["at"] <= end]
-    settled, recovered_s = _recovery(at, then)
+    settled, recovered_s = recovery(at, then)
     did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in run.of("decision") if at < d["at"] <= end)
     noticed = one["noticed"]
     return Occasion(at=at, label=label, what=one["what"], text=one["text"], did=did,
@@ -103,7 +103,7 @@ def _occasion(run: Run, one: Mapping[str, Any], label: str, begin: float, end: f
                     before=sum(before) / len(before) if before else None, after=settled, recovered_s=recovered_s)
 
 
-def _recovery(at: float, rates: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
+def recovery(at: float, rates: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
     """The rate of the last third, and the seconds from the lowest rate's side back to it."""
     if len(rates) < 2 * _SMOOTH:
         return None, None

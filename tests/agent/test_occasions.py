@@ -9,6 +9,7 @@ import pytest
 from agent import report, story
 from agent.occasions import occasions
 from agent.runs import Run
+from benchmarks.occasions import After
 
 KNOBS = [{"workers": {"udf": n}} for n in (1, 3)]
 
@@ -82,3 +83,11 @@ def test_what_comes_at_once_shares_what_came_of_it(tmp_path):
 def test_what_the_trainer_would_take_is_left_out_where_it_is_far_away(tmp_path):
     _run(tmp_path, [], [10.0] * 9)
     assert "headroom" not in report.write(tmp_path).read_text()
+
+
+def test_the_live_benchmark_counts_rows_by_time():
+    after = After(rates=((1.0, 100.0), (2.0, 50.0), *[(3.0 + n, 90.0) for n in range(6)]), changes=1)
+    assert after.rows(1.5) == pytest.approx(125)
+    assert after.rows(99) == pytest.approx(150 + 6 * 90)
+    assert after.settled == pytest.approx(90)
+    assert after.recovered_s == pytest.approx(3.0)  # from the lowest rate on, as the mean of three
