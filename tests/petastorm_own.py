@@ -35,6 +35,7 @@ LEFT_OUT = {
 REASONS = (
     (r"pandas objects and dtype-less sequences", "pandas 3: a Series and a list are not combined any more"),
     (r"No module named '(s3fs|gcsfs)'", "needs s3fs and gcsfs, which are not installed"),
+    (r"No module named 'torchvision'", "needs torchvision, which is not installed"),
     (r"test_torch_tensorable_types\[uint", "torch has uint16 and uint32 by now; the test is sure that it has not"),
     (r"exceptions must be derived from Warning, not <class 'NoneType'>", "pytest 8: pytest.warns(None) is gone"),
     (r"test_workers_die_when_main_process_dies", "gives a process two seconds to see that its parent has died"),
