@@ -16,6 +16,7 @@ import argparse
 import itertools
 import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.results import Cases
 
 MIB = 2**20
+_START_S = 1.5  # until all workers are at work
 WIDE = {"label": "label", "dense": "d*", "sparse": "s*"}
 LISTS = {**WIDE, "id_list": "bag*"}
 
@@ -176,27 +178,39 @@ def epochs(data: str, count: int) -> dict[str, Any]:
 
 
 def processes(data: str, function: str, seconds: float) -> dict[str, Any]:
-    """The gain of a second process, as a share of what two busy processes gain over one at the same time."""
+    """The gain of a second process, as a share of what two busy processes gain over one at the same time: medians of
+    three rounds, and where the processor time went."""
     from ingest.knobs import Knobs
     from ingest.loader import Loader
     from ingest.transform import Transform
 
-    def rate(workers: int) -> float:
-        rows, end = 0, 0.0
+    def rate(workers: int) -> tuple[float, float]:
+        """Rows a second once every worker is there, and microseconds of this process's own a row."""
+        rows, cpu, begin = 0, 0.0, 0.0
         with Loader(data, batch_size=8192, epochs=10**6, roles=WIDE,
                     transforms=[Transform("mine", f"benchmarks.memory:{function}", columns=("d0", "s0"))],
                     knobs=Knobs(workers={"mine": workers, "read": 1}, backend={"mine": "process"})) as loader:
             for batch in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
                 now = time.monotonic()
-                end = end or now + seconds
+                begin = begin or now + _START_S
+                if now < begin:
+                    rows, cpu = 0, time.process_time()
+                    continue
                 rows += batch.rows
-                if now > end:
-                    return rows / (now - end + seconds)
+                if now > begin + seconds:
+                    return rows / (now - begin), 1e6 * (time.process_time() - cpu) / rows
         raise AssertionError("a loader without an end ended")
 
-    one, two, alone, both = rate(1), rate(2), busy(1, seconds), busy(2, seconds)
-    return {"rows_per_s": [round(one), round(two)], "gain": round(two / one, 3), "busy_gain": round(both / alone, 3),
-            "share": round(two / one / (both / alone), 3)}
+    rounds = [(rate(1), rate(2), busy(1, seconds), busy(2, seconds)) for _ in range(3)]
+
+    def median(of: Callable[..., float]) -> float:
+        return round(statistics.median(of(*one) for one in rounds), 3)
+
+    return {"rows_per_s": [round(median(lambda one, two, *_: one[0])), round(median(lambda one, two, *_: two[0]))],
+            "own_us_a_row": [median(lambda one, two, *_: one[1]), median(lambda one, two, *_: two[1])],
+            "gain": median(lambda one, two, *_: two[0] / one[0]),
+            "busy_gain": median(lambda one, two, alone, both: both / alone),
+            "share": median(lambda one, two, alone, both: two[0] / one[0] / (both / alone))}
 
 
 def busy(count: int, seconds: float) -> float:

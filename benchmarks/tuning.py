@@ -93,14 +93,18 @@ def sweep_table(seeds: int) -> dict[str, Any]:
     return found
 
 
-def ablation_table(seeds: int) -> dict[str, Any]:
-    """The reconstruction with and without its model-latency input, on held-out pipelines."""
-    scores: dict[str, list[float]] = {"intune": [], "intune without model latency": []}
+def ablation_table(seeds: int, blind: Path | None = None) -> dict[str, Any]:
+    """The reconstruction with its model-latency input, with that held at 0, and taught without it (weights in `blind`),
+    on held-out pipelines."""
+    arms = {"intune": InTune(), "intune, model latency held at 0": InTune(model_latency=False)}
+    if blind is not None:
+        arms["intune, taught without model latency"] = InTune(blind, model_latency=False)
+    scores: dict[str, list[float]] = {name: [] for name in arms}
     for i in range(5 * seeds):
         scenario = held_out(i, changing=False)
         best = reference(scenario, seed=i)
-        for name, sees in zip(scores, (True, False), strict=True):
-            scores[name].append(score(run(scenario, InTune(model_latency=sees), seed=i), best))
+        for name, policy in arms.items():
+            scores[name].append(score(run(scenario, policy, seed=i), best))
     found = {name: statistics.median(values) for name, values in scores.items()}
     say("\n| held out, stationary | median score |\n|---|---|")
     for name, value in found.items():
@@ -162,10 +166,13 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(TABLES), action="append", help="this table (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--blind", type=Path, metavar="FILE",
+                        help="weights of `python -m agent train --policy intune --without-model-latency --out FILE`")
     options = parser.parse_args(argv)
     if options.seeds < 1:
         raise UsageError("--seeds is at least 1")
-    return {name: TABLES[name](options.seeds) for name in options.only or TABLES}
+    tables = {**TABLES, "ablation": lambda seeds: ablation_table(seeds, options.blind)}
+    return {name: tables[name](options.seeds) for name in options.only or tables}
 
 
 if __name__ == "__main__":
