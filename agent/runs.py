@@ -47,12 +47,12 @@ class RunFolder:
                clock: Callable[[], float] = time.monotonic) -> RunFolder:
         """Makes the folder, or with `resume` goes on in it: its clock then runs on from the last line.
 
-        Raises RunError for a folder in use, and for one that is not empty unless `resume`."""
+        Raises RunError for a folder in use, for one of something else, and for one that holds a run unless `resume`."""
         path = Path(path)
         if path.exists() and not path.is_dir():
             raise RunError(f"{path}: is a file; choose a folder for the run")
         others = {entry.name for entry in path.iterdir()} - {LOCK} if path.exists() else set()
-        if others and not resume and not (path / LOCK).exists():
+        if others and not (path / LOCK).exists() and "config.json" not in others:
             raise RunError(f"{path}: is not empty and no run folder (it holds {sorted(others)[0]!r}); choose another")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,8 @@ class RunFolder:
         lock = _lock(path)
         try:
             if others and not resume and not _came_to_nothing(path):
-                raise RunError(f"{path}: already holds a run; choose another folder, or go on with it by --resume")
+                go_on = ", or go on with it by --resume" if config.get("kind") == "train" else ""
+                raise RunError(f"{path}: already holds a run; choose another folder{go_on}")
             (path / "checkpoints").mkdir(exist_ok=True)
             last = max((float(line.get("at", 0.0)) for name in ("events", "metrics")
                         for line in read_lines(path / f"{name}.jsonl")), default=0.0)

@@ -84,7 +84,8 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
         help="run folder to make: settings, log, checkpoints, report (--run for short, but not under torchrun, which "
         "takes that for its own)")
     add("--resume", action="store_true", default=False,
-        help="go on from the newest checkpoint in DIR, with its settings but for those given now")
+        help="go on from the newest checkpoint in DIR, with its settings but for those given now; where there is none, "
+        "begin, if --data is given: so the same command starts a run and goes on with it")
     add("--follow", nargs="?", const="epochs", choices=FOLLOWS[1:], help="take up newer versions of the table, with "
         "columns that come and go: `epochs` (or nothing) the newest one at each epoch's end; `parts` one after the "
         "other, training once on what each added, after an evaluation on it")
@@ -174,6 +175,9 @@ def fresh(said: dict[str, Any], **known: Any) -> Config:
 def resumed(stored: dict[str, Any], said: dict[str, Any], **known: Any) -> Config:
     """A stored run's settings with those said now; ConfigError if one of them may not change."""
     before = Config.from_dict(stored)
+    if "compress" in said:  # what `spread_out` chose when the run began holds beside what is said again
+        chosen = {name: kind for name, kind in before.model.compress.items() if kind == "spread"}
+        said = {**said, "compress": {**chosen, **said["compress"]}}
     now = replace(before, **_nested(said, model=before.model, optim=before.optim,
                                     conditions=replace(before.conditions, inject="")), **known)
     for name in _FIXED:

@@ -4,6 +4,7 @@
     python -m dlrm.train --data TABLE --run-dir DIR                          one process
     python -m dlrm.train --data TABLE --run-dir DIR --ranks 2 --check        check settings and input, train nothing
     torchrun --nproc-per-node=1 -m dlrm.train --run-dir DIR --resume         go on, also on another number of ranks
+    torchrun --nproc-per-node=2 -m dlrm.train --data TABLE --run-dir DIR --resume     begin, or go on: for schedulers
 
 The last line of standard output is one JSON object: what came of it, or under "error" why nothing did (torchrun itself
 ends with 1 whatever its ranks do). Everything else goes to standard error. SIGTERM saves a checkpoint and leaves.
@@ -82,8 +83,11 @@ def _plan(args: argparse.Namespace) -> Plan:
     said = options.given(args)
     ranks = args.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun starts all ranks anew after one of them died: they go on from what was saved.
-    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if args.resume or (restarted and (args.run / "checkpoints" / LATEST).exists()):
+    go_on = args.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    saved = (args.run / "checkpoints" / LATEST).exists()
+    if args.resume and not saved and "data" not in said:
+        raise CheckpointError(f"{args.run}: holds no checkpoint to go on from; give --data, too, to begin a run there")
+    if go_on and saved:
         path, meta = latest(args.run / "checkpoints")
         config = options.resumed(meta.config, said, ranks=ranks)
         meta = replace(meta, config=config.to_dict())
@@ -100,7 +104,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=spread_out(config.model, columns))
     return Plan(run=args.run, config=config, table=follow.view(table, config), meta=Meta.of(table, config.to_dict()),
-                resume=None, go_on=restarted)
+                resume=None, go_on=go_on)
 
 
 def _check(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,3 +102,10 @@ def test_importing_a_contract_stays_light(name):
     code = f"import sys, {name}; print([m for m in {HEAVY!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert result.stdout.strip() == "[]", result.stdout
+
+
+def test_the_image_holds_what_set_up_installs_and_every_room():
+    image, setup = (ROOT / "docker" / "Dockerfile").read_text(), (ROOT / ".ci" / "setup").read_text()
+    torch = re.findall(r"\btorch==\S+", setup)
+    assert re.findall(r"\btorch==\S+", image) == torch != []
+    assert set(re.findall(r"^COPY (\w+) \1$", image, re.MULTILINE)) == set(ROOMS)

@@ -43,14 +43,17 @@ def test_a_folder_in_use_names_who_uses_it(tmp_path):
 def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path):
     with RunFolder.create(tmp_path / "run", {"seed": 1}) as folder:
         folder.metric({"kind": "train", "step": 1})
-    with pytest.raises(RunError, match="--resume"):
+    with pytest.raises(RunError, match="choose another folder, or go on with it by --resume"):
+        RunFolder.create(tmp_path / "run", {"seed": 2, "kind": "train"})
+    with pytest.raises(RunError, match="choose another folder$"):  # of a bench, which nothing goes on with
         RunFolder.create(tmp_path / "run", {"seed": 2})
     assert Run.read(tmp_path / "run").config["seed"] == 1
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"thesis\.txt"):
-        RunFolder.create(foreign, {})
+    for resume in (False, True):
+        with pytest.raises(RunError, match=r"thesis\.txt"):
+            RunFolder.create(foreign, {}, resume=resume)
     assert os.listdir(foreign) == ["thesis.txt"]
     with pytest.raises(RunError, match="is a file"):
         RunFolder.create(foreign / "thesis.txt", {})
@@ -65,7 +68,7 @@ def test_a_run_that_came_to_nothing_is_begun_anew(tmp_path):
     run = Run.read(tmp_path / "run")
     assert run.config["seed"] == 2
     assert [event["kind"] for event in run.events] == ["start"]
-    with pytest.raises(RunError, match="--resume"):  # it has something to go on from
+    with pytest.raises(RunError, match="already holds a run"):  # it has something to go on from
         RunFolder.create(tmp_path / "run", {"seed": 3})
 
 

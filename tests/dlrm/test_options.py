@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dlrm import options
@@ -37,6 +39,13 @@ def test_a_resumed_run_keeps_its_settings_but_for_those_said():
     now = options.resumed(stored, said("--epochs", "9", "--tuning", "fixed"), ranks=2)
     assert (now.epochs, now.tuning, now.ranks, now.optim.lr, now.model.width) == (9, "fixed", 2, 0.1, 32)
     assert now.data == "t"
+
+
+def test_the_same_words_on_a_resumed_run_keep_what_was_chosen_for_the_other_tables():
+    words = ("--data", "t", "--compress", "C1=hash:9")
+    begun = options.fresh(said(*words), version=0)
+    begun = replace(begun, model=replace(begun.model, compress={**begun.model.compress, "C2": "spread"}))
+    assert options.resumed(begun.to_dict(), said(*words)) == begun
 
 
 @pytest.mark.parametrize(("words", "message"), [

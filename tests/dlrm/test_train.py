@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agent.runs import RunFolder, read_lines
 from dlrm.footers import check_files
 from dlrm.meta import latest
 from etl.small import small_table
@@ -152,6 +153,49 @@ def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folde
     resumed = train(folder, 2, "broken", "--resume", "--epochs", 2)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
     assert losses(folder, "broken") == pytest.approx(losses(folder, "two"), abs=2e-6)
+
+
+def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, tmp_path):
+    """As a scheduler types it each time: in the folder of a run that was asked to stop before its first step, in one of
+    a run that was killed, and in one whose run is over."""
+    run = tmp_path / "run"
+    words = ["dlrm.train", "--run-dir", run, "--resume", *_data(folder, ()), "--compress", "C1=hash:40"]
+    with RunFolder.create(run, {"kind": "train"}) as stopped:
+        stopped.metric({"kind": "loader", "rows": 0, "rows_per_s": 0.0, "stall": 1.0})
+    process = _until('"kind": "checkpoint"', run / "events.jsonl", [*words, "--epochs", 1000])
+    process.kill()
+    process.communicate()
+    saved = latest(run / "checkpoints")[1]
+    assert saved.step > 0
+    for _ in range(2):
+        done = launch(0, *words, "--epochs", saved.epoch + 1, tmp=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert last_json(done)["steps"] == 20 * (saved.epoch + 1)
+    starts = [e["resumed_at"] for e in read_lines(run / "events.jsonl") if e["kind"] == "start"]
+    assert starts == [0, saved.step, 20 * (saved.epoch + 1)]
+
+
+def _until(sign: str, file: Path, words: list[object]) -> subprocess.Popen[str]:
+    """A training process whose run folder has shown the sign."""
+    process = subprocess.Popen(command(0, *words), cwd=ROOT, env=environment(file.parent.parent), text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not (file.exists() and sign in file.read_text()):
+        if process.poll() is not None:
+            pytest.fail(process.communicate()[1][-3000:])
+        threading.Event().wait(0.05)
+    return process
+
+
+def test_a_resume_without_a_checkpoint_or_data_and_in_a_folder_of_something_else_says_so(folder, tmp_path, capsys):
+    from dlrm.train import main
+
+    (tmp_path / "thesis.txt").write_text("mine")
+    for run, words, message in ((tmp_path / "new", [], "holds no checkpoint to go on from; give --data, too"),
+                                (tmp_path, _data(folder, ()), "no run folder .it holds 'thesis.txt'")):
+        with pytest.raises(SystemExit) as ended:
+            main(["--run-dir", str(run), "--resume", *map(str, words)])
+        assert ended.value.code == 2
+        assert re.search(message, json.loads(capsys.readouterr().out.splitlines()[-1])["error"])
 
 
 def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused(tmp_path, capsys):
