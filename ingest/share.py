@@ -7,13 +7,16 @@ core.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from ingest.machine import Machine
 
 _PERIOD_US = 100_000
+_TRIES, _WAIT_S = 20, 0.05
 
 
 class CoreShare:
@@ -38,8 +41,14 @@ class CoreShare:
             for pid in self._machine.tree():
                 with contextlib.suppress(OSError):
                     (self._group.parent / "cgroup.procs").write_text(str(pid))
-            with contextlib.suppress(OSError):
-                self._group.rmdir()
+            for _ in range(_TRIES):  # a process that ends at this moment is still in it
+                try:
+                    self._group.rmdir()
+                    break
+                except OSError as error:
+                    if error.errno != errno.EBUSY:
+                        break
+                    time.sleep(_WAIT_S)
 
     def _quota(self, cores: float) -> bool:
         """Whether a group of our own has it. Processes in a group's middle are not allowed in version 2, so only the
