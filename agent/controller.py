@@ -83,8 +83,9 @@ class Controller:
         seen = rates(self._recent[-1], snapshot) if self._recent else None
         for occasion in self._lookout.look(snapshot, seen):
             self._record_to(occasion)
-        if self._recent and snapshot.cpu_quota != self._recent[-1].cpu_quota:
-            self._recent.clear()  # on another machine's share, rates from before compare with nothing
+        starting = self.ticks > 2 and not self._recent[-1].rows  # for longer than a look, up to now
+        if self._recent and (snapshot.cpu_quota != self._recent[-1].cpu_quota or starting):
+            self._recent.clear()  # on another machine's share, or of a start, rates compare with nothing
         self._recent.append(snapshot)
         if seen is not None and self._observe_to is not None:
             self._observe_to(self._metric(seen, snapshot))
@@ -138,10 +139,11 @@ class Controller:
         window = list(self._recent)
         # The first tick after a change still shows the old setting; it is left out where there are others.
         after = rates(window[1 if len(window) > 2 else 0], window[-1])
-        if before is None or after is None:
+        if after is None:
             return
-        self._record_to({"kind": "effect", "sequence": sequence, "rows_per_s_before": before.rows_per_s,
-                         "rows_per_s_after": after.rows_per_s, "stall_before": before.stall,
+        # Nothing but the start came before some: then there is no rate that what came after could be held against.
+        self._record_to({"kind": "effect", "sequence": sequence, "rows_per_s_before": before and before.rows_per_s,
+                         "rows_per_s_after": after.rows_per_s, "stall_before": before and before.stall,
                          "stall_after": after.stall,
                          "prediction_error": after.rows_per_s / predicted - 1 if predicted else None})
 

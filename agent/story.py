@@ -13,6 +13,7 @@ from agent.words import count, moves, percent, seconds
 
 SMOOTH = 0.02  # a stall up to this is no stall to a person
 _HARDLY = 0.1  # up to this, more could be gained elsewhere
+_LEAST = 3  # looks at a run that has started; fewer tell nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +51,9 @@ class Outcome:
     """The figures of a run, each None if it was not measured."""
 
     rows_per_s_first: float | None = None
-    """Before the first decision; without one, the whole run."""
+    """Before the first decision; without one, the whole run. What starting took is left out, here and below."""
     rows_per_s_settled: float | None = None
-    """In the last third of the loader's time."""
+    """In the last third of the loader's time. None for a run that is too short for that."""
     stall_first: float | None = None
     stall_settled: float | None = None
     decisions: int = 0
@@ -62,6 +63,11 @@ class Outcome:
     bayes_auc: float | None = None
     stall_last: float | None = None
     """In the last tenth."""
+    rows_per_s_whole: float | None = None
+    """As the consumer itself counted it at the end of the run, with its `stall_whole`."""
+    stall_whole: float | None = None
+    looks: int = 0
+    """At the loader."""
     seconds: float = 0.0
     ended: bool = False
     faults: tuple[str, ...] = ()
@@ -69,23 +75,33 @@ class Outcome:
 
 
 def outcome(run: Run) -> Outcome:
-    loader, decisions = run.of("loader"), run.of("decision")
+    looks, decisions = run.of("loader"), run.of("decision")
+    loader = started(looks)
     first_change = decisions[0]["at"] if decisions else float("inf")
-    before = [m for m in loader if m["at"] <= first_change] or loader
-    settled = loader[2 * len(loader) // 3:]
+    before = [m for m in loader if m["at"] <= first_change]
+    settled = loader[2 * len(loader) // 3:] if len(loader) >= _LEAST else []
     evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
     ends = run.of("end")
+    counted = ends[-1] if ends else {}
     lines = (*run.events, *run.metrics)
     return Outcome(
         rows_per_s_first=mean(before, "rows_per_s"), rows_per_s_settled=mean(settled, "rows_per_s"),
         stall_first=mean(before, "stall"), stall_settled=mean(settled, "stall"),
-        stall_last=mean(loader[-max(3, len(loader) // 10):], "stall"), decisions=len(decisions),
-        peak_memory=max((m["memory_used"] for m in loader if m.get("memory_used")), default=None),
-        memory_limit=loader[-1].get("memory_limit") if loader else None,
+        stall_last=mean(loader[-max(_LEAST, len(loader) // 10):], "stall") if settled else None,
+        rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
+        stall_whole=counted.get("stall_fraction"), looks=len(looks), decisions=len(decisions),
+        peak_memory=max((m["memory_used"] for m in looks if m.get("memory_used")), default=None),
+        memory_limit=looks[-1].get("memory_limit") if looks else None,
         auc=evaluations[-1]["auc"] if evaluations else None,
         bayes_auc=next((e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None),
         seconds=max((float(line.get("at", 0.0)) for line in lines), default=0.0), ended=bool(ends),
         faults=tuple(str(f.get("text", "a fault without words")) for f in run.of("fault") if "fault" not in f))
+
+
+def started(loader: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Without the looks before the first rows came, and the one at which they did."""
+    begin = next((n for n, look in enumerate(loader) if look.get("rows_per_s")), len(loader))
+    return loader[begin + 1:] if begin else loader
 
 
 def verdict(run: Run) -> str:
@@ -96,18 +112,25 @@ def verdict(run: Run) -> str:
 def sentences(run: Run) -> list[str]:
     """Those of the verdict, one by one."""
     found = outcome(run)
+    many = "one change" if found.decisions == 1 else f"{found.decisions} changes"
     parts = []
-    if found.rows_per_s_settled is None or found.stall_settled is None:
+    if not found.looks:
         parts.append("No loader metrics were written, so nothing can be said of the input.")
+    elif found.rows_per_s_settled is None or found.stall_settled is None:
+        parts.append("Too short to judge the input: what was seen is how it started. Let it run for ten seconds or "
+                     "more (more epochs, or more rows).")
+        if found.rows_per_s_whole is not None and found.stall_whole is not None:
+            parts.append(f"From the first batch on the consumer counted {count(found.rows_per_s_whole)} rows/s, "
+                         f"{percent(found.stall_whole)} of its time spent waiting.")
     elif found.decisions and found.rows_per_s_first and found.stall_first is not None:
         times = found.rows_per_s_settled / found.rows_per_s_first
-        many = "one change" if found.decisions == 1 else f"{found.decisions} changes"
         parts.append(f"Input-bound share {percent(found.stall_first)} → {percent(found.stall_settled)}, "
                      f"{times:.2g} times the rows ({count(found.rows_per_s_first)} → "
                      f"{count(found.rows_per_s_settled)} rows/s) after {many}.")
     else:
         parts.append(f"{count(found.rows_per_s_settled)} rows/s with {percent(found.stall_settled)} of the trainer's "
-                     "time spent waiting for input; the knobs were not changed.")
+                     "time spent waiting for input"
+                     + (f", after {many} from its start on." if found.decisions else "; the knobs were not changed."))
     if found.stall_last is not None:
         parts.append(_bottleneck(found.stall_last))
     if found.auc is not None:
@@ -155,10 +178,13 @@ def mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _effect(effect: Mapping[str, Any] | None) -> str:
-    if effect is None or not effect.get("rows_per_s_before"):
+    if effect is None:
         return "not measured"
-    before, after = effect["rows_per_s_before"], effect["rows_per_s_after"]
+    before, after = effect.get("rows_per_s_before"), effect["rows_per_s_after"]
     error = effect.get("prediction_error")
     off = f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted" if error is not None else ""
+    if not before:
+        return (f"{count(after)} rows/s from then on, stall {percent(effect['stall_after'])}{off}; before it the "
+                "pipeline only started")
     return (f"{after / before:.2g} times the rows ({count(before)} → {count(after)} rows/s), "
             f"stall {percent(effect['stall_before'])} → {percent(effect['stall_after'])}{off}")

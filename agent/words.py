@@ -50,6 +50,7 @@ def line(event: Mapping[str, Any]) -> str:
     if kind == "fault" and "fault" in event:
         return f"fault {event['fault']}: {event['did']}"
     if kind == "effect":
-        return (f"decision {event['sequence']} changed {event['rows_per_s_before']:,.0f} to "
-                f"{event['rows_per_s_after']:,.0f} rows/s")
+        before = event["rows_per_s_before"]
+        return (f"after decision {event['sequence']} there were {event['rows_per_s_after']:,.0f} rows/s"
+                + (f", {before:,.0f} before" if before is not None else ""))
     return str(event.get("text", event))

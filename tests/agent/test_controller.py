@@ -12,6 +12,7 @@ from agent.controller import Controller
 from agent.policies import make
 from agent.testing import FakePipeline, FakeStage
 from agent.tunable import Reason
+from agent.words import line
 from ingest.knobs import KnobError, Knobs
 from ingest.stats import Snapshot, StatsError
 
@@ -78,6 +79,28 @@ def test_stopping_logs_the_effect_that_is_still_due():
     controller.stop()
     assert [e["kind"] for e in events] == ["decision", "effect", "verdict"]
     assert events[-1]["text"] == "number 4"
+
+
+def test_a_start_that_takes_its_time_is_no_part_of_what_a_change_is_said_to_have_brought():
+    class Starting(FakePipeline):
+        """Its first rows come in the middle of the sixth second."""
+
+        def advance(self, seconds):
+            if self.now < 5:
+                self.now += seconds
+            else:
+                super().advance(seconds / 2 if self.now < 6 else seconds)
+                self.now += seconds / 2 if self.now < 6 else 0.0
+
+    for script, known in ((Script(*[1] * 9, 4), True), (Script(*[1] * 6, 4), False)):
+        _, (decision, effect), _ = _run(Starting(_pipeline().stages), script, 20)
+        assert (decision["kind"], effect["kind"]) == ("decision", "effect")
+        if known:  # one worker passes a fourth of the rows of four
+            assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(4, rel=0.1)
+        else:
+            assert effect["rows_per_s_before"] is None
+            assert effect["rows_per_s_after"] > 0
+            assert "before" not in line(effect)
 
 
 def test_looks_no_more_often_than_its_interval():

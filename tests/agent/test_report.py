@@ -104,6 +104,35 @@ def test_a_little_waiting_does_not_make_the_input_the_bottleneck(tmp_path, stall
     assert said in story.verdict(Run.read(tmp_path))
 
 
+def _looked_at(path, rates, end=None):
+    path.mkdir()
+    lines = [{"kind": "loader", "at": float(at), "rows": 1, "rows_per_s": rate, "stall": 0.25 if rate else 1.0}
+             for at, rate in enumerate(rates, 1)]
+    (path / "config.json").write_text("{}")
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "events.jsonl").write_text(json.dumps({"kind": "end", "at": 9.0, **end}) + "\n" if end else "")
+    return Run.read(path)
+
+
+def test_a_run_is_judged_by_what_came_after_its_start(tmp_path):
+    whole = {"samples_per_s": 950.0, "stall_fraction": 0.2}
+    verdict = story.verdict(_looked_at(tmp_path / "short", [0.0, 0.0, 120.0, 1000.0], whole))
+    assert verdict.startswith("Too short to judge the input")
+    assert "the consumer counted 950 rows/s, 20 % of its time spent waiting." in verdict
+    assert "bottleneck" not in verdict
+    found = story.outcome(_looked_at(tmp_path / "enough", [0.0, 0.0, 120.0, 1000.0, 1000.0, 1000.0]))
+    assert (found.rows_per_s_first, found.rows_per_s_settled, found.stall_first) == (1000.0, 1000.0, 0.25)
+
+
+def test_a_change_during_the_start_is_told_by_what_came_after_it(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.event({"kind": "decision", "sequence": 1, "before": {}, "after": {}, "reason": {"text": "why not"}})
+        folder.event({"kind": "effect", "sequence": 1, "rows_per_s_before": None, "rows_per_s_after": 2000.0,
+                      "stall_before": None, "stall_after": 0.5, "prediction_error": None})
+    assert "effect: 2 k rows/s from then on, stall 50 %; before it the pipeline only started" in story.tell(
+        Run.read(tmp_path / "run"))
+
+
 def test_the_verdict_comes_first_and_says_what_tuning_did(tmp_path):
     _tuned_run(tmp_path / "run")
     verdict = story.verdict(Run.read(tmp_path / "run"))

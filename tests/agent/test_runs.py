@@ -45,7 +45,7 @@ def test_a_folder_with_something_in_it_is_refused_and_left_as_it_is(tmp_path):
         folder.metric({"kind": "train", "step": 1})
     with pytest.raises(RunError, match="choose another folder, or go on with it by --resume"):
         RunFolder.create(tmp_path / "run", {"seed": 2, "kind": "train"})
-    with pytest.raises(RunError, match="choose another folder$"):  # of a bench, which nothing goes on with
+    with pytest.raises(RunError, match=r"choose another folder$"):  # of a bench, which nothing goes on with
         RunFolder.create(tmp_path / "run", {"seed": 2})
     assert Run.read(tmp_path / "run").config["seed"] == 1
     foreign = tmp_path / "foreign"
