@@ -66,8 +66,19 @@ class Headroom:
             line = f"consumer-bound: {self.stall:.0%} of each step waits; faster loading brings nothing"
         else:
             slowest = f"; slowest stage {self.slowest}" if self.slowest else ""
-            line = f"input-bound: {self.stall:.0%} of each step waits{slowest}; at best +{self.gain:.0%}"
+            what = "input-bound: " if self._prepare > self._both else "balanced: loading alone keeps up, but together "
+            line = f"{what}{self.stall:.0%} of each step waits{slowest}; at best +{self.gain:.0%}"
         return line + (f"; {self.idle_cores:.0f} cores idle" if self.idle_cores is not None else "")
+
+    @property
+    def _prepare(self) -> float:
+        """Seconds a row that loading takes beyond the consumer: the stall of preparing."""
+        return max(0.0, 1 / self.loading - 1 / self.consumer)
+
+    @property
+    def _both(self) -> float:
+        """Seconds a row that both together take beyond the slower: they share cores, or take turns."""
+        return max(0.0, 1 / self.together - max(1 / self.loading, 1 / self.consumer))
 
     def __str__(self) -> str:
         """A table, its verdict in the first line."""
@@ -75,10 +86,8 @@ class Headroom:
             ("consumer alone, on cached batches", self.consumer), ("loading alone", self.loading),
             ("loading alone, files not in memory", self.cold), ("both together", self.together)]
         lines = [self.verdict, *(f"  {name:36} {rate:14,.0f} rows/s" for name, rate in rows if rate is not None)]
-        # Of a step's time: what loading takes beyond the consumer is the stall of preparing; what cold files add, of
-        # fetching.
-        shares = [("compute", 1 / self.consumer), ("prepare", max(0.0, 1 / self.loading - 1 / self.consumer))]
-        if self.cold is not None:
+        shares = [("compute", 1 / self.consumer), ("prepare", self._prepare), ("in each other's way", self._both)]
+        if self.cold is not None:  # what files that are not in memory add
             warm = max(1 / self.loading, 1 / self.consumer)
             shares.append(("fetch", max(0.0, 1 / self.cold - warm)))
         whole = sum(share for _, share in shares)

@@ -47,6 +47,7 @@ class Endless:
 
 @pytest.mark.parametrize(("load_s", "step_s", "stall", "gain", "verdict"), [
     (0.3, 0.1, 0.75, 3.0, "input-bound: 75% of each step waits; at best +300%"),
+    (0.05, 0.1, 1 / 3, 0.5, "balanced: loading alone keeps up, but together 33% of each step waits; at best +50%"),
     (0.001, 0.1, 0.0099, 0.01, "consumer-bound: 1% of each step waits; faster loading brings nothing")])
 def test_any_iterable_of_batches_is_told_what_it_loses(load_s, step_s, stall, gain, verdict):
     clock = Clock()
@@ -102,8 +103,19 @@ def test_the_table_names_the_stalls_of_a_step():
                      what_if=WhatIf(stage="read", workers=3, predicted=75.0, measured=70.0))
     lines = str(found).splitlines()
     assert lines[0] == "input-bound: 50% of each step waits; slowest stage read; at best +100%; 3 cores idle"
-    assert "compute 25%, prepare 25%, fetch 50%" in lines[-2]
+    assert "compute 25%, prepare 25%, in each other's way 0%, fetch 50%" in lines[-2]
     assert lines[-1].strip() == "with 3 workers in read: loading alone 75 rows/s (tried: 70)"
+
+
+@pytest.mark.parametrize(("loading", "together", "stall", "bound", "shares"), [
+    (50.0, 48.0, 0.52, "input-bound: ", "compute 48%, prepare 48%, in each other's way 4%"),
+    (200.0, 79.0, 0.21, "balanced: ", "compute 79%, prepare 0%, in each other's way 21%"),
+    (95.0, 79.0, 0.21, "balanced: ", "compute 79%, prepare 4%, in each other's way 17%"),
+    (200.0, 99.5, 0.005, "consumer-bound: ", "compute 100%, prepare 0%, in each other's way 0%")])
+def test_the_verdict_agrees_with_the_table(loading, together, stall, bound, shares):
+    lines = str(Headroom(consumer=100.0, loading=loading, together=together, stall=stall)).splitlines()
+    assert lines[0].startswith(bound)
+    assert lines[-1].endswith(shares)
 
 
 def test_our_loader_is_measured_warm_and_cold_and_keeps_its_knobs(table):
