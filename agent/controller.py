@@ -55,7 +55,7 @@ class Controller:
         self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change
         self._awaited: tuple[int, Rates | None, float | None] | None = None  # the decision whose effect is not logged
         self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
-        self._proposed: deque[Knobs] = deque(maxlen=64)  # said once, and not again
+        self._proposed: deque[Reason] = deque(maxlen=64)  # each said once, and later with the same figures
         self._reason: Reason | None = None
         self._ticker = Ticker("sluice-agent", interval_s, self._timed_step)
 
@@ -103,10 +103,11 @@ class Controller:
         if len(self._changed) == self._changed.maxlen and self._clock() - self._changed[0] < _MINUTE_S:
             return
         after, self._state, reason = self._policy.decide(snapshot, self._state)
-        self._reason = reason
+        told = next((r for r in self._proposed if r.proposal == reason.proposal), None)
+        self._reason = told or reason
         seen = rates(self._recent[0], snapshot)
-        if reason.proposal is not None and reason.proposal not in self._proposed:
-            self._proposed.append(reason.proposal)
+        if reason.proposal is not None and told is None:
+            self._proposed.append(reason)
             self._record_to({"kind": "proposal", **_choice(before, reason.proposal, reason, seen)})
         if after == before or not self._apply(after):
             return

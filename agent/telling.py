@@ -13,7 +13,8 @@ from ingest.knobs import Knobs, format_bytes
 def why(bottleneck: str, look: Outlook, since: Rates) -> str:
     """What bounds the rate, in a sentence's first half."""
     if bottleneck == "cores":
-        others = f", and others want {look.slow - 1:.0%} as much again" if look.slow > 1.05 else ""
+        theirs = (look.slow - 1) * since.cpu_quota
+        others = f", and other programs would use {theirs:.2g}" if look.slow > 1.05 else ""
         return f"the cores are the bottleneck ({since.cpu:.2g} of {since.cpu_quota:.2g} in use{others})"
     if bottleneck == "consumer":
         return f"the trainer is the bottleneck (it waits {since.stall:.1%} of its time)"

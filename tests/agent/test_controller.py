@@ -210,6 +210,20 @@ def test_shadow_says_what_it_would_do_and_touches_nothing():
     assert "8 times the rows predicted" in events[0]["reason"]["text"]
 
 
+def test_a_proposal_keeps_the_figures_with_which_it_was_told():
+    class Proposes(Script):
+        def decide(self, snapshot, state):
+            self.asked += 1
+            return state[0], state, Reason(text=f"{self.asked} times the rows predicted",
+                                           proposal=state[0].with_workers(read=4 if self.asked < 8 else 8))
+
+    controller, events, _ = _run(_pipeline(), Proposes(), 12)
+    controller.stop()
+    assert [(e["kind"], (e.get("reason") or e)["text"]) for e in events] == [
+        ("proposal", "1 times the rows predicted"), ("proposal", "8 times the rows predicted"),
+        ("verdict", "8 times the rows predicted")]
+
+
 def test_changes_are_rationed():
     """A policy that changes its mind all the time gets its say again once the minute has passed."""
     pipeline = _pipeline()

@@ -7,12 +7,15 @@ import dataclasses
 import pytest
 
 from agent.mechanisms import Machine, Stage
+from agent.outlook import Outlook
 from agent.policies import make
 from agent.pressure import Pressure
 from agent.rates import Rates, StageRates, rates
 from agent.scenario import Change, Scenario
 from agent.simulator import Simulator
+from agent.telling import why
 from agent.trial import run
+from ingest.knobs import Knobs, Limits
 
 
 def _seen(cpu, core_wait, quota=4.0):
@@ -34,6 +37,14 @@ def test_fair_shares_tell_how_many_others_there_are():
     assert found.others == pytest.approx(4.0)
     assert found.slow == pytest.approx(2.0)
     assert found.cores == pytest.approx(4 * 8 / 12)  # eight of ours beside the four
+
+
+def test_a_person_is_told_how_many_cores_others_would_use():
+    limits, knobs = Limits(workers={"work": (1, 8)}), Knobs(workers={"work": 8})
+    seen = _seen(2.0, 2.0)
+    look = Outlook.of(seen, knobs, limits, {}, other_cpu_s=0.0, demand=1.0)
+    assert why("cores", look, seen) == \
+        "the cores are the bottleneck (2 of 4 in use, and other programs would use 4)"
 
 
 def test_a_little_work_says_nothing():
