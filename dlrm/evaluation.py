@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from dlrm.world import World
 
 if TYPE_CHECKING:
     from dlrm.build import Parts
+    from ingest.batch import Batch
 
 SLICES = 8  # the most frequent ids of a column get a figure of their own
 EXACT_ROWS = 20_000_000  # up to so many rows of a split are kept and sorted; beyond, logits are counted in bins
@@ -57,15 +58,16 @@ class Findings:
 
 @torch.no_grad()
 def evaluate(parts: Parts, feed: Feed, guard: Guard, world: World, *, slices: Sequence[str] = (),
-             exact_rows: int = EXACT_ROWS) -> Findings:
-    """Over everything the feed brings, on all ranks; rows of weight 0 count nowhere."""
+             exact_rows: int = EXACT_ROWS, through: Callable[[Any], Iterable[Batch]] = iter) -> Findings:
+    """Over everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come `through` a gate
+    that may end it."""
     names = list(feed.sparse_names)
     places = [names.index(name) for name in slices]
     kept_rows: _Exact | _Rough | None = None
     largest = torch.zeros(len(feed.dense_names))
     low, high = torch.full((len(names),), 2**31 - 1), torch.full((len(names),), -1)
     spread = torch.zeros(3, dtype=torch.float64)  # of the logits: count, sum, sum of squares
-    for batch in feed:
+    for batch in through(feed):
         guard.check(batch)
         logits = parts.model(*parts.layout.features(batch, world.device)).cpu()
         kept = batch.weight > 0

@@ -29,6 +29,10 @@ class Fetched:
     """The loader's, after this batch and no other."""
 
 
+class Stopped(Exception):
+    """The ranks were asked to stop, before the same batch."""
+
+
 class Gate:
     """All ranks meet before each batch, and end before the same one if any of them was asked to stop. So none is in the
     middle of a step while another still waits for its batch, and that wait can be ended: by `stalled`."""
@@ -50,6 +54,13 @@ class Gate:
             if batch is None or self.stopped:
                 return
             yield Fetched(batch, wait, feed.state_dict())
+
+    def whole(self, feed: Feed) -> Iterator[Batch]:
+        """All that the feed brings, for what is worth nothing by halves: Stopped if the ranks were asked to stop."""
+        for fetched in self.batches(feed):
+            yield fetched.batch
+        if self.stopped:
+            raise Stopped
 
     def stalled(self) -> None:
         """From another thread, once this rank was asked to stop: ends the wait for a batch, if there is one."""

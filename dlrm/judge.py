@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dlrm import feed
 from dlrm.config import Config
 from dlrm.evaluation import Findings, evaluate
+from dlrm.gate import Gate, Stopped
 from dlrm.guard import Guard
 from dlrm.meta import Meta, best, mark_best
 from dlrm.symptoms import stuck
@@ -23,20 +24,20 @@ class Judge:
     """Evaluates splits of a table; called by all ranks together."""
 
     def __init__(self, *, config: Config, table: FeatureTable, parts: Parts, world: World, journal: Journal | Silence,
-                 checkpoints: Checkpoints, steps_per_epoch: int) -> None:
+                 checkpoints: Checkpoints, steps_per_epoch: int, gate: Gate) -> None:
         self._config, self._table, self._parts, self._world = config, table, parts, world
         self._journal, self._checkpoints = journal, checkpoints
-        self._steps_per_epoch = steps_per_epoch
+        self._steps_per_epoch, self._gate = steps_per_epoch, gate
 
     def measure(self, split: str, meta: Meta) -> Findings:
-        """Over a whole split."""
+        """Over a whole split; `Stopped` if the ranks are asked to stop meanwhile."""
         config, world = self._config, self._world
         sizes = {t.name: t.rows for t in self._parts.layout.columns}
         epochs = round(meta.epoch + (meta.step - meta.since) % self._steps_per_epoch / self._steps_per_epoch, 2)
         with feed.evaluation(config, self._table, split, rank=world.rank, local_ranks=world.local_ranks) as batches:
             guard = Guard(sizes, batches.dense_names, f"split {split!r}", missing=config.missing)
             self._journal.milestone("eval_start", epochs)
-            found = evaluate(self._parts, batches, guard, world, slices=config.slices)
+            found = evaluate(self._parts, batches, guard, world, slices=config.slices, through=self._gate.whole)
         self._journal.metric({"kind": "eval", "epoch": meta.epoch, "step": meta.step, "split": split,
                               **found.quality.to_dict()})
         for column, ids in found.slices.items():
@@ -52,7 +53,10 @@ class Judge:
         """Evaluates the validation split, if there is one; True if the AUC that was asked for is reached."""
         if "validation" not in self._table.splits:
             return False
-        found = self.measure("validation", meta)
+        try:
+            found = self.measure("validation", meta)
+        except Stopped:
+            return False
         columns = len(self._parts.layout.columns)
         warning = stuck(found.evidence(meta.step, columns, self._config.optim.lr),
                         after=self._config.stuck_after)

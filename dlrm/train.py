@@ -18,7 +18,7 @@ import json
 import os
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -176,6 +176,7 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
     """Trains on one version of the table; what came of it, and the plan to go on with on the next."""
     from dlrm import build, checkpoint, feed, setting
     from dlrm.carry import carry
+    from dlrm.gate import Gate, Stopped
     from dlrm.guard import Guard
     from dlrm.journal import Journal, Silence
     from dlrm.judge import Judge
@@ -226,11 +227,14 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
                            "resumed_at": plan.meta.step, "data": table.uri, "version": table.version, **now.to_dict()})
         saved = checkpoint.Checkpoints(plan.run / "checkpoints", parts, here, keep=config.keep, record=journal.event)
         stack.callback(saved.close)
+        gate = Gate(here, watch.stop.is_set, time.perf_counter)
+        watch.stalled = gate.stalled
         judge = Judge(config=config, table=table, parts=parts, world=here, journal=journal, checkpoints=saved,
-                      steps_per_epoch=steps)
+                      steps_per_epoch=steps, gate=gate)
         if config.follow == "parts" and plan.changes is not None:
             journal.say("before it is trained on:")
-            judge.measure("train", plan.meta)
+            with suppress(Stopped):
+                judge.measure("train", plan.meta)
 
         def save(at: Meta) -> None:
             saved.save(replace(at, knobs=loader.knobs.to_dict(), agent=build.agent_of(controller, kept)))
@@ -248,9 +252,8 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
                           observe=journal.metric, agent=plan.meta.agent) as controller,
               traced(config.profile if here.first else 0, plan.run) as tick):
             trainer = Trainer(config=config, world=here, parts=parts, guard=guard, save=save, observe=journal.metric,
-                              evaluate=judge.good_enough, asked_to_stop=watch.stop.is_set, tick=tick, moved=moved,
+                              evaluate=judge.good_enough, gate=gate, tick=tick, moved=moved,
                               memory_used=Machine().memory_used)
-            watch.stalled = trainer.stalled
             outcome = trainer.train(loader, plan.meta)
             saved.wait()
         loader.close()  # its threads and memory are free for the evaluation
@@ -258,7 +261,12 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
         if following is not None:
             return {}, following
         split = None if outcome.stopped else next((s for s in ("test", "validation") if s in table.splits), None)
-        found = _summary(outcome, judge.measure(split, outcome.meta).quality if split else None, here)
+        quality = None
+        try:
+            quality = judge.measure(split, outcome.meta).quality if split else None
+        except Stopped:
+            outcome = replace(outcome, stopped=True)
+        found = _summary(outcome, quality, here)
         found |= {"split": split, "decisions": controller.decisions if controller else 0, "version": table.version,
                   "bytes_per_step": now.bytes_per_step, "masked": setting.masked(now.layout, here),
                   "rows_set_aside": sum(here.gather_objects(loader.quarantined["rows_set_aside"])),

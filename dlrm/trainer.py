@@ -108,16 +108,14 @@ class Trainer:
 
     def __init__(self, *, config: Config, world: World, parts: Parts, guard: Guard,
                  save: Callable[[Meta], None], evaluate: Callable[[Meta], bool],
-                 observe: Callable[[dict[str, Any]], None], asked_to_stop: Callable[[], bool],
+                 observe: Callable[[dict[str, Any]], None], gate: Gate,
                  memory_used: Callable[[], int], tick: Callable[[], None] = lambda: None,
                  moved: Callable[[Meta], bool] = lambda _: False, ahead: bool | None = None,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self._config, self._world, self._parts, self._guard = config, world, parts, guard
         self._save_to, self._evaluate, self._observe = save, evaluate, observe
         self._memory_used, self._tick, self._clock, self._moved = memory_used, tick, clock, moved
-        self._gate = Gate(world, asked_to_stop, clock)
-        self.stalled = self._gate.stalled
-        """For another thread, when this rank was asked to stop: it may wait for a batch that does not come."""
+        self._gate = gate
         self._peak_bytes = 0
         self._begun = False
         self._ahead: Ahead | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dlrm.build import Parts, parts_of
 from dlrm.checkpoint import Checkpoints, load
 from dlrm.config import Config, ModelConfig, OptimConfig, Table
 from dlrm.evaluation import evaluate
+from dlrm.gate import Gate
 from dlrm.guard import Guard
 from dlrm.meta import Meta, latest
 from dlrm.model import Layout, Ranker, loss_of
@@ -132,7 +134,8 @@ def trained(here: World, how: str, folder: Path, optim: OptimConfig = PLAIN["ada
     trainer = Trainer(config=config, world=here, parts=parts, guard=Guard(SIZES, DENSE, "fake"), save=saved.save,
                       evaluate=judge if config.evals > 1 else lambda _: False, ahead=ahead, memory_used=lambda: 0,
                       observe=lambda m: losses.append(m["loss"]),
-                      asked_to_stop=lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(ahead) == stop_at)
+                      gate=Gate(here, lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(ahead) == stop_at,
+                                time.perf_counter))
     outcome = trainer.train(feed, meta)
     saved.wait()
     saved.close()
@@ -192,14 +195,15 @@ def stopped_in_a_stall(here: World, folder: Path) -> dict:
     feed, asked, losses = StallingFeed(here), threading.Event(), []
     meta = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
+    gate = Gate(here, asked.is_set, time.perf_counter)
     trainer = Trainer(config=config, world=here, parts=parts, guard=Guard(SIZES, DENSE, "fake"), save=saved.save,
                       evaluate=lambda _: False, memory_used=lambda: 0, observe=lambda m: losses.append(m["loss"]),
-                      asked_to_stop=asked.is_set)
+                      gate=gate)
 
     def ask() -> None:
         if feed.stalled.wait(60):
             asked.set()
-            trainer.stalled()
+            gate.stalled()
 
     asking = threading.Thread(target=ask)
     if here.first:

@@ -98,6 +98,9 @@ class FakeSplit:
     def __len__(self) -> int:
         return len(self.batches)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
 
 def launch(ranks: int, *words: object, tmp: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """`-m …` under torchrun, or as one process without it if `ranks` is 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from dlrm import judge as judge_module
 from dlrm.config import Config, Table
 from dlrm.evaluation import evaluate
+from dlrm.gate import Gate
 from dlrm.guard import Guard
 from dlrm.judge import Judge
 from dlrm.meta import Meta, best
@@ -113,12 +115,26 @@ def judged(tmp_path, monkeypatch):
 
     monkeypatch.setattr(judge_module.feed, "evaluation", evaluation)
 
-    def make(**settings):
+    def make(asked_to_stop=lambda: False, **settings):
         return Judge(config=Config(data="t", version=0, stuck_after=10, **settings), parts=PARTS, world=Alone(),
                      table=SimpleNamespace(splits=("train", "validation")), journal=journal, steps_per_epoch=20,
+                     gate=Gate(Alone(), asked_to_stop, time.monotonic),
                      checkpoints=SimpleNamespace(wait=lambda: None, folder=tmp_path))
 
     return make, lines, shown, tmp_path
+
+
+def test_a_stop_ends_an_evaluation_and_leaves_nothing_of_it(judged):
+    make, lines, _, folder = judged
+    looks: list[int] = []
+
+    def asked_to_stop():
+        looks.append(len(looks))
+        return len(looks) > 2  # once before a batch is fetched and once after it
+
+    assert not make(asked_to_stop=asked_to_stop).good_enough(replace(META, step=10))
+    assert len(looks) == 4  # of three batches, one was looked at
+    assert (lines.metrics, lines.said, best(folder)) == ([], [], None)
 
 
 def test_the_best_checkpoint_is_marked_and_a_worse_one_is_not(judged):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dlrm.config import Config
+from dlrm.gate import Gate
 from dlrm.guard import Guard
 from dlrm.meta import Meta
 from dlrm.trainer import NotANumber, Timing, Trainer
@@ -79,7 +80,7 @@ def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None 
 
     trainer = SlowTrainer(config=config, world=Alone(), parts=None, guard=Guard(SIZES, DENSE, "fake"),
                           save=save, evaluate=evaluate, observe=lines.append, clock=clock, memory_used=lambda: 7,
-                          asked_to_stop=lambda: stop_at is not None and clock.now >= stop_at)
+                          gate=Gate(Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock))
     trainer.loss = loss
     meta = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     return trainer.train(SlowFeed(clock, steps), meta), lines, done
