@@ -10,6 +10,7 @@ from typing import Any
 from agent import evaluate, report, story, train
 from agent.runs import Run, RunError
 from agent.scenario import ScenarioError
+from etl.names import Parser
 from etl.program import run, say
 from ingest.knobs import KnobError
 
@@ -21,7 +22,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         return evaluate.simulate(argv[1:])
     if argv[:1] == ["train"]:
         return train.main(argv[1:])
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n  python -m agent report runs/first\n  python -m agent explain runs/first\n\n"
                "Both read a run folder that training or `python -m ingest bench` left, finished or not.\n"

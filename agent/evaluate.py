@@ -31,6 +31,7 @@ from agent.scenario import Scenario, ScenarioError
 from agent.scenario_json import load, shipped
 from agent.trial import end_score, frozen_rows, metric, reference, run, score
 from agent.tunable import Reason
+from etl.names import Parser
 from etl.program import UsageError, say
 from etl.program import run as program
 from ingest.knobs import KnobError, Knobs
@@ -192,7 +193,7 @@ def _round(value: Any) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m agent evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="examples:\n  python -m agent evaluate\n"
                "  python -m agent evaluate --quick --policy planner --policy ds2\n"
@@ -271,7 +272,7 @@ def _live(options: argparse.Namespace) -> dict[str, Any]:
 
 def simulate(argv: Iterable[str]) -> Mapping[str, Any]:
     """`python -m agent simulate`: one policy through one scenario, each change told with its reason."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m agent simulate", description=simulate.__doc__,
         epilog="example:\n  python -m agent simulate --policy planner --scenario 'cost'",
         formatter_class=argparse.RawDescriptionHelpFormatter)

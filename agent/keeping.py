@@ -16,6 +16,8 @@ from agent.tunable import Tunable
 from ingest.knobs import Knobs
 from ingest.machine import Machine
 
+KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread "
+         "or process, read_ahead_bytes=64MiB, prefetch_bytes=32MiB, several with commas between")
 _LEAST_TICKS = 3  # at a choice, before it may be called the best
 _SAME = 0.98  # of the best rate: as good, and then the later choice counts
 
@@ -66,8 +68,7 @@ class Wanted:
 def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Without defaults, so that what was not said can be told from what was."""
     add = parser.add_argument
-    add("--knobs", metavar="NAME=N,…|FILE", help="where the knobs start, for instance read=2,prefetch_bytes=64MiB, or "
-        "a file that --save-knobs wrote")
+    add("--knobs", metavar="NAME=N,…|FILE", help=f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote")
     add("--save-knobs", metavar="FILE", help="write the best knobs of the run as TOML, for --knobs")
     add("--registry", metavar="FOLDER|URI", nargs="?", const="", help="start where an earlier run on such a machine "
         "and schema settled, keep where this one does, and share the cores with jobs that name the same place "
@@ -90,7 +91,10 @@ class Keeping:
         self._best = Best()
 
     def begin(self) -> bool:
-        """The loader gets the knobs to start with; whether the registry had some."""
+        """The loader gets the knobs to start with; whether the registry had some. Raises KnobError, too, for a file of
+        knobs that `end` could not write."""
+        if self._wanted.save_knobs:
+            knobs_file.check_writable(self._wanted.save_knobs)
         loader, knobs = self._loader, self._wanted.knobs
         known = None if self._registry is None else self._registry.recall(self.here, loader.limits)
         if known is not None:

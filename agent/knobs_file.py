@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,31 @@ def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = (
     if knobs.backend:
         lines += ["", "[backend]", *(f'{_key(stage)} = "{name}"' for stage, name in knobs.backend.items())]
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _written(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n")
         temporary.replace(path)
+    return path
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raises KnobError where `save` would, and leaves nothing."""
+    with _written(Path(path)) as temporary:
+        temporary.touch()
+        if Path(path).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[Path]:
+    """What is written before it takes the place of `path`; it is gone afterwards."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
     except OSError as error:
+        raise KnobError(f"{path}: the knobs cannot be written: {error.strerror}; choose another file") from None
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise KnobError(f"{path}: the knobs cannot be written: {error}") from None
-    return path
 
 
 def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Knobs:

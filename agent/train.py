@@ -29,6 +29,7 @@ from agent.policies.advantage import WEIGHTS as AUTO_WEIGHTS
 from agent.policies.intune import HIDDEN, INPUTS, STAGES, STEPS, WEIGHTS, move, observe, reward
 from agent.rates import rates
 from agent.simulator import Simulator
+from etl.names import Parser
 from etl.program import UsageError, say
 from etl.program import run as program
 
@@ -172,8 +173,8 @@ def save(network: Any, path: Path) -> None:
 
 
 def main(argv: Iterable[str]) -> Mapping[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m agent train", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m agent train", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--policy", choices=("auto", "intune"), default="auto", help="(default: %(default)s)")
     add("--seed", type=int, default=0, help="(default: %(default)s)")

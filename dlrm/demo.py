@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from etl.names import Parser
 from etl.program import UsageError, run, say
 from ingest.machine import Machine
 
@@ -110,7 +111,7 @@ def _fresh(out: Path) -> None:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m dlrm.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag, kind, default, text in (
             ("--out", Path, Path("demo-out"), "folder for data, table and runs; emptied first if the demo made it"),

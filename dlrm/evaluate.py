@@ -19,14 +19,15 @@ from dlrm.config import Config, ConfigError
 from dlrm.guard import BadData
 from dlrm.meta import CheckpointError, Meta, best, latest, read
 from dlrm.places import PlacementError
+from etl.names import Parser
 from etl.program import run, say
 from etl.table import FeatureTable, TableError
 from ingest.plan import PlanError
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:
-    parser = argparse.ArgumentParser(prog="python -m dlrm.evaluate", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m dlrm.evaluate", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run-dir", "--run", dest="run", type=Path, required=True, metavar="DIR",
                         help="run folder of dlrm.train")
     parser.add_argument("--data", metavar="TABLE", help="feature table (default: the run's)")

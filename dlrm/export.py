@@ -16,6 +16,7 @@ from typing import Any
 
 from dlrm.config import Config, ConfigError
 from dlrm.meta import CheckpointError, latest
+from etl.names import Parser
 from etl.program import run, say
 from etl.table import FeatureTable, TableError
 
@@ -28,8 +29,8 @@ NOT_EXPORTED = {
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m dlrm.export", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m dlrm.export", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
     parser.add_argument("--out", type=Path, help="folder to write into (default: RUN/export)")
     parser.add_argument("--compile", action="store_true", help="also to machine code")

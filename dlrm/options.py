@@ -25,6 +25,7 @@ from dlrm.config import (
     OptimConfig,
 )
 from dlrm.meta import Meta
+from etl.names import Parser
 from etl.table import FeatureTable
 from ingest import wishes
 from ingest.knobs import parse_bytes
@@ -51,11 +52,11 @@ class Plan:
     """From the one to the other."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """Complains by an exception, so that one rank alone reports it."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see --help)")
+        raise ConfigError(f"{self.explained(message)} (see --help)")
 
 
 def parse(argv: list[str], description: str | None) -> argparse.Namespace:

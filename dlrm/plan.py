@@ -13,6 +13,7 @@ from dlrm.placement import KINDS, place
 from dlrm.places import DTYPES, STATES, DoesNotFit, Placement, PlacementError, Storage, gb
 from dlrm.sharding import asked, describe
 from dlrm.use import spread_out
+from etl.names import Parser
 from etl.program import UsageError, run, say
 from etl.table import FeatureTable, TableError
 
@@ -32,8 +33,8 @@ not fit ends with 2.
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="python -m dlrm.plan", description=__doc__, epilog=_EXAMPLES,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(prog="python -m dlrm.plan", description=__doc__, epilog=_EXAMPLES,
+               formatter_class=argparse.RawDescriptionHelpFormatter)
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="TABLE", help="a feature table: its sparse columns are the tables")
     what.add_argument("--rows", metavar="N,…", help="rows of each table")

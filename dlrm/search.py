@@ -28,6 +28,7 @@ from agent import charts
 from agent.runs import RunError, read_lines
 from dlrm.config import ConfigError
 from dlrm.space import DEFAULT, Space, words
+from etl.names import Parser
 from etl.program import UsageError, run, say
 
 _EVALS = 9
@@ -35,8 +36,8 @@ _EVALS = 9
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m dlrm.search", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m dlrm.search", description=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", metavar="TABLE", help="feature table")
     add("--out", type=Path, metavar="DIR", help="folder of the search")

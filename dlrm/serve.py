@@ -32,14 +32,15 @@ from dlrm.config import ConfigError
 from dlrm.limits import Limits
 from dlrm.narrow import KINDS
 from etl.hold import Hold
+from etl.names import Parser
 from etl.program import UsageError, run, say
 from ingest.knobs import format_bytes, parse_bytes
 
 
 def parser() -> argparse.ArgumentParser:
     of = Limits()
-    described = argparse.ArgumentParser(prog="python -m dlrm.serve", description=__doc__,
-                                        formatter_class=argparse.RawDescriptionHelpFormatter)
+    described = Parser(prog="python -m dlrm.serve", description=__doc__,
+                       formatter_class=argparse.RawDescriptionHelpFormatter)
     add = described.add_argument
     add("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
     add("--host", default="127.0.0.1", help="address to listen on; with 0.0.0.0 other machines reach it, too, and "

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from etl.names import Parser
 from etl.program import UsageError, run, say
 from etl.rawlog import FORMATS, synthesize
 from etl.shapes import SHAPES, synthesize_shape
@@ -18,7 +19,7 @@ from etl.vacuum import vacuum
 
 
 def parser() -> argparse.ArgumentParser:
-    described = argparse.ArgumentParser(
+    described = Parser(
         prog="python -m etl", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Synthetic raw logs, and a look at feature tables. (Tables are made by etl/job.py, with Spark.)",
         epilog="examples:\n  python -m etl synth --rows 1000000 --seed 1 --out logs/clicks.tsv\n"

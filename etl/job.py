@@ -40,7 +40,9 @@ def _own_standard_error() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    described = argparse.ArgumentParser(
+    from etl.names import Parser
+
+    described = Parser(
         prog="etl/job.py", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EXAMPLES,
         description="Makes a new version of a feature table from raw logs. It appears whole, or not at all: a job "
                     "that fails\nor is stopped leaves readers with the version they had.")

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 from collections.abc import Iterable
+from typing import NoReturn
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'clip'?)` or what there is to choose from: the tail of a message about a name."""
     known = list(known)
+    return _meant(name, known) or f" (known: {', '.join(sorted(known)) or 'none'})"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f" (did you mean {close[0]!r}?)" if close else f" (known: {', '.join(sorted(known)) or 'none'})"
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, which tells of an option that there is not which one may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(self.explained(message))
+
+    def explained(self, message: str) -> str:
+        """argparse's message, in our words where an option is unknown."""
+        before, _, words = message.partition("unrecognized arguments: ")
+        unknown = [word.partition("=")[0] for word in words.split() if word.startswith("-")]
+        if before or not unknown:
+            return message
+        known = list(_options(self))
+        return "; ".join(f"no option {name!r}{_meant(name, known)}" for name in unknown)
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterable[str]:
+    """Those of its commands, too."""
+    for action in parser._actions:
+        yield from (name for name in action.option_strings if name.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _options(command)

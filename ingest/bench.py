@@ -16,6 +16,7 @@ from agent.controller import Controller
 from agent.occasions import occasions
 from agent.runs import Run, RunFolder
 from agent.words import line
+from etl.names import Parser
 from etl.program import UsageError, say
 from ingest import wishes
 from ingest.arguments import function_of, roles_of
@@ -134,7 +135,7 @@ class DecodeLimit:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ingest bench", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Loads a table as a trainer would and says how fast, beside how fast its reader decodes "
                     "(the limit). The last line of the output is one JSON object.")

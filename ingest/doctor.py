@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from etl.names import Parser
 from ingest import checkup
 from ingest.checkup import Finding
 from ingest.machine import Machine, cache_folder
@@ -26,7 +27,7 @@ _MARKS = {True: "✓", False: "✗", None: "–"}
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     """Prints a table for people and one JSON line; ends with 1 if something is not well."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ingest doctor", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's "
                     "checksums and store. Exit code: 0 all is well, 1 something is not.")

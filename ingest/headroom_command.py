@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from agent.keeping import KNOBS
+from etl.names import Parser
 from etl.program import UsageError, say
 from ingest.arguments import function_of, roles_of
 from ingest.headroom import measure
@@ -22,7 +24,7 @@ examples:
 
 
 def main(argv: list[str]) -> Mapping[str, Any]:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m ingest headroom", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Times the consumer alone on cached batches, loading alone (files in memory, and not), and both "
                     "together; says which of them holds the other up, and what one more worker would bring.")
@@ -32,7 +34,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     add("--seconds", type=float, default=3.0, help="of each of seven measurements (default %(default)s)")
     add("--split", default="train", help="which part of the table (default %(default)s)")
     add("--roles", metavar="ROLE=NAME,…;…", help="of the columns of plain Parquet (default: guessed, and printed)")
-    add("--knobs", default="", metavar="K=V,…", help="for instance read=4")
+    add("--knobs", default="", metavar="NAME=N,…", help=f"where the knobs start: {KNOBS}")
     add("--step-ms", type=float, default=0.0, help="how long the consumer takes for a batch (default %(default)s)")
     add("--step", metavar="MODULE:FUNCTION", help="the consumer itself: a function of a batch")
     arguments = parser.parse_args(argv)

@@ -15,6 +15,7 @@ from typing import Any
 from etl.names import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
 BACKENDS = ("thread", "process")
+_SIZES = ("read_ahead_bytes", "prefetch_bytes")
 MAX_WORKERS = 4096
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -65,7 +66,7 @@ class Knobs:
         for stage, backend in self.backend.items():
             if backend not in BACKENDS:
                 raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), BACKENDS)}")
-        for name in ("read_ahead_bytes", "prefetch_bytes"):
+        for name in _SIZES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise KnobError(f"{name}: {value!r} is not a positive number of bytes")
@@ -86,7 +87,7 @@ class Knobs:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Knobs:
-        known = ("workers", "backend", "read_ahead_bytes", "prefetch_bytes")
+        known = ("workers", "backend", *_SIZES)
         for key in values:
             if key not in known:
                 raise KnobError(f"unknown knob {key!r}{nearest(key, known)}")
@@ -99,13 +100,15 @@ class Knobs:
             name, sign, value = (p.strip() for p in part.partition("="))
             if not sign:
                 raise KnobError(f"{part!r} has no '='; write for instance read=4")
-            if name in ("read_ahead_bytes", "prefetch_bytes"):
+            if name in _SIZES:
                 sizes[name] = parse_bytes(value)
             elif name.endswith(".backend"):
                 backend[name.removesuffix(".backend")] = value
             elif re.fullmatch(r"\d+", value):
                 workers[name] = int(value)
             else:
+                if name not in workers:
+                    raise KnobError(f"no knob {name!r}{nearest(name, (*workers, *_SIZES))}")
                 raise KnobError(f"{part!r}: {value!r} is not a number of workers")
         return replace(self, workers=workers, backend=backend, **sizes)
 
@@ -148,7 +151,7 @@ class Limits:
         for stage, count in knobs.workers.items():
             low, high = self.workers.get(stage, (0, 0))
             if not high:
-                raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
+                raise KnobError(f"no stage {stage!r}{nearest(stage, (*self.workers, *_SIZES))}")
             if not low <= count <= high:
                 raise KnobError(f"workers of {stage!r}: {count} is outside {low} to {high}")
         for stage, backend in knobs.backend.items():
@@ -156,7 +159,7 @@ class Limits:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
             if backend not in self.backends_of(stage):
                 raise KnobError(f"backend of {stage!r}: {backend!r} is not among {self.backends_of(stage)}")
-        for name in ("read_ahead_bytes", "prefetch_bytes"):
+        for name in _SIZES:
             low, high = getattr(self, name)
             if not low <= getattr(knobs, name) <= high:
                 raise KnobError(f"{name}: {getattr(knobs, name)} is outside {low} to {high}")
@@ -166,5 +169,5 @@ class Limits:
         workers = {s: min(max(knobs.workers.get(s, low), low), high) for s, (low, high) in self.workers.items()}
         backend = {s: b for s, b in knobs.backend.items() if s in self.workers and b in self.backends_of(s)}
         sizes = {n: min(max(getattr(knobs, n), getattr(self, n)[0]), getattr(self, n)[1])
-                 for n in ("read_ahead_bytes", "prefetch_bytes")}
+                 for n in _SIZES}
         return Knobs(workers=workers, backend=backend, **sizes)

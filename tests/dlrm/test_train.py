@@ -261,7 +261,7 @@ def test_an_interrupt_ends_all_ranks(folder):
     (["--table-optimiser", "adam"], "'adam' has no kernel for a CPU"),
     (["--lr", -1], "lr: -1.0 is not a positive number"),
     (["--sharding", "rows"], "'rows' is none of auto"),
-    (["--nonsense"], "unrecognized arguments: --nonsense"),
+    (["--epoch", 2, "--batch-siez=2"], "no option '--batch-siez' .did you mean '--batch-size'"),
     (["--run-dir", "{}/two"], "is not empty"),
 ])
 def test_check_refuses_with_one_message_before_anything_starts(folder, capsys, monkeypatch, words, message):

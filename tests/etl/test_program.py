@@ -1,5 +1,6 @@
 """How programs end: seen from outside, as a shell sees it."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -28,6 +29,22 @@ def test_exit_codes_and_messages(body, code, error, repo):
         assert json.loads(result.stdout.splitlines()[-1]) == {"rows": 3}
     else:
         assert result.stdout == ""
+
+
+@pytest.mark.parametrize(("program", "words", "meant"), [
+    ("ingest.__main__", "bench t --tunning auto", "tuning"), ("ingest.__main__", "headroom t --secnods 2", "seconds"),
+    ("ingest.__main__", "doctor --jsno", "json"), ("agent.__main__", "evaluate --polcy auto", "policy"),
+    ("agent.__main__", "explain run --hlep", "help"), ("agent.__main__", "train --sede 1", "seed"),
+    ("dlrm.train", "--run-dir r --dta t", "data"), ("dlrm.serve", "run --prot 1", "port"),
+    ("dlrm.search", "--dtaa t", "data"), ("dlrm.plan", "--rows 9 --wdith 8", "width"),
+    ("dlrm.export", "run --uot x", "out"), ("dlrm.evaluate", "--run-dir r --slpit test", "split"),
+    ("etl.__main__", "show table --htlm x", "html"),
+    ("etl.job", "--spec s --input i --output o --moed x", "mode")])
+def test_every_program_says_which_option_may_have_been_meant(program, words, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(program).main(words.split())
+    assert ended.value.code == 2
+    assert f"(did you mean '--{meant}'?)" in capsys.readouterr().err
 
 
 def test_numbers_of_numpy_become_json(repo):
