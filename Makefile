@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 .PHONY: help setup demo test test-petastorm check bench bench-peers race dist clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
 
 setup:  ## make .venv from the locks and check Java (instant when nothing changed)
 	@bash .ci/setup

@@ -46,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("table", metavar="TABLE", help="the table's folder or URI")
         command.add_argument("--version", type=int, help="an older version (default: the newest)")
     commands.choices["show"].add_argument("--html", type=Path, metavar="FILE", help="also draw it, in one file")
+    commands.choices["show"].add_argument("--json", action="store_true",
+                                          help="end with the JSON object on a terminal, too, as into a pipe or file")
     clean = commands.add_parser(
         "vacuum", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         help="remove the files that no kept or pinned version needs",
@@ -63,7 +65,7 @@ def _positive(text: str) -> int:
     return number
 
 
-def main(argv: list[str]) -> dict[str, Any]:
+def main(argv: list[str]) -> dict[str, Any] | None:
     args = parser().parse_args(argv)
     if args.command == "synth":
         return _synth(args)
@@ -74,6 +76,8 @@ def main(argv: list[str]) -> dict[str, Any]:
         say(describe_table(table))
         if args.html is not None:
             args.html.write_text(draw_table(table), "utf-8")
+        if sys.stdout.isatty() and not args.json:
+            return None  # a person has read it all
         fields = [{"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality} for f in table.fields]
         return {"version": table.version, "rows": table.rows, "splits": {s: table.rows_of(s) for s in table.splits},
                 "drift": dict(table.record.drift) if table.records else {},

@@ -87,6 +87,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     from etl.explain import explain
     from etl.failure import clearly
     from etl.progress import Progress
+    from etl.raw import check_paths
     from etl.session import open_session
     from etl.show import aligned
     from etl.spec import Spec
@@ -101,6 +102,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         for line in lines:
             progress.say(line)
         return about
+    check_paths(job.inputs)
     with progress.stage("starting Spark"):
         spark = open_session("sluice-etl")
     try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +28,17 @@ SPARK_TYPES = {"int": "bigint", "float": "double", "text": "string", "texts": "a
                "floats": "array<double>"}
 _SAFE = {"int": ("tinyint", "smallint", "int", "bigint"), "text": ("string",),
          "float": ("tinyint", "smallint", "int", "bigint", "float", "double")}
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """Refuses a local path or glob that matches nothing, before Spark starts. What only Spark knows is left to it:
+    other stores, alternatives in braces, and paths without a scheme where Hadoop's settings may give them one."""
+    elsewhere = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
+    for path in paths:
+        local = re.sub("^file:(//)?", "", path)
+        known = local != path or ("://" not in path and not elsewhere)
+        if known and "{" not in local and next(glob.iglob(local), None) is None:
+            raise InputError(f"{path}: matches no file")
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--split", default="train", help="which part of the table (default %(default)s)")
     add("--reader", choices=READERS, default="petastorm", help="who decodes (default %(default)s)")
     add("--tuning", default="fixed", metavar="POLICY",
-        help="who turns the knobs: " + ", ".join(sorted(policies.POLICIES)) + " (default %(default)s)")
+        help="who turns the knobs: " + ", ".join(sorted(policies.POLICIES)) + " (default %(default)s, as a setting is "
+        "measured unless more is asked for; training has auto)")
     add("--udf", action="append", default=[], metavar="MODULE:FUNCTION",
         help="a transform: a function over a dict of numpy arrays, a stage of its own, which can also run in "
         "processes (--knobs NAME.backend=process); may be given again")

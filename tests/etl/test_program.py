@@ -4,9 +4,11 @@ import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = "from etl.program import UsageError, run, say\n"
 
 
@@ -45,6 +47,29 @@ def test_every_program_says_which_option_may_have_been_meant(program, words, mea
         importlib.import_module(program).main(words.split())
     assert ended.value.code == 2
     assert f"(did you mean '--{meant}'?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("path", "environment", "refused"), [
+    ("{}/no-such-*.tsv", {}, True), ("file://{}/no-such", {}, True), ("{}/here-*", {}, False),
+    ("{}/no-{{such,other}}", {}, False), ("s3://bucket/no-such", {}, False),
+    ("{}/no-such", {"HADOOP_CONF_DIR": "/etc/hadoop"}, False)])
+def test_local_input_that_is_missing_is_refused_before_spark_starts(tmp_path, monkeypatch, path, environment, refused):
+    from etl.job import main
+    from etl.raw import InputError
+
+    class Started(Exception):
+        pass
+
+    def start(_name):
+        raise Started
+
+    monkeypatch.setattr("etl.session.open_session", start)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "here-1").touch()
+    path = path.format(tmp_path)
+    with pytest.raises(InputError if refused else Started, match="matches no file" if refused else None):
+        main(["--spec", str(ROOT / "features" / "criteo.toml"), "--input", path, "--output", str(tmp_path / "t")])
 
 
 def test_numbers_of_numpy_become_json(repo):

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from etl.__main__ import main
 from etl.commit import Base, CommitConflict, publish
 from etl.pins import Pin
 from etl.shards import CommitError
@@ -255,6 +256,13 @@ def test_a_table_is_shown_as_text_and_drawn(table):
     assert drawn.startswith("<!doctype html>")
     assert drawn.count("<svg") == len(table.fields)
     assert "http" not in drawn
+
+
+def test_a_terminal_gets_the_json_line_of_show_only_if_it_asks(table, capsys, monkeypatch):
+    for terminal, words, ends_with_json in ((True, [], False), (True, ["--json"], True), (False, [], True)):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        assert (main(["show", table.uri, *words]) is not None) == ends_with_json
+        assert "rate 0." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("there", [True, False])
