@@ -179,6 +179,8 @@ def resumed(stored: dict[str, Any], said: dict[str, Any], **known: Any) -> Confi
     if "compress" in said:  # what `spread_out` chose when the run began holds beside what is said again
         chosen = {name: kind for name, kind in before.model.compress.items() if kind == "spread"}
         said = {**said, "compress": {**chosen, **said["compress"]}}
+    if said.get("follow", before.follow):  # a version that was said is where the run began
+        said = {name: value for name, value in said.items() if name != "version"}
     now = replace(before, **_nested(said, model=before.model, optim=before.optim,
                                     conditions=replace(before.conditions, inject="")), **known)
     for name in _FIXED:

@@ -48,6 +48,13 @@ def test_the_same_words_on_a_resumed_run_keep_what_was_chosen_for_the_other_tabl
     assert options.resumed(begun.to_dict(), said(*words)) == begun
 
 
+def test_the_version_that_a_run_began_with_does_not_take_one_that_follows_back():
+    words = ("--data", "t", "--version", "2")
+    for follow, stands in (((), 2), (("--follow",), 5)):
+        config = options.fresh(said(*words, *follow))
+        assert options.resumed(replace(config, version=5).to_dict(), said(*words, *follow)).version == stands
+
+
 @pytest.mark.parametrize(("words", "message"), [
     (("--seed", "1"), "seed was 0 and cannot become 1"), (("--batch-size", "64"), "batch_size was"),
     (("--over-layers", "3"), "model was"), (("--dense-optimiser", "{other}"), "the dense optimiser was")])
