@@ -29,11 +29,11 @@ class Journal:
         self._step = 0
 
     @classmethod
-    def of(cls, path: Path, config: Config, steps: int, *, resume: bool) -> Journal:
-        """For a run of `steps` in a new folder, or, with `resume`, in the one there is."""
+    def of(cls, path: Path, config: Config, *, resume: bool) -> Journal:
+        """For a run in a new folder, or, with `resume`, in the one there is."""
         folder = RunFolder.create(path, {"kind": "train", **config.to_dict()}, resume=resume)
         mllog = MlLog(open(path / "mllog.txt", "a"), time.time) if config.mllog else None  # noqa: SIM115
-        return cls(folder, Progress(steps), mllog)
+        return cls(folder, Progress(), mllog)
 
     def __enter__(self) -> Journal:
         return self
@@ -43,6 +43,10 @@ class Journal:
         if self.mllog is not None:
             self.mllog.close()
         self.folder.close()
+
+    def expect(self, steps: int) -> None:
+        """How many the run has in all. Others, once it takes up another version of its table."""
+        self._progress.steps = steps
 
     def tell(self, other: Callable[[Mapping[str, Any]], None]) -> None:
         """Who gets every event and metric besides."""
@@ -86,6 +90,8 @@ class Silence:
 
     def __init__(self) -> None:
         self._told: Callable[[Mapping[str, Any]], None] = _nothing
+
+    def expect(self, steps: int) -> None: ...
 
     def tell(self, other: Callable[[Mapping[str, Any]], None]) -> None:
         self._told = other

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dlrm.journal import Journal, Silence
     from dlrm.world import World
 
+_FALLS = 0.002  # of AUC, within an epoch; less is noise
+
 
 class Judge:
     """Evaluates splits of a table; called by all ranks together."""
@@ -28,6 +30,8 @@ class Judge:
         self._config, self._table, self._parts, self._world = config, table, parts, world
         self._journal, self._checkpoints = journal, checkpoints
         self._steps_per_epoch, self._gate = steps_per_epoch, gate
+        self._aucs: dict[int, float] = {}
+        """Step → AUC on the validation split."""
 
     def measure(self, split: str, meta: Meta) -> Findings:
         """Over a whole split; `Stopped` if the ranks are asked to stop meanwhile."""
@@ -61,11 +65,16 @@ class Judge:
         warning = stuck(found.evidence(meta.step, columns, self._config.optim.lr),
                         after=self._config.stuck_after)
         if warning:
-            self._journal.event({"kind": "warning", "step": meta.step, "text": warning})
-            self._journal.say(f"warning: {warning}")
+            self._warn(meta, warning)
         auc = found.quality.auc
         if auc is None:
             return False
+        before = self._aucs.get(meta.step - self._steps_per_epoch)
+        if before is not None and auc < before - _FALLS:
+            self._warn(meta, f"validation AUC fell from {before:.5f} to {auc:.5f} in an epoch: the same rows once more "
+                             "are learned by heart; take fewer --epochs, a --stop-auc, or more data (`python -m "
+                             "dlrm.evaluate --best` takes the best checkpoint)")
+        self._aucs[meta.step] = auc
         self._checkpoints.wait()
         folder = self._checkpoints.folder
         so_far = best(folder)
@@ -76,3 +85,7 @@ class Judge:
             self._journal.event({"kind": "reached", "step": meta.step, "auc": auc})
             self._journal.say(f"AUC {auc:.5f} is the {self._config.stop_auc} that was asked for: done")
         return reached
+
+    def _warn(self, meta: Meta, text: str) -> None:
+        self._journal.event({"kind": "warning", "step": meta.step, "text": text})
+        self._journal.say(f"warning: {text}")

@@ -58,6 +58,11 @@ class Meta:
         return replace(Meta.of(table, config), step=self.step, epoch=self.epoch, rows=self.rows, since=self.step,
                        knobs=self.knobs)
 
+    def steps_in_all(self, steps: int, epochs: int) -> int:
+        """Of a run that goes on from here up to so many epochs, if one has so many steps from here on."""
+        into = self.loader.get("step", 0)  # the epoch that is under way
+        return int(self.step - into + steps * (epochs - self.epoch))
+
     def check(self, table: FeatureTable, *, same_version: bool = True) -> None:
         """Raises CheckpointError with every difference to the table that is to be read."""
         now = _shape(table)

@@ -13,8 +13,9 @@ _PLAIN_EVERY_S = 10.0
 class Progress:
     """Gets the run's metrics and turns them into lines on standard error."""
 
-    def __init__(self, steps: int, *, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._steps = steps
+    def __init__(self, *, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps = 0
+        """Of the run in all, as far as is known."""
         self._out = sys.stderr if out is None else out
         self._clock = clock
         self._live = self._out.isatty()
@@ -26,7 +27,7 @@ class Progress:
         if metric.get("kind") != "train" or (not self._live and self._clock() < self._next):
             return
         self._next = self._clock() + _PLAIN_EVERY_S
-        text = (f"step {metric['step']:,} of {self._steps:,}  loss {metric['loss']:.4f}  "
+        text = (f"step {metric['step']:,} of {self.steps:,}  loss {metric['loss']:.4f}  "
                 f"{metric['samples_per_s']:,.0f} samples/s  waiting for input {metric['stall']:.1%}")
         self._out.write(f"\r\033[K{text}" if self._live else f"{text}\n")
         self._open = self._live

@@ -195,9 +195,10 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
         watch.workers = loader.stacks
         steps = len(loader)
         if not journals:
-            journals.append(whole.enter_context(Journal.of(
-                plan.run, plan.config, steps * config.epochs, resume=plan.go_on)) if here.first else Silence())
+            journals.append(whole.enter_context(Journal.of(plan.run, plan.config, resume=plan.go_on))
+                            if here.first else Silence())
         journal = journals[0]
+        journal.expect(plan.meta.steps_in_all(steps, config.epochs))
         journal.tell(endpoint.observe)
         endpoint.reads(loader.snapshot, table.version)
         stack.callback(endpoint.reads, None, table.version)
@@ -223,8 +224,9 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
             journal.event({"kind": "follow", "step": plan.meta.step, "epoch": plan.meta.epoch,
                            "seconds": round(time.perf_counter() - began, 3), **plan.changes.to_dict(), **now.to_dict()})
         else:
-            journal.event({"kind": "start", "ranks": here.ranks, "steps": steps * config.epochs,
-                           "resumed_at": plan.meta.step, "data": table.uri, "version": table.version, **now.to_dict()})
+            journal.event({"kind": "start", "ranks": here.ranks,
+                           "steps": plan.meta.steps_in_all(steps, config.epochs), "resumed_at": plan.meta.step,
+                           "data": table.uri, "version": table.version, **now.to_dict()})
         saved = checkpoint.Checkpoints(plan.run / "checkpoints", parts, here, keep=config.keep, record=journal.event)
         stack.callback(saved.close)
         gate = Gate(here, watch.stop.is_set, time.perf_counter)

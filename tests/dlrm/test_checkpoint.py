@@ -112,3 +112,10 @@ def test_other_software_is_told():
     assert text is not None
     assert text.startswith("the checkpoint was written with torch 1.0 (here 2.")
     assert Meta(config={}, version=0, fingerprint={}, columns={}, dense=()).other_software() is None
+
+
+@pytest.mark.parametrize(("step", "loader", "steps", "in_all"), [
+    (14, {"epoch": 2, "step": 0}, 7, 21), (20, {"epoch": 2, "step": 6}, 7, 21),  # on the version it was saved on
+    (14, {}, 11, 25)])  # a larger one was taken up
+def test_a_run_has_the_steps_it_made_and_those_of_the_epochs_left(step, loader, steps, in_all):
+    assert replace(META, step=step, epoch=2, loader=loader).steps_in_all(steps, 3) == in_all

@@ -168,6 +168,17 @@ def test_a_model_at_chance_is_a_warning_with_likely_causes(judged):
     assert "column 'd1' reaches 2000" in lines.events[0]["text"]
 
 
+def test_a_score_that_falls_from_an_epoch_to_the_next_is_a_warning(judged):
+    """Each evaluation is held against the one at the same place of the epoch before."""
+    make, lines, shown, _ = judged
+    judge = make()
+    for step, sense in ((10, 1.0), (20, 0.6), (30, 1.0), (40, 0.45)):
+        shown["sense"] = sense
+        judge.good_enough(replace(META, step=step))
+    assert [(e["kind"], e["step"]) for e in lines.events] == [("warning", 40)]
+    assert lines.said[-1].startswith("warning: validation AUC fell from 0.")
+
+
 def test_slices_are_written_down(judged):
     make, lines, *_ = judged
     make(slices=("few",)).measure("test", META)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -289,6 +290,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert "C1" in followed[0]["grown"]
     assert (found["version"], found["epochs"]) == (2, meta.epoch + 3)
     assert "dense column 'I2' is gone" in process.stderr
+    assert re.findall(r"step \d+ of (\d+)", process.stderr)[-1] == str(found["steps"])
     assert set(found["plan"]) == {"C1", "C5", "C14", "tags"}
     last = latest(folder / "run" / "checkpoints")[1]
     assert (last.version, last.dense) == (2, ("number", "I1", "I5"))
