@@ -89,6 +89,8 @@ class Keeping:
                          schema=" ".join([loader.layout, *loader.knobs.workers]),
                          operators={chain: chains.count(chain) for chain in dict.fromkeys(chains)})
         self._best = Best()
+        self.learned: Mapping[str, Any] | None = None
+        """What a policy knew of these stages at the end of an earlier run; None if nothing is known."""
 
     def begin(self) -> bool:
         """The loader gets the knobs to start with; whether the registry had some. Raises KnobError, too, for a file of
@@ -100,6 +102,7 @@ class Keeping:
         if known is not None:
             self._say(f"from the registry, where {known.rows_per_s:,.0f} rows/s are expected: {known.knobs}")
             loader.apply(known.knobs)
+            self.learned = known.learned
         loader.apply(knobs_file.load(knobs, loader.limits) if knobs_file.is_file_name(knobs)
                      else loader.knobs.parse(knobs))
         return known is not None
@@ -121,9 +124,10 @@ class Keeping:
 
         return tell
 
-    def end(self, *, policy: str, record: Callable[[dict[str, Any]], None] | None) -> None:
+    def end(self, *, policy: str, record: Callable[[dict[str, Any]], None] | None,
+            learned: Mapping[str, Any] | None = None) -> None:
         """Writes what was asked for. A run too short to compare choices keeps the last one. `record` gets what the
-        table's operators cost."""
+        table's operators cost; `learned` is what the policy knows by now."""
         costs, others = self._loader.operators.costs(), self._loader.operators.others()
         if record is not None and (costs or others):
             record({"kind": "operators", "loader": costs, "etl": others, "row_bytes": self._loader.stored_bytes})
@@ -136,7 +140,7 @@ class Keeping:
             stages = {s.name: s.busy_s / s.rows for s in last.stages if s.rows and s.busy_s > 0}
             operators = {c["operators"]: c["cpu_s"] for c in costs if c["cpu_s"] > 0}
             self._registry.remember(Entry(here=self.here, knobs=knobs, rows_per_s=rows_per_s, stages=stages,
-                                          operators=operators))
+                                          operators=operators, learned=learned))
         if self._wanted.save_knobs:
             knobs_file.save(self._wanted.save_knobs, knobs, notes=[f"{rows_per_s:,.0f} rows/s with {policy}"])
 

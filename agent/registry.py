@@ -21,7 +21,7 @@ from typing import Any
 from ingest.knobs import Knobs, Limits
 from ingest.machine import Machine, cache_folder
 
-FORMAT = 2
+FORMAT = 3
 ONLINE = "online"
 """How the name of the stage begins that applies a table's operators."""
 _SUFFIX = ".sluice.json"
@@ -56,6 +56,8 @@ class Entry:
     """Stage → useful seconds a row."""
     operators: Mapping[str, float] = field(default_factory=dict)
     """Operators left to the loader → processor seconds a value."""
+    learned: Mapping[str, Any] | None = None
+    """What the policy knew of the stages, as it tells it; None where that was elsewhere, or nothing."""
 
     def __post_init__(self) -> None:
         _positive("rows_per_s", self.rows_per_s)
@@ -70,7 +72,7 @@ class Entry:
         dearer = {name: self._dearer(here) if name.startswith(ONLINE) else times for name in self.stages}
         whole = sum(self.stages[n] * dearer[n] for n in dearer) / sum(self.stages.values()) if dearer else times
         workers = {n: max(1, round(count * dearer.get(n, whole) / whole)) for n, count in self.knobs.workers.items()}
-        return replace(self, here=here, rows_per_s=self.rows_per_s / whole,
+        return replace(self, here=here, rows_per_s=self.rows_per_s / whole, learned=None,
                        knobs=replace(self.knobs, workers=workers, **sizes))
 
     def far(self, here: Here) -> float:
@@ -91,14 +93,16 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self.here), "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s,
-                "stages_s": dict(self.stages), "operators_s": dict(self.operators)}
+                "stages_s": dict(self.stages), "operators_s": dict(self.operators),
+                "learned": None if self.learned is None else dict(self.learned)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Entry:
         here = Here(machine=str(values["machine"]), schema=str(values["schema"]), row_bytes=values["row_bytes"],
                     operators=dict(values["operators"]))
         return cls(here=here, knobs=Knobs.from_dict(values["knobs"]), rows_per_s=values["rows_per_s"],
-                   stages=dict(values["stages_s"]), operators=dict(values["operators_s"]))
+                   stages=dict(values["stages_s"]), operators=dict(values["operators_s"]),
+                   learned=None if values["learned"] is None else dict(values["learned"]))
 
 
 class Registry:

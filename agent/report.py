@@ -19,6 +19,7 @@ from agent.words import count, percent, seconds
 from ingest.knobs import format_bytes
 
 _TEMPLATE = Path(__file__).with_name("report.html")
+_PARTS = ("tiles", "faults", "charts", "occasions", "decisions", "plan", "config")
 _HEADROOM = "headroom: what the trainer would take if it never waited"
 _OFF_SCALE = 3.0  # times the highest use: a limit farther away would flatten what is to be seen
 
@@ -36,13 +37,19 @@ def write(run_path: str | os.PathLike[str]) -> Path:
 def page(run: Run) -> str:
     found, story, happened = outcome(run), changes(run), occasions(run)
     first, *rest = sentences(run)
-    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=escape(f"{run.path.resolve().name} · Sluice"), name=escape(str(run.path.resolve().name)),
-        verdict=escape(first), rest=escape(" ".join(rest)), tiles=_tiles(found), faults=_faults(found),
+    name = run.path.resolve().name
+    return filled(
+        title=name, name=name, verdict=first, rest=" ".join(rest), tiles=_tiles(found), faults=_faults(found),
         charts=_charts(run, story, happened, found.seconds), occasions=_occasions(happened),
-        decisions=_decisions(story), plan=_plan(run) + ladder.section(run),
-        config=_config(run),
-        footer=escape(f"{len(run.events)} events and {len(run.metrics)} measurements over {seconds(found.seconds)}."))
+        decisions=_decisions(story), plan=_plan(run) + ladder.section(run), config=_config(run),
+        footer=f"{len(run.events)} events and {len(run.metrics)} measurements over {seconds(found.seconds)}.")
+
+
+def filled(*, title: str, name: str, verdict: str, rest: str, footer: str, **parts: str) -> str:
+    """The template with these texts, and with those of its `parts` that there are, which are HTML."""
+    texts = {"title": f"{title} · Sluice", "name": name, "verdict": verdict, "rest": rest, "footer": footer}
+    return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
+        {**dict.fromkeys(_PARTS, ""), **parts}, **{key: escape(text) for key, text in texts.items()})
 
 
 def _tiles(found: Outcome) -> str:

@@ -52,8 +52,8 @@ def parts_of(config: Config, layout: Layout, dense_columns: int, placement: Plac
 def tuned(config: Config, loader: Loader, world: World, kept: Keeping, *, record: Callable[[Mapping[str, Any]], None],
           observe: Callable[[Mapping[str, Any]], None], agent: Mapping[str, Any]) -> Iterator[Controller | None]:
     """The loader under its host's agent, for as long as the context lasts; what that came to is kept. `agent` is what
-    a checkpoint has of it, which counts where the place is the same. It runs beside local rank 0; other ranks get None.
-    """
+    a checkpoint has of it, which counts where the place is the same; elsewhere it is what the registry has. It runs
+    beside local rank 0; other ranks get None."""
     hosts = world.gather_objects(str(world.host))
     host = str(world.host)
     member = HostMember(world.store.clone(), host, world.local_rank, loader)
@@ -67,9 +67,9 @@ def tuned(config: Config, loader: Loader, world: World, kept: Keeping, *, record
     same = all(agent.get(name) == value for name, value in _place(kept).items())
     with (kept.sharing(ranks) as tunable,
           Controller(tunable, policy, record=kept.told(record), observe=kept.told(observe),
-                     learned=agent["learned"] if same else None) as controller, member):
+                     learned=agent["learned"] if same else kept.learned) as controller, member):
         yield controller
-    kept.end(policy=policy.name, record=record)
+    kept.end(policy=policy.name, record=record, learned=controller.learned())
 
 
 def agent_of(controller: Controller | None, kept: Keeping) -> dict[str, Any]:

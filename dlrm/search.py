@@ -21,10 +21,9 @@ import time
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from agent import charts
+from agent import report
 from agent.runs import RunError, read_lines
 from dlrm.config import ConfigError
 from dlrm.space import DEFAULT, Space, words
@@ -131,15 +130,13 @@ def _page(folder: Path, found: Any) -> Path:
     rows = "".join(f"<tr><td>{one.number}</td><td>{one.auc:.5f}</td><td>{one.seconds:.1f} s</td><td>"
                    f"{escape(' '.join(words(one.settings)))}</td></tr>" for one in best)
     table = f"<table><tr><th>trial</th><th>AUC</th><th>time</th><th>settings</th></tr>{rows}</table>"
-    template = Path(charts.__file__).with_name("report.html").read_text(encoding="utf-8")
     given_up = sum(one.state == "pruned" for one in found)
     page = folder / "search.html"
-    page.write_text(Template(template).substitute(
-        title="Search · Sluice", name=escape(folder.resolve().name),
-        verdict=escape(f"{len(found)} trials, AUC up to {best[-1].auc:.5f}" if best else f"{len(found)} trials"),
-        rest=escape(f"{given_up} were given up early."), tiles="", faults="", charts=picture(found),
-        occasions="", decisions=table, plan="", config="",
-        footer=escape(f"{sum(one.seconds for one in found):.0f} seconds of trials.")), encoding="utf-8")
+    page.write_text(report.filled(
+        title="Search", name=folder.resolve().name,
+        verdict=f"{len(found)} trials, AUC up to {best[-1].auc:.5f}" if best else f"{len(found)} trials",
+        rest=f"{given_up} were given up early.", charts=picture(found), decisions=table,
+        footer=f"{sum(one.seconds for one in found):.0f} seconds of trials."), encoding="utf-8")
     return page
 
 

@@ -223,12 +223,12 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         peak = stack.enter_context(Peak(loader.memory_used))
         tuned = stack.enter_context(kept.sharing(loader))
         controller = stack.enter_context(Controller(tuned, policy, record=kept.told(record),
-                                                    observe=kept.told(observe)))
+                                                    observe=kept.told(observe), learned=kept.learned))
         with on_signal(loader.stacks), around.around(loader, record):
             found = consume(loader, arguments.seconds, step)
         controller.stop()
         knobs, settled = loader.knobs, found.rows_per_s(_SETTLED) or found.rows_per_s()
-        kept.end(policy=policy.name, record=run.event if run is not None else None)
+        kept.end(policy=policy.name, record=run.event if run is not None else None, learned=controller.learned())
         loader.close()
         limit.measure()
         outcome = {"rows_per_s": round(found.rows_per_s()), "rows_per_s_settled": round(settled),

@@ -67,7 +67,7 @@ def _ended(tmp_path, **wanted):
     known = kept.begin()
     loader.advance(5.0)
     events = []
-    kept.end(policy="planner", record=events.append)
+    kept.end(policy="planner", record=events.append, learned={"services": {"read": len(events)}})
     assert [e["kind"] for e in events] == ["operators"]
     return loader, known, said
 
@@ -84,6 +84,20 @@ def test_a_run_leaves_its_choice_for_the_next_and_in_a_file(tmp_path):
     assert said[0].startswith("from the registry, where")
     third, _, _ = _ended(tmp_path, knobs=str(file))
     assert third.knobs.workers["read"] == 3
+
+
+def test_what_a_policy_knew_of_the_stages_is_there_for_the_next_run_of_the_same_schema(tmp_path):
+    def begun(layout="abc"):
+        loader = _loader()
+        loader.layout = layout
+        kept = Keeping(loader, Wanted(registry=str(tmp_path / "registry")), say=print)
+        kept.begin()
+        return kept.learned
+
+    assert begun() is None
+    _ended(tmp_path)
+    assert begun() == {"services": {"read": 0}}
+    assert begun("abd") is None  # its stages cost what they cost
 
 
 def test_a_registry_that_cannot_be_written_is_one_line_and_the_run_goes_on(tmp_path):

@@ -25,7 +25,8 @@ LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(
 def _entry(schema="clicks", row_bytes=160.0, machine="here", read=8):
     knobs = Knobs(workers={"read": read, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB)
     return Entry(here=_here(schema, row_bytes, machine), knobs=knobs, rows_per_s=1e6,
-                 stages={"read": 1e-6, "collate": 1e-7}, operators={"log": 1e-8})
+                 stages={"read": 1e-6, "collate": 1e-7}, operators={"log": 1e-8},
+                 learned={"services": {"read": {"points": []}}})
 
 
 def _here(schema="clicks", row_bytes=160.0, machine="here"):
@@ -56,6 +57,7 @@ def test_a_changed_schema_starts_from_the_nearest_scaled_by_bytes_a_row(registry
     registry.remember(_entry("narrow", 100, read=3))
     registry.remember(_entry("wide", 1000, read=20))
     found = registry.recall(_here("new", 500), LIMITS)
+    assert found.learned is None
     assert found.knobs.workers["read"] == 20
     assert found.knobs.read_ahead_bytes == 32 * MIB
     assert found.rows_per_s == 2e6
@@ -96,8 +98,8 @@ def test_what_no_longer_fits_is_brought_within_the_limits(registry):
 
 @pytest.mark.parametrize(("damage", "word"), [
     (lambda text: text[:40], "JSONDecodeError"),
-    (lambda text: text.replace('"format": 2', '"format": 3'), "format 3 is not 2"),
-    (lambda text: text.replace('"format": 2', '"format": 1'), "format 1 is not 2"),
+    (lambda text: text.replace('"format": 3', '"format": 4'), "format 4 is not 3"),
+    (lambda text: text.replace('"format": 3', '"format": 1'), "format 1 is not 3"),
     (lambda text: text.replace('"log": 1e-08', '"log": "dear"'), "not a positive number"),
     (lambda text: text.replace('"stages_s": {', '"stages_s": 7, "x": {'), "TypeError"),
     (lambda text: text.replace('"read": 8', '"read": 0'), "not a whole number"),

@@ -99,7 +99,7 @@ def test_the_front_is_what_nothing_beats_in_both():
 
 
 def test_a_space_that_cannot_be_is_refused(tmp_path):
-    for choices, text in (({"lrr": [1]}, "unrecognized arguments: --lrr"), ({"lr": []}, "'lr': write a list"),
+    for choices, text in (({"lrr": [1]}, "no option '--lrr' .did you mean '--lr'"), ({"lr": []}, "'lr': write a list"),
                           ({"lr": {"low": 2, "high": 1}}, "is no range"), ({}, "without a setting"),
                           ({"lr": {"low": 0, "high": 1, "log": True}}, "is no range"), ({"model": ["dlrmm"]}, "dlrmm")):
         with pytest.raises(ConfigError, match=text):
