@@ -17,12 +17,14 @@ def advice(run: Run) -> list[str]:
     verdicts = run.of("verdict")
     if not verdicts:
         return []
-    details = verdicts[-1].get("details") or {}
-    return [f"At the end: {verdicts[-1].get('text') or 'nothing was said'}.", *_cases(details.get("what_if") or {}),
+    details, text = verdicts[-1].get("details") or {}, verdicts[-1].get("text") or "nothing was said"
+    proposed = any((proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal"))
+    return [f"At the end: {text}.", *_cases(details.get("what_if") or {}, proposed),
             *placement(run), *_models(details.get("stages") or {}), *_prediction(run)]
 
 
-def _cases(cases: Mapping[str, Any]) -> list[str]:
+def _cases(cases: Mapping[str, Any], proposed: bool) -> list[str]:
+    """Beside what is in force; or `proposed` alone, and then that says how many rows are expected."""
     now = (cases.get("as it is") or {}).get("rows_per_s")
     if not now:
         return []
@@ -31,7 +33,8 @@ def _cases(cases: Mapping[str, Any]) -> list[str]:
         times = case["rows_per_s"] / now
         if name != "as it is":
             brings = "the same" if abs(times - 1) <= _SAME else f"{times:.2g} times the rows"
-            lines.append(f"With {name}: {brings}, {count(case['rows_per_s'])} rows/s "
+            rows = "" if proposed else f", {count(case['rows_per_s'])} rows/s"
+            lines.append(f"With {'that and ' if proposed else ''}{name}: {brings}{rows} "
                          f"({', '.join(f'{s} {n}' for s, n in case['workers'].items())}).")
     return lines
 

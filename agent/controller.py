@@ -28,7 +28,8 @@ class Controller:
     """Every `interval_s`: look, decide, apply, log. `step()` is one tick without a thread; `start()` runs them in one.
 
     `record` gets events (decision, effect, proposal, occasion, verdict, fault), `observe` each tick's loader metrics.
-    With `changes_a_minute` made within the last minute, the policy is not asked until one is older."""
+    With `changes_a_minute` made within the last minute, the policy is not asked until one is older; nor is it while
+    a start takes its time, and after that it begins anew."""
 
     def __init__(self, tunable: Tunable, policy: Policy, *, record: Callable[[dict[str, Any]], None],
                  observe: Callable[[dict[str, Any]], None] | None = None, clock: Callable[[], float] = time.monotonic,
@@ -50,8 +51,10 @@ class Controller:
         self._last_step: float | None = None
         self._limits: Limits | None = None
         self._state: Any = None
-        self._learned = learned
+        self._given = self._learned = learned
         self._lookout = Lookout()
+        self._starting = False
+        """For a look and longer no row has come: compilers may be at work, and what is seen tells nothing of later."""
         self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change
         self._awaited: tuple[int, Rates | None, float | None] | None = None  # the decision whose effect is not logged
         self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
@@ -72,7 +75,7 @@ class Controller:
 
     def _tick(self) -> None:
         snapshot = self._look()
-        if snapshot is not None and self.frozen is None:
+        if snapshot is not None and self.frozen is None and not self._starting:
             self._decide(snapshot)
 
     def _look(self) -> Snapshot | None:
@@ -81,10 +84,12 @@ class Controller:
             return None  # nothing new: a rank that publishes more slowly than we look
         self.ticks += 1
         seen = rates(self._recent[-1], snapshot) if self._recent else None
-        for occasion in self._lookout.look(snapshot, seen):
+        was_starting, self._starting = self._starting, self.ticks > 1 and not snapshot.rows
+        if was_starting and not self._starting:
+            self._lookout, self._limits, self._learned = Lookout(), None, self._given  # as if it began now
+        for occasion in () if self._starting else self._lookout.look(snapshot, seen):
             self._record_to(occasion)
-        starting = self.ticks > 2 and not self._recent[-1].rows  # for longer than a look, up to now
-        if self._recent and (snapshot.cpu_quota != self._recent[-1].cpu_quota or starting):
+        if self._recent and (snapshot.cpu_quota != self._recent[-1].cpu_quota or was_starting or self._starting):
             self._recent.clear()  # on another machine's share, or of a start, rates compare with nothing
         self._recent.append(snapshot)
         if seen is not None and self._observe_to is not None:

@@ -83,18 +83,19 @@ def test_stopping_logs_the_effect_that_is_still_due():
 
 def test_a_start_that_takes_its_time_is_no_part_of_what_a_change_is_said_to_have_brought():
     class Starting(FakePipeline):
-        """Its first rows come in the middle of the sixth second."""
+        """Its first rows come in the sixth second."""
 
         def advance(self, seconds):
             if self.now < 5:
                 self.now += seconds
             else:
-                super().advance(seconds / 2 if self.now < 6 else seconds)
-                self.now += seconds / 2 if self.now < 6 else 0.0
+                super().advance(seconds)
 
-    for script, known in ((Script(*[1] * 9, 4), True), (Script(*[1] * 6, 4), False)):
-        _, (decision, effect), _ = _run(Starting(_pipeline().stages), script, 20)
+    for script, known in ((Script(1, 4), True), (Script(4), False)):
+        _, (decision, effect), metrics = _run(Starting(_pipeline().stages), script, 20)
         assert (decision["kind"], effect["kind"]) == ("decision", "effect")
+        assert script.asked == 20 - 5  # not while it starts
+        assert len(metrics) == 19
         if known:  # one worker passes a fourth of the rows of four
             assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(4, rel=0.1)
         else:
@@ -268,6 +269,7 @@ def test_other_limits_begin_the_policy_anew():
 
 def test_the_thread_ticks_and_ends():
     pipeline, ticked = _pipeline(), threading.Event()
+    pipeline.advance(1.0)  # its first rows have come
 
     class Seen(Script):
         def decide(self, snapshot, state):

@@ -100,7 +100,9 @@ def test_where_a_setting_keeps_the_trainer_fed_the_leanest_is_an_arm():
 
 def test_a_policy_settles_on_a_pipeline_of_its_own():
     policy = Eight()
-    found = settle(Bench(decided=policy.decided), policy, 1.0)
+    bench = Bench(decided=policy.decided)
+    bench.tunable.advance(1.0)  # while nothing has come yet, no policy is asked
+    found = settle(bench, policy, 1.0)
     assert found.knobs.workers == {"read": 8}
     assert len(found.changes) == 1
     assert found.frozen is None
