@@ -155,8 +155,8 @@ class Best:
     def observe(self, line: Mapping[str, Any]) -> None:
         if line.get("kind") == "occasion":
             self._now, self._rates = "", {}
-        if line.get("kind") != "loader":
-            return
+        if line.get("kind") != "loader" or not line["rows"]:
+            return  # before the first row there is nothing to compare
         knobs = json.dumps(line["knobs"], sort_keys=True)
         if knobs != self._now:  # the first metric after a change still shows the setting before
             self._now = knobs

@@ -33,7 +33,7 @@ def _loader():
 
 
 def _metric(rows, **workers):
-    return {"kind": "loader", "rows_per_s": rows, "knobs": Knobs(workers=workers).to_dict()}
+    return {"kind": "loader", "rows": rows, "rows_per_s": rows, "knobs": Knobs(workers=workers).to_dict()}
 
 
 def _best(*lines):
@@ -48,6 +48,11 @@ def test_the_best_choice_is_not_the_one_that_was_just_tried():
     assert _best(*good, *bad) == (Knobs(workers={"read": 4}), 100.0)
     assert _best(*good, *bad[:2]) == (Knobs(workers={"read": 4}), 100.0)
     assert _best(*good[:3]) is None  # the first shows what was before, and two are few
+
+
+def test_a_start_does_not_count_against_the_choice_it_was_made_with():
+    starting = [_metric(0.0, read=4)] * 9
+    assert _best(*starting, *[_metric(100.0, read=4)] * 5) == (Knobs(workers={"read": 4}), 100.0)
 
 
 def test_of_choices_as_good_as_each_other_the_last_counts():
