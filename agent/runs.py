@@ -49,20 +49,19 @@ class RunFolder:
 
         Raises RunError for a folder in use, for one of something else, and for one that holds a run unless `resume`."""
         path = Path(path)
-        if path.exists() and not path.is_dir():
-            raise RunError(f"{path}: is a file; choose a folder for the run")
-        others = {entry.name for entry in path.iterdir()} - {LOCK} if path.exists() else set()
-        if others and not (path / LOCK).exists() and "config.json" not in others:
-            raise RunError(f"{path}: is not empty and no run folder (it holds {sorted(others)[0]!r}); choose another")
+        check(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{path}: cannot be made ({error.strerror}); choose another folder for the run") from None
         lock = _lock(path)
         try:
-            if others and not resume and not _came_to_nothing(path):
+            if not resume and has_run(path):
                 go_on = ", or go on with it by --resume" if config.get("kind") == "train" else ""
                 raise RunError(f"{path}: already holds a run; choose another folder{go_on}")
+            if not resume:  # what a run that came to nothing noted
+                for name in ("events", "metrics"):
+                    (path / f"{name}.jsonl").unlink(missing_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
             last = max((float(line.get("at", 0.0)) for name in ("events", "metrics")
                         for line in read_lines(path / f"{name}.jsonl")), default=0.0)
@@ -131,14 +130,19 @@ class Run:
                       key=lambda line: float(line.get("at", 0.0)))
 
 
-def _came_to_nothing(path: Path) -> bool:
-    """Whether its run ended before anything was measured or saved, as one with a misspelt knob does. Then it is begun
-    anew, and what it noted goes."""
-    if any((path / "checkpoints").glob("*")) or read_lines(path / "metrics.jsonl"):
-        return False
-    for name in ("events", "metrics"):
-        (path / f"{name}.jsonl").unlink(missing_ok=True)
-    return True
+def check(path: Path) -> None:
+    """Raises RunError for what can be no run's folder: a file, or a folder of something else."""
+    if path.exists() and not path.is_dir():
+        raise RunError(f"{path}: is a file; choose a folder for the run")
+    held = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    if held and not held & {LOCK, "config.json"}:
+        raise RunError(f"{path}: is not empty and no run folder (it holds {sorted(held)[0]!r}); choose another")
+
+
+def has_run(path: Path) -> bool:
+    """Whether anything was measured or saved there. A run that came to nothing before, as one with a misspelt knob
+    does, is begun anew."""
+    return any((path / "checkpoints").glob("*")) or bool(read_lines(path / "metrics.jsonl"))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from agent import runs
 from agent.runs import RunError
 from dlrm import follow, options
 from dlrm.config import ConfigError, profile_of, tables_of
@@ -121,8 +122,9 @@ def _check(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
         steps = len(loader)
         if plan.meta.loader:
             loader.load_state_dict(plan.meta.loader)
-    if not args.resume and args.run.exists() and any(args.run.iterdir()):
-        raise RunError(f"{args.run}: is not empty; choose another folder, or go on with it by --resume")
+    runs.check(args.run)
+    if not args.resume and runs.has_run(args.run):
+        raise RunError(f"{args.run}: already holds a run; choose another folder, or go on with it by --resume")
     say(now.text)
     return {"ok": True, "rows": steps * config.batch_size, "steps": steps, "epochs": config.epochs,
             **now.to_dict(), "settings": config.to_dict()}

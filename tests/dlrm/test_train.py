@@ -262,7 +262,8 @@ def test_an_interrupt_ends_all_ranks(folder):
     (["--lr", -1], "lr: -1.0 is not a positive number"),
     (["--sharding", "rows"], "'rows' is none of auto"),
     (["--epoch", 2, "--batch-siez=2"], "no option '--batch-siez' .did you mean '--batch-size'"),
-    (["--run-dir", "{}/two"], "is not empty"),
+    (["--run-dir", "{}/two"], "already holds a run.* --resume"),
+    (["--run-dir", "{}/table", "--resume"], "is not empty and no run folder"),
 ])
 def test_check_refuses_with_one_message_before_anything_starts(folder, capsys, monkeypatch, words, message):
     from dlrm.train import main
