@@ -18,6 +18,7 @@ from ingest.stats import Snapshot
 
 CACHED = 8  # batches that the consumer alone runs on
 _COUNTS = 0.02  # of a step; less waiting is noise
+_NO_STEP = 100.0  # times as fast without waiting: there is no step to speak of
 
 Step = Callable[[Any], object]
 Clock = Callable[[], float]
@@ -67,7 +68,8 @@ class Headroom:
         else:
             slowest = f"; slowest stage {self.slowest}" if self.slowest else ""
             what = "input-bound: " if self._prepare > self._both else "balanced: loading alone keeps up, but together "
-            line = f"{what}{self.stall:.0%} of each step waits{slowest}; at best +{self.gain:.0%}"
+            best = f"at best +{self.gain:.0%}" if self.gain < _NO_STEP else "the consumer alone takes next to no time"
+            line = f"{what}{self.stall:.0%} of each step waits{slowest}; {best}"
         return line + (f"; {self.idle_cores:.0f} cores idle" if self.idle_cores is not None else "")
 
     @property
