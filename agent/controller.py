@@ -104,7 +104,12 @@ class Controller:
             self._limits = self._tunable.limits
             self._state = self._policy.initial(self._limits, before)
             if self._learned is not None and (recall := getattr(self._policy, "recall", None)):
-                self._state, self._learned = recall(self._state, self._learned), None
+                try:
+                    self._state = recall(self._state, self._learned)
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    self._record_to({"kind": "fault", "where": "agent", "text": "what was learned in an earlier run is "
+                                     f"ignored: {type(error).__name__}: {error}"})
+                self._learned = None
         if len(self._changed) == self._changed.maxlen and self._clock() - self._changed[0] < _MINUTE_S:
             return
         after, self._state, reason = self._policy.decide(snapshot, self._state)

@@ -307,6 +307,15 @@ def test_what_was_learned_is_plain_data_and_spares_another_process_the_learning(
     assert tuned(other)[1] == first  # of a stage that is not here
 
 
+@pytest.mark.parametrize("damaged", [{}, {"services": 7}, {"services": {"read": {"points": 3}}, "other_cpu_s": 0.0}])
+def test_what_was_learned_and_cannot_be_read_is_told_and_left(damaged):
+    controller, events, _ = _run(_pipeline(), make("planner"), 12, learned=damaged)
+    (fault,) = (e for e in events if e["kind"] == "fault")
+    assert fault["text"].startswith("what was learned in an earlier run is ignored: ")
+    assert controller.frozen is None
+    assert controller.decisions > 0
+
+
 def test_a_policy_that_learns_nothing_hands_on_what_it_was_given():
     given = {"services": {}}
     assert _run(_pipeline(), Script(1), 3)[0].learned() is None
