@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,13 +14,15 @@ from typing import Any
 from ingest.knobs import KnobError, Knobs, Limits, format_bytes, nearest, parse_bytes
 
 _SIZES = ("read_ahead_bytes", "prefetch_bytes")
-_KEYS = ("workers", "backend", *_SIZES)
+_KEYS = ("workers", "backend", "fused", *_SIZES)
 
 
 def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = ()) -> Path:
     """Replaces the file in one step. Each note becomes a line of comment."""
     lines = [f"# {line}" for note in notes for line in note.splitlines()]
     lines += [f"{name} = {getattr(knobs, name)}  # {format_bytes(getattr(knobs, name))}" for name in _SIZES]
+    if knobs.fused:
+        lines.append(f"fused = {json.dumps(sorted(knobs.fused))}")
     lines += ["", "[workers]", *(f"{_key(stage)} = {count}" for stage, count in knobs.workers.items())]
     if knobs.backend:
         lines += ["", "[backend]", *(f'{_key(stage)} = "{name}"' for stage, name in knobs.backend.items())]
@@ -89,7 +92,10 @@ def _knobs(values: Mapping[str, Any]) -> Knobs:
             if isinstance(size, bool) or not isinstance(size, (int, str)):
                 raise KnobError(f"{key}: {size!r} is not a number of bytes")
             sizes[key] = parse_bytes(size)
-    return Knobs(workers=values.get("workers", {}), backend=values.get("backend", {}), **sizes)
+    if not isinstance(values.get("fused", []), list):
+        raise KnobError(f"fused: {values['fused']!r} is no list of stages")
+    return Knobs(workers=values.get("workers", {}), backend=values.get("backend", {}),
+                 fused=values.get("fused", frozenset()), **sizes)
 
 
 def _key(stage: str) -> str:

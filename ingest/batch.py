@@ -83,6 +83,8 @@ class Stretch:
     weights: npt.NDArray[Any] | None
     checksums: tuple[int, ...]
     charge: Charge
+    done: int = 0
+    """Stages of transforms that it has been through."""
 
     @property
     def steps(self) -> int:

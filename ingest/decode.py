@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 
 from ingest.governor import Governor
 from ingest.plan import Part, Read, Schedule
-from ingest.pool import Pool, Tally
+from ingest.pool import Pool
 from ingest.shuffle import Decoded, Task
 from ingest.source import RowGroups, Source, Work
+from ingest.tally import Tally
 
 _UNLIMITED = 2**60
 
@@ -24,7 +25,7 @@ def decode_rows_per_s(source: Source, groups: RowGroups, threads: int, seconds: 
     pools: list[Pool[Task, Decoded]] = []
 
     def make_pool(upstream: Iterator[Task], make_work: Callable[[], Work]) -> Pool[Task, Decoded]:
-        pools.append(Pool(Tally("decode"), upstream, make_work, workers=threads, limit_bytes=2**26,
+        pools.append(Pool(Tally("decode"), upstream, lambda _: make_work(), workers=threads, limit_bytes=2**26,
                           governor=Governor(_UNLIMITED, 0), size=lambda t: t.read.rows * 4 * len(groups.columns),
                           measure=lambda d: (d.table.num_rows, d.table.nbytes)))
         return pools[-1]

@@ -52,6 +52,9 @@ class Knobs:
     backend: Mapping[str, str] = field(default_factory=dict)
     """`thread` or `process` for each stage that can be both. Threads share memory and cost nothing to pass data;
     processes run Python code that holds the interpreter lock side by side."""
+    fused: frozenset[str] = frozenset()
+    """Stages whose work the workers of the stage before them do. None: batches are handed over from stage to stage,
+    which costs cores that are short; all: stages that differ cannot have workers, or a back end, of their own."""
     read_ahead_bytes: int = 64 * 2**20
     """Decoded bytes that may wait between reading and shuffling. Near 0: readers stop for every item;
     large: memory spent on what smooths nothing."""
@@ -66,36 +69,40 @@ class Knobs:
         for stage, backend in self.backend.items():
             if backend not in BACKENDS:
                 raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), BACKENDS)}")
+        if isinstance(self.fused, str) or not all(isinstance(stage, str) for stage in self.fused):
+            raise KnobError(f"fused: {self.fused!r} is no list of stages")
         for name in _SIZES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise KnobError(f"{name}: {value!r} is not a positive number of bytes")
         object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
         object.__setattr__(self, "backend", MappingProxyType(dict(self.backend)))
+        object.__setattr__(self, "fused", frozenset(self.fused))
 
     @property
     def total_workers(self) -> int:
-        return sum(self.workers.values())
+        return sum(count for stage, count in self.workers.items() if stage not in self.fused)
 
     def with_workers(self, **workers: int) -> Knobs:
         return replace(self, workers={**self.workers, **workers})
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it; `from_dict` is its inverse."""
-        return {"workers": dict(self.workers), "backend": dict(self.backend),
+        return {"workers": dict(self.workers), "backend": dict(self.backend), "fused": sorted(self.fused),
                 "read_ahead_bytes": self.read_ahead_bytes, "prefetch_bytes": self.prefetch_bytes}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Knobs:
-        known = ("workers", "backend", *_SIZES)
+        known = ("workers", "backend", "fused", *_SIZES)
         for key in values:
             if key not in known:
                 raise KnobError(f"unknown knob {key!r}{nearest(key, known)}")
         return cls(**values)
 
     def parse(self, text: str) -> Knobs:
-        """These knobs, changed as a command line says: `read=4,transform.backend=process,prefetch_bytes=64MiB`."""
-        workers, backend, sizes = dict(self.workers), dict(self.backend), {}
+        """These knobs, changed as a command line says: `read=4,transform.backend=process,prefetch_bytes=64MiB`;
+        `second.fused=yes` has the workers of the stage before it do the second's work."""
+        workers, backend, fused, sizes = dict(self.workers), dict(self.backend), set(self.fused), {}
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, sign, value = (p.strip() for p in part.partition("="))
             if not sign:
@@ -104,17 +111,25 @@ class Knobs:
                 sizes[name] = parse_bytes(value)
             elif name.endswith(".backend"):
                 backend[name.removesuffix(".backend")] = value
+            elif name.endswith(".fused"):
+                if value not in ("yes", "no"):
+                    raise KnobError(f"{part!r}: {value!r} is neither yes nor no")
+                (fused.add if value == "yes" else fused.discard)(name.removesuffix(".fused"))
             elif re.fullmatch(r"\d+", value):
                 workers[name] = int(value)
             else:
                 if name not in workers:
                     raise KnobError(f"no knob {name!r}{nearest(name, (*workers, *_SIZES))}")
                 raise KnobError(f"{part!r}: {value!r} is not a number of workers")
-        return replace(self, workers=workers, backend=backend, **sizes)
+        return replace(self, workers=workers, backend=backend, fused=frozenset(fused), **sizes)
 
     def __str__(self) -> str:
-        parts = [f"{s}={n}" + (f"({self.backend[s]})" if self.backend.get(s, "thread") != "thread" else "")
-                 for s, n in self.workers.items()]
+        def one(stage: str, count: int) -> str:
+            backend = self.backend.get(stage, "thread")
+            own = f"{count}({backend})" if backend != "thread" else str(count)
+            return f"{stage}={'fused' if stage in self.fused else own}"
+
+        parts = [one(stage, count) for stage, count in self.workers.items()]
         return " ".join([*parts, f"read_ahead={format_bytes(self.read_ahead_bytes)}",
                          f"prefetch={format_bytes(self.prefetch_bytes)}"])
 
@@ -127,6 +142,8 @@ class Limits:
     """Fewest and most workers of each stage; a stage with (1, 1) cannot be resized. Its keys are all there are."""
     backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The back ends each stage can use; a stage that is not named here runs on threads only."""
+    fusable: Mapping[str, str] = field(default_factory=dict)
+    """Stages whose work the stage before them can do, on the same back end → that stage."""
     read_ahead_bytes: tuple[int, int] = (2**20, 2**40)
     prefetch_bytes: tuple[int, int] = (2**20, 2**40)
 
@@ -141,10 +158,25 @@ class Limits:
             if stage not in self.workers or not backends or any(b not in BACKENDS for b in backends):
                 raise KnobError(f"back ends of {stage!r}: {backends!r}{nearest(stage, self.workers)}")
         object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
+        for stage in [*self.fusable, *self.fusable.values()]:
+            if stage not in self.workers:
+                raise KnobError(f"fusable {stage!r}{nearest(stage, self.workers)}")
         object.__setattr__(self, "backends", MappingProxyType(dict(self.backends)))
+        object.__setattr__(self, "fusable", MappingProxyType(dict(self.fusable)))
 
     def backends_of(self, stage: str) -> tuple[str, ...]:
         return self.backends.get(stage, ("thread",))
+
+    def head(self, knobs: Knobs, stage: str) -> str:
+        """The stage whose workers do a stage's work: itself, or the first of those that are fused with it."""
+        while stage in knobs.fused:
+            stage = self.fusable[stage]
+        return stage
+
+    def fits(self, backend: Mapping[str, str], stage: str) -> bool:
+        """Whether the stage before could do this one's work, with such back ends."""
+        before = self.fusable.get(stage)
+        return before is not None and backend.get(stage, "thread") == backend.get(before, "thread")
 
     def check(self, knobs: Knobs) -> None:
         """Raises KnobError, naming the knob, its value and its range, if `knobs` are outside."""
@@ -159,6 +191,15 @@ class Limits:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
             if backend not in self.backends_of(stage):
                 raise KnobError(f"backend of {stage!r}: {backend!r} is not among {self.backends_of(stage)}")
+        for stage in sorted(knobs.fused):
+            if stage not in self.workers:
+                raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
+            if stage not in self.fusable:
+                raise KnobError(f"fused: {stage!r} is no transform that follows another{nearest(stage, self.fusable)}")
+            if not self.fits(knobs.backend, stage):
+                own, other = knobs.backend.get(stage, "thread"), self.fusable[stage]
+                raise KnobError(f"fused: {stage!r} runs on {own}, {other!r} before it on "
+                                f"{knobs.backend.get(other, 'thread')}; give both the same back end")
         for name in _SIZES:
             low, high = getattr(self, name)
             if not low <= getattr(knobs, name) <= high:
@@ -170,4 +211,5 @@ class Limits:
         backend = {s: b for s, b in knobs.backend.items() if s in self.workers and b in self.backends_of(s)}
         sizes = {n: min(max(getattr(knobs, n), getattr(self, n)[0]), getattr(self, n)[1])
                  for n in _SIZES}
-        return Knobs(workers=workers, backend=backend, **sizes)
+        return Knobs(workers=workers, backend=backend, fused=frozenset(s for s in knobs.fused if self.fits(backend, s)),
+                     **sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
@@ -23,11 +24,12 @@ from ingest.governor import Charge, Governor, Senses
 from ingest.knobs import BACKENDS, Knobs, Limits
 from ingest.machine import Machine, give_back
 from ingest.plan import Position, Read, RowsPlan
-from ingest.pool import Pool, Tally
+from ingest.pool import Pool
 from ingest.shuffle import Block, Chunks, Decoded, Gatherer, Task, gatherings
 from ingest.source import Source, Work
 from ingest.stats import StageStats
-from ingest.transform import Fused, Transformer
+from ingest.tally import Stint, Tally
+from ingest.transform import Fused, Step, Transformer
 from ingest.workers import RestartBudget
 
 PATIENCE_S = 2.5  # for workers that are in the middle of their work when a pipeline stops
@@ -97,7 +99,8 @@ class Pipeline:
         workers = {name: (1, 2 * self._cores) for name in self.stages}
         workers["read"] = (1, max(64, 8 * self._cores))  # readers that wait for a store take no core
         workers["collate"] = (1, 1)  # it hands over what is there
-        return Limits(workers=workers, backends={s.name: self._backends for s in self._parts.transforms if s.movable})
+        return Limits(workers=workers, backends={s.name: self._backends for s in self._parts.transforms if s.movable},
+                      fusable={b.name: a.name for a, b in itertools.pairwise(self._parts.transforms)})
 
     @property
     def _backends(self) -> tuple[str, ...]:
@@ -117,11 +120,19 @@ class Pipeline:
         with self._turning:
             self.knobs = knobs
             for name, pool in self._pools.items():
-                pool.resize(knobs.workers[name])
+                pool.resize(self._workers_of(name))
                 pool.limit(self._limit_bytes(name))
             for name, stages in self._transforms.items():
                 for stage in stages:
                     stage.backend = knobs.backend.get(name, "thread")
+
+    def _workers_of(self, stage: str) -> int:
+        return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
+
+    def _until(self, number: int) -> int:
+        """The stage of transforms after number `number` that has workers of its own."""
+        names = [t.name for t in self._parts.transforms]
+        return next((n for n in range(number + 1, len(names)) if names[n] not in self.knobs.fused), len(names))
 
     def burden(self, times: int) -> None:
         """Transforms do their work so many times over."""
@@ -144,27 +155,30 @@ class Pipeline:
         """Batches from `position` to the end of epoch number `epochs - 1`. A run before this one is stopped."""
         self.stop()
         parts, plan, columns = self._parts, self._parts.plan, self._parts.columns
+        steps: list[Step] = []
         with self._turning:
             self._governor = self._new_governor()
 
             def read(tasks: Iterator[Task], make_work: Callable[[], Work]) -> Pool[Task, Decoded]:
-                return self._pool("read", tasks, make_work, size=lambda t: t.read.rows * columns.row_bytes,
+                return self._pool("read", tasks, lambda _: make_work(), size=lambda t: t.read.rows * columns.row_bytes,
                                   measure=lambda d: (d.table.num_rows, d.table.nbytes))
 
             decoded = parts.source.open(self._tasks(position, epochs), read)
             chunks = Chunks(plan, columns, parts.ranks, self._buffers)
             blocks: Iterator[Block] = self._pool(
-                "shuffle", gatherings(decoded), lambda: Gatherer(plan, columns, chunks, parts.describe),
+                "shuffle", gatherings(decoded), lambda _: Gatherer(plan, columns, chunks, parts.describe),
                 size=lambda g: g.window.rows * columns.row_bytes, measure=lambda b: (b.rows, b.nbytes))
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
                 "batch", cuts(blocks, plan, parts.ranks), self._marked(cutter), size=cutter.size,
                 measure=_measured)
-            for transform in parts.transforms:
-                stretches = self._pool(transform.name, stretches, self._transformer(transform),
-                                       size=lambda s: s.nbytes, measure=_measured)
+            for number, transform in enumerate(parts.transforms):
+                steps.append(self._step(transform))
+                stretches = self._pool(transform.name, stretches, self._transformer(number, steps),
+                                       size=lambda s: s.nbytes, measure=_measured,
+                                       passes=functools.partial(_done, number))
             collator = Collator(columns, plan.batch_size // parts.ranks)
-            return self._pool("collate", stretches, lambda: collator, size=lambda s: s.nbytes,
+            return self._pool("collate", stretches, lambda _: collator, size=lambda s: s.nbytes,
                               measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
 
     def close(self) -> list[Pool[Any, Any]]:
@@ -195,15 +209,15 @@ class Pipeline:
             for one in schedule.reads:
                 yield Task(schedule, one)
 
-    def _pool(self, name: str, upstream: Iterator[Any], make_work: Callable[[], Callable[..., Any]], *,
-              size: Callable[[Any], int], measure: Callable[[Any], tuple[int, int]]) -> Pool[Any, Any]:
+    def _pool(self, name: str, upstream: Iterator[Any], make_work: Callable[[Stint], Callable[..., Any]],
+              **how: Callable[[Any], Any]) -> Pool[Any, Any]:
         pool: Pool[Any, Any] = Pool(
-            self._tallies[name], upstream, make_work, workers=self.knobs.workers[name],
-            limit_bytes=self._limit_bytes(name), governor=self._governor, size=size, measure=measure)
+            self._tallies[name], upstream, make_work, workers=self._workers_of(name),
+            limit_bytes=self._limit_bytes(name), governor=self._governor, **how)
         self._pools[name] = pool
         return pool
 
-    def _transformer(self, fused: Fused) -> Callable[[], Transformer]:
+    def _step(self, fused: Fused) -> Step:
         tally, governor, columns = self._tallies[fused.name], self._governor, self._parts.columns
 
         def spent(cpu_s: float, core_wait_s: float) -> None:
@@ -215,11 +229,15 @@ class Pipeline:
             Stage(transform, columns, self._parts.aside, backend=self.knobs.backend.get(fused.name, "thread"),
                   budget=self._budget, charge=governor.hold, spent=spent, alone=governor.alone, burden=self._burden)
             for transform in fused.transforms]
-        return lambda: Transformer(fused, columns, [stage.runner() for stage in stages])
+        return Step(fused, tally, lambda: [stage.runner() for stage in stages])
 
-    def _marked(self, cutter: Cutter) -> Callable[[], Callable[[Cut, Charge], Stretch]]:
+    def _transformer(self, number: int, steps: list[Step]) -> Callable[[Stint], Transformer]:
+        columns = self._parts.columns
+        return lambda stint: Transformer(number, steps, columns, stint, lambda: self._until(number))
+
+    def _marked(self, cutter: Cutter) -> Callable[[Stint], Callable[[Cut, Charge], Stretch]]:
         """Batches whose rows of unreadable row groups have weight 0."""
-        return lambda: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
+        return lambda _: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
 
     def _new_governor(self) -> Governor:
         machine = self._parts.machine
@@ -240,7 +258,9 @@ class Pipeline:
         found = (pools[name].stats() if name in pools else
                  self._tallies[name].stats(self.knobs.workers[name], "thread", 0, self._limit_bytes(name))
                  for name in self.stages)
-        return tuple(replace(s, backend=self.knobs.backend.get(s.name, "thread")) for s in found)
+        knobs, limits = self.knobs, self.limits
+        return tuple(replace(s, backend=knobs.backend.get(s.name, "thread"),
+                             workers=knobs.workers[limits.head(knobs, s.name)]) for s in found)
 
     @property
     def gone(self) -> bool:
@@ -290,6 +310,11 @@ class Pipeline:
         parts = self._parts
         rows = most_steps(parts.plan, parts.ranks) * parts.plan.batch_size // parts.ranks
         return rows * (parts.columns.row_bytes + 4)
+
+
+def _done(number: int, stretch: Stretch) -> bool:
+    """Whether it has been through that stage of transforms."""
+    return stretch.done > number
 
 
 def _measured(stretch: Stretch) -> tuple[int, int]:

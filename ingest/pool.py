@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from ingest.governor import Charge, Governor
-from ingest.machine import core_wait_s
 from ingest.stats import StageStats
+from ingest.tally import Stint, Tally
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -25,41 +25,6 @@ Out = TypeVar("Out")
 
 class Closed(Exception):
     """The pool was closed while somebody waited for it."""
-
-
-class Tally:
-    """What the workers of one stage did since the start: how many were busy or waiting, integrated over time.
-
-    It outlives the pools of its stage (a pipeline starts anew after an abandoned epoch)."""
-
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
-        self.name, self._clock = name, clock
-        self._at = clock()
-        self._busy = self._waiting = 0
-        self._blocked = False
-        self.items = self.rows = self.bytes = 0
-        self.busy_s = self.cpu_s = self.core_wait_s = self.wait_input_s = self.wait_output_s = 0.0
-
-    def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
-        """Workers went over to another state. `blocked`: those that wait do so for room, not for input."""
-        now = self._clock()
-        elapsed, self._at = now - self._at, now
-        self.busy_s += elapsed * self._busy
-        if self._blocked:
-            self.wait_output_s += elapsed * self._waiting
-        else:
-            self.wait_input_s += elapsed * self._waiting
-        self._busy += busy
-        self._waiting += waiting
-        if blocked is not None:
-            self._blocked = blocked
-
-    def stats(self, workers: int, backend: str, queue_bytes: int, queue_limit_bytes: int) -> StageStats:
-        self.change()
-        return StageStats(name=self.name, items=self.items, rows=self.rows, bytes=self.bytes, busy_s=self.busy_s,
-                          cpu_s=self.cpu_s, core_wait_s=self.core_wait_s, wait_input_s=self.wait_input_s,
-                          wait_output_s=self.wait_output_s, workers=workers, backend=backend, queue_bytes=queue_bytes,
-                          queue_limit_bytes=queue_limit_bytes)
 
 
 class _Failure:
@@ -84,16 +49,22 @@ class _Task:
 
 
 class Pool(Generic[In, Out]):
-    """Threads that come and go while it runs."""
+    """Threads that come and go while it runs.
 
-    def __init__(self, tally: Tally, upstream: Iterator[In], make_work: Callable[[], Callable[[In, Charge], Out]], *,
+    Without workers it is none: whoever asks for results gets what the stage before gives, if it `passes` as it is. For
+    an item that does not a worker comes back, until one that passes follows."""
+
+    def __init__(self, tally: Tally, upstream: Iterator[In],
+                 make_work: Callable[[Stint], Callable[[In, Charge], Out]], *,
                  workers: int, limit_bytes: int, governor: Governor, size: Callable[[In], int],
-                 measure: Callable[[Out], tuple[int, int]]):
-        """`make_work` is called once in each worker and returns what turns an item and its charge into a result.
-        `size` is the bytes to reserve for an item (more, if results turned out larger lately), `measure` the rows and
-        bytes of its result. Whoever takes a result takes over its charge."""
+                 measure: Callable[[Out], tuple[int, int]], passes: Callable[[Any], bool] = lambda _: False):
+        """`make_work` is called once in each worker, with its stint, which has to hear of work for other stages. It
+        returns what turns an item and its charge into a result. `size` is the bytes to reserve for an item (more, if
+        results turned out larger lately), `measure` the rows and bytes of its result. Whoever takes a result takes
+        over its charge."""
         self._tally, self._upstream, self._make_work = tally, upstream, make_work
         self._limit, self._governor, self._size, self._measure = limit_bytes, governor, size, measure
+        self._passes = passes
         self._pull = threading.Lock()
         self._lock = governor.lock
         self._room = threading.Condition(self._lock)
@@ -105,6 +76,9 @@ class Pool(Generic[In, Out]):
         self._end: int | None = None
         self._closed = False
         self._target = self._alive = self._started = 0
+        self._behind = 0
+        """1 while items come that need work, though there are to be no workers."""
+        self._left: In | None = None  # an item that was taken, and needs work
         self._threads: list[threading.Thread] = []
         self.resize(workers)
 
@@ -113,16 +87,23 @@ class Pool(Generic[In, Out]):
     def resize(self, workers: int) -> None:
         """More workers start at once; fewer go home as they finish what they hold."""
         with self._lock:
-            self._target = workers
-            self._threads = [t for t in self._threads if t.is_alive()]
-            while self._alive < workers and not self._closed:
-                thread = threading.Thread(target=self._work, daemon=True,
-                                          name=f"sluice-{self._tally.name}-{self._started}")
-                self._alive += 1
-                self._started += 1
-                self._threads.append(thread)
-                thread.start()
+            self._target, self._behind = workers, int(self._alive > 0)
+            self._staff()
             self._room.notify_all()
+
+    def _staff(self) -> None:
+        """Starts the workers that are missing."""
+        self._threads = [t for t in self._threads if t.is_alive()]
+        while self._alive < self._wanted and not self._closed:
+            thread = threading.Thread(target=self._work, daemon=True, name=f"sluice-{self._tally.name}-{self._started}")
+            self._alive += 1
+            self._started += 1
+            self._threads.append(thread)
+            thread.start()
+
+    @property
+    def _wanted(self) -> int:
+        return self._target or self._behind
 
     def limit(self, limit_bytes: int) -> None:
         """How many bytes of results may wait, besides one item in each worker's hands."""
@@ -140,21 +121,48 @@ class Pool(Generic[In, Out]):
         return self
 
     def __next__(self) -> Out:
-        with self._lock:
-            while self._next_out not in self._results:
-                if self._closed:
-                    raise Closed
-                if self._end is not None and self._next_out >= self._end:
-                    raise StopIteration
-                self._ready.wait()
-            result, size = self._results.pop(self._next_out)
-            self._next_out += 1
-            self._outstanding -= size
-            self._waiting_bytes -= size
-            self._room.notify_all()
+        while True:
+            with self._lock:
+                while self._next_out not in self._results and not self._empty:
+                    if self._closed:
+                        raise Closed
+                    if self._end is not None and self._next_out >= self._end:
+                        raise StopIteration
+                    self._ready.wait()
+                if self._next_out in self._results:
+                    result, size = self._results.pop(self._next_out)
+                    self._next_out += 1
+                    self._outstanding -= size
+                    self._waiting_bytes -= size
+                    self._room.notify_all()
+                    break
+            result = self._past()
+            if result is not None:
+                break
         if isinstance(result, _Failure):
             raise result.error
         return result  # type: ignore[no-any-return]
+
+    @property
+    def _empty(self) -> bool:
+        """Nobody is at work here, and nothing is left to do."""
+        return not self._alive and not self._wanted and self._end is None and self._next_in == self._next_out
+
+    def _past(self) -> Any:
+        """What the stage before gives, if it passes; None: it needs work, or workers have come meanwhile."""
+        with self._pull:
+            with self._lock:
+                if self._closed:
+                    raise Closed
+                if not self._empty:
+                    return None
+            item = next(self._upstream)
+            if self._passes(item):
+                return item
+            with self._lock:
+                self._left, self._behind = item, 1
+                self._staff()
+        return None
 
     def close(self) -> None:
         """Sends everybody home. Call `join` when all pools of a pipeline are closed."""
@@ -179,7 +187,7 @@ class Pool(Generic[In, Out]):
 
     def _work(self) -> None:
         work = None
-        busy = False
+        stint = Stint(self._tally, self._lock)
         with self._lock:
             self._tally.change(waiting=1)
         try:
@@ -188,55 +196,58 @@ class Pool(Generic[In, Out]):
                     task = self._take()
                 if task is None:
                     return
-                with self._lock:
-                    self._tally.change(waiting=-1, busy=1)
-                    busy = True
-                began, waited = time.thread_time(), core_wait_s()
+                stint.begin()
                 try:
-                    work = work or self._make_work()
+                    work = work or self._make_work(stint)
                     task.result = work(task.item, task.charge)
                     task.rows, task.size = self._measure(task.result)
                     task.charge.correct(task.size)
                 except BaseException as error:  # goes to the consumer, in its place in the order
                     task.fail(error)
-                cpu, waited = time.thread_time() - began, core_wait_s() - waited
                 with self._lock:
-                    self._tally.change(waiting=1, busy=-1)
-                    self._tally.cpu_s += cpu
-                    self._tally.core_wait_s += waited
-                    busy = False
+                    stint.end()
                     self._put(task)
                 del task
         finally:
             with self._lock:
-                self._tally.change(busy=-busy, waiting=busy - 1)
+                self._tally.change(waiting=-1)
             if close := getattr(work, "close", None):  # a worker that holds more than memory
                 close()
 
     def _take(self) -> _Task | None:
         """The next item with room for its result, or None: time to go home."""
-        with self._lock:
-            if self._closed or self._end is not None or self._alive > self._target:
-                self._alive -= 1  # with the decision, so that no second worker leaves for the same reason
+        while True:
+            with self._lock:
+                if self._closed or self._end is not None or self._alive > self._wanted:
+                    self._alive -= 1  # with the decision, so that no second worker leaves for the same reason
+                    self._ready.notify_all()
+                    return None
+                item, self._left = self._left, None
+            try:
+                item = next(self._upstream) if item is None else item
+                passes = self._passes(item)
+                expected = 0 if passes else self._size(item)
+            except Closed:
                 return None
-        try:
-            item = next(self._upstream)
-            expected = self._size(item)
-        except Closed:
-            return None
-        except StopIteration:
-            self._finish(None)
-            return None
-        except BaseException as error:
-            self._finish(error)
-            return None
-        with self._lock:
-            size = math.ceil(expected * max(1.0, 1.0, *self._grew))
-            charge = self._reserve(size)
-            if charge is None:
+            except StopIteration:
+                self._finish(None)
                 return None
-            self._next_in += 1
-            return _Task(self._next_in - 1, item, expected, size, charge)
+            except BaseException as error:
+                self._finish(error)
+                return None
+            with self._lock:
+                if passes:
+                    self._results[self._next_in] = (item, 0)
+                    self._next_in += 1
+                    self._behind = 0
+                    self._ready.notify_all()
+                    continue
+                size = math.ceil(expected * max(1.0, 1.0, *self._grew))
+                charge = self._reserve(size)
+                if charge is None:
+                    return None
+                self._next_in += 1
+                return _Task(self._next_in - 1, item, expected, size, charge)
 
     def _reserve(self, size: int) -> Charge | None:
         """Room for the item whose turn it is; None if the pool was closed meanwhile."""
@@ -275,10 +286,8 @@ class Pool(Generic[In, Out]):
         if isinstance(task.result, _Failure):
             self._end = self._next_in  # what was taken still comes, nothing more
         else:
-            self._tally.items += 1
+            self._tally.passed(task.rows, task.size)
             self._grew.append(task.size / max(1, task.expected))
-            self._tally.rows += task.rows
-            self._tally.bytes += task.size
         self._results[task.sequence] = (task.result, task.size)
         self._outstanding += task.size - task.reserved
         self._waiting_bytes += task.size

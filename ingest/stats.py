@@ -50,7 +50,7 @@ class StageStats:
     """Time workers waited for room after them. Its rate near `workers`: the stages after (or the trainer) are the
     bottleneck; near 0: always room."""
     workers: int
-    """Workers now."""
+    """Workers now. Of a fused stage: those of the stage before that do its work."""
     core_wait_s: float = 0.0
     """Time within `busy_s` that workers were ready to run and had no core. Near 0: cores are free, or none is needed;
     as large as `cpu_s`: two threads on average want the same core, and more workers take from others what they get."""

@@ -15,6 +15,9 @@ import pyarrow as pa
 from ingest.batch import Stretch, columns_of, joined, lengths_name
 from ingest.columns import Columns
 from ingest.governor import Charge
+from ingest.tally import Stint, Tally
+
+_AT_ONCE = 8192  # rows that pass all stages that are fused, before the next ones do: they stay in the core's cache
 
 Arrays = dict[str, npt.NDArray[Any]]
 Given = Mapping[str, npt.NDArray[Any]] | None
@@ -94,15 +97,54 @@ class Run(Protocol):
     def close(self) -> None: ...
 
 
-class Transformer:
-    """One worker of a transform's stage, with what runs each of its functions."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A stage of transforms in one run of a pipeline."""
 
-    def __init__(self, stage: Fused, columns: Columns, runs: Sequence[Run]):
-        self._stage, self._columns, self._runs = stage, columns, runs
+    fused: Fused
+    tally: Tally
+    runs: Callable[[], list[Run]]
+    """What runs its functions, for one worker."""
+
+
+class Transformer:
+    """One worker of the stage of transforms number `first`. It does the work of as many as are fused with it, too."""
+
+    def __init__(self, first: int, stages: Sequence[Step], columns: Columns, stint: Stint, until: Callable[[], int]):
+        """`until` gives the number of the next stage that has workers of its own."""
+        self._first, self._stages, self._columns, self._stint, self._until = first, stages, columns, stint, until
+        self._runs: dict[int, list[Run]] = {}
 
     def __call__(self, stretch: Stretch, charge: Charge) -> Stretch:
-        for n in range(stretch.steps):
-            for transform, run in zip(self._stage.transforms, self._runs, strict=True):
+        until = self._until()
+        self._leave(until)
+        for number in range(self._first, until):
+            self._runs[number] = self._runs.get(number) or self._stages[number].runs()
+        alone, rows = until == self._first + 1, stretch.floats.shape[2]
+        at_once = stretch.steps if alone else max(1, _AT_ONCE // rows)
+        for low in range(0, stretch.steps, at_once):
+            for number in range(self._first, until):
+                self._stint.go_over(self._stages[number].tally)
+                stretch = self._through(number, stretch, range(low, min(low + at_once, stretch.steps)))
+        for number in range(self._first + 1, until):
+            self._stint.passed(self._stages[number].tally, sum(stretch.rows), stretch.nbytes)
+        stretch.charge.release()
+        return stretch.replaced(charge=charge, done=until)
+
+    def close(self) -> None:
+        """This worker goes home."""
+        self._leave(self._first)
+
+    def _leave(self, until: int) -> None:
+        """Lets go of what ran the work of stages from there on."""
+        for number in [n for n in self._runs if n >= until]:
+            for run in self._runs.pop(number):
+                run.close()
+
+    def _through(self, number: int, stretch: Stretch, batches: range) -> Stretch:
+        """Some batches of a stretch through one stage."""
+        for n in batches:
+            for transform, run in zip(self._stages[number].fused.transforms, self._runs[number], strict=True):
                 where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
                 arrays = columns_of(stretch, n, self._columns)
                 given = run(stretch, n, arrays, where)
@@ -120,13 +162,7 @@ class Transformer:
                     ids = list(stretch.ids)
                     ids[n] = joined(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
                     stretch = stretch.replaced(ids=tuple(ids))
-        stretch.charge.release()
-        return stretch.replaced(charge=charge)
-
-    def close(self) -> None:
-        """This worker goes home."""
-        for run in self._runs:
-            run.close()
+        return stretch
 
     def _lengths(self, new: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], where: str
                  ) -> dict[str, npt.NDArray[Any]]:

@@ -7,7 +7,8 @@ import pytest
 from agent import knobs_file
 from ingest.knobs import KnobError, Knobs, Limits
 
-LIMITS = Limits(workers={"read": (1, 64), "my stage": (1, 4)}, backends={"my stage": ("thread", "process")})
+LIMITS = Limits(workers={"read": (1, 64), "my stage": (1, 4), "next": (1, 4)},
+                backends={"my stage": ("thread", "process")}, fusable={"next": "my stage"})
 
 
 def test_there_and_back_with_a_note(tmp_path):
@@ -23,6 +24,13 @@ def test_there_and_back_with_a_note(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["best.toml"]
 
 
+def test_stages_that_are_fused_are_listed(tmp_path):
+    knobs = Knobs(workers={"my stage": 3, "next": 1}, fused={"next"})
+    path = knobs_file.save(tmp_path / "best.toml", knobs)
+    assert 'fused = ["next"]' in path.read_text()
+    assert knobs_file.load(path, LIMITS) == knobs
+
+
 def test_sizes_may_have_units_and_what_is_left_out_is_as_usual(tmp_path):
     path = tmp_path / "k.toml"
     path.write_text('read_ahead_bytes = "1GiB"\n')
@@ -35,6 +43,8 @@ def test_sizes_may_have_units_and_what_is_left_out_is_as_usual(tmp_path):
     ("[workers]\nread = 1.5\n", "1.5 is not a whole number"),
     ("[backend]\n'my stage' = 'procces'\n", "did you mean 'process'"),
     ("[backend]\nread = 'process'\n", "not among"),
+    ("fused = ['nex']\n", "did you mean 'next'"),
+    ("fused = 'next'\n", "no list of stages"),
     ("worker = 3\n", "did you mean 'workers'"),
     ("workers = 3\n", "no table of stages"),
     ("prefetch_bytes = true\n", "not a number of bytes"),

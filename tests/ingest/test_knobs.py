@@ -1,9 +1,12 @@
+import json
+
 import pytest
 
 from ingest.knobs import KnobError, Knobs, Limits, format_bytes, parse_bytes
 
-LIMITS = Limits(workers={"read": (1, 8), "transform": (1, 4), "collate": (1, 1)},
-                backends={"transform": ("thread", "process")}, prefetch_bytes=(2**20, 2**30))
+LIMITS = Limits(workers={"read": (1, 8), "transform": (1, 4), "second": (1, 4), "collate": (1, 1)},
+                backends={"transform": ("thread", "process")}, fusable={"second": "transform"},
+                prefetch_bytes=(2**20, 2**30))
 
 
 @pytest.mark.parametrize(("text", "count"), [
@@ -33,7 +36,7 @@ def test_a_command_line_changes_what_it_names_and_nothing_else():
 
 
 @pytest.mark.parametrize("text", ["read", "read=", "read=-1", "read=1.5", "read=many", "read=0", "read=99999",
-                                  "transform.backend=gpu", "prefetch_bytes=lots"])
+                                  "transform.backend=gpu", "second.fused=maybe", "prefetch_bytes=lots"])
 def test_nonsense_on_the_command_line_is_refused(text):
     with pytest.raises(KnobError):
         Knobs().parse(text)
@@ -41,6 +44,7 @@ def test_nonsense_on_the_command_line_is_refused(text):
 
 @pytest.mark.parametrize("values", [
     {"workers": {"read": True}}, {"workers": {"read": 2.0}}, {"backend": {"read": "fork"}},
+    {"fused": "second"}, {"fused": [1]},
     {"prefetch_bytes": 0}, {"read_ahead_bytes": 1.5}, {"read_ahead_bytes": float("nan")}])
 def test_knobs_that_cannot_be_are_refused(values):
     with pytest.raises(KnobError):
@@ -48,8 +52,8 @@ def test_knobs_that_cannot_be_are_refused(values):
 
 
 def test_json_and_back():
-    knobs = Knobs(workers={"read": 3}, backend={"read": "thread"}, prefetch_bytes=5)
-    assert Knobs.from_dict(knobs.to_dict()) == knobs
+    knobs = Knobs(workers={"read": 3}, backend={"read": "thread"}, fused={"second", "third"}, prefetch_bytes=5)
+    assert Knobs.from_dict(json.loads(json.dumps(knobs.to_dict()))) == knobs
     with pytest.raises(KnobError, match="did you mean 'prefetch_bytes'"):
         Knobs.from_dict({"prefetch_byte": 5})
 
@@ -65,7 +69,9 @@ def test_knobs_cannot_be_changed_behind_their_owner():
 
 @pytest.mark.parametrize(("text", "message"), [
     ("raed=2", "did you mean 'read'"), ("read=9", "outside 1 to 8"), ("collate=2", "outside 1 to 1"),
-    ("read.backend=process", "not among"), ("prefetch_bytes=1", "prefetch_bytes")])
+    ("read.backend=process", "not among"), ("prefetch_bytes=1", "prefetch_bytes"),
+    ("secnd.fused=yes", "did you mean 'second'"), ("transform.fused=yes", "no transform that follows another"),
+    ("second.fused=yes,transform.backend=process", "'second' runs on thread, 'transform' before it on process")])
 def test_limits_say_what_is_outside(text, message):
     with pytest.raises(KnobError, match=message):
         LIMITS.check(Knobs().parse(text))
@@ -76,7 +82,21 @@ def test_clamp_gives_the_nearest_inside_and_that_passes():
                  prefetch_bytes=2**40)
     tame = LIMITS.clamp(wild)
     LIMITS.check(tame)
-    assert dict(tame.workers) == {"read": 8, "transform": 1, "collate": 1}
+    assert dict(tame.workers) == {"read": 8, "transform": 1, "second": 1, "collate": 1}
     assert dict(tame.backend) == {"transform": "process"}
     assert tame.prefetch_bytes == 2**30
     assert LIMITS.clamp(tame) == tame
+
+
+def test_stages_are_fused_and_split_by_name():
+    base = Knobs(workers={"transform": 2, "second": 3, "third": 1}, backend={"transform": "process"})
+    knobs = base.parse("second.fused=yes,third.fused=yes").parse("third.fused=no")
+    assert knobs.fused == {"second"}
+    assert str(knobs).startswith("transform=2(process) second=fused third=1 ")
+    assert (base.total_workers, knobs.total_workers) == (6, 3)
+
+
+def test_clamp_splits_what_cannot_be_fused():
+    wild = Knobs(fused={"read", "gone", "second"})
+    assert LIMITS.clamp(wild).fused == {"second"}
+    assert LIMITS.clamp(Knobs(backend={"transform": "process"}, fused={"second"})).fused == frozenset()

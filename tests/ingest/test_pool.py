@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from ingest.governor import Governor
-from ingest.pool import Closed, Pool, Tally
+from ingest.pool import Closed, Pool
+from ingest.tally import Tally
 from tests.ingest.twin import eventually
 
 WAIT_S = 20.0
@@ -31,7 +32,7 @@ def make():
 
     def pool(upstream, work, *, workers=1, limit_bytes=1, governor=None, size=lambda _: 1, clock=None):
         tally = Tally("work", clock) if clock else Tally("work")
-        made.append(Pool(tally, iter(upstream), lambda: lambda item, _charge: work(item), workers=workers,
+        made.append(Pool(tally, iter(upstream), lambda _stint: lambda item, _charge: work(item), workers=workers,
                          limit_bytes=limit_bytes, governor=governor or Governor(1000, 0), size=size,
                          measure=lambda _: (1, 1)))
         return made[-1]

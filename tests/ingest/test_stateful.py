@@ -1,4 +1,4 @@
-"""Any sequence of takes, resizes, switches, kills and new starts, against a list of what has to come."""
+"""Any sequence of takes, resizes, switches, fusions, kills and new starts, against a list of what has to come."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def seen(batch):
 
 
 def loading(table, knobs=None):
-    shifted = Transform("mine", "tests.ingest.worker_functions:shifted")
-    return Loader(table, transforms=[shifted], knobs=knobs, **OPTIONS)
+    stages = [Transform("mine", "tests.ingest.worker_functions:shifted"),
+              Transform("next", "tests.ingest.worker_functions:twice")]
+    return Loader(table, transforms=stages, knobs=knobs, **OPTIONS)
 
 
 class Running(RuleBasedStateMachine):
@@ -68,7 +69,13 @@ class Running(RuleBasedStateMachine):
 
     @rule(backend=st.sampled_from(["thread", "process"]))
     def switch(self, backend):
-        self.loader.apply(Knobs(workers=self.loader.knobs.workers, backend={"mine": backend}))
+        self.loader.apply(Knobs(workers=self.loader.knobs.workers, backend={"mine": backend, "next": "thread"}))
+
+    @rule(backend=st.sampled_from(["thread", "process"]))
+    def fuse(self, backend):
+        """A resize or a switch splits them again."""
+        self.loader.apply(Knobs(workers=self.loader.knobs.workers, backend={"mine": backend, "next": backend},
+                                fused={"next"}))
 
     @rule(every=st.booleans())
     def kill(self, every):
@@ -110,6 +117,6 @@ def test_no_sequence_of_events_loses_repeats_or_reorders_anything(table, expecte
     assert len(set(itertools.chain(*expected))) == EPOCHS * len(expected[0])
     Running.table, Running.expected = table, expected
     run_state_machine_as_test(Running, settings=settings(
-        max_examples=8, stateful_step_count=25, deadline=None, derandomize=True, database=None,
+        max_examples=10, stateful_step_count=30, deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck)))
     assert Running.killed_in_all > 0

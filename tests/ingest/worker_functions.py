@@ -41,6 +41,18 @@ def double(columns):
     return {name: array * 2 for name, array in columns.items()}
 
 
+def plus(columns):
+    columns["I1"] += 1.0
+
+
+def twice(columns):
+    return {"I1": columns["I1"] * 2}
+
+
+def minus(columns):
+    columns["I1"] -= 3.0
+
+
 def waits(columns):
     """Four milliseconds without a core, whatever the machine does."""
     threading.Event().wait(0.004)

@@ -1,0 +1,204 @@
+"""Stages that are fused and split while batches come: rows, order, errors and counters stay what they were."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from random import Random
+
+import pytest
+import torch
+
+from ingest.governor import Governor
+from ingest.knobs import KnobError, Knobs
+from ingest.loader import Loader
+from ingest.pool import Pool
+from ingest.quarantine import ErrorPolicy, QuarantineError
+from ingest.tally import Stint, Tally
+from ingest.transform import Transform
+from tests.ingest.test_pool import WAIT_S, Clock
+from tests.ingest.worker_functions import minus, plus, twice
+
+EPOCHS = 6
+NAME = "tests.ingest.worker_functions:"
+
+
+def loading(table, functions, knobs=None, **options):
+    """Transforms a, b, c, …, each a stage of its own."""
+    transforms = [Transform(name, function, apart=True) for name, function in zip("abc", functions, strict=False)]
+    return Loader(table, transforms=transforms, knobs=knobs, **{"batch_size": 80, "window_rows": 60} | options)
+
+
+def contents(loader, between=lambda: None):
+    """What came in some epochs, and the order hashes. In any other order, the functions would give other numbers."""
+    found, hashes = [], []
+    for _ in range(EPOCHS):
+        for batch in loader:
+            found.append((batch.epoch, batch.step, batch.checksum, float(batch.dense.sum())))
+            between()
+        hashes.append(loader.order_hash)
+    return found, hashes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hundreds_of_turns_with_resizes_change_neither_rows_nor_order(table, seed):
+    functions, random, turns = (plus, twice, minus), Random(seed), []
+    with loading(table, functions, epochs=EPOCHS) as loader:
+        expected = contents(loader)
+    with loading(table, functions, Knobs(read_ahead_bytes=2**20, prefetch_bytes=2**20), epochs=EPOCHS) as loader:
+        def turn():
+            for _ in range(random.randint(0, 2)):
+                turns.append(frozenset(name for name in "bc" if random.random() < 0.5))
+                loader.apply(Knobs(workers={name: random.randint(1, 3) for name in "abc"}, fused=turns[-1],
+                                   read_ahead_bytes=2**20, prefetch_bytes=2**20))
+
+        assert contents(loader, turn) == expected
+    assert len(turns) > 200
+    assert len(set(turns)) == 4
+
+
+def test_turns_with_switches_of_the_back_end_change_neither_rows_nor_order(table):
+    functions, random = (NAME + "plus", NAME + "twice", NAME + "minus"), Random(1)
+    with loading(table, functions, epochs=EPOCHS) as loader:
+        expected = contents(loader)
+    seen = set()
+    with loading(table, functions, Knobs(read_ahead_bytes=2**20, prefetch_bytes=2**20), epochs=EPOCHS) as loader:
+        def turn():
+            seen.update((loader.knobs.fused, pid > 0) for pid in loader.worker_pids)
+            if random.random() < 0.07:
+                wild = Knobs(workers=loader.knobs.workers, fused=frozenset("bc"), read_ahead_bytes=2**20,
+                             backend={name: random.choice(["thread", "process"]) for name in "abc"})
+                loader.apply(loader.limits.clamp(wild))
+
+        assert contents(loader, turn) == expected
+        assert len(seen) > 1, "processes were at work, fused and split"
+
+
+def test_the_workers_of_the_stage_before_do_the_work_and_give_it_back(table):
+    at_work = {"a": set(), "b": set()}
+
+    def named(stage):
+        return lambda columns: at_work[stage].add(threading.current_thread().name)
+
+    with loading(table, (named("a"), named("b")), Knobs(fused=["b"])) as loader:
+        list(loader)
+        assert at_work["a"] == at_work["b"] == {"sluice-a-0"}
+        assert not loader._pipeline._pools["b"]._threads, "nobody to hand over to"
+        assert loader.snapshot().stage("b").workers == 1
+        loader.apply(Knobs(workers={"a": 2, "b": 3}, fused=["b"]))
+        assert loader.snapshot().stage("b").workers == 2, "those of a"
+        loader.apply(Knobs(workers={"b": 3}))
+        at_work["b"].clear()
+        list(loader)
+        assert at_work["b"] <= {"sluice-b-0", "sluice-b-1", "sluice-b-2"}
+        assert at_work["b"]
+        assert loader.snapshot().stage("b").workers == 3
+
+
+def test_batches_count_for_each_stage_that_they_pass(table):
+    def counts(knobs):
+        with loading(table, (plus, twice, minus), knobs) as loader:
+            list(loader)
+            stages = loader.snapshot().stages
+        return [(s.items, s.rows, s.bytes) for s in stages if s.name in "abc"]
+
+    assert counts(Knobs()) == counts(Knobs(fused=["b"])) == counts(Knobs(fused=["b", "c"]))
+
+
+def test_the_time_of_a_worker_counts_for_the_stage_whose_work_it_does():
+    clock = Clock()
+    own, other = Tally("own", clock), Tally("other", clock)
+    own.change(waiting=1)
+    stint = Stint(own, threading.RLock())
+    for seconds, step in ((1, stint.begin), (2, lambda: stint.go_over(other)), (4, lambda: stint.go_over(own)),
+                          (8, lambda: stint.go_over(other)), (16, stint.end), (32, lambda: None)):
+        clock.now += seconds
+        step()
+        assert own.stats(1, "thread", 0, 0).busy_s <= clock.now
+    assert (own.stats(1, "thread", 0, 0).busy_s, other.stats(0, "thread", 0, 0).busy_s) == (2 + 8, 4 + 16)
+    assert own.stats(1, "thread", 0, 0).wait_input_s == 1 + 32
+    assert own.cpu_s + other.cpu_s > 0
+
+
+@pytest.mark.parametrize("fused", [[], ["b"]])
+def test_an_error_names_its_own_stage(table, fused, tmp_path):
+    functions = (plus, NAME + "fails_on_odd_labels")
+    with loading(table, functions, Knobs(fused=fused)) as loader, \
+            pytest.raises(QuarantineError, match=r"row group \d+ row \d+: transform 'b' failed: ValueError"):
+        next(iter(loader))
+    with loading(table, functions, Knobs(fused=fused), errors=ErrorPolicy(on_error="quarantine", max_rate=1),
+                 quarantine=tmp_path / "aside") as loader:
+        weights = torch.cat([batch.weight * (1 - batch.label) for batch in loader])
+        assert weights.sum() == sum(batch.weight.sum() for batch in loader)
+        assert loader.quarantined["rows_set_aside"] > 100
+    assert {json.loads(line)["stage"] for line in (tmp_path / "aside").read_text().splitlines()} == {"transform 'b'"}
+
+
+def test_a_run_goes_on_where_it_was_with_other_stages_fused(table):
+    with loading(table, (plus, twice)) as loader:
+        expected = [float(batch.dense.sum()) for batch in loader]
+    found = []
+    with loading(table, (plus, twice), Knobs(fused=["b"])) as loader:
+        found += [float(batch.dense.sum()) for batch in itertools.islice(loader, 20)]
+        state = loader.state_dict()
+    with loading(table, (plus, twice)) as loader:
+        loader.load_state_dict(state)
+        found += [float(batch.dense.sum()) for batch in loader]
+    assert found == expected
+
+
+def test_what_cannot_be_fused_is_refused_and_changes_nothing(table):
+    with loading(table, (plus, NAME + "twice")) as loader:
+        assert loader.limits.fusable == {"b": "a"}
+        for fused, backend, words in ((["a"], "thread", "'a' is no transform that follows another"),
+                                      (["collate"], "thread", "'collate' is no transform"),
+                                      (["bb"], "thread", "did you mean 'b'"),
+                                      (["b"], "process", "'b' runs on process, 'a' before it on thread; give both")):
+            with pytest.raises(KnobError, match=words):
+                loader.apply(Knobs(fused=fused, backend={"b": backend}))
+        assert loader.knobs.fused == frozenset()
+        assert dict(loader.knobs.backend) == {}
+
+
+class TestPool:
+    """Items are numbers; those that have `done` pass, the others come out negative."""
+
+    def _pool(self, items, done, workers):
+        return Pool(Tally("work"), iter(items), lambda _stint: lambda n, _charge: -n, workers=workers, limit_bytes=9,
+                    governor=Governor(10**9, 0), size=lambda _: 1, measure=lambda _: (1, 1), passes=done)
+
+    def test_without_workers_what_passes_is_handed_on_by_whoever_asks(self):
+        pool = self._pool(range(1, 100), lambda n: True, 0)
+        assert list(pool) == list(range(1, 100))
+        assert pool._started == 0
+
+    def test_a_worker_comes_back_for_what_does_not_pass_and_goes_again(self):
+        pool = self._pool(range(1, 100), lambda n: not 40 <= n < 60, 0)
+        assert list(pool) == [-n if 40 <= n < 60 else n for n in range(1, 100)]
+        assert pool._started == 1, "one for all that come together"
+        pool.join(WAIT_S)
+        assert pool.gone
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_any_mixture_comes_in_order_whatever_the_workers(self, seed):
+        random = Random(seed)
+        done = {n for n in range(1, 2000) if random.random() < 0.5}
+        pool, found = self._pool(range(1, 2000), done.__contains__, random.randint(0, 2)), []
+        for n in pool:
+            found.append(n)
+            if random.random() < 0.2:
+                pool.resize(random.choice([0, 0, 1, 3]))
+        assert found == [n if n in done else -n for n in range(1, 2000)]
+        pool.join(WAIT_S)
+        assert pool.gone
+
+    def test_an_error_of_the_stage_before_comes_in_its_place(self):
+        def items():
+            yield from (1, 2)
+            raise OSError("no more")
+
+        pool = self._pool(items(), lambda n: True, 0)
+        assert [next(pool), next(pool)] == [1, 2]
+        with pytest.raises(OSError, match="no more"):
+            next(pool)
