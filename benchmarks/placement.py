@@ -1,6 +1,6 @@
 """Placement advice, foretold and then measured: the same rows with their operators in the loader and in the ETL.
 
-    python -m benchmarks.placement --work DIR [--rows 400000] [--seconds 6]
+    python -m benchmarks.placement --work DIR [--rows 400000] [--seconds 15]
 
 Spark writes both tables, from features/criteo.toml and from the same with `clip` and `log` left to the loader. The
 advice of a run over the one (all columns' operators into the ETL) stands beside what the other table does, in rows a
@@ -50,7 +50,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the tables and runs")
     parser.add_argument("--rows", type=int, default=400_000, help="raw lines (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=6, help="of each run (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=15, help="of each run: long enough to take back what failed "
+                        "(default: %(default)s)")
     options = parser.parse_args(argv)
     options.work.mkdir(parents=True, exist_ok=True)
     made = tables(options.work, options.rows)
