@@ -50,7 +50,8 @@ class EventSimulator(Course):
             overhead = self._start()
             self._begin()
             active = [self._active(i) for i in range(len(self.names))]
-            load = Load(self.truth, [max(1e-9, float(n)) for n in active], self.backends, drift, self._bursts())
+            load = Load(self.truth, [max(1e-9, float(n)) for n in active], self.backends, drift, self._bursts(),
+                        self._heads)
             if self._step_left <= 0:
                 load.consumer_cpu = 0.0
             free = [False] * len(active)
@@ -67,7 +68,7 @@ class EventSimulator(Course):
                         seconds = min(seconds, item.left / pace[i])
             if self._step_left > 0:
                 seconds = min(seconds, self._step_left / step_pace)
-            self._pass_time(max(seconds, 1e-9), active, pace, step_pace, now, noise)
+            self._pass_time(max(seconds, 1e-9), active, pace, step_pace, now, load, noise)
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
                 self.now = end
@@ -105,7 +106,7 @@ class EventSimulator(Course):
         return math.exp(spread * float(self._random.standard_normal()) - spread * spread / 2)
 
     def _pass_time(self, seconds: float, active: list[int], pace: list[float], step_pace: float,  # noqa: PLR0917
-                   now: Flow, noise: list[float]) -> None:
+                   now: Flow, load: Load, noise: list[float]) -> None:
         for i, items in enumerate(self._items):
             for item in items:
                 if not item.done:
@@ -113,12 +114,10 @@ class EventSimulator(Course):
                     item.done = item.left <= 1e-9
                     if item.done:
                         self._pass_on(i, self.truth.stages[i].rows_per_item)
-            self.busy_s[i] += active[i] * seconds * max(0.5, noise[2 * i])
             used = min(pace[i] * active[i] * now.cpu_per_item[i], active[i]) * seconds
-            self.cpu_s[i] += used * max(0.5, noise[2 * i + 1])
-            self.core_wait_s[i] += min(used * (now.factors[0] - 1), active[i] * seconds - used) * max(
-                0.5, noise[2 * i + 1])
-            idle = max(0.0, self.ready[i] - active[i]) * seconds
+            waited, blurred = min(used * (now.factors[0] - 1), active[i] * seconds - used), max(0.5, noise[2 * i + 1])
+            self._credit(load.shares[i], active[i] * seconds * max(0.5, noise[2 * i]), used * blurred, waited * blurred)
+            idle = max(0.0, self.ready[i] - active[i]) * seconds * (self._heads[i] == i)
             if i and self.queue[i - 1] < self.truth.stages[i].rows_per_item:
                 self.in_s[i] += idle
             else:

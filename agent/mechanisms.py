@@ -79,6 +79,8 @@ class Stage:
     process_cost_s: float = 0.0
     """Seconds more an item costs in a process, for crossing over."""
     backends: tuple[str, ...] = ("thread",)
+    fusable: bool = False
+    """The workers of the stage before can do its work as well."""
     max_workers: int = 0
     """Most workers; 0: as many as the host has cores (at least 8)."""
     buffer_items: float = 2.0
@@ -122,6 +124,8 @@ class Machine:
     """Bytes of rows a second that memory can move for the memory-bound parts; 0: never short."""
     convoy: float = 0.05
     """How much of the interpreter lock each further contender wastes."""
+    handover_s: float = 0.0
+    """Processor seconds that an item takes from one stage's workers to the next one's."""
     switch_cost: float = 0.03
     """Share of the cores lost when twice as many threads as cores want to run."""
     memory_limit: float = 64.0 * GIB
@@ -134,7 +138,8 @@ class Machine:
 
     def __post_init__(self) -> None:
         _check(self, 0.05, "cores")
-        _check(self, 0, "neighbour_cores", "bandwidth", "base_bytes", "memory_lag_s", "host_cores")
+        _check(self, 0, "neighbour_cores", "bandwidth", "base_bytes", "memory_lag_s", "host_cores",
+               "handover_s")
         _check(self, 0.01, "speed")
         _check(self, 1, "memory_limit")
         _check(self, 0, "smt", "timer_noise", "convoy", "switch_cost", high=1)
@@ -170,13 +175,16 @@ class Truth:
 
 
 class Load:
-    """A truth with so many workers of such back ends: plain numbers, made once per change, for the inner loop."""
+    """A truth with so many workers of such back ends: plain numbers, made once per change, for the inner loop.
+
+    `heads` gives for each stage that whose workers do its work. A stage that is fused takes no time of its own."""
 
     __slots__ = ("bandwidth", "batch", "cap", "consumer_cores", "consumer_cpu", "consumer_wait", "convoy", "cores",
-                 "cpu", "kappa", "lock", "memory", "rows", "smt", "switch", "traffic", "waiting", "workers")
+                 "cpu", "handover", "kappa", "lock", "memory", "rows", "shares", "smt", "switch", "traffic", "waiting",
+                 "workers")
 
-    def __init__(self, truth: Truth, workers: Sequence[float], backends: Sequence[str],
-                 factors: Sequence[float] = (), bursts: Sequence[float] = ()) -> None:
+    def __init__(self, truth: Truth, workers: Sequence[float], backends: Sequence[str],  # noqa: PLR0917
+                 factors: Sequence[float] = (), bursts: Sequence[float] = (), heads: Sequence[int] = ()) -> None:
         machine, consumer = truth.machine, truth.consumer
         self.cores = max(0.05, machine.cores - machine.neighbour_cores)
         self.smt, self.switch, self.convoy, self.bandwidth = (
@@ -185,8 +193,11 @@ class Load:
         self.rows, self.cap, self.kappa, self.traffic = [], [], [], []
         self.cpu, self.memory, self.lock, self.waiting = [], [], [], []
         contending = consumer.cores * consumer.cpu
+        self.handover = [machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))]
+        self.shares = [[(i, 1.0, 1.0)] for i in range(len(truth.stages))]
+        """Of each stage's workers: whose work they do, and its shares of their time and of their processor time."""
         for i, stage in enumerate(truth.stages):
-            n, factor = self.workers[i], factors[i] if factors else 1.0
+            n, factor = self.workers[heads[i] if heads else i], factors[i] if factors else 1.0
             process = backends[i] == "process"
             cost = stage.cost_s + (stage.process_cost_s if process else 0.0)
             if stage.cliff_workers and n > stage.cliff_workers:
@@ -202,11 +213,29 @@ class Load:
             self.kappa.append(stage.kappa)
             self.traffic.append(stage.rows_per_item * stage.bytes_per_row if stage.memory_bound else 0.0)
             contending += n * stage.cpu
+        for head in {h for i, h in enumerate(heads) if h != i}:
+            self._fuse([i for i, h in enumerate(heads) if h == head])
         self.batch = float(consumer.batch_rows)
         pressure = max(0.0, contending / self.cores - 1.0) if consumer.cpu else 0.0
         self.consumer_cpu = consumer.step_s * consumer.cpu / machine.speed * (1 + consumer.interference * pressure)
         self.consumer_wait = consumer.step_s * (1 - consumer.cpu)
         self.consumer_cores = consumer.cores
+
+
+    def _fuse(self, group: list[int]) -> None:
+        """The first stage's workers do the work of all."""
+        head = group[0]
+        times = [self.rows[head] / self.rows[i] for i in group]
+        cpu = [(self.cpu[i] + self.memory[i]) * n for i, n in zip(group, times, strict=True)]
+        wall = [c + self.waiting[i] * n for c, i, n in zip(cpu, group, times, strict=True)]
+        self.shares[head] = [(i, w / sum(wall), c / sum(cpu) if sum(cpu) else 0.0)
+                             for i, w, c in zip(group, wall, cpu, strict=True)]
+        for i, n in list(zip(group, times, strict=True))[1:]:
+            for part in (self.cpu, self.memory, self.lock, self.waiting):
+                part[head] += part[i] * n
+                part[i] = 0.0
+            self.workers[i], self.waiting[i] = 1.0, self.rows[i] / UNBOUNDED
+            self.kappa[i] = self.handover[i] = 0.0
 
 
 class Flow:
@@ -264,7 +293,7 @@ def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores
             crowd = max(0.0, active * (active - 1))
             cpu_item[i] = (load.cpu[i] + load.memory[i] * slow_memory) * (1 + kappa[i] * crowd)
             per_s = rates[i] / rows[i]
-            used += per_s * cpu_item[i] * smt
+            used += per_s * (cpu_item[i] + load.handover[i]) * smt
             traffic += per_s * load.traffic[i]
             locked += per_s * load.lock[i]
             runnable += active * share[i]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -113,6 +114,7 @@ class Scenario:
         most = max(8, math.ceil(host))
         return Limits(workers={s.name: (1, s.max_workers or most) for s in self.stages},
                       backends={s.name: s.backends for s in self.stages},
+                      fusable={b.name: a.name for a, b in itertools.pairwise(self.stages) if b.fusable},
                       read_ahead_bytes=(2**20, 2**36), prefetch_bytes=(2**20, 2**36))
 
     @functools.cached_property

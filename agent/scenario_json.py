@@ -148,7 +148,7 @@ def _base(plain: Scenario, key: str, here: str) -> float:
                                                                           for s in plain.stages}
     if owner not in kinds:
         raise ScenarioError(f"{here}: no such part{nearest(owner, kinds)}")
-    numbers = [f.name for f in dataclasses.fields(kinds[owner]) if f.name not in ("name", "backends")]
+    numbers = [f.name for f in dataclasses.fields(kinds[owner]) if f.name not in ("name", "backends", "fusable")]
     if name not in numbers:
         raise ScenarioError(f"{here}: no such number{nearest(name, numbers)}")
     return value_of(plain, key)

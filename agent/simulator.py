@@ -31,14 +31,13 @@ class Course:
         self._truth_at, self._limits = truth_at, limits
         self.truth = truth_at(0.0)
         limits.check(knobs)
-        self._knobs = limits.clamp(knobs)
+        self._knobs, self.governor = limits.clamp(knobs), governor
         self._random = np.random.default_rng(seed)
-        self.governor = governor
         self.now, self.killed, self.held_back = 0.0, False, 0.0
-        names = [s.name for s in self.truth.stages]
+        names = self.names = [s.name for s in self.truth.stages]
         count = len(names)
-        self.names = names
-        self.ready = [float(self._knobs.workers[n]) for n in names]
+        self._heads = [names.index(limits.head(self._knobs, n)) for n in names]
+        self.ready = [float(self._workers_of(n, self._knobs)) for n in names]
         self._starting: list[tuple[float, int, float]] = []  # ready at, stage, workers
         self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
         self.queue = [0.0] * count
@@ -72,8 +71,9 @@ class Course:
         self._limits.check(knobs)
         if missing := [n for n in self.names if n not in knobs.workers]:
             raise KnobError(f"no number of workers for {missing[0]!r}")
+        self._heads = [self.names.index(self._limits.head(knobs, n)) for n in self.names]
         for i, name in enumerate(self.names):
-            stage, count = self.truth.stages[i], knobs.workers[name]
+            stage, count = self.truth.stages[i], self._workers_of(name, knobs)
             backend = knobs.backend.get(name, self._limits.backends_of(name)[0])
             delay = stage.process_start_s if backend == "process" else stage.start_s
             coming = sum(n for _, s, n in self._starting if s == i)
@@ -93,13 +93,18 @@ class Course:
         self._knobs = knobs
         self._changed()
 
+    @staticmethod
+    def _workers_of(name: str, knobs: Knobs) -> int:
+        """What is given to a fused stage is passed on at once, as by a worker who takes no time."""
+        return 1 if name in knobs.fused else knobs.workers[name]
+
     def snapshot(self) -> Snapshot:
         limits = self.queue_limits()
         stages = tuple(
             StageStats(name=name, items=int(self.done[i] / self.truth.stages[i].rows_per_item), rows=int(self.done[i]),
                        bytes=int(self.bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
                        core_wait_s=self.core_wait_s[i], wait_input_s=self.in_s[i], wait_output_s=self.out_s[i],
-                       workers=self._knobs.workers[name], backend=self.backends[i],
+                       workers=self._knobs.workers[self.names[self._heads[i]]], backend=self.backends[i],
                        queue_bytes=int(self.queue[i] * self._row_bytes[i]),
                        queue_limit_bytes=int(limits[i] * self._row_bytes[i]))
             for i, name in enumerate(self.names))
@@ -157,8 +162,15 @@ class Course:
         return limits
 
     def _worker_bytes(self, i: int) -> float:
-        stage = self.truth.stages[i]
-        return stage.process_bytes if self.backends[i] == "process" else stage.worker_bytes
+        return sum(stage.process_bytes if self.backends[j] == "process" else stage.worker_bytes
+                   for j, stage in enumerate(self.truth.stages) if self._heads[j] == i)
+
+    def _credit(self, shares: list[tuple[int, float, float]], useful: float, used: float, waited: float) -> None:
+        """Seconds of workers to the stages whose work they did: at work, on a core, and waiting for one."""
+        for j, time, cpu in shares:
+            self.busy_s[j] += useful * time
+            self.cpu_s[j] += used * cpu
+            self.core_wait_s[j] += waited * cpu
 
     def _memory(self, seconds: float, in_flight: list[float]) -> float:
         """Bytes in use now; freed memory goes back slowly."""
@@ -179,7 +191,6 @@ class Course:
         machine = self.truth.machine
         fixed = machine.base_bytes + sum(n * self._worker_bytes(i) for i, n in enumerate(workers))
         queued = sum(q * b for q, b in zip(self.queue, self._row_bytes, strict=True))
-        # Items already admitted may still grow to what the newest ones need.
         sizes = [max(a, s.held_bytes) for a, s in zip(self._item_bytes, self.truth.stages, strict=True)]
         limits = sum(q * s.bytes_per_row for q, s in zip(self.queue_limits(), self.truth.stages, strict=True))
         room = _MARGIN * machine.memory_limit - fixed
@@ -268,13 +279,13 @@ class Simulator(Course):
             admitted, room = self.governed()
             if load is None or before != tuple(admitted):
                 before = tuple(admitted)
-                load = Load(self.truth, [max(n, 1e-6) for n in admitted], self.backends, factors, bursts)
+                load = Load(self.truth, [max(n, 1e-6) for n in admitted], self.backends, factors, bursts, self._heads)
             limits = [max(1.0, rows * room) for rows in self.queue_limits()]
             empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
             full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
             now = flow(load, empty, full, overhead, self._guess)
             self._guess = now.factors
-            self._account(now, self._stretch(now, limits, end, stretches), limits, noise, admitted)
+            self._account(now, load, self._stretch(now, limits, end, stretches), limits, noise, admitted)
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
                 self.now = end
@@ -295,8 +306,8 @@ class Simulator(Course):
                 seconds = min(seconds, -waiting / gain)
         return max(seconds, 1e-3) if end - self.now > 1e-3 else end - self.now
 
-    def _account(self, now: Flow, seconds: float, limits: list[float], noise: list[float],
-                 admitted: list[float]) -> None:
+    def _account(self, now: Flow, load: Load, seconds: float, limits: list[float],  # noqa: PLR0917
+                 noise: list[float], admitted: list[float]) -> None:
         in_flight = []
         for i, stage in enumerate(self.truth.stages):
             rows = now.rates[i] * seconds
@@ -304,14 +315,13 @@ class Simulator(Course):
             # A queue may pass its edge by what a millisecond brings; it is cut there and the rows are kept.
             self.queue[i] = max(0.0, self.queue[i] + rows - now.rates[i + 1] * seconds)
             active = admitted[i] * now.busy[i]
-            idle = (self.ready[i] - active) * seconds
+            idle = (self.ready[i] - active) * seconds * (self._heads[i] == i)
             # Fewer at work disturb each other less: the inflation is that of those at work.
             calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
             useful = active * seconds - min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
-            self.busy_s[i] += useful * max(0.5, noise[2 * i])
             used = min(rows / stage.rows_per_item * now.cpu_per_item[i], useful)
-            self.cpu_s[i] += used * max(0.5, noise[2 * i + 1])
-            self.core_wait_s[i] += min(used * (now.factors[0] - 1), useful - used) * max(0.5, noise[2 * i + 1])
+            waited, blurred = min(used * (now.factors[0] - 1), useful - used), max(0.5, noise[2 * i + 1])
+            self._credit(load.shares[i], useful * max(0.5, noise[2 * i]), used * blurred, waited * blurred)
             starved = i > 0 and self.queue[i - 1] <= 1e-3 * limits[i - 1]
             blocked = self.queue[i] >= 0.999 * limits[i]
             if blocked and not (starved and now.rates[i - 1] <= now.rates[i + 1]):

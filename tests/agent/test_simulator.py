@@ -10,6 +10,7 @@ import pytest
 from agent.events import EventSimulator
 from agent.mechanisms import Consumer, Machine, SpecError, Stage, Truth, steady
 from agent.optimum import best_knobs
+from agent.scenario import Scenario
 from agent.simulator import Simulator
 from agent.tunable import Tunable
 from ingest.knobs import KnobError, Knobs, Limits
@@ -261,3 +262,54 @@ def test_a_change_of_truth_is_taken_over_while_running():
     pipeline.advance(10)
     assert before == pytest.approx(250 * ROWS, rel=0.05)
     assert pipeline.snapshot().rows - before == pytest.approx(1000 * ROWS, rel=0.05)
+
+
+class TestFused:
+    """Two stages of 10 and 30 ms an item, the second of which may be fused with the first."""
+
+    PARTS = (Stage(name="a", cost_s=0.01, rows_per_item=ROWS), Stage(name="b", cost_s=0.06, rows_per_item=2 * ROWS,
+                                                                     fusable=True))
+
+    def _pipeline(self, kind, fused, workers=(4, 1), **machine):
+        scenario = Scenario(name="fused", stages=self.PARTS, consumer=Consumer(batch_rows=ROWS),
+                            machine=Machine(**{"cores": 64, "timer_noise": 0, "switch_cost": 0} | machine))
+        knobs = Knobs(workers=dict(zip("ab", workers, strict=True)), fused={"b"} if fused else ())
+        return kind(scenario.truth_at, scenario.limits, knobs)
+
+    @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
+    def test_the_workers_of_the_first_do_the_work_of_both(self, kind):
+        assert rate_of(self._pipeline(kind, False)) == pytest.approx(ROWS / 0.03, rel=0.02)
+        pipeline = self._pipeline(kind, True)
+        assert rate_of(pipeline) == pytest.approx(4 * ROWS / 0.04, rel=0.02)
+        a, b = pipeline.snapshot().stages
+        assert (a.workers, b.workers) == (4, 4)
+        assert a.busy_s + b.busy_s == pytest.approx(4 * 30, rel=0.02)
+        assert b.busy_s == pytest.approx(3 * a.busy_s, rel=0.02)
+        assert b.cpu_s == pytest.approx(3 * a.cpu_s, rel=0.02)
+        assert abs(a.rows - b.rows) <= 8 * ROWS
+
+    @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
+    def test_what_a_hand_over_costs_is_saved(self, kind):
+        few = {"workers": (8, 8), "cores": 2}
+        assert rate_of(self._pipeline(kind, False, handover_s=0.02, **few)) == pytest.approx(2 * ROWS / 0.05, rel=0.03)
+        assert rate_of(self._pipeline(kind, True, handover_s=0.02, **few)) == pytest.approx(2 * ROWS / 0.04, rel=0.03)
+
+    @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
+    def test_it_is_turned_while_rows_flow(self, kind):
+        pipeline = self._pipeline(kind, False)
+        before = rate_of(pipeline)
+        pipeline.apply(dataclasses.replace(pipeline.knobs, fused={"b"}))
+        assert rate_of(pipeline) == pytest.approx(4 * ROWS / 0.04, rel=0.02)
+        pipeline.apply(dataclasses.replace(pipeline.knobs, fused=frozenset()))
+        assert rate_of(pipeline) == pytest.approx(before, rel=0.02)
+        assert pipeline.fork().snapshot().stage("b").workers == 1
+
+    def test_a_process_for_each_stage_whose_work_a_worker_does(self):
+        parts = tuple(dataclasses.replace(s, backends=("process",)) for s in self.PARTS)
+        truth = Truth(Machine(cores=8), parts, Consumer(batch_rows=ROWS))
+        limits = Limits(workers={"a": (1, 4), "b": (1, 4)}, backends={"a": ("process",), "b": ("process",)},
+                        fusable={"b": "a"})
+        backend = {"a": "process", "b": "process"}
+        used = [Simulator(lambda _: truth, limits, Knobs(workers={"a": 4, "b": 2}, backend=backend, fused=fused)).memory
+                for fused in ((), ("b",))]
+        assert used[1] - used[0] == 2 * parts[0].process_bytes
