@@ -19,7 +19,7 @@ START_UP = 3  # snapshots more for workers that have to start and import first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """`kind` is grow, probe, switch, release or memory."""
+    """`kind` is grow, probe, switch, fuse, split, release or memory."""
 
     kind: str
     before: Knobs
@@ -31,7 +31,7 @@ class Attempt:
 
     @property
     def rises(self) -> bool:
-        return self.kind in ("grow", "probe", "switch")
+        return self.kind in ("grow", "probe", "switch", "fuse", "split")
 
     @property
     def hoped(self) -> float:

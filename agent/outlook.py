@@ -14,6 +14,7 @@ from ingest.knobs import Knobs, Limits
 
 HEADROOM = 1.05  # capacity over what is needed, for the unevenness that averages hide
 MEMORY_TARGET = 0.9  # of the limit: what a choice may fill
+HANDOVER_S = 20e-6  # processor seconds that an item costs from one stage's workers to the next one's
 _IN_HAND = 1.5  # times an item's bytes that a worker holds: what it makes, and part of what it makes it from
 _READ_AHEAD = 1.0  # items a reader may have finished and waiting
 _PREFETCH = 4.0  # batches that may wait for the trainer
@@ -30,7 +31,9 @@ class Outlook:
     knobs: Knobs
     limits: Limits
     services: Mapping[str, Service]
-    """The stages that have reported. The others keep their workers, as nothing is known of them."""
+    """The stages that have reported, fused ones as one. The others keep their workers, as nothing is known of them."""
+    each: Mapping[str, Service]
+    """The same, fused ones each by itself."""
     cores: float
     """Cores for everything, and `stage_cores` for the stages, as others want some too."""
     stage_cores: float
@@ -49,12 +52,12 @@ class Outlook:
            other_cpu_s: float, demand: float) -> Outlook:
         known = {name: service for name, service in services.items() if service.points}
         pressure = Pressure.of(seen)
-        empty = cls(knobs=knobs, limits=limits, services=known, demand=demand, base_bytes=0.0,
-                    memory_limit=seen.memory_limit, slow=pressure.slow, cores=seen.cpu_quota,
+        empty = cls(knobs=knobs, limits=limits, services=_joined(known, knobs, limits), each=known, demand=demand,
+                    base_bytes=0.0, memory_limit=seen.memory_limit, slow=pressure.slow, cores=seen.cpu_quota,
                     stage_cores=pressure.cores, other_cpu_s=other_cpu_s)
         # A worker at work has an item in hand; a process holds its libraries, at work or not.
         in_hand = sum(min(seen.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
-                      + knobs.workers[n] * empty._process_bytes(n) for n in known if n in seen.stages)
+                      + knobs.workers[n] * empty._process_bytes(n) for n in empty.services if n in seen.stages)
         queued = sum(stage.queue_bytes for stage in seen.stages.values())
         return replace(empty, base_bytes=max(0.0, seen.memory_used - in_hand - queued))
 
@@ -123,14 +126,30 @@ class Outlook:
                             prefetch_bytes=needed["prefetch_bytes"])
         return knobs, found.rows_per_s
 
-    def switched(self, name: str) -> Outlook | None:
-        """As if a stage whose workers wait for each other ran on its other back end; None where there is none."""
-        service = self.services[name]
-        others = [b for b in self.limits.backends_of(name) if b != service.backend]
-        if not others or not service.locked:
-            return None
-        return replace(self, knobs=replace(self.knobs, backend={**self.knobs.backend, name: others[0]}),
-                       services={**self.services, name: service.on(others[0])})
+    def switched(self, name: str, freed: Callable[[Service], Service]) -> Outlook:
+        """As if a stage ran on its other back end, by itself, and what it leaves behind on threads were `freed`."""
+        service = self.each[name]
+        other = next(b for b in self.limits.backends_of(name) if b != service.backend)
+        left = {n: freed(s) for n, s in self.each.items() if service.backend == s.backend == "thread"}
+        knobs = replace(self.knobs, backend={**self.knobs.backend, name: other},
+                        fused=frozenset(n for n in self.knobs.fused if name not in (n, self.limits.fusable[n])))
+        return self._as(knobs, {**self.each, **left, name: service.on(other)})
+
+    def fused(self, name: str) -> Outlook:
+        """As if the workers of the stage before did a stage's work: each item is handed over once less."""
+        rows = self.each[name].item_rows
+        saved_s = min(self.other_cpu_s, HANDOVER_S / rows) if rows else 0.0
+        saved = saved_s * self.rate(self.knobs.workers)  # in cores; they look like those of others
+        look = self._as(replace(self.knobs, fused=self.knobs.fused | {name}), self.each)
+        return replace(look, other_cpu_s=self.other_cpu_s - saved_s,
+                       stage_cores=min(self.cores, self.stage_cores + saved))
+
+    def split(self, name: str) -> Outlook:
+        """As if a fused stage had workers of its own."""
+        return self._as(replace(self.knobs, fused=self.knobs.fused - {name}), self.each)
+
+    def _as(self, knobs: Knobs, each: Mapping[str, Service]) -> Outlook:
+        return replace(self, knobs=knobs, each=each, services=_joined(each, knobs, self.limits))
 
     def _with_headroom(self, name: str, most: int) -> Callable[[int], float]:
         """At the most workers there may be nothing is kept back: there is no more to have."""
@@ -167,7 +186,9 @@ class Outlook:
         return _IN_HAND * self.services[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
-        return _PROCESS_BYTES if self.knobs.backend.get(name) == "process" else 0
+        """Of a worker: a process for each stage whose work it does."""
+        stages = sum(self.limits.head(self.knobs, n) == name for n in self.each)
+        return stages * _PROCESS_BYTES if self.knobs.backend.get(name) == "process" else 0
 
     def _worker_bytes(self, name: str) -> float:
         return self._item_bytes(name) + self._process_bytes(name)
@@ -185,3 +206,13 @@ class Outlook:
             low, high = getattr(self.limits, name)
             sizes[name] = min(max(_MIB * math.ceil(min(need, _SHARE * self.memory_limit) / _MIB), low), high)
         return sizes
+
+
+def _joined(each: Mapping[str, Service], knobs: Knobs, limits: Limits) -> Mapping[str, Service]:
+    """Fused stages as one: the work of all whose workers are known."""
+    found = {name: service for name, service in each.items() if name not in knobs.fused}
+    for name in each.keys() - found.keys():
+        head = limits.head(knobs, name)
+        if head in found:
+            found[head] = found[head].joined(each[name])
+    return found

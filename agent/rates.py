@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot, StageStats
+
+SATURATED = 0.92  # of the cores in use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,23 @@ class Rates:
     memory_used: int
     memory_limit: int
     stages: Mapping[str, StageRates]
+
+    @property
+    def saturated(self) -> bool:
+        """No core is free."""
+        return self.cpu >= SATURATED * self.cpu_quota
+
+    def joined(self, knobs: Knobs, limits: Limits) -> Rates:
+        """Fused stages as one: that whose workers do the work of all."""
+        stages: dict[str, StageRates] = {}
+        for name, stage in self.stages.items():
+            head = limits.head(knobs, name)
+            done = stages.get(head)
+            stages[head] = stage if done is None else replace(
+                done, busy=done.busy + stage.busy, cpu=done.cpu + stage.cpu,
+                core_wait=done.core_wait + stage.core_wait, queue_bytes=done.queue_bytes + stage.queue_bytes,
+                rows_per_s=stage.rows_per_s)
+        return replace(self, stages=stages)
 
 
 def rates(earlier: Snapshot, later: Snapshot) -> Rates | None:

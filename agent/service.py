@@ -21,6 +21,7 @@ _SLACK, _CLIP, _ALARM = 0.1, 0.8, 1.7  # of the cost's logarithm: no surprise, t
 _FORGET = 0.99  # by which the largest item seen fades with each observation
 _FLAT = 0.98  # two settings that differ by less: something else bounds the stage, and so it does between them
 _RELIEVED = 1.15  # times the cost with fewest workers: dearer, and the lock may have been why
+_LEAST_WAIT = 0.1  # of the cost, that no stage gets rid of
 _LOCKED = 1.5  # times dearer with more workers, and that by waiting: they wait for each other
 
 
@@ -63,6 +64,8 @@ class Service:
     """Workers → cost of a row. Empty: the stage has not reported yet, and nothing is planned for it."""
     item_bytes: float = 0.0
     """Bytes of an item, from the larger ones seen. What a worker has in hand."""
+    item_rows: float = 0.0
+    """Rows of an item, lately."""
     drifts: int = 0
     """Times that the workload was seen to change."""
     residual: float = 0.0
@@ -91,7 +94,7 @@ class Service:
         if items < _LEAST_ITEMS or rows <= 0 or busy_s <= 0 or min(cpu_s, core_wait_s) < 0:
             return replace(self, age=self.age + 1)
         item_bytes = max(_FORGET * self.item_bytes, (now.bytes - then.bytes) / items)
-        seen = replace(self, _anchor=now, item_bytes=item_bytes, age=0, _surprise=0.0)
+        seen = replace(self, _anchor=now, item_bytes=item_bytes, item_rows=rows / items, age=0, _surprise=0.0)
         busy_s, cpu_s = busy_s / rows, cpu_s / rows
         if saturated and not core_wait_s and self.points:
             busy_s = min(busy_s, max(cpu_s + self._nearest(now.workers).wait_s, cpu_s))
@@ -133,10 +136,21 @@ class Service:
         points = self.elsewhere.get(backend) or {least: self.points[least]}
         return replace(self, backend=backend, points=points)
 
+    def joined(self, other: Service) -> Service:
+        """Both, as the same workers do the work of both."""
+        counts = {*self.points, *other.points}
+        return replace(self, item_bytes=max(self.item_bytes, other.item_bytes), points={
+            n: Point(busy_s=self.busy_s(n) + other.busy_s(n), cpu_s=self.cpu_s(n) + other.cpu_s(n)) for n in counts})
+
     def relieved(self) -> Service:
         """As if its workers no longer disturbed each other: a stage that held the same lock has left it."""
         least = self.points[min(self.points)]
         return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= _RELIEVED * least.busy_s})
+
+    def unhindered(self) -> Service:
+        """As if it hardly waited: for nobody who holds a lock, nor for a store."""
+        return replace(self, points={n: replace(p, busy_s=max(p.cpu_s, _LEAST_WAIT * p.busy_s))
+                                     for n, p in self.points.items()})
 
     @property
     def locked(self) -> bool:

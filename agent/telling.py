@@ -31,6 +31,8 @@ def moves(before: Knobs, after: Knobs) -> str:
              if count != after.workers[name]]
     found += [f"{name} {before.backend.get(name, 'thread')} → {backend}" for name, backend in after.backend.items()
               if backend != before.backend.get(name, "thread")]
+    found += [f"{name} fused" for name in sorted(after.fused - before.fused)]
+    found += [f"{name} split" for name in sorted(before.fused - after.fused)]
     found += [f"{label} {format_bytes(old)} → {format_bytes(new)}" for label, old, new in (
         ("read-ahead", before.read_ahead_bytes, after.read_ahead_bytes),
         ("prefetch", before.prefetch_bytes, after.prefetch_bytes)) if old != new]

@@ -30,10 +30,11 @@ import numpy as np
 from agent.generator import held_out
 from agent.learning import Samples
 from agent.mechanisms import Consumer, Machine, Stage, Truth
-from agent.policies import make, planner
+from agent.policies import make
 from agent.policies.advantage import Advantage, load
 from agent.policies.auto import Auto, State
 from agent.policies.candidates import Candidate
+from agent.policies.state import State as Planned
 from agent.rates import rates
 from agent.simulator import Simulator
 from agent.trial import run
@@ -95,7 +96,7 @@ class RollOuts(Auto):
         return found[best], rows[best] / max(1.0, rows[0]) - 1
 
 
-def calibrated(last: Snapshot, now: Snapshot, state: planner.State) -> Truth:
+def calibrated(last: Snapshot, now: Snapshot, state: Planned) -> Truth:
     """The pipeline as the stage models have it."""
     seen = rates(last, now)
     assert seen is not None

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent.policies import planner
 from agent.policies.advantage import WEIGHTS, WeightsError, load
 from agent.policies.candidates import Candidate, candidates
 from agent.policies.planner import MEMORY_ALARM, Planner
+from agent.policies.state import State as Planned
 from agent.tunable import Reason
 from ingest.knobs import KnobError, Knobs, Limits
 from ingest.stats import Snapshot
@@ -35,7 +35,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    planner: planner.State
+    planner: Planned
     left: int = 0
     """Times that the planner's choice was left."""
     cost_rows: float = 0.0

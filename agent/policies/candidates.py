@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent.outlook import Outlook
-from agent.policies.planner import Planner, State
+from agent.policies.planner import Planner
+from agent.policies.state import State
 from agent.rates import Rates, rates
 from agent.telling import moves
 from agent.tunable import Reason

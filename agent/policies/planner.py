@@ -7,21 +7,26 @@
 
 A change is followed by a pause in which its effect is measured (`agent.attempt`). One that brought nothing is undone,
 and its stages are left alone for a while; each failure doubles the pause before the next try, so that a steady load
-soon sees no change. Workers that wait for each other are moved to the stage's other back end.
+soon sees no change. Workers that wait for each other are moved to the stage's other back end; stages are fused where
+cores are short, and split where they are too narrow together (`agent.shapes`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from agent import shapes
 from agent.attempt import PATIENCE, SETTLE, SMOOTH, Attempt
 from agent.outlook import Outlook
+from agent.policies.state import SPARE, WINDOW, State
 from agent.pressure import CONTENDED, Pressure
 from agent.rates import Rates, rates
 from agent.service import Service, between
+from agent.shapes import Shape
 from agent.telling import details, moves, why
 from agent.tunable import Reason
 from agent.whatif import what_if
@@ -31,59 +36,13 @@ from ingest.stats import Snapshot
 WORTH = 1.08  # a predicted gain below this is not worth a change
 GROWTH = 8  # times more workers than were ever seen, if those paid in full: beyond, the curve is a guess
 CAREFUL = 2  # the same where others use the cores as well
-SATURATED = 0.92  # of the cores in use: no core is free
 OURS = 3 * PATIENCE  # snapshots after a change in which what happens is taken for its effect
 BENT = 0.75  # of a row's cost now was enough with fewer workers: they disturb each other
 MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
 LATELY = 0.25  # weight of the latest interval in an average
-WINDOW = 6  # snapshots over which rates are taken
-SPARE = 5  # snapshots in a row that must show workers to spare before some are given back
 FORGIVE = 400  # snapshots for which a stage's failed change is not tried again
 DOUBT = 30  # the same where others use the cores: they may have been the cause (doubled with each failure in a row)
 MEMORY_ALARM = 0.95  # of the limit in use: something is given back at once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """All that the planner remembers. Times are counted in snapshots."""
-
-    limits: Limits
-    knobs: Knobs
-    services: Mapping[str, Service]
-    last: Snapshot | None = None
-    window: tuple[Snapshot, ...] = ()
-    """The latest snapshots that show the present knobs alone."""
-    age: int = 0
-    """Snapshots since the last change."""
-    tick: int = 0
-    other_cpu: float = 0.0
-    passed: float = 0.0
-    """Cores in use that no stage accounts for, as for the trainer, and rows a second meanwhile: averages of late."""
-    demands: tuple[float, ...] = ()
-    """What the trainer would have taken lately. The largest counts: a pause for an evaluation is no lack of demand."""
-    trial: Attempt | None = None
-    held: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Stage → (least, most, until): what a failed change taught, until that tick."""
-    tried: frozenset[tuple[str, int | str]] = frozenset()  # stages at so many workers, or on a back end
-    held_slow: float = 1.0
-    """How slow the cores were for us when it failed: once they are much freer, it counts no more."""
-    quiet_until: int = 0
-    failures: int = 0
-    spare: int = 0
-    spare_needed: int = SPARE
-    released: bool = False
-    """The last change of size was a release. If it had to be taken back, the next one waits longer."""
-
-    @property
-    def other_cpu_s(self) -> float:
-        """Processor seconds a row that no stage accounts for."""
-        return self.other_cpu / self.passed if self.passed > 0 else 0.0
-
-    def undecided(self, before: State) -> State:
-        """What was learned, as though nothing had been changed; `before` is the state before the decision."""
-        window = (*before.window, *((self.last,) if self.last else ()))[-WINDOW:]
-        return replace(before, services=self.services, last=self.last, tick=self.tick, age=before.age + 1,
-                       window=window, other_cpu=self.other_cpu, passed=self.passed)
 
 
 class Planner:
@@ -109,7 +68,7 @@ class Planner:
                        if s.name in state.services}
             return state.knobs, replace(state, last=snapshot, window=(snapshot,),
                                         services={**state.services, **watched}), Reason(text="first look")
-        seen = rates(state.last, snapshot)
+        seen = _rates(state, state.last, snapshot)
         if seen is None:  # a clock that stands still, or counters that fell: begin again from here
             return state.knobs, replace(state, last=snapshot, window=(snapshot,)), Reason(
                 text="no time has passed since the last look")
@@ -126,15 +85,19 @@ class Planner:
                         window=(*learned.window, snapshot)[-WINDOW:])
         if state.trial is not None and state.age > SETTLE and state.trial.crashed(seen):
             return _undo(state, state.trial, seen)
-        since = rates(state.window[0], snapshot)
+        since = _rates(state, state.window[0], snapshot)
         if since is None or since.rows_per_s == 0:
             return state.knobs, state, Reason(text="waiting for rows to arrive")
         if state.trial is not None:
             keep = state.trial.verdict(state.age, since)
-            if not keep and state.age >= SETTLE and state.trial.gain(since) < 1 and since.stall > SMOOTH:
+            failing = keep is False
+            if state.trial.kind in ("grow", "probe") and since.stall > SMOOTH and (
+                    failing or (keep is None and state.age >= SETTLE and state.trial.gain(since) < 1)):
                 undone = replace(state, knobs=state.trial.before, trial=None)
-                switch = _switch(undone, _look(undone, seen), since)
-                if switch is not None:  # no need to wait: the stage was grown, and its workers wait for each other
+                look = _look(undone, seen)  # perhaps a stage was grown whose workers wait for a lock
+                suspects = (s for s in shapes.suspected(look, since) if failing or s.stage in state.trial.stages)
+                switch = _reshape(undone, look, since, itertools.chain(shapes.locked(look), suspects))
+                if switch is not None:
                     return switch
             if keep is None:
                 return state.knobs, state, Reason(text="measuring what the last change did")
@@ -157,11 +120,16 @@ class Planner:
 
     def explain(self, state: State) -> dict[str, Any]:
         """The stage models, and what the pipeline would do with other means; empty while nothing is known."""
-        seen = rates(state.window[0], state.window[-1]) if state.window else None
+        seen = _rates(state, state.window[0], state.window[-1]) if state.window else None
         look = _look(state, seen) if seen is not None else None
         if seen is None or look is None or not look.services:
             return {}
         return {**details(look, seen, state.knobs, look.rate(state.knobs.workers)), "what_if": what_if(look)}
+
+
+def _rates(state: State, earlier: Snapshot, later: Snapshot) -> Rates | None:
+    found = rates(earlier, later)
+    return None if found is None else found.joined(state.knobs, state.limits)
 
 
 def _look(state: State, seen: Rates) -> Outlook:
@@ -170,8 +138,7 @@ def _look(state: State, seen: Rates) -> Outlook:
 
 
 def _learn(state: State, snapshot: Snapshot, seen: Rates) -> State:
-    saturated = seen.cpu >= SATURATED * seen.cpu_quota
-    services = {s.name: state.services[s.name].observe(s, saturated) for s in snapshot.stages
+    services = {s.name: state.services[s.name].observe(s, seen.saturated) for s in snapshot.stages
                 if s.name in state.services}
     demand = seen.demand_rows_per_s
     other = max(0.0, seen.cpu - sum(s.cpu for s in seen.stages.values()))
@@ -186,8 +153,8 @@ def _undo(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Rea
     gain = trial.gain(since)
     text = (f"the last change brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is "
             f"undone: {moves(state.knobs, trial.before)}")
-    if trial.kind in ("probe", "switch"):  # that it may fail is why it was one; what it saw is in the curve now
-        undone = state
+    if trial.kind in ("probe", "switch", "fuse", "split"):  # that it may fail is why it was one
+        undone = state  # what it saw is in the curve now
     else:
         undone = replace(state, held=_held(state, trial.before, since), held_slow=Pressure.of(since).slow,
                          failures=state.failures + 1, spare=0,
@@ -216,7 +183,7 @@ def _held(state: State, before: Knobs, since: Rates) -> dict[str, tuple[int, int
 
 def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason]:
     look = _look(state, seen)
-    if not look.services or (len(look.services) < len(state.services) and state.tick <= PATIENCE):
+    if not look.services or (len(look.each) < len(state.services) and state.tick <= PATIENCE):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
     if state.held and look.slow * CONTENDED < state.held_slow:
         state = replace(state, held={})
@@ -231,7 +198,7 @@ def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason
                 text=f"memory is short ({format_bytes(seen.memory_used)} of {format_bytes(look.memory_limit)} used, "
                      f"{format_bytes(look.memory(state.knobs))} may be needed): {moves(state.knobs, knobs)}",
                 bottleneck="memory", predicted_rows_per_s=best, details=details(look, since, knobs, best)))
-    switch = _switch(state, look, since) if input_bound else None
+    switch = _reshape(state, look, since, shapes.locked(look)) if input_bound else None
     if switch is not None:
         return switch
     if state.tick < state.quiet_until:
@@ -246,6 +213,10 @@ def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason
             return _change(grown, knobs, "grow", since, Reason(
                 text=f"{cause}: {moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
                 bottleneck=bottleneck, predicted_rows_per_s=best, details=details(look, since, knobs, best)))
+        found = itertools.chain(shapes.suspected(look, since), shapes.split(look), shapes.fused(look))
+        reshaped = _reshape(state, look, since, found)
+        if reshaped is not None:
+            return reshaped
         probe = _probe(state, look, since)
         if probe is not None:
             name, count, hope = probe
@@ -263,27 +234,30 @@ def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason
     return _release(state, look, since, ranges, Reason(text=cause, bottleneck=bottleneck, predicted_rows_per_s=now))
 
 
-def _switch(state: State, look: Outlook, since: Rates) -> tuple[Knobs, State, Reason] | None:
-    """The stage that bounds the rate to its other back end, if its workers wait for each other."""
-    bounds = {n: look.capacity(n, state.knobs.workers[n]) for n in look.services}
-    name = min(bounds, key=lambda n: bounds[n])
-    other = look.switched(name)
-    if other is None or (name, other.knobs.backend[name]) in state.tried:
-        return None
-    ranges = {n: _range(state, n, look.contended) for n in look.services}
-    ranges[name] = (1, min(state.limits.workers[name][1], max(2, math.ceil(since.cpu_quota))))
-    knobs, best = other.best(ranges, fewest=False)
-    if best < WORTH * look.rate(state.knobs.workers) or not other.fits(knobs):
-        return None
-    sharing = {n: s.relieved() for n, s in look.services.items()
-               if n != name and s.backend == "thread" and len(state.limits.backends_of(n)) > 1}
-    switching = replace(state, spare=0, services={**state.services, **sharing},
-                        tried=state.tried | {(name, knobs.backend[name])},
-                        held={n: h for n, h in state.held.items() if n != name})
-    return _change(switching, knobs, "switch", since, Reason(
-        text=f"{name} is the bottleneck, and its workers wait for each other: trying {moves(state.knobs, knobs)}, "
-             f"{best / look.rate(state.knobs.workers):.2g} times the rows predicted",
-        bottleneck=name, predicted_rows_per_s=best, details=details(look, since, knobs, best)))
+def _reshape(state: State, look: Outlook, since: Rates, found: Iterable[Shape]) -> tuple[Knobs, State, Reason] | None:
+    """A stage on its other back end, fused or split: the first that is worth it."""
+    now = look.rate(state.knobs.workers)
+    free = replace(state, held={})  # what failed while workers waited for a lock may do without
+    for shape in found:
+        if shape.key in state.tried:
+            continue
+        name, moving = shape.stage, shape.kind == "switch"
+        ranges = {n: _range(free if moving else state, n, look.contended) for n in shape.look.services}
+        if moving:
+            ranges[name] = (1, min(state.limits.workers[name][1], max(2, math.ceil(since.cpu_quota))))
+        knobs, best = shape.look.best(ranges, fewest=False)
+        if best < WORTH * now or not shape.look.fits(knobs):
+            continue
+        trying = replace(state, spare=0, tried=state.tried | {shape.key})
+        if moving:
+            sharing = {n: s.relieved() for n, s in look.each.items()
+                       if n != name and s.backend == "thread" and len(state.limits.backends_of(n)) > 1}
+            trying = replace(trying, services={**state.services, **sharing}, held={})
+        return _change(trying, knobs, shape.kind, since, Reason(
+            text=f"{shape.cause}: trying {moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
+            bottleneck=look.bottleneck(), predicted_rows_per_s=best,
+            details=details(shape.look, since, knobs, best)))
+    return None
 
 
 def _range(state: State, name: str, contended: bool) -> tuple[int, int]:

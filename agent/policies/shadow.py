@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.policies.planner import Planner, State
+from agent.policies.planner import Planner
+from agent.policies.state import State
 from agent.tunable import Reason
 from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot

@@ -248,7 +248,8 @@ def test_workers_that_wait_for_a_lock_move_to_processes_and_say_why():
     reasons = []
     outcome = run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: reasons.append(reason.text))
     assert outcome.knobs.backend["transform"] == "process"
-    assert any("its workers wait for each other: trying" in text and "thread → process" in text for text in reasons)
+    assert any("workers of transform wait for each other: trying" in text and "thread → process" in text
+               for text in reasons)
 
 
 def test_a_switch_that_brings_nothing_is_undone_and_not_tried_again():

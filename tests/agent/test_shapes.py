@@ -1,0 +1,180 @@
+"""The planner where the stage to move to processes is not the narrowest: series of snapshots as live pipelines gave."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from agent.mechanisms import Consumer, Machine, Stage
+from agent.outlook import HANDOVER_S
+from agent.policies import make
+from agent.scenario import Scenario
+from agent.simulator import Simulator
+from agent.trial import run
+from ingest.knobs import Knobs, Limits
+from ingest.stats import Snapshot, StageStats
+
+NAMES = ("read", "shuffle", "python", "collate")
+LIMITS = Limits(workers={"read": (1, 2), "shuffle": (1, 2), "python": (1, 2), "collate": (1, 1)},
+                backends={"python": ("thread", "process")})
+ROWS = 65_536  # of an item
+
+
+def _stage(name, rates, seconds, workers, backend):
+    """`rates`: items a second, workers busy, cores, and workers that wait for a core."""
+    items, busy, cpu, core_wait = (rate * seconds for rate in rates)
+    return StageStats(name=name, items=int(items), rows=int(items) * ROWS, bytes=int(items) * 2**20, busy_s=busy,
+                      cpu_s=cpu, core_wait_s=core_wait, wait_input_s=0, wait_output_s=0, workers=workers,
+                      backend=backend)
+
+
+class _Series:
+    """A pipeline that always tells the same of a setting, whatever is asked for."""
+
+    def __init__(self, told, **more):
+        self.told, self.more = told, {"cpu_used_s": 1.1, "memory_limit": 2**34} | more
+        self.policy = make("planner")
+        self.knobs = Knobs(workers=dict.fromkeys(NAMES, 1))
+        self.state = self.policy.initial(LIMITS, self.knobs)
+        self.now = Snapshot(at=0, sequence=0, stages=tuple(_stage(n, (0,) * 4, 0, 1, "thread") for n in NAMES),
+                            batches=0, rows=0, consumer_wait_s=0, consumer_compute_s=0, memory_used=2**28,
+                            memory_limit=self.more["memory_limit"], cpu_quota=2, cpu_used_s=0)
+        self.reasons = []
+
+    def moves(self, ticks):
+        """Whether the transform is moved to processes within so many ticks."""
+        for _ in range(ticks):
+            self.knobs, self.state, reason = self.policy.decide(self.now, self.state)
+            self.reasons.append(reason.text)
+            if "python" in self.knobs.backend:
+                return True
+            self.now = self._next()
+        return False
+
+    def _next(self):
+        told, stages = self.told(self.knobs), []
+        for before in self.now.stages:
+            more = _stage(before.name, told[before.name], 1.0, self.knobs.workers[before.name],
+                          self.knobs.backend.get(before.name, "thread"))
+            added = {f: getattr(before, f) + getattr(more, f)
+                     for f in ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s")}
+            stages.append(dataclasses.replace(more, **added))
+        rows = ROWS * told["collate"][0]
+        return dataclasses.replace(
+            self.now, at=self.now.at + 1, sequence=self.now.sequence + 1, stages=tuple(stages),
+            rows=self.now.rows + rows, batches=self.now.batches + 1, consumer_wait_s=self.now.consumer_wait_s + 1,
+            cpu_used_s=self.now.cpu_used_s + self.more["cpu_used_s"])
+
+
+def _bent(knobs):
+    """Two workers of the transform wait for each other; two readers wait longer, and for the same lock."""
+    items = 8
+    n, readers = knobs.workers["python"], knobs.workers["read"]
+    return {"read": (items, 0.95 * readers, 0.15, 0.0), "shuffle": (items, 0.3, 0.2, 0.0),
+            "python": (items, 0.7 if n == 1 else 1.4, 0.65, 0.0), "collate": (items, 0.02, 0.02, 0.0)}
+
+
+def _hidden(knobs):
+    """The transform is at work all the time, and never waits; the others wait for its lock."""
+    items = 8
+    return {"read": (items, 0.9 * knobs.workers["read"], 0.15, 0.1), "shuffle": (items, 0.75, 0.1, 0.1),
+            "python": (items, 0.9, 0.85, 0.0), "collate": (items, 0.05, 0.02, 0.0)}
+
+
+def test_the_stage_whose_workers_wait_for_each_other_is_moved_though_another_is_narrower():
+    series = _Series(_bent)
+    assert series.moves(12), series.reasons
+    assert "workers of python wait for each other" in series.reasons[-1]
+
+
+def test_the_stage_that_holds_the_lock_is_moved_though_only_others_wait():
+    series = _Series(_hidden)
+    assert series.moves(12), series.reasons
+    assert "python may hold the lock that" in series.reasons[-1]
+
+
+@pytest.mark.parametrize("more", [{"memory_limit": 2**28 + 2**27}, {"cpu_used_s": 1.95}])
+def test_it_stays_where_processes_do_not_fit_or_no_core_is_free(more):
+    assert not _Series(_hidden, **more).moves(30)
+
+
+def test_a_stage_that_hardly_computes_is_not_suspected():
+    def idle(knobs):
+        return {**_hidden(knobs), "python": (8, 0.9, 0.2, 0.0)}
+
+    assert not _Series(idle).moves(30)
+
+
+def test_who_computes_on_more_than_a_core_needs_no_lock():
+    def parallel(knobs):
+        return {**_hidden(knobs), "python": (8, 1.5, 1.45, 0.0)}
+
+    assert not _Series(parallel, cpu_used_s=1.7).moves(30)
+
+
+def _stages(cost_s, **more):
+    """Four in a row, of which the third and the fourth may be fused with the one before."""
+    return [Stage(name=n, cost_s=cost_s, rows_per_item=1024, fusable=n in "cd", **more) for n in "abcd"]
+
+
+def _settled(stages, machine, *, fused=(), ticks=60):
+    """The simulator after so many decisions, and how fast it is then."""
+    scenario = Scenario(name="fused", stages=tuple(stages), machine=machine)
+    knobs = dataclasses.replace(scenario.first_knobs, fused=fused)
+    simulator, policy = Simulator(scenario.truth_at, scenario.limits, knobs), make("planner")
+    state, reasons = policy.initial(scenario.limits, knobs), []
+    for _ in range(ticks):
+        knobs, state, reason = policy.decide(simulator.snapshot(), state)
+        reasons.append(reason.text)
+        simulator.apply(knobs)
+        simulator.advance(1.0)
+    before = simulator.snapshot()
+    simulator.advance(5.0)
+    return simulator, (simulator.snapshot().rows - before.rows) / 5.0, reasons
+
+
+def test_cheap_stages_are_fused_where_handing_over_takes_cores_that_are_short():
+    machine = Machine(cores=2, handover_s=HANDOVER_S)
+    apart = [dataclasses.replace(s, fusable=False) for s in _stages(1.2 * HANDOVER_S)]
+    simulator, rate, reasons = _settled(_stages(1.2 * HANDOVER_S), machine)
+    assert simulator.knobs.fused == {"c", "d"}
+    assert any("handing batches over from b to c takes cores" in text for text in reasons)
+    assert rate > 1.25 * _settled(apart, machine)[1]
+
+
+@pytest.mark.parametrize(("cost", "machine"), [
+    (100 * HANDOVER_S, Machine(cores=2, handover_s=HANDOVER_S)),  # it is nothing beside the work
+    (1.2 * HANDOVER_S, Machine(cores=64, handover_s=HANDOVER_S)),  # cores are free
+])
+def test_nothing_is_fused_where_that_would_save_nothing_that_counts(cost, machine):
+    simulator, _, _ = _settled(_stages(cost, max_workers=4), machine)
+    assert simulator.knobs.fused == frozenset()
+
+
+def test_a_fusion_that_brought_nothing_is_undone_and_not_tried_again():
+    """As though handing over took time, but it is the trainer's loop on the same cores."""
+    scenario = Scenario(name="trainer", stages=tuple(_stages(1.2 * HANDOVER_S)), machine=Machine(cores=2),
+                        consumer=Consumer(batch_rows=1024, step_s=HANDOVER_S, cpu=1.0))
+    fused = []
+    run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: fused.append(knobs.fused))
+    assert any(fused), "it was tried"
+    assert fused[-1] == frozenset()
+    assert len([1 for before, after in itertools.pairwise(fused) if before < after]) <= 2
+
+
+def test_a_stage_that_holds_the_lock_leaves_the_stage_with_which_it_is_fused():
+    stages = _stages(0.01)
+    stages[2] = dataclasses.replace(stages[2], cost_s=0.02, lock=1.0, backends=("thread", "process"))
+    simulator, _, reasons = _settled(stages, Machine(cores=16), fused={"c", "d"})
+    assert "c" not in simulator.knobs.fused
+    assert simulator.knobs.backend["c"] == "process"
+    assert any("c split" in text for text in reasons)
+
+
+def test_fused_stages_are_split_where_their_workers_are_at_the_most_there_may_be():
+    simulator, rate, reasons = _settled(_stages(0.01, max_workers=2), Machine(cores=16), fused={"c", "d"})
+    assert len(simulator.knobs.fused) < 2
+    assert any("b is the bottleneck, whose workers do the work of" in text for text in reasons)
+    assert rate == pytest.approx(200 * 1024, rel=0.05)
