@@ -1,8 +1,8 @@
 """A search for settings that reach an AUC: which trial comes next, when one is given up, and what came of all.
 
 Trials are proposed by Optuna (a tree of Parzen estimators, or at random), each seeded by its own number, so that a
-search that was broken off goes on as if it had not been. A trial that is not among the best third of those that came
-as far is given up at that evaluation (successive halving).
+search that was broken off goes on as if it had not been. A trial that lies clearly below the best third of those that
+came as far is given up at that evaluation (successive halving).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dlrm.config import ConfigError
 from dlrm.space import Space
 
 REDUCTION = 3
+CLOSE = 0.01  # of AUC below the best third: an early evaluation does not tell such trials apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,20 @@ class Found:
     """`complete`, `pruned` (given up) or `fail`."""
 
 
+class Halving(optuna.pruners.BasePruner):
+    """At evaluations 1, 3, 9, … a trial is held against all that came as far, once there are a few."""
+
+    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+        step = trial.last_step
+        if step is None or step not in (REDUCTION**k for k in range(step)):
+            return False
+        reached = sorted((t.intermediate_values[step] for t in study.get_trials(deepcopy=False)
+                          if step in t.intermediate_values), reverse=True)
+        if len(reached) <= REDUCTION:
+            return False
+        return trial.intermediate_values[step] < reached[len(reached) // REDUCTION - 1] - CLOSE
+
+
 class Search:
     """One study in a folder. Reads what is there; `step` makes one trial."""
 
@@ -59,8 +74,7 @@ class Search:
         """`plain`: at random, and none is given up."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         folder.mkdir(parents=True, exist_ok=True)
-        pruner = optuna.pruners.NopPruner() if plain else optuna.pruners.SuccessiveHalvingPruner(
-            min_resource=1, reduction_factor=REDUCTION)
+        pruner = optuna.pruners.NopPruner() if plain else Halving()
         storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
         self._study = optuna.create_study(storage=storage, study_name="search", direction="maximize", pruner=pruner,
                                           load_if_exists=True)

@@ -85,6 +85,16 @@ def test_poor_trials_are_given_up_and_the_threshold_costs_a_third_of_a_plain_sea
     assert sum(ours) <= sum(plain) / 3, (ours, plain)
 
 
+def test_a_close_second_goes_on_and_a_poor_one_is_given_up(tmp_path):
+    """At the first evaluation; until three came as far, nobody is given up."""
+    search, aucs = Search(tmp_path, SPACE, seed=1), [0.65, 0.63, 0.708, 0.702, 0.69]
+
+    def run(number, settings, given_up):
+        return Ended(auc=aucs[number], seconds=1.0 if given_up(aucs[number]) else 9.0)
+
+    assert [search.step(run).state for _ in aucs] == ["complete", "complete", "complete", "complete", "pruned"]
+
+
 def test_the_front_is_what_nothing_beats_in_both():
     def one(number: int, auc: float | None, seconds: float, state: str = "complete") -> Found:
         return Found(number=number, settings={"lr": 0.1}, auc=auc, seconds=seconds, state=state)
