@@ -84,6 +84,7 @@ class Controller:
             return None  # nothing new: a rank that publishes more slowly than we look
         self.ticks += 1
         seen = rates(self._recent[-1], snapshot) if self._recent else None
+        began = bool(self._recent) and not self._recent[-1].rows
         was_starting, self._starting = self._starting, self.ticks > 1 and not snapshot.rows
         if was_starting and not self._starting:
             self._lookout, self._limits, self._learned = Lookout(), None, self._given  # as if it began now
@@ -93,7 +94,7 @@ class Controller:
             self._recent.clear()  # on another machine's share, or of a start, rates compare with nothing
         self._recent.append(snapshot)
         if seen is not None and self._observe_to is not None:
-            self._observe_to(self._metric(seen, snapshot))
+            self._observe_to({**self._metric(seen, snapshot), **({"began": True} if began else {})})
         if self._awaited is not None and len(self._recent) > _EFFECT_AFTER:
             self._log_effect()
         return snapshot
@@ -125,7 +126,8 @@ class Controller:
             self._log_effect()
         self.decisions += 1
         self._changed.append(self._clock())
-        self._awaited = (self.decisions, seen, reason.predicted_rows_per_s)
+        since = next((s for s in self._recent if s.rows), snapshot)  # what starting took is no rate to be held against
+        self._awaited = (self.decisions, rates(since, snapshot), reason.predicted_rows_per_s)
         self._recent.clear()
         self._recent.append(snapshot)
         self._record_to({"kind": "decision", "sequence": self.decisions, **_choice(before, after, reason, seen)})

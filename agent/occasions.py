@@ -45,7 +45,8 @@ class Occasion:
         if self.recovered_s is None:
             back = ""
         elif self.recovered_s == 0:
-            back = ", without a dip below that"
+            fell = self.before and self.after and self.after < RECOVERED * self.before
+            back = ", at once" if fell else ", without a dip below that"
         else:
             back = f", settled after {seconds(self.recovered_s)}"
         return f"At {seconds(self.at)} {self.text}{noticed}{did}{rates}{back}."

@@ -99,9 +99,9 @@ def outcome(run: Run) -> Outcome:
 
 
 def started(loader: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Without the looks before the first rows came, and the one at which they did."""
+    """Without the looks before the first rows came, and the one at which they did, at each of the run's starts."""
     begin = next((n for n, look in enumerate(loader) if look.get("rows_per_s")), len(loader))
-    return loader[begin + 1:] if begin else loader
+    return [look for look in loader[begin + 1 if begin else 0:] if look.get("rows", 1) and not look.get("began")]
 
 
 def verdict(run: Run) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from etl.names import Parser
-from etl.program import UsageError, run, say
+from etl.program import FAILED, UsageError, run, say
 from etl.rawlog import FORMATS, synthesize
 from etl.shapes import SHAPES, synthesize_shape
 from etl.show import describe_table, draw_table
@@ -42,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
                        help="files to spread the rows over; each later day brings values never seen before")
     for name, text in (("show", "say what a table holds"),
                        ("check", "look for missing, damaged and orphaned files and for ids out of range")):
-        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        ends = " Ends with 1 if it finds any." if name == "check" else ""
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.{ends}")
         command.add_argument("table", metavar="TABLE", help="the table's folder or URI")
         command.add_argument("--version", type=int, help="an older version (default: the newest)")
     commands.choices["show"].add_argument("--html", type=Path, metavar="FILE", help="also draw it, in one file")
@@ -87,7 +89,11 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     for problem in problems:
         say(problem)
     say(f"version {table.version}: {len(table.files)} files, {len(problems) or 'no'} problems")
-    return {"version": table.version, "rows": table.rows, "problems": problems}
+    found = {"version": table.version, "rows": table.rows, "problems": problems}
+    if problems:
+        print(json.dumps(found), flush=True)
+        raise SystemExit(FAILED)
+    return found
 
 
 def _vacuum(args: argparse.Namespace) -> dict[str, Any]:

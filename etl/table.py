@@ -108,9 +108,13 @@ class FeatureTable:
 
     def history(self) -> tuple[Version, ...]:
         """Newest first, up to this version."""
+        return tuple(v for v in self._every_version() if v.version <= self.version)
+
+    def _every_version(self) -> tuple[Version, ...]:
+        """Newest first. Delta numbers them from the version that is open, so that has to be the newest."""
         store = Store(self.uri)
         versions = []
-        for entry in DeltaTable(**store.delta, version=self.version).history():
+        for entry in DeltaTable(**store.delta).history():
             if (job := entry.get("job")) is None:
                 continue
             try:
@@ -125,7 +129,7 @@ class FeatureTable:
     def check(self) -> list[str]:
         """Everything wrong with this version's files, one line each; orphans are named but never read."""
         store = Store(self.uri)
-        published = {v.job for v in self.history()} | self.records.keys()
+        published = {v.job for v in self._every_version()} | self.records.keys()
         known = {f.path for job in published for f in _record(store, job).files}
         digests = {store.url(f.path): f.sha256 for r in self.records.values() for f in r.files}
         return verify(store, self.files, self.fields, self.schema, digests=digests, known=known)

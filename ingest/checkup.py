@@ -155,7 +155,8 @@ def files(paths: Sequence[str]) -> Iterator[Finding]:
         if found < of and not without:
             without = path
     if total:
-        yield Finding("checksums", f"{having} of {total} column chunks in {len(chosen)} files", not without,
+        yield Finding("checksums", f"present in {having} of {total} column chunks of {len(chosen)} files (python -m "
+                      "etl check reads them all)", not without,
                       f"{without} has none: a flipped bit would be read as data; write it anew with page checksums"
                       if without else "")
     if times:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from etl.table import FeatureTable
 
 REMEMBERED = ".sluice-footers.json"
+ONLY_SPLIT = "train"
 ROLES = ("label", "weight", "dense", "sparse", "id_list")
 _LABELS = ("label", "target", "click", "clicked", "y", "is_click", "conversion")
 _WEIGHTS = ("weight", "sample_weight")
@@ -92,7 +93,10 @@ class ParquetFiles:
     def state(self) -> None:
         """No operator has learned anything."""
 
-    def files_of(self, _split: str) -> tuple[DataFile, ...]:
+    def files_of(self, split: str) -> tuple[DataFile, ...]:
+        if split != ONLY_SPLIT:
+            raise ParquetError(f"{self.uri}: no split {split!r}: plain Parquet files are one, {ONLY_SPLIT!r}; give the "
+                               "loader the files of a part")
         return self.files
 
 

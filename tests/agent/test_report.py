@@ -59,6 +59,7 @@ def _tuned_run(path, ticks=40, end=True):
                             cores=4, step_s=0.004)
     plan = {"C1": {"sharding": "row_wise", "rows": 1000}, "C2": {"sharding": "table_wise", "rows": 10}}
     config = {"data": "tables/criteo", "bayes_auc": 0.81, "plan": plan, "note": "<script>alert(1)</script> & more"}
+    pipeline.advance(1.0)  # its first rows have come
     with RunFolder.create(path, config, clock=lambda: pipeline.now) as folder:
         folder.event({"kind": "start"})
         controller = Controller(pipeline, make("planner"), record=folder.event, observe=folder.metric,
@@ -140,7 +141,14 @@ def test_the_verdict_comes_first_and_says_what_tuning_did(tmp_path):
     assert "The trainer is the bottleneck now. AUC 0.7700 of 0.8100 reachable." in verdict
     told = story.tell(Run.read(tmp_path / "run"))
     assert told.startswith(verdict)
-    assert re.search(r"1\. at 1 s: read 1 → 8\n.*why: read is the bottleneck.*\n.*effect: 8", told)
+    assert re.search(r"1\. at 1 s: read 1 → 8\n.*why: read is the bottleneck.*\n.*effect: (8|7\.\d) times", told)
+
+
+def test_what_each_start_of_a_run_took_is_left_out():
+    looks = [{"rows": rows, "rows_per_s": rate, **more} for rows, rate, more in (
+        (0, 0.0, {}), (50, 50.0, {"began": True}), (150, 100.0, {}), (0, 0.0, {}), (30, 30.0, {"began": True}),
+        (130, 100.0, {}), (130, 0.0, {}))]  # the last one waited in the middle of the run
+    assert [look["rows_per_s"] for look in story.started(looks)] == [100.0, 100.0, 0.0]
 
 
 def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):

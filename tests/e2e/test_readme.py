@@ -39,7 +39,7 @@ def place(tmp_path_factory) -> Path:
                  "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
         (here / name).symlink_to(ROOT / name)
     (here / "tmp").mkdir()
-    synth = f"-m etl synth --rows {ROWS} --seed 3 --days 2 --out logs"
+    synth = f"-m etl synth --rows {ROWS} --seed 3 --days 3 --out logs"
     subprocess.run([sys.executable, *synth.split()], cwd=here, check=True, capture_output=True, timeout=120)
     return here
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,8 @@ def test_older_versions_stay_as_they_were_and_new_files_are_never_theirs(table):
     assert not {f.path for f in replaced.files} & {f.path for f in appended.files}
     assert [(v.version, v.mode, v.rows) for v in replaced.history()] == [
         (2, "overwrite", 200), (1, "append", 500), (0, "create", 3000)]
+    assert [(v.version, v.mode, v.rows) for v in old.history()] == [(0, "create", 3000)]
+    assert old.check() == []  # what came later is no orphan
     assert replaced.fingerprint.layout == old.fingerprint.layout
     assert replaced.fingerprint.vocabulary != old.fingerprint.vocabulary
 
@@ -92,6 +95,15 @@ def test_check_finds_a_flipped_bit(table, where):
     _flip(path, int(path.stat().st_size * where))
     assert len(problems := table.check()) == 1
     assert str(path) in problems[0]
+
+
+def test_the_command_ends_with_1_where_there_is_a_problem(table, capsys):
+    assert main(["check", table.uri])["problems"] == []
+    Path(table.files[1].path).unlink()
+    with pytest.raises(SystemExit) as ended:
+        main(["check", table.uri])
+    assert ended.value.code == 1
+    assert json.loads(capsys.readouterr().out)["problems"] == [f"{table.files[1].path}: missing"]
 
 
 def test_check_finds_missing_truncated_and_replaced_files(table):

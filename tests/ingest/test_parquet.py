@@ -251,3 +251,9 @@ def test_bags_that_hold_no_ids_are_named(tmp_path, change, message):
     write(tmp_path, change)
     with Loader(tmp_path, batch_size=8, roles=ASKED) as loader, pytest.raises(ColumnError, match=message):
         next(iter(loader))
+
+
+def test_a_split_of_plain_files_is_refused_not_ignored(tmp_path):
+    write(tmp_path)
+    with pytest.raises(ParquetError, match="no split 'test': plain Parquet files are one, 'train'"):
+        Loader(ParquetFiles.open(tmp_path), batch_size=100, split="test")
