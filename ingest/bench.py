@@ -227,6 +227,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         with on_signal(loader.stacks), around.around(loader, record):
             found = consume(loader, arguments.seconds, step)
         controller.stop()
+        peak_bytes = peak.bytes  # before the decoder is measured alone, which has nothing to do with the limit
         knobs, settled = loader.knobs, found.rows_per_s(_SETTLED) or found.rows_per_s()
         kept.end(policy=policy.name, record=run.event if run is not None else None, learned=controller.learned())
         loader.close()
@@ -234,7 +235,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         outcome = {"rows_per_s": round(found.rows_per_s()), "rows_per_s_settled": round(settled),
                    "decode_rows_per_s": round(limit.rows_per_s), "decode_threads": limit.threads,
                    "stall_fraction": round(found.stall_fraction(), 4),
-                   "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "peak_bytes": peak.bytes,
+                   "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "peak_bytes": peak_bytes,
                    "decisions": controller.decisions, "knobs": knobs.to_dict(), "order_hash": found.order_hash,
                    "rows": found.rows, "tuning": policy.name, "reader": arguments.reader, **around.outcome(loader)}
         if run is not None:

@@ -70,7 +70,7 @@ class Governor:
             raise MemoryLimitError(
                 f"memory limit {format_bytes(limit)} is too small: {format_bytes(base)} are in use before loading, and "
                 f"the windows and one batch need {format_bytes(minimum)}; take at least {base + minimum} bytes "
-                f"({format_bytes(base + minimum)}), smaller windows (window_rows) or fewer streams")
+                f"({format_bytes(base + minimum)}), or, in Python, Loader(window_rows=…) with smaller windows")
         self.lock = threading.RLock()
         self.limit, self.minimum, self.base = limit, minimum, base
         self.reasons: Counter[str] = Counter()
