@@ -201,8 +201,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         kept.begin()
         run = stack.enter_context(RunFolder.create(arguments.run, vars(arguments))) if arguments.run else None
         left = f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)" if loader.plan.dropped else ""
-        say(f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch{left}; needs "
-            f"at least {format_bytes(loader.minimum_memory)} of memory; {loader.knobs}")
+        say(f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch{left}; "
+            f"needs at least {format_bytes(loader.minimum_memory)} of memory; {loader.knobs}")
         groups = RowGroups(table.files_of(arguments.split), Columns.of(table.fields).names, stored, around.files())
         stack.callback(groups.close)
         limit = DecodeLimit(source_of(arguments.reader, groups), groups)
