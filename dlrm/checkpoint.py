@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
-from dlrm.meta import CheckpointError, Meta, best
+from dlrm.meta import CheckpointError, Meta, best, damage, refuse
 from dlrm.weights import whole_rows
 from dlrm.world import World
 
@@ -88,6 +88,7 @@ class Checkpoints:
 
 def load(path: Path, parts: Parts, world: World, *, optimisers: bool = True) -> None:
     """Fills the model, and both optimisers, from a checkpoint; called by every rank."""
+    check(path, world)
     if optimisers:
         parts.dense.init_state()  # Adam makes its state at the first step only; the values come from the file
         parts.dense.zero_grad()
@@ -103,6 +104,12 @@ def load(path: Path, parts: Parts, world: World, *, optimisers: bool = True) -> 
     if optimisers:
         parts.model.fused_optimizer.load_state_dict(state["tables"])
         parts.dense.load_state_dict(state["dense"])
+
+
+def check(path: Path, world: World) -> None:
+    """CheckpointError on every rank if a file is not as it was written; each reads its part of them."""
+    wrong = world.gather_objects(damage(path, rank=world.rank, ranks=world.ranks))
+    refuse(path, [text for texts in wrong for text in texts])
 
 
 @dataclass(frozen=True, slots=True)

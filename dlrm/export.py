@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.config import Config, ConfigError
-from dlrm.meta import CheckpointError, latest
+from dlrm.meta import CheckpointError, check, latest
 from etl.names import Parser
 from etl.program import run, say
 from etl.table import FeatureTable, TableError
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--compile", action="store_true", help="also to machine code")
     args = parser.parse_args(argv)
     path, meta = latest(args.run / "checkpoints")
+    check(path)
     model = Config.from_dict(meta.config).model
 
     import torch

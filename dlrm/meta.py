@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dlrm.sums import damaged, sums_of
 from etl.table import FeatureTable
 
 LATEST, BEST, META = "LATEST", "BEST", "meta.json"
@@ -47,6 +48,8 @@ class Meta:
     """What it had learned of the loader's stages, and on which machine."""
     software: dict[str, str] = field(default_factory=dict)
     """Versions that wrote it."""
+    sums: dict[str, int] = field(default_factory=dict)
+    """The checkpoint's other files and their checksums; none in those of older programs."""
 
     @classmethod
     def of(cls, table: FeatureTable, config: dict[str, Any]) -> Meta:
@@ -92,7 +95,8 @@ class Meta:
 
     def write(self, folder: Path) -> None:
         """Makes a checkpoint's folder complete, then moves LATEST to it."""
-        _replace(folder / META, json.dumps(asdict(self), indent=1))
+        whole = replace(self, sums=sums_of(folder))
+        _replace(folder / META, json.dumps(asdict(whole), indent=1))
         _replace(folder.parent / LATEST, folder.name + "\n")
 
 
@@ -103,6 +107,27 @@ def latest(checkpoints: Path) -> tuple[Path, Meta]:
         raise CheckpointError(f"no checkpoint in {checkpoints} ({LATEST} is missing): nothing to go on from")
     path = checkpoints / pointer.read_text().strip()
     return path, read(path)
+
+
+def check(path: Path) -> None:
+    """CheckpointError if a file is not as it was written."""
+    refuse(path, damage(path))
+
+
+def damage(path: Path, *, rank: int = 0, ranks: int = 1) -> list[str]:
+    """What is wrong with this rank's part of a checkpoint's files: together the ranks look at all."""
+    sums = read(path).sums
+    return damaged(path, sums, sorted(sums)[rank::ranks])
+
+
+def refuse(path: Path, wrong: list[str]) -> None:
+    """CheckpointError that says what is wrong and which other checkpoints there are, if anything is."""
+    if not wrong:
+        return
+    others = [p.parent.name for p in sorted(path.parent.glob(f"step-*/{META}")) if p.parent != path]
+    advice = (f"copy it here anew, or delete it and write {others[-1]} into {path.parent / LATEST} to go on from there"
+              if others else "copy it here anew; there is no other")
+    raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(wrong)}; {advice}")
 
 
 def best(checkpoints: Path) -> tuple[Path, float] | None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from dlrm.config import Config, tables_of
-from dlrm.meta import CheckpointError, Meta, latest
+from dlrm.meta import CheckpointError, Meta, check, latest
 from dlrm.missing import Missing
 from dlrm.model import Layout, Ranker
 from dlrm.narrow import NarrowTables
@@ -69,6 +69,7 @@ class Servable:
         spec = Spec.parse(table.record.spec, f"{table.uri}, version {table.version}")
         state = table.state() or State()
         layout = layout_of(config, table)
+        check(path)
         model, tables = ranker(config, layout, len(meta.dense), Stored(path), kind)
         return cls(path=path, meta=meta, spec=spec, table=table, layout=layout, model=model, tables=tables,
                    rows=Serving.open(table), features=Features(spec, state),

@@ -212,6 +212,7 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
         if plan.resume is not None:
             if plan.changes is not None and plan.before is not None:
                 journal.say(plan.changes.text)
+                checkpoint.check(plan.resume, here)
                 carry(plan.resume, parts, before=plan.before, now=plan.meta, changes=plan.changes)
                 loader.load_state_dict({**loader.state_dict(), "epoch": plan.meta.epoch})
             else:

@@ -13,7 +13,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from dlrm import checkpoint
 from dlrm.checkpoint import Checkpoints
-from dlrm.meta import CheckpointError, Meta, best, latest, mark_best
+from dlrm.meta import META as NAME
+from dlrm.meta import CheckpointError, Meta, best, check, damage, latest, mark_best
 
 META = Meta(config={}, version=0, fingerprint={}, columns={}, dense=(), software={"torch": "1.0"})
 
@@ -22,8 +23,21 @@ class Alone:
     """The world of one rank, without a process group."""
 
     first, device, saving = True, torch.device("cpu"), None
+    rank, ranks = 0, 1
 
     def barrier(self) -> None: ...
+
+    def gather_objects(self, value):
+        return [value]
+
+
+class Second:
+    """Of two ranks; the first found nothing wrong with its part."""
+
+    rank, ranks = 1, 2
+
+    def gather_objects(self, value):
+        return [[], value]
 
 
 class Weights:
@@ -105,6 +119,46 @@ def test_a_half_written_folder_is_no_checkpoint(saved):
     (saved.folder / "LATEST").write_text("step-000000004\n")
     with pytest.raises(CheckpointError, match="step-000000004 cannot be read"):
         latest(saved.folder)
+
+
+def test_a_file_that_changed_or_vanished_is_refused_by_name_with_the_one_before(saved):
+    for step in (1, 2):
+        saved.checkpoints.save(replace(META, step=step))
+        saved.checkpoints.wait()
+    path = latest(saved.folder)[0]
+    for look in (check, lambda p: checkpoint.check(p, Alone()), lambda p: checkpoint.check(p, Second())):
+        (path / "weight").write_text("[1.0, 1.0, 1.0]")
+        look(path)
+        (path / "weight").write_text("[1.0, 1.0, 9.0]")
+        with pytest.raises(CheckpointError, match=r"step-000000002 is damaged: weight is not as it was written .*"
+                                                  r"write step-000000001 into .*LATEST"):
+            look(path)
+    (path / "weight").unlink()
+    with pytest.raises(CheckpointError, match=r"weight cannot be read \(No such file"):
+        check(path)
+
+
+def test_the_ranks_look_at_every_file_between_them(saved):
+    saved.checkpoints.save(replace(META, step=1))
+    saved.checkpoints.wait()
+    path = latest(saved.folder)[0]
+    for file in ("half", "weight"):
+        (path / file).write_text("spoilt")
+    parts = [damage(path, rank=rank, ranks=3) for rank in range(3)]
+    assert [[text.split()[0] for text in part] for part in parts] == [["half"], ["weight"], []]
+    with pytest.raises(CheckpointError, match=r"half is not .*; weight is not .*copy it here anew; there is no other"):
+        check(path)
+
+
+def test_a_checkpoint_from_before_there_were_checksums_is_taken_as_it_is(saved):
+    saved.checkpoints.save(replace(META, step=1))
+    saved.checkpoints.wait()
+    path = latest(saved.folder)[0]
+    values = json.loads((path / NAME).read_text())
+    assert sorted(values.pop("sums")) == ["half", "weight"]
+    (path / NAME).write_text(json.dumps(values))
+    (path / "weight").write_text("spoilt")
+    check(path)
 
 
 def test_other_software_is_told():

@@ -435,7 +435,7 @@ def test_a_newer_checkpoint_takes_over_without_a_dropped_request(folder, scorer,
 # ---- runs that cannot be served
 
 
-def test_a_run_without_a_checkpoint_or_with_a_table_that_vanished(folder, tmp_path):
+def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_vanished(folder, tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         Servable.load(tmp_path, "int8")
     run, table = tmp_path / "run", tmp_path / "table"
@@ -446,6 +446,12 @@ def test_a_run_without_a_checkpoint_or_with_a_table_that_vanished(folder, tmp_pa
     values["config"]["data"] = str(table)
     meta.write_text(json.dumps(values))
     assert Servable.load(run, "int8").meta.step == 37
+    part = next(meta.parent.glob("*.distcp"))
+    data = part.read_bytes()
+    part.write_bytes(data[:-1] + bytes([255 - data[-1]]))
+    with pytest.raises(CheckpointError, match=f"is damaged: {part.name} is not as it was written"):
+        Servable.load(run, "int8")
+    part.write_bytes(data)
     record = next((table / "_sluice" / "jobs").iterdir())
     record.rename(tmp_path / "away")
     with pytest.raises(TableError, match="was this version removed by vacuum"):

@@ -315,15 +315,17 @@ def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tm
     assert f"of split 'train'; {spoiled}, row group 1)" in error
 
 
-def test_a_checkpoint_that_was_cut_off_or_spoilt_is_refused_by_name(folder, tmp_path):
-    """Its files, beside test_checkpoint.py's folders: a part of a rank's data is missing."""
+@pytest.mark.parametrize(("ranks", "code", "words"), [
+    (0, 2, ("dlrm.evaluate",)), (2, 1, ("dlrm.train", "--resume", "--epochs", 3))])  # torchrun ends with 1
+def test_a_checkpoint_with_four_spoilt_bytes_is_refused_by_name(folder, tmp_path, ranks, code, words):
     shutil.copytree(folder / "two", tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
     part = max(newest.glob("*.distcp"))
-    part.write_bytes(part.read_bytes()[:100])
-    process = launch(0, "dlrm.evaluate", "--run-dir", tmp_path / "run", tmp=tmp_path)
-    assert process.returncode == 2
-    assert f"checkpoint {newest} cannot be loaded" in process.stderr
+    data = part.read_bytes()
+    part.write_bytes(data[:-2004] + bytes(255 - b for b in data[-2004:-2000]) + data[-2000:])
+    process = launch(ranks, *words, "--run-dir", tmp_path / "run", tmp=tmp_path)
+    assert process.returncode == code
+    assert f"checkpoint {newest} is damaged: {part.name} is not as it was written" in process.stderr
 
 
 def test_statistics_stop_a_wrong_id_before_the_first_step(folder, tmp_path, capsys):
