@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agent.controller import Controller
 from agent.mechanisms import Consumer, Machine, Stage
 from agent.policies import POLICIES, make
 from agent.policies.autotune import climb, empty_chance, latency
@@ -21,6 +22,7 @@ from agent.policies.stopwatch import Stopwatch
 from agent.policies.trident import allocate, ladder, process
 from agent.scenario import Change, Scenario
 from agent.simulator import Simulator
+from agent.testing import FakePipeline, FakeStage
 from agent.trial import run
 from ingest.knobs import KnobError, Knobs, Limits
 
@@ -226,6 +228,18 @@ def test_a_clock_that_stands_still_and_a_stage_that_reports_nothing_are_survived
     for _ in range(8):  # time does not pass, nothing is counted
         knobs, state, _ = policy.decide(simulator.snapshot(), state)
         pipeline.limits.check(knobs)
+
+
+@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"bayes"}))
+def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(name):
+    """As many workers as would be needed are more than there can be anywhere."""
+    pipeline = FakePipeline([FakeStage(name="read", cpu_s=1e-9), FakeStage(name="wait", cpu_s=1e-9, wait_s=5.0),
+                             FakeStage(name="collate", cpu_s=1e-9)])
+    controller = Controller(pipeline, make(name), record=lambda _: None, clock=lambda: pipeline.now)
+    for _ in range(40):
+        controller.step()
+        pipeline.advance(1.0)
+    assert controller.frozen is None
 
 
 def test_an_unknown_policy_is_named_with_the_nearest():
