@@ -307,6 +307,8 @@ def simulate(argv: Iterable[str]) -> Mapping[str, Any]:
 def _progress(done: int, of: int) -> None:
     if sys.stderr.isatty():
         print(f"\r{done} of {of}", end="\n" if done == of else "", file=sys.stderr, flush=True)
+    elif 10 * done // of > 10 * (done - 1) // of:
+        say(f"{done} of {of} scenarios and pipelines")
 
 
 if __name__ == "__main__":
