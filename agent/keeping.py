@@ -17,7 +17,8 @@ from ingest.knobs import Knobs
 from ingest.machine import Machine
 
 KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread "
-         "or process, read_ahead_bytes=64MiB, prefetch_bytes=32MiB, several with commas between")
+         "or process, STAGE.fused=yes (a transform done by the workers of the one before), read_ahead_bytes=64MiB, "
+         "prefetch_bytes=32MiB, several with commas between")
 _LEAST_TICKS = 3  # at a choice, before it may be called the best
 _SAME = 0.98  # of the best rate: as good, and then the later choice counts
 
