@@ -32,8 +32,11 @@ class Layout:
     def __init__(self, config: ModelConfig, columns: Sequence[Table], missing: Missing | None = None) -> None:
         """`missing` masks dense features that are no finite numbers."""
         self.columns, self.missing = tuple(columns), missing
-        if (config.kind == "dien") != bool(config.history and config.target):
-            raise ConfigError("dien, and no other model, takes a history and a target: name the two columns")
+        dien = config.kind == "dien"
+        if (bool(config.history), bool(config.target)) != (dien, dien):
+            raise ConfigError("--model dien needs --history COLUMN, a column of bags, and --target COLUMN, the item in "
+                              "question" if dien else
+                              f"--history and --target are of --model dien alone, not of {config.kind}")
         self.history = _named(config.history, "history", columns) if config.history else None
         kept = [t for t in columns if t is not self.history]
         self.target = kept.index(_named(config.target, "target", kept)) if config.target else None

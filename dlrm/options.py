@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -179,6 +180,8 @@ def resumed(stored: dict[str, Any], said: dict[str, Any], **known: Any) -> Confi
     if "compress" in said:  # what `spread_out` chose when the run began holds beside what is said again
         chosen = {name: kind for name, kind in before.model.compress.items() if kind == "spread"}
         said = {**said, "compress": {**chosen, **said["compress"]}}
+    if "://" not in said.get("data", "://"):  # as a fresh run has it from its table: it is read from other folders
+        said = {**said, "data": os.path.abspath(said["data"])}
     if said.get("follow", before.follow):  # a version that was said is where the run began
         said = {name: value for name, value in said.items() if name != "version"}
     now = replace(before, **_nested(said, model=before.model, optim=before.optim,

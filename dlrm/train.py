@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from agent import runs
 from agent.runs import RunError
 from dlrm import follow, options
-from dlrm.config import ConfigError, profile_of, tables_of
+from dlrm.config import Config, ConfigError, profile_of, tables_of
 from dlrm.footers import check_files, find
 from dlrm.guard import BadData
 from dlrm.meta import LATEST, CheckpointError, Meta, latest
@@ -218,6 +218,7 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
             else:
                 checkpoint.load(plan.resume, parts, here)
                 loader.load_state_dict(plan.meta.loader)
+                journal.say(_onward(plan.meta, config))
             # What the registry has for a changed table was scaled to it.
             if plan.meta.knobs and (not known if plan.changes is not None else not config.knobs):
                 loader.apply(loader.limits.clamp(Knobs.from_dict(plan.meta.knobs)))
@@ -271,6 +272,9 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
             quality = judge.measure(split, outcome.meta).quality if split else None
         except Stopped:
             outcome = replace(outcome, stopped=True)
+        if outcome.stopped:
+            journal.say(f"asked to stop: saved at step {outcome.meta.step}" if outcome.meta.step else
+                        "asked to stop before the first step: there is nothing to save")
         found = _summary(outcome, quality, here)
         found |= {"split": split, "decisions": controller.decisions if controller else 0, "version": table.version,
                   "bytes_per_step": now.bytes_per_step, "masked": setting.masked(now.layout, here),
@@ -278,6 +282,14 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
                   "input": around.outcome(loader)}
         journal.event({"kind": "end", **found})
     return {**found, "plan": {p.name: [p.kind, *p.ranks] for p in now.placement.places}}, None
+
+
+def _onward(meta: Meta, config: Config) -> str:
+    """What a resumed run is about to do."""
+    if meta.epoch < config.epochs:
+        return f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
+    done = f"version {meta.version} is" if config.follow == "parts" else f"--epochs {config.epochs} are"
+    return f"nothing left to train: {done} done"
 
 
 def _following(plan: Plan, meta: Meta, here: World, watch: Watch) -> Plan | None:

@@ -58,10 +58,13 @@ def test_missing_dense_values_are_masked_and_counted_if_asked():
 
 @pytest.mark.parametrize(("settings", "message"), [
     ({"history": "hh", "target": "b"}, r"history: no sparse column 'hh' \(did you mean 'h'"),
-    ({"history": "h", "target": "h"}, "target: no sparse column 'h'"), ({}, "takes a history and a target")])
+    ({"history": "h", "target": "h"}, "target: no sparse column 'h'"),
+    ({}, "--model dien needs --history COLUMN, .*--target COLUMN"),
+    ({"history": "h"}, "--model dien needs --history COLUMN, .*--target COLUMN"),
+    ({"kind": "dcn", "history": "h"}, "--history and --target are of --model dien alone, not of dcn")])
 def test_a_history_that_cannot_be_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        Layout(ModelConfig(kind="dien", width=8, **settings), COLUMNS)
+        Layout(ModelConfig(width=8, **{"kind": "dien", **settings}), COLUMNS)
 
 
 @pytest.mark.parametrize(("text", "expected"), [

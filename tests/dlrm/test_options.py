@@ -42,10 +42,17 @@ def test_a_resumed_run_keeps_its_settings_but_for_those_said():
 
 
 def test_the_same_words_on_a_resumed_run_keep_what_was_chosen_for_the_other_tables():
-    words = ("--data", "t", "--compress", "C1=hash:9")
+    words = ("--data", "/t", "--compress", "C1=hash:9")
     begun = options.fresh(said(*words), version=0)
     begun = replace(begun, model=replace(begun.model, compress={**begun.model.compress, "C2": "spread"}))
     assert options.resumed(begun.to_dict(), said(*words)) == begun
+
+
+@pytest.mark.parametrize(("address", "kept"), [("t", "{here}/t"), ("/a/t", "/a/t"), ("s3://b/t", "s3://b/t")])
+def test_a_resumed_run_can_be_read_from_any_folder_as_a_fresh_one(tmp_path, monkeypatch, address, kept):
+    monkeypatch.chdir(tmp_path)
+    begun = options.fresh(said("--data", "/elsewhere/t"), version=0)
+    assert options.resumed(begun.to_dict(), said("--data", address)).data == kept.format(here=tmp_path)
 
 
 def test_the_version_that_a_run_began_with_does_not_take_one_that_follows_back():

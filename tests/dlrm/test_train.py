@@ -150,8 +150,11 @@ def test_sigterm_saves_and_a_resumed_run_has_the_losses_of_an_unbroken_one(folde
     done = losses(folder, "broken")
     assert len(done) == stopped["steps"]
     assert stopped["steps"] < len(losses(folder, "two"))
+    assert f"asked to stop: saved at step {stopped['steps']}\n" in err
     resumed = train(folder, 2, "broken", "--resume", "--epochs", 2)
     assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert f"going on from step {stopped['steps']} (epoch {stopped['epochs']} of 2)\n" in resumed.stderr
+    assert "asked to stop" not in resumed.stderr
     assert losses(folder, "broken") == pytest.approx(losses(folder, "two"), abs=2e-6)
 
 
@@ -171,6 +174,8 @@ def test_one_command_begins_a_run_and_goes_on_with_it_whatever_ended_it(folder, 
         done = launch(0, *words, "--epochs", saved.epoch + 1, tmp=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         assert last_json(done)["steps"] == 20 * (saved.epoch + 1)
+    assert f"nothing left to train: --epochs {saved.epoch + 1} are done\n" in done.stderr
+    assert "going on from" not in done.stderr
     starts = [e["resumed_at"] for e in read_lines(run / "events.jsonl") if e["kind"] == "start"]
     assert starts == [0, saved.step, 20 * (saved.epoch + 1)]
 
