@@ -17,7 +17,7 @@ from typing import Any
 
 from dlrm.config import Config, ConfigError
 from dlrm.guard import BadData
-from dlrm.meta import CheckpointError, Meta, best, latest, read
+from dlrm.meta import CheckpointError, chosen
 from dlrm.places import PlacementError
 from etl.names import Parser
 from etl.program import run, say
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
                         help="figures also for the most frequent ids of these columns")
     args = parser.parse_args(argv)
 
-    path, meta = _chosen(args.run / "checkpoints", args.best)
+    path, meta = chosen(args.run / "checkpoints", take_best=args.best)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trained = Config.from_dict(meta.config)
     version = args.version if args.data or args.version is not None else trained.version
@@ -71,15 +71,6 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     return {**found.quality.to_dict(), "split": args.split, "step": meta.step, "version": table.version,
             "checkpoint": str(path),
             "slices": {name: {i: q.to_dict() for i, q in ids.items()} for name, ids in found.slices.items()}}
-
-
-def _chosen(checkpoints: Path, take_best: bool) -> tuple[Path, Meta]:
-    if not take_best:
-        return latest(checkpoints)
-    found = best(checkpoints)
-    if found is None:
-        raise CheckpointError(f"no checkpoint in {checkpoints} was evaluated: leave --best out for the newest")
-    return found[0], read(found[0])
 
 
 if __name__ == "__main__":

@@ -102,11 +102,23 @@ class Meta:
 
 def latest(checkpoints: Path) -> tuple[Path, Meta]:
     """The newest complete checkpoint of a run and what it says."""
+    _there(checkpoints.parent)
     pointer = checkpoints / LATEST
     if not pointer.exists():
         raise CheckpointError(f"no checkpoint in {checkpoints} ({LATEST} is missing): nothing to go on from")
     path = checkpoints / pointer.read_text().strip()
     return path, read(path)
+
+
+def chosen(checkpoints: Path, *, take_best: bool) -> tuple[Path, Meta]:
+    """The checkpoint that did best on validation, or the newest, and what it says."""
+    if not take_best:
+        return latest(checkpoints)
+    _there(checkpoints.parent)
+    found = best(checkpoints)
+    if found is None:
+        raise CheckpointError(f"no checkpoint in {checkpoints} was evaluated: leave --best out for the newest")
+    return found[0], read(found[0])
 
 
 def check(path: Path) -> None:
@@ -151,6 +163,11 @@ def read(path: Path) -> Meta:
         return Meta(**{**values, "dense": tuple(values["dense"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+
+
+def _there(run: Path) -> None:
+    if not run.exists():
+        raise CheckpointError(f"{run} does not exist: name a run folder of dlrm.train")
 
 
 def _software() -> dict[str, str]:

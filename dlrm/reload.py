@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from dlrm.meta import CheckpointError, latest
+from dlrm.meta import CheckpointError, chosen
 from dlrm.scorer import Scorer
 from dlrm.service import Service
 from etl.keys import SpecError
@@ -22,8 +22,9 @@ ERRORS = (CheckpointError, TableError, StateError, StoreError, SpecError, Operat
 class Reload:
     """The old model answers until the new one is loaded. One that cannot be loaded is told of once, and left."""
 
-    def __init__(self, run: Path, load: Callable[[], Scorer], *, every_s: float, say: Callable[[str], None]) -> None:
-        self._run, self._load, self._every_s, self._say = run, load, every_s, say
+    def __init__(self, run: Path, load: Callable[[], Scorer], *, every_s: float, say: Callable[[str], None],
+                 take_best: bool = False) -> None:
+        self._run, self._load, self._every_s, self._say, self._take_best = run, load, every_s, say, take_best
         self._refused = ""
 
     async def __call__(self, service: Service) -> None:
@@ -35,7 +36,7 @@ class Reload:
     async def look(self, service: Service) -> bool:
         """Whether a newer model took over."""
         try:
-            path, _ = latest(self._run / "checkpoints")
+            path, _ = chosen(self._run / "checkpoints", take_best=self._take_best)
             if path == service.scorer.servable.path:
                 return False
             scorer = await asyncio.to_thread(self._load)

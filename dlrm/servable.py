@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from dlrm.config import Config, tables_of
-from dlrm.meta import CheckpointError, Meta, check, latest
+from dlrm.meta import CheckpointError, Meta, check, chosen
 from dlrm.missing import Missing
 from dlrm.model import Layout, Ranker
 from dlrm.narrow import NarrowTables
@@ -56,10 +56,10 @@ class Servable:
     online: Mapping[str, Online]
 
     @classmethod
-    def load(cls, run: Path, kind: str) -> Servable:
-        """The newest checkpoint of a run, its tables as `kind` (`dlrm.narrow.KINDS`). CheckpointError, TableError or
-        StateError if there is none, or its table's version is gone."""
-        path, meta = latest(run / "checkpoints")
+    def load(cls, run: Path, kind: str, *, take_best: bool = False) -> Servable:
+        """The newest checkpoint of a run, or the best, its tables as `kind` (`dlrm.narrow.KINDS`). CheckpointError,
+        TableError or StateError if there is none, it is damaged, or its table's version is gone."""
+        path, meta = chosen(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
         table = FeatureTable.open(config.data, meta.version)
         meta.check(table)

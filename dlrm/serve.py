@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
                        formatter_class=argparse.RawDescriptionHelpFormatter)
     add = described.add_argument
     add("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
+    add("--best", action="store_true", help="the checkpoint that did best on validation, not the last")
     add("--host", default="127.0.0.1", help="address to listen on; with 0.0.0.0 other machines reach it, too, and "
         "there is no password (default: %(default)s)")
     add("--port", type=int, default=8000, help="0: any that is free (default: %(default)s)")
@@ -87,7 +88,7 @@ def _serve(args: argparse.Namespace, limits: Limits, listener: socket.socket, ho
     torch.set_num_threads(args.threads)
 
     def load() -> Scorer:
-        scorer = Scorer(Servable.load(args.run, args.tables), most_rows=limits.rows)
+        scorer = Scorer(Servable.load(args.run, args.tables, take_best=args.best), most_rows=limits.rows)
         hold.take(scorer.servable.table.uri, scorer.servable.table.version)
         return scorer
 
@@ -98,7 +99,8 @@ def _serve(args: argparse.Namespace, limits: Limits, listener: socket.socket, ho
     except ERRORS as error:
         raise UsageError(str(error)) from None
 
-    follow = Reload(args.run, load, every_s=args.reload_every, say=say) if args.reload_every else None
+    follow = Reload(args.run, load, every_s=args.reload_every, say=say,
+                    take_best=args.best) if args.reload_every else None
     service = Service(first, limits, beside=follow)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hostile requests may not fill a log
     server = uvicorn.Server(uvicorn.Config(

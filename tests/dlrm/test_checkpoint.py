@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dlrm import checkpoint
 from dlrm.checkpoint import Checkpoints
 from dlrm.meta import META as NAME
-from dlrm.meta import CheckpointError, Meta, best, check, damage, latest, mark_best
+from dlrm.meta import CheckpointError, Meta, best, check, chosen, damage, latest, mark_best
 
 META = Meta(config={}, version=0, fingerprint={}, columns={}, dense=(), software={"torch": "1.0"})
 
@@ -110,6 +110,12 @@ def test_a_full_disk_is_an_error_that_leaves_the_one_before(saved):
     saved.checkpoints.save(replace(META, step=3))
     saved.checkpoints.wait()
     assert latest(saved.folder)[1].step == 3
+
+
+def test_a_run_that_does_not_exist_is_told_from_one_without_a_checkpoint(tmp_path):
+    for take_best in (False, True):
+        with pytest.raises(CheckpointError, match="nope does not exist: name a run folder"):
+            chosen(tmp_path / "nope" / "checkpoints", take_best=take_best)
 
 
 def test_a_half_written_folder_is_no_checkpoint(saved):

@@ -138,4 +138,6 @@ def test_a_wrong_start_is_one_line_and_2(folder, tmp_path, capsys):
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port} cannot be listened on" in started(folder / "run", "--port", port)
     assert "no checkpoint in" in started(tmp_path, "--port", 0)
+    assert "leave --best out for the newest" in started(tmp_path, "--port", 0, "--best")
+    assert f"{tmp_path / 'rum'} does not exist: name a run folder" in started(tmp_path / "rum", "--port", 0)
     assert "must be from 0 to 65535" in started(folder / "run", "--port", 70000)

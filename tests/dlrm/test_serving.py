@@ -20,7 +20,7 @@ from dlrm import build, checkpoint, feed, setting
 from dlrm.batcher import Batcher, Full
 from dlrm.config import Config, ConfigError, Table
 from dlrm.limits import Bucket, Limits
-from dlrm.meta import CheckpointError, latest
+from dlrm.meta import CheckpointError, latest, mark_best
 from dlrm.narrow import NarrowTables
 from dlrm.narrowing import compared
 from dlrm.reload import Reload
@@ -430,6 +430,24 @@ def test_a_newer_checkpoint_takes_over_without_a_dropped_request(folder, scorer,
     assert "step-000000999 cannot be read" in said[0]
     assert 'sluice_serve_reloads_total{result="taken"} 1.0' in metrics
     assert 'sluice_serve_reloads_total{result="refused"} 1.0' in metrics
+
+
+def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    old, new = (run / "checkpoints" / f"step-{step:09d}" for step in (30, 37))
+    mark_best(old, 0.7)
+    reload = Reload(run, lambda: Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100), every_s=1.0,
+                    say=lambda _: None, take_best=True)
+
+    async def talk(http, service):
+        taken = [await reload.look(service)]
+        mark_best(new, 0.8)
+        return [*taken, await reload.look(service), service.scorer.servable.meta.step]
+
+    first = Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100)
+    assert first.servable.meta.step == 30
+    assert served(first, talk) == [False, True, 37]
 
 
 # ---- runs that cannot be served
