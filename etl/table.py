@@ -50,8 +50,11 @@ class FeatureTable:
             store = Store(uri)
             delta = DeltaTable(**store.delta, version=version)
         except (TableNotFoundError, StoreError) as error:
-            raise TableError(f"{uri}: there is no feature table here ({_first_line(error)})") from None
+            raise TableError(f"{uri}: there is no feature table here ({_first_line(error)}); etl/job.py makes one"
+                             ) from None
         except DeltaError as error:
+            if version is not None and version > (last := cls.open(uri).version):
+                raise TableError(f"{uri}: there is no version {version}: the newest is {last}") from None
             what = "the table's log" if version is None else f"version {version}"
             raise TableError(f"{uri}: {what} cannot be read ({_first_line(error)})") from None
         adds = pa.table(delta.get_add_actions(flatten=True)).to_pylist()

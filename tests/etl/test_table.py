@@ -55,6 +55,11 @@ def test_an_unknown_split_names_those_there_are(table):
         table.files_of("tset")
 
 
+def test_a_version_that_is_not_there_yet_names_the_newest(table):
+    with pytest.raises(TableError, match="there is no version 7: the newest is 0"):
+        FeatureTable.open(table.uri, 7)
+
+
 def test_older_versions_stay_as_they_were_and_new_files_are_never_theirs(table):
     appended = small_table(table.uri, rows=500, first=3000, mode="append", row_group_rows=256)
     replaced = small_table(table.uri, rows=200, mode="overwrite", values=50, row_group_rows=256)
