@@ -477,7 +477,7 @@ def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_va
     (tmp_path / "away").rename(record)
     values["version"] = 7
     meta.write_text(json.dumps(values))
-    with pytest.raises(TableError, match="version 7 cannot be read"):
+    with pytest.raises(TableError, match="there is no version 7: the newest is"):
         Servable.load(run, "int8")
 
 
