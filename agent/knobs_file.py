@@ -11,16 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingest.knobs import KnobError, Knobs, Limits, format_bytes, nearest, parse_bytes
-
-_SIZES = ("read_ahead_bytes", "prefetch_bytes")
-_KEYS = ("workers", "backend", "fused", *_SIZES)
+from ingest.knobs import NAMES, SIZES, KnobError, Knobs, Limits, format_bytes, nearest, parse_bytes
 
 
 def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = ()) -> Path:
     """Replaces the file in one step. Each note becomes a line of comment."""
     lines = [f"# {line}" for note in notes for line in note.splitlines()]
-    lines += [f"{name} = {getattr(knobs, name)}  # {format_bytes(getattr(knobs, name))}" for name in _SIZES]
+    lines += [f"{name} = {getattr(knobs, name)}  # {format_bytes(getattr(knobs, name))}" for name in SIZES]
     if knobs.fused:
         lines.append(f"fused = {json.dumps(sorted(knobs.fused))}")
     lines += ["", "[workers]", *(f"{_key(stage)} = {count}" for stage, count in knobs.workers.items())]
@@ -80,13 +77,13 @@ def is_file_name(text: str) -> bool:
 
 def _knobs(values: Mapping[str, Any]) -> Knobs:
     for key in values:
-        if key not in _KEYS:
-            raise KnobError(f"unknown key {key!r}{nearest(key, _KEYS)}")
+        if key not in NAMES:
+            raise KnobError(f"unknown key {key!r}{nearest(key, NAMES)}")
     for key in ("workers", "backend"):
         if not isinstance(values.get(key, {}), dict):
             raise KnobError(f"{key}: {values[key]!r} is no table of stages; write [{key}] and a line for each")
     sizes = {}
-    for key in _SIZES:
+    for key in SIZES:
         if key in values:
             size = values[key]
             if isinstance(size, bool) or not isinstance(size, (int, str)):

@@ -9,7 +9,6 @@ from agent.service import Service
 from ingest.knobs import format_bytes
 from ingest.stats import Snapshot
 
-_SATURATED = 0.92  # of the cores in use: no core is free
 _MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
 _OURS = 8  # snapshots after a change of workers in which what happens is taken for its effect
 _OTHER_LIMIT = 0.05  # of a memory limit: less is only what other programs took
@@ -43,7 +42,7 @@ class Lookout:
         found = []
         for stage in now.stages:
             was = self._services.get(stage.name, Service(name=stage.name))
-            became = self._services[stage.name] = was.observe(stage, seen.cpu >= _SATURATED * seen.cpu_quota)
+            became = self._services[stage.name] = was.observe(stage, seen.saturated)
             busy = seen.stages[stage.name].busy if stage.name in seen.stages else 0.0
             if became.drifts > was.drifts and self._age > _OURS and busy >= _MATTERS * stage.workers:
                 times = became.busy_s(stage.workers) / was.busy_s(stage.workers)

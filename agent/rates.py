@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot, StageStats
 
-SATURATED = 0.92  # of the cores in use
+_SATURATED = 0.92  # of the cores in use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Rates:
     @property
     def saturated(self) -> bool:
         """No core is free."""
-        return self.cpu >= SATURATED * self.cpu_quota
+        return self.cpu >= _SATURATED * self.cpu_quota
 
     def joined(self, knobs: Knobs, limits: Limits) -> Rates:
         """Fused stages as one: that whose workers do the work of all."""

@@ -15,7 +15,9 @@ from typing import Any
 from etl.names import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
 BACKENDS = ("thread", "process")
-_SIZES = ("read_ahead_bytes", "prefetch_bytes")
+SIZES = ("read_ahead_bytes", "prefetch_bytes")
+NAMES = ("workers", "backend", "fused", *SIZES)
+"""The knobs there are, and of them those that are numbers of bytes: `SIZES`."""
 MAX_WORKERS = 4096
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -71,7 +73,7 @@ class Knobs:
                 raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), BACKENDS)}")
         if isinstance(self.fused, str) or not all(isinstance(stage, str) for stage in self.fused):
             raise KnobError(f"fused: {self.fused!r} is no list of stages")
-        for name in _SIZES:
+        for name in SIZES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise KnobError(f"{name}: {value!r} is not a positive number of bytes")
@@ -93,10 +95,9 @@ class Knobs:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Knobs:
-        known = ("workers", "backend", "fused", *_SIZES)
         for key in values:
-            if key not in known:
-                raise KnobError(f"unknown knob {key!r}{nearest(key, known)}")
+            if key not in NAMES:
+                raise KnobError(f"unknown knob {key!r}{nearest(key, NAMES)}")
         return cls(**values)
 
     def parse(self, text: str) -> Knobs:
@@ -107,7 +108,7 @@ class Knobs:
             name, sign, value = (p.strip() for p in part.partition("="))
             if not sign:
                 raise KnobError(f"{part!r} has no '='; write for instance read=4")
-            if name in _SIZES:
+            if name in SIZES:
                 sizes[name] = parse_bytes(value)
             elif name.endswith(".backend"):
                 backend[name.removesuffix(".backend")] = value
@@ -119,7 +120,7 @@ class Knobs:
                 workers[name] = int(value)
             else:
                 if name not in workers:
-                    raise KnobError(f"no knob {name!r}{nearest(name, (*workers, *_SIZES))}")
+                    raise KnobError(f"no knob {name!r}{nearest(name, (*workers, *SIZES))}")
                 raise KnobError(f"{part!r}: {value!r} is not a number of workers")
         return replace(self, workers=workers, backend=backend, fused=frozenset(fused), **sizes)
 
@@ -183,7 +184,7 @@ class Limits:
         for stage, count in knobs.workers.items():
             low, high = self.workers.get(stage, (0, 0))
             if not high:
-                raise KnobError(f"no stage {stage!r}{nearest(stage, (*self.workers, *_SIZES))}")
+                raise KnobError(f"no stage {stage!r}{nearest(stage, (*self.workers, *SIZES))}")
             if not low <= count <= high:
                 raise KnobError(f"workers of {stage!r}: {count} is outside {low} to {high}")
         for stage, backend in knobs.backend.items():
@@ -200,16 +201,20 @@ class Limits:
                 own, other = knobs.backend.get(stage, "thread"), self.fusable[stage]
                 raise KnobError(f"fused: {stage!r} runs on {own}, {other!r} before it on "
                                 f"{knobs.backend.get(other, 'thread')}; give both the same back end")
-        for name in _SIZES:
+        for name in SIZES:
             low, high = getattr(self, name)
             if not low <= getattr(knobs, name) <= high:
                 raise KnobError(f"{name}: {getattr(knobs, name)} is outside {low} to {high}")
+
+    def resized(self, knobs: Knobs, workers: Mapping[str, int]) -> Knobs:
+        """The knobs with so many workers of each stage, as far as they are inside: also of more than there can be."""
+        return self.clamp(replace(knobs, workers={s: min(count, self.workers[s][1]) for s, count in workers.items()}))
 
     def clamp(self, knobs: Knobs) -> Knobs:
         """The nearest knobs inside; names that the pipeline lacks are left out, those not given get the lowest."""
         workers = {s: min(max(knobs.workers.get(s, low), low), high) for s, (low, high) in self.workers.items()}
         backend = {s: b for s, b in knobs.backend.items() if s in self.workers and b in self.backends_of(s)}
         sizes = {n: min(max(getattr(knobs, n), getattr(self, n)[0]), getattr(self, n)[1])
-                 for n in _SIZES}
+                 for n in SIZES}
         return Knobs(workers=workers, backend=backend, fused=frozenset(s for s in knobs.fused if self.fits(backend, s)),
                      **sizes)

@@ -62,6 +62,6 @@ class Bayes:
             knobs, rate = max(history, key=lambda tried: tried[1])
             return knobs, replace(state, knobs=knobs, history=history), Reason(
                 text="the best of all that was tried", predicted_rows_per_s=rate)
-        knobs = state.limits.clamp(replace(state.knobs, workers=propose(state.limits, state.most, history)))
+        knobs = state.limits.resized(state.knobs, propose(state.limits, state.most, history))
         return knobs, replace(state, knobs=knobs, history=history, watch=Stopwatch()), Reason(
             text=f"trial {len(history)} of {_TRIALS}")

@@ -59,6 +59,6 @@ class Cachew:
     def _step(self, state: State, by: int, why: str) -> tuple[Knobs, State, Reason]:
         count = max(1, state.workers + by)
         count = min(count, max(high for _, high in state.limits.workers.values()))
-        knobs = state.limits.clamp(replace(state.knobs, workers=dict.fromkeys(state.limits.workers, count)))
+        knobs = state.limits.resized(state.knobs, dict.fromkeys(state.limits.workers, count))
         return knobs, replace(state, knobs=knobs, workers=count, watch=Stopwatch()), Reason(
             text=f"{why}: {count} in every stage")

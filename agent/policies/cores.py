@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from agent.tunable import Reason
 from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot
@@ -22,5 +20,5 @@ class Cores:
         if done:
             return knobs, state, Reason(text="one worker a core everywhere, once and for all")
         count = max(1, int(snapshot.cpu_quota))
-        knobs = limits.clamp(replace(knobs, workers=dict.fromkeys(limits.workers, count)))
+        knobs = limits.resized(knobs, dict.fromkeys(limits.workers, count))
         return knobs, (limits, knobs, True), Reason(text=f"{count} workers in every stage, one a core")

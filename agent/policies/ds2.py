@@ -65,8 +65,7 @@ class DS2:
             state = replace(state, target=target, steps=0)
         if state.steps >= _STEPS:
             return state.knobs, state, Reason(text=f"{_STEPS} steps were taken towards this target")
-        wanted = {n: min(count, state.limits.workers[n][1]) for n, count in parallelism(true_rates, target).items()}
-        knobs = state.limits.clamp(replace(state.knobs, workers=wanted))
+        knobs = state.limits.resized(state.knobs, parallelism(true_rates, target))
         if knobs == state.knobs:
             return knobs, state, Reason(text="useful time says that all is well", predicted_rows_per_s=target)
         slowest = min(true_rates, key=lambda n: true_rates[n] * state.knobs.workers[n])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from agent.tunable import Reason
 from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot
@@ -23,5 +21,5 @@ class Even:
             return knobs, state, Reason(text="the cores are shared out evenly, once and for all")
         each, rest = divmod(max(1, int(snapshot.cpu_quota)), len(limits.workers))
         workers = {name: max(1, each + (i < rest)) for i, name in enumerate(limits.workers)}
-        knobs = limits.clamp(replace(knobs, workers=workers))
+        knobs = limits.resized(knobs, workers)
         return knobs, (limits, knobs, True), Reason(text=f"{snapshot.cpu_quota:g} cores over {len(workers)} stages")

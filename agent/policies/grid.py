@@ -50,7 +50,7 @@ class OfflineGrid:
 
     def decide(self, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
         if state.left is None:
-            settings = tuple(state.limits.clamp(replace(state.knobs, workers=w))
+            settings = tuple(state.limits.resized(state.knobs, w)
                              for w in grid(state.limits, snapshot.cpu_quota))
             return settings[0], replace(state, left=settings), Reason(text=f"{len(settings)} settings to measure")
         if not state.left:

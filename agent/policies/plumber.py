@@ -73,9 +73,8 @@ class Plumber:
         workers = {}
         for (name, stage), share in zip(stages.items(), cores, strict=True):
             threads_a_core = max(1.0, (stage.busy - stage.core_wait) / max(stage.cpu, 1e-6 * stage.busy))
-            wanted = min(share * threads_a_core, state.limits.workers[name][1])  # a stage that only waits asks for any
-            workers[name] = max(1, math.ceil(wanted - _ROUNDING))
-        knobs = state.limits.clamp(replace(state.knobs, workers=workers))
+            workers[name] = max(1, math.ceil(share * threads_a_core - _ROUNDING))
+        knobs = state.limits.resized(state.knobs, workers)
         return knobs, replace(state, knobs=knobs, watch=Stopwatch(), rounds=state.rounds + 1), Reason(
             text=f"the linear programme gives {rate:.0f} rows/s at {knobs}", predicted_rows_per_s=rate,
             bottleneck=max(cost, key=lambda n: cost[n]))

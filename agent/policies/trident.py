@@ -132,12 +132,12 @@ class Trident:
         memory = max(0.0, _FILL * now.memory_limit - max(0.0, now.memory_used - held))
         found = allocate(rungs, capacity, cpu, cores=now.cpu_quota, bytes_each=size, memory=memory)
         if found is None:
-            knobs = state.limits.clamp(replace(state.knobs, workers=dict.fromkeys(names, 1)))
+            knobs = state.limits.resized(state.knobs, dict.fromkeys(names, 1))
             return knobs, replace(state, knobs=knobs, age=0), Reason(text="memory is too short for more than the least")
         rate, workers = found
         if rate < _GAIN * min(at_present, now.cpu_quota / cpu if cpu > 0 else math.inf) and held <= memory:
             return state.knobs, replace(state, age=1), Reason(text="no plan promises enough", predicted_rows_per_s=rate)
-        knobs = state.limits.clamp(replace(state.knobs, workers=dict(zip(names, workers, strict=True))))
+        knobs = state.limits.resized(state.knobs, dict(zip(names, workers, strict=True)))
         return knobs, replace(state, knobs=knobs, age=0), Reason(
             text=f"the programme gives {rate:.0f} rows/s at {knobs}", predicted_rows_per_s=rate)
 

@@ -127,11 +127,16 @@ def test_a_half_written_folder_is_no_checkpoint(saved):
         latest(saved.folder)
 
 
-def test_a_file_that_changed_or_vanished_is_refused_by_name_with_the_one_before(saved):
-    for step in (1, 2):
+def _with_steps(saved, *steps):
+    """The folder of the last of these checkpoints."""
+    for step in steps:
         saved.checkpoints.save(replace(META, step=step))
         saved.checkpoints.wait()
-    path = latest(saved.folder)[0]
+    return latest(saved.folder)[0]
+
+
+def test_a_file_that_changed_or_vanished_is_refused_by_name_with_the_one_before(saved):
+    path = _with_steps(saved, 1, 2)
     for look in (check, lambda p: checkpoint.check(p, Alone()), lambda p: checkpoint.check(p, Second())):
         (path / "weight").write_text("[1.0, 1.0, 1.0]")
         look(path)
@@ -145,9 +150,7 @@ def test_a_file_that_changed_or_vanished_is_refused_by_name_with_the_one_before(
 
 
 def test_the_ranks_look_at_every_file_between_them(saved):
-    saved.checkpoints.save(replace(META, step=1))
-    saved.checkpoints.wait()
-    path = latest(saved.folder)[0]
+    path = _with_steps(saved, 1)
     for file in ("half", "weight"):
         (path / file).write_text("spoilt")
     parts = [damage(path, rank=rank, ranks=3) for rank in range(3)]
@@ -157,9 +160,7 @@ def test_the_ranks_look_at_every_file_between_them(saved):
 
 
 def test_a_checkpoint_from_before_there_were_checksums_is_taken_as_it_is(saved):
-    saved.checkpoints.save(replace(META, step=1))
-    saved.checkpoints.wait()
-    path = latest(saved.folder)[0]
+    path = _with_steps(saved, 1)
     values = json.loads((path / NAME).read_text())
     assert sorted(values.pop("sums")) == ["half", "weight"]
     (path / NAME).write_text(json.dumps(values))
