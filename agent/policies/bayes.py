@@ -20,6 +20,7 @@ _SETTLE, _WINDOW = 1, 2
 def propose(limits: Limits, most: int, history: tuple[tuple[Knobs, float], ...]) -> dict[str, int]:
     """The next setting to try, after these."""
     import optuna
+    import torch
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spaces = {name: optuna.distributions.IntDistribution(low, max(low, min(high, most)), log=True)
@@ -30,7 +31,8 @@ def propose(limits: Limits, most: int, history: tuple[tuple[Knobs, float], ...])
         study.add_trial(optuna.trial.create_trial(
             params={n: min(max(knobs.workers[n], s.low), s.high) for n, s in spaces.items()},
             distributions=dict(spaces), value=rate))
-    return {name: int(count) for name, count in study.ask(dict(spaces)).params.items()}
+    with torch._C.DisableTorchFunction():  # optuna's device context has Python look at each operation: a third dearer
+        return {name: int(count) for name, count in study.ask(dict(spaces)).params.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
