@@ -10,6 +10,7 @@ depend on knobs.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -174,6 +175,7 @@ class HostTunable:
         step_s = gained("consumer_wait_s") + gained("consumer_compute_s")
         stall = max(self._stalls.values(), default=0.0)
         counters: dict[str, Any] = {name: self._sum("", name, gained(name)) for name in ("at", *_SUMS)}
+        told = all(s.cores_idle_s is not None for s in (first, *itertools.chain(*gains)))
         return replace(
             first, **counters, sequence=self._merged.sequence + 1 if self._merged else 0,
             stages=tuple(self._merge_stage([s.stage(name) for s in local],
@@ -183,7 +185,8 @@ class HostTunable:
             consumer_compute_s=self._sum("", "consumer_compute_s", step_s * (1 - stall)),
             memory_used=max(s.memory_used for s in local),
             memory_limit=min(s.memory_limit for s in local) // share,
-            cpu_quota=min(s.cpu_quota for s in local) / share)
+            cpu_quota=min(s.cpu_quota for s in local) / share,
+            cores_idle_s=self._sum("", "cores_idle_s", gained("cores_idle_s") / share) if told else None)
 
     def _merge_stage(self, local: Sequence[StageStats], gains: Sequence[tuple[StageStats, StageStats]]) -> StageStats:
         merged: dict[str, Any] = {key: max(getattr(s, key) for s in local) for key in _LARGEST}

@@ -18,6 +18,7 @@ HANDOVER_S = 20e-6  # processor seconds that an item costs from one stage's work
 _IN_HAND = 1.5  # times an item's bytes that a worker holds: what it makes, and part of what it makes it from
 _READ_AHEAD = 1.0  # items a reader may have finished and waiting
 _PREFETCH = 4.0  # batches that may wait for the trainer
+_LEAN, _WORTH_LEAN = 0.5, 1.05  # of what buffers ask for, where that brings so many times the rows
 _SHARE = 0.25  # of the memory limit: the most that one buffer asks for
 _PROCESS_BYTES = 50 * 2**20  # a worker process with numpy and pyarrow
 _MIB = 2**20
@@ -46,6 +47,8 @@ class Outlook:
     memory_limit: int
     slow: float = 1.0
     """Times that a core is slower than a free one, as others use it too."""
+    buffers: float = 1.0
+    """Share of what the buffers would ask for that they get."""
 
     @classmethod
     def of(cls, seen: Rates, knobs: Knobs, limits: Limits, services: Mapping[str, Service], *,
@@ -100,22 +103,28 @@ class Outlook:
         """The knobs of the highest rate within the `ranges` and memory, and that rate.
 
         A stage with enough workers keeps them, unless the `fewest` are asked for. Buffers grow to what they need;
-        they shrink to it only where memory is `tight`, or would become so."""
+        they shrink to it only where memory is `tight`, or would become so, and below it where workers in their place
+        bring more."""
+        found = self._best(ranges, fewest=fewest, tight=tight)
+        if sum(ranges[n][1] * self._worker_bytes(n) for n in self.services) <= self._room:
+            return found
+        other = replace(self, buffers=_LEAN)._best(ranges, fewest=fewest, tight=tight)
+        return other if other[1] >= _WORTH_LEAN * found[1] else found
+
+    def _best(self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool) -> tuple[Knobs, float]:
         requests = []
         for name, service in self.services.items():
             least, most = ranges[name]
             current = self.knobs.workers[name]
             if not fewest and least < current <= most and self.capacity(name, current) >= self.capacity(name, least):
                 least = current
-            ahead = _READ_AHEAD * service.item_bytes if name == self._first else 0.0
+            ahead = self.buffers * _READ_AHEAD * service.item_bytes if name == self._first else 0.0
             requests.append(Request(name=name, least=least, most=most, capacity=self._with_headroom(name, most),
                                     worker_bytes=self._worker_bytes(name) + ahead))
-        room = MEMORY_TARGET * self.memory_limit - self.base_bytes
-        room -= self._buffers(self.knobs.workers)["prefetch_bytes"]
-        found = self._allocate(requests, room)
+        found = self._allocate(requests, self._room)
         if not fewest and any(request.least > ranges[request.name][0] for request in requests) \
                 and found.rows_per_s < self.rate(self.knobs.workers):
-            return self.best(ranges, fewest=True, tight=tight)  # keeping what is there leaves no room for better
+            return self._best(ranges, fewest=True, tight=tight)  # keeping what is there leaves no room for better
         workers = {**self.knobs.workers, **found.workers}
         needed = self._buffers(workers)
         knobs = replace(self.knobs, workers=workers,
@@ -179,6 +188,12 @@ class Outlook:
         return replace(self, slow=1.0)
 
     @property
+    def _room(self) -> float:
+        """Bytes for workers and what readers have finished."""
+        room = MEMORY_TARGET * self.memory_limit - self.base_bytes
+        return room - self._buffers(self.knobs.workers)["prefetch_bytes"]
+
+    @property
     def _first(self) -> str:
         return next(iter(self.limits.workers))
 
@@ -199,8 +214,8 @@ class Outlook:
             return self.services[name].item_bytes if name in self.services else 0.0
 
         last = list(self.limits.workers)[-1]
-        needs = {"read_ahead_bytes": _READ_AHEAD * workers[self._first] * item_bytes(self._first),
-                 "prefetch_bytes": _PREFETCH * item_bytes(last)}
+        needs = {"read_ahead_bytes": self.buffers * _READ_AHEAD * workers[self._first] * item_bytes(self._first),
+                 "prefetch_bytes": self.buffers * _PREFETCH * item_bytes(last)}
         sizes = {}
         for name, need in needs.items():
             low, high = getattr(self.limits, name)

@@ -48,6 +48,8 @@ class Rates:
     memory_used: int
     memory_limit: int
     stages: Mapping[str, StageRates]
+    idle: float | None = None
+    """Cores without work, of those that may be used. Near 0: every core is wanted; None: not told."""
 
     @property
     def saturated(self) -> bool:
@@ -82,7 +84,12 @@ def rates(earlier: Snapshot, later: Snapshot) -> Rates | None:
                  stall=wait / (wait + compute) if wait + compute > 0 else 0.0,
                  demand_rows_per_s=rows / compute if compute > 0 and rows > 0 else None,
                  cpu=cpu / seconds, cpu_quota=later.cpu_quota, memory_used=later.memory_used,
-                 memory_limit=later.memory_limit, stages=stages)
+                 memory_limit=later.memory_limit, stages=stages,
+                 idle=_idle(earlier.cores_idle_s, later.cores_idle_s, seconds))
+
+
+def _idle(before: float | None, after: float | None, seconds: float) -> float | None:
+    return None if before is None or after is None or after < before else (after - before) / seconds
 
 
 def _stage(before: StageStats, after: StageStats, seconds: float) -> StageRates:

@@ -147,6 +147,10 @@ class Service:
         least = self.points[min(self.points)]
         return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= _RELIEVED * least.busy_s})
 
+    def stale(self) -> Service:
+        """As known, but the next that is seen of a setting counts for all before."""
+        return replace(self, points={n: replace(p, seen=0) for n, p in self.points.items()})
+
     def unhindered(self) -> Service:
         """As if it hardly waited: for nobody who holds a lock, nor for a store."""
         return replace(self, points={n: replace(p, busy_s=max(p.cpu_s, _LEAST_WAIT * p.busy_s))

@@ -254,8 +254,8 @@ class Loader(IterableDataset[Batch]):
             at=now, sequence=next(self._sequence), stages=self._pipeline.stats(), batches=self._batches,
             rows=self._rows, consumer_wait_s=wait_s, consumer_compute_s=compute_s,
             memory_used=machine.memory_used(), memory_limit=machine.memory_limit(self._limit),
-            cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), held_back=held_back.total(),
-            held_back_pressure=held_back["pressure"])
+            cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), cores_idle_s=machine.cores_idle_s(),
+            held_back=held_back.total(), held_back_pressure=held_back["pressure"])
 
     def memory_used(self) -> int:
         """Anonymous and shared bytes of the process tree now."""

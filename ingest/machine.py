@@ -74,6 +74,20 @@ class Machine:
         """Processor time of this process and its descendants, also of those that have ended and were waited for."""
         return sum(self._cpu_of(pid) for pid in self.tree()) / self._ticks
 
+    def cores_idle_s(self) -> float | None:
+        """Time so far that cores of the affinity had nothing to do. None where the kernel does not tell, or where a
+        quota leaves less of them than there is: an idle core is then no free one."""
+        allowed = self._allowed()
+        if not allowed or any(quota < len(allowed) for quota in self._quotas()):
+            return None
+        idle = 0
+        for line in (self._text("proc/stat") or "").splitlines():
+            name, *fields = line.split()
+            if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in allowed:
+                allowed.remove(int(name[3:]))
+                idle += int(fields[3]) + int(fields[4])  # waiting for a disk is idle, too
+        return None if allowed else idle / self._ticks
+
     def tree(self) -> list[int]:
         """This process and its descendants."""
         found = [self._pid]
@@ -83,10 +97,15 @@ class Machine:
         return found
 
     def _affinity(self) -> int:
+        return len(self._allowed()) or os.cpu_count() or 1
+
+    def _allowed(self) -> set[int]:
+        """The numbers of the cores that this process may run on; none where the system does not tell."""
         for line in (self._text(f"proc/{self._pid}/status") or "").splitlines():
             if line.startswith("Cpus_allowed:"):
-                return int(line.split(":")[1].strip().replace(",", ""), 16).bit_count()
-        return os.cpu_count() or 1
+                mask = int(line.split(":")[1].strip().replace(",", ""), 16)
+                return {core for core in range(mask.bit_length()) if mask >> core & 1}
+        return set()
 
     def _total(self) -> int:
         for line in (self._text("proc/meminfo") or "").splitlines():

@@ -95,6 +95,9 @@ class Snapshot:
     cpu_used_s: float
     """Processor time of the process tree. Its rate near `cpu_quota`: no core is free, and a pool that grows takes from
     others; far below: cores are idle."""
+    cores_idle_s: float | None = None
+    """Time that cores this pipeline may use had nothing to do. Its rate near 0: somebody wants every core; near
+    `cpu_quota`: a wait for a core is no more than the time a wake-up takes. None: the system does not tell."""
     held_back: int = 0
     """Times the governor made work wait for memory. Rising: memory, not cores, is the bottleneck; 0: never short."""
     held_back_pressure: int = 0
@@ -103,7 +106,8 @@ class Snapshot:
 
     def __post_init__(self) -> None:
         _counts(self, "at", "sequence", "batches", "rows", "consumer_wait_s", "consumer_compute_s", "memory_used",
-                "memory_limit", "cpu_quota", "cpu_used_s", "held_back", "held_back_pressure")
+                "memory_limit", "cpu_quota", "cpu_used_s", "held_back", "held_back_pressure",
+                *(["cores_idle_s"] if self.cores_idle_s is not None else []))
         if not self.stages:
             raise StatsError("Snapshot.stages: a pipeline without stages")
         if len({s.name for s in self.stages}) != len(self.stages):

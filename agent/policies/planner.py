@@ -236,7 +236,7 @@ def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason
 
 def _reshape(state: State, look: Outlook, since: Rates, found: Iterable[Shape]) -> tuple[Knobs, State, Reason] | None:
     """A stage on its other back end, fused or split: the first that is worth it."""
-    now = look.rate(state.knobs.workers)
+    now = min(look.rate(state.knobs.workers), since.rows_per_s)  # waits for a lock are in no stage's curve
     free = replace(state, held={})  # what failed while workers waited for a lock may do without
     for shape in found:
         if shape.key in state.tried:
@@ -250,8 +250,8 @@ def _reshape(state: State, look: Outlook, since: Rates, found: Iterable[Shape]) 
             continue
         trying = replace(state, spare=0, tried=state.tried | {shape.key})
         if moving:
-            sharing = {n: s.relieved() for n, s in look.each.items()
-                       if n != name and s.backend == "thread" and len(state.limits.backends_of(n)) > 1}
+            sharing = {n: (s.relieved() if len(state.limits.backends_of(n)) > 1 else s).stale()
+                       for n, s in look.each.items() if n != name and s.backend == "thread"}
             trying = replace(trying, services={**state.services, **sharing}, held={})
         return _change(trying, knobs, shape.kind, since, Reason(
             text=f"{shape.cause}: trying {moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",

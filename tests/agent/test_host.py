@@ -115,6 +115,28 @@ def test_counters_never_fall_when_a_rank_comes_late_or_starts_again():
         assert values == sorted(values), field
 
 
+def test_idle_cores_are_shared_and_not_known_where_one_rank_cannot_tell():
+    class Idle(FakePipeline):
+        told = True
+
+        def snapshot(self):
+            found = super().snapshot()
+            return dataclasses.replace(found, cores_idle_s=3.0 * found.at if self.told else None)
+
+    store, pipelines = MemoryStore(), [Idle([FakeStage(name="read", cpu_s=0.002)], cores=8) for _ in range(2)]
+    members = [HostMember(store, "a", rank, p) for rank, p in enumerate(pipelines)]
+    tunable = HostTunable(store, "a", pipelines[0], ranks={"a": 2})
+    _advance(pipelines, members)
+    before = tunable.snapshot()
+    _advance(pipelines, members, 10.0)
+    after = tunable.snapshot()
+    assert after.cpu_quota == 4
+    assert after.cores_idle_s - before.cores_idle_s == pytest.approx(10 * 3 / 2)  # of eight, three: of four, half of it
+    pipelines[1].told = False
+    _advance(pipelines, members, 10.0)
+    assert tunable.snapshot().cores_idle_s is None
+
+
 def test_a_host_that_is_not_among_the_ranks_is_refused():
     with pytest.raises(ValueError, match="'c'"):
         HostTunable(MemoryStore(), "c", _pipeline(), ranks={"a": 1})

@@ -9,7 +9,7 @@ import pytest
 from agent.mechanisms import Machine, Stage
 from agent.outlook import Outlook
 from agent.policies import make
-from agent.pressure import Pressure
+from agent.pressure import CONTENDED, Pressure
 from agent.rates import Rates, StageRates, rates
 from agent.scenario import Change, Scenario
 from agent.simulator import Simulator
@@ -18,11 +18,11 @@ from agent.trial import run
 from ingest.knobs import Knobs, Limits
 
 
-def _seen(cpu, core_wait, quota=4.0):
+def _seen(cpu, core_wait, quota=4.0, idle=None):
     stage = StageRates(rows_per_s=1.0, busy=cpu + core_wait, cpu=cpu, starved=0.0, blocked=0.0, workers=8,
                        queue_bytes=0, core_wait=core_wait)
     return Rates(seconds=1.0, rows_per_s=1.0, stall=1.0, demand_rows_per_s=None, cpu=cpu, cpu_quota=quota,
-                 memory_used=0, memory_limit=1, stages={"work": stage})
+                 memory_used=0, memory_limit=1, stages={"work": stage}, idle=idle)
 
 
 def test_free_cores_and_our_own_crowd_are_no_pressure():
@@ -37,6 +37,13 @@ def test_fair_shares_tell_how_many_others_there_are():
     assert found.others == pytest.approx(4.0)
     assert found.slow == pytest.approx(2.0)
     assert found.cores == pytest.approx(4 * 8 / 12)  # eight of ours beside the four
+
+
+def test_who_waits_while_cores_are_idle_waits_for_no_other_program():
+    assert Pressure.of(_seen(1.0, 1.0)).slow > CONTENDED
+    found = Pressure.of(_seen(1.0, 1.0, idle=3.0))
+    assert (found.others, found.slow, found.cores) == (0.0, 1.0, 4.0)
+    assert Pressure.of(_seen(2.0, 2.0, idle=0.0)) == Pressure.of(_seen(2.0, 2.0))
 
 
 def test_a_person_is_told_how_many_cores_others_would_use():

@@ -34,13 +34,14 @@ class _Series:
     """A pipeline that always tells the same of a setting, whatever is asked for."""
 
     def __init__(self, told, **more):
-        self.told, self.more = told, {"cpu_used_s": 1.1, "memory_limit": 2**34} | more
+        self.told, self.more = told, {"cpu_used_s": 1.1, "memory_limit": 2**34, "idle": None} | more
         self.policy = make("planner")
         self.knobs = Knobs(workers=dict.fromkeys(NAMES, 1))
         self.state = self.policy.initial(LIMITS, self.knobs)
         self.now = Snapshot(at=0, sequence=0, stages=tuple(_stage(n, (0,) * 4, 0, 1, "thread") for n in NAMES),
                             batches=0, rows=0, consumer_wait_s=0, consumer_compute_s=0, memory_used=2**28,
-                            memory_limit=self.more["memory_limit"], cpu_quota=2, cpu_used_s=0)
+                            memory_limit=self.more["memory_limit"], cpu_quota=2, cpu_used_s=0,
+                            cores_idle_s=None if self.more["idle"] is None else 0)
         self.reasons = []
 
     def moves(self, ticks):
@@ -65,7 +66,8 @@ class _Series:
         return dataclasses.replace(
             self.now, at=self.now.at + 1, sequence=self.now.sequence + 1, stages=tuple(stages),
             rows=self.now.rows + rows, batches=self.now.batches + 1, consumer_wait_s=self.now.consumer_wait_s + 1,
-            cpu_used_s=self.now.cpu_used_s + self.more["cpu_used_s"])
+            cpu_used_s=self.now.cpu_used_s + self.more["cpu_used_s"],
+            cores_idle_s=None if self.more["idle"] is None else self.now.cores_idle_s + self.more["idle"])
 
 
 def _bent(knobs):
@@ -81,6 +83,23 @@ def _hidden(knobs):
     items = 8
     return {"read": (items, 0.9 * knobs.workers["read"], 0.15, 0.1), "shuffle": (items, 0.75, 0.1, 0.1),
             "python": (items, 0.9, 0.85, 0.0), "collate": (items, 0.05, 0.02, 0.0)}
+
+
+def _waking(knobs):
+    """Each stage is starved half of the time, as rows come in lumps, and each wait for the lock ends with one for a
+    core: as two cores told, of which one was idle."""
+    many = max(knobs.workers.values()) > 1
+    items = 8 if many else 7.4
+    return {"read": (items, 1.2, 0.14, 0.1) if many else (items, 0.85, 0.13, 0.05),
+            "shuffle": (items, 1.3, 0.07, 0.16) if many else (items, 0.85, 0.08, 0.05),
+            "python": (items, 1.1, 0.82, 0.06) if many else (items, 0.91, 0.85, 0.02),
+            "collate": (items, 0.1, 0.02, 0.02)}
+
+
+def test_stages_that_could_do_more_than_comes_hide_no_lock():
+    series = _Series(_waking, idle=0.87)
+    assert series.moves(12), series.reasons
+    assert "python may hold the lock that" in series.reasons[-1]
 
 
 def test_the_stage_whose_workers_wait_for_each_other_is_moved_though_another_is_narrower():

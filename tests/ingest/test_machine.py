@@ -99,6 +99,29 @@ def test_use_is_that_of_the_whole_tree(root):
     assert machine.cpu_used_s() == 6
 
 
+STAT = "cpu  9 9 9 9 9 9 9 9 0 0\n" + "".join(
+    f"cpu{core} 5 0 5 {100 * core} {10 * core} 0 0 0 0 0\n" for core in range(10)) + "intr 5 1\n"
+
+
+def test_idle_time_is_that_of_the_cores_that_it_may_use(root):
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert root({"proc/stat": STAT}).cores_idle_s() == 110 * sum(range(8)) / ticks
+    assert root({"proc/7/status": "Cpus_allowed:\t00000000,00000202\n"}).cores_idle_s() == 110 * (1 + 9) / ticks
+
+
+@pytest.mark.parametrize("files", [
+    {}, {"proc/stat": STAT.replace("cpu7 ", "cpu70 ")}, {"proc/stat": STAT, "proc/7/status": "Name: x\n"},
+    {"proc/stat": STAT, **V2, "sys/fs/cgroup/a/cpu.max": "400000 100000"}])  # half of an idle core may be ours
+def test_idle_time_that_is_not_told_or_not_ours_is_none(root, files):
+    assert root(files).cores_idle_s() is None
+
+
+def test_idle_time_rises_as_this_machines_clock_does():
+    machine = Machine()
+    before = machine.cores_idle_s()
+    assert before is None or (machine.cores_idle_s() or 0) >= before >= 0
+
+
 def test_a_process_without_children_is_read_cheaply(root):
     machine = root({"proc/7/task/7/children": "",
                     "proc/7/status": "Cpus_allowed:\tf\nRssAnon: 7 kB\nRssFile: 90 kB\nRssShmem: 1 kB\n"})
