@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agent.course import CHUNK_S, Course
 from agent.mechanisms import Flow, Load, Truth, flow
-from agent.simulator import _CHUNK_S, Course
 from ingest.knobs import Knobs, Limits
 
 
@@ -32,7 +32,7 @@ class EventSimulator(Course):
     def advance(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end - 1e-9:
-            chunk = min(_CHUNK_S, end - self.now)
+            chunk = min(CHUNK_S, end - self.now)
             self._look(chunk)
             if self.killed:
                 self.now += chunk
@@ -77,7 +77,7 @@ class EventSimulator(Course):
     def _begin(self) -> None:
         """Passes finished items on in order, and gives work to every worker that may have some."""
         admitted, room = self.governed()
-        limits = self.queue_limits()
+        limits = self.queue_limits
         stages = self.truth.stages
         for i, items in enumerate(self._items):
             while items and items[0].done:

@@ -165,9 +165,9 @@ class Consumer:
         _check(self, 0, "cpu", high=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Truth:
-    """A pipeline as it truly is at one moment."""
+    """A pipeline as it truly is at one moment. Equal to itself alone, which makes it a cheap key."""
 
     machine: Machine
     stages: tuple[Stage, ...]
@@ -180,8 +180,8 @@ class Load:
     `heads` gives for each stage that whose workers do its work. A stage that is fused takes no time of its own."""
 
     __slots__ = ("bandwidth", "batch", "cap", "consumer_cores", "consumer_cpu", "consumer_wait", "convoy", "cores",
-                 "cpu", "handover", "kappa", "lock", "memory", "rows", "shares", "smt", "switch", "traffic", "waiting",
-                 "workers")
+                 "cpu", "crowd", "handover", "kappa", "lock", "memory", "rows", "shares", "smt", "switch", "traffic",
+                 "waiting", "workers")
 
     def __init__(self, truth: Truth, workers: Sequence[float], backends: Sequence[str],  # noqa: PLR0917
                  factors: Sequence[float] = (), bursts: Sequence[float] = (), heads: Sequence[int] = ()) -> None:
@@ -215,6 +215,8 @@ class Load:
             contending += n * stage.cpu
         for head in {h for i, h in enumerate(heads) if h != i}:
             self._fuse([i for i, h in enumerate(heads) if h == head])
+        self.crowd = [1 + kappa * n * (n - 1) for kappa, n in zip(self.kappa, self.workers, strict=True)]
+        """By how much dearer a row is while all workers are at work."""
         self.batch = float(consumer.batch_rows)
         pressure = max(0.0, contending / self.cores - 1.0) if consumer.cpu else 0.0
         self.consumer_cpu = consumer.step_s * consumer.cpu / machine.speed * (1 + consumer.interference * pressure)
@@ -261,43 +263,45 @@ def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores
     is `empty`, nor than what goes out where the queue behind it is `full`. `overhead_cores` go to worker start-ups."""
     count = len(load.workers)
     slow, slow_memory, slow_lock, smt = guess
-    workers, rows, kappa = load.workers, load.rows, load.kappa
+    stages = list(zip(load.workers, load.rows, load.cpu, load.memory, load.lock, load.waiting, load.crowd, load.cap,
+                      strict=True))
     capacity, rates = [0.0] * (count + 1), [0.0] * (count + 1)
     share, cpu_item = [0.0] * (count + 1), [0.0] * (count + 1)
+    from_before = [i for i in range(1, count + 1) if empty[i - 1]]
+    from_behind = [i for i in range(count - 1, -1, -1) if full[i]]
     cores_for_work = max(0.02, load.cores - overhead_cores)
     used, stride, rising = 0.0, 0.65, True
     for _ in range(60):
         on_core = slow * smt
-        for i in range(count):
-            n = workers[i]
-            cpu = (load.cpu[i] + load.memory[i] * slow_memory) * (1 + kappa[i] * n * (n - 1))
-            wall = cpu * on_core + load.lock[i] * (slow_lock - 1) * slow + load.waiting[i]
-            capacity[i] = min(n * rows[i] / wall, load.cap[i])
-            share[i] = cpu * on_core / wall
+        for i, (n, rows, cpu, memory, lock, waiting, crowd, cap) in enumerate(stages):
+            on_cpu = (cpu + memory * slow_memory) * crowd * on_core
+            wall = on_cpu + lock * (slow_lock - 1) * slow + waiting
+            rate = n * rows / wall
+            capacity[i] = cap if cap < rate else rate
+            share[i] = on_cpu / wall
         step = load.consumer_wait + load.consumer_cpu * on_core
         capacity[count] = load.batch / step if step else UNBOUNDED
-        share[count] = 0.0
         rates[:] = capacity
-        for i in range(1, count + 1):
-            if empty[i - 1] and rates[i - 1] < rates[i]:
-                rates[i] = rates[i - 1]
-        for i in range(count - 1, -1, -1):
-            if full[i] and rates[i + 1] < rates[i]:
-                rates[i] = rates[i + 1]
-        for i in range(1, count + 1):
-            if empty[i - 1] and rates[i - 1] < rates[i]:
-                rates[i] = rates[i - 1]
+        for i in from_before:
+            rates[i] = min(rates[i], rates[i - 1])
+        for i in from_behind:
+            rates[i] = min(rates[i], rates[i + 1])
+        for i in from_before:
+            rates[i] = min(rates[i], rates[i - 1])
         used = traffic = locked = runnable = contenders = 0.0
-        for i in range(count):
-            active = workers[i] * rates[i] / capacity[i]
-            crowd = max(0.0, active * (active - 1))
-            cpu_item[i] = (load.cpu[i] + load.memory[i] * slow_memory) * (1 + kappa[i] * crowd)
-            per_s = rates[i] / rows[i]
-            used += per_s * (cpu_item[i] + load.handover[i]) * smt
-            traffic += per_s * load.traffic[i]
-            locked += per_s * load.lock[i]
+        for i, (n, rows, cpu, memory, lock, _, _, _) in enumerate(stages):
+            rate = rates[i]
+            active = n * rate / capacity[i]
+            item = cpu + memory * slow_memory
+            if load.kappa[i]:
+                item *= 1 + load.kappa[i] * max(0.0, active * (active - 1))
+            cpu_item[i] = item
+            per_s = rate / rows
+            used += per_s * (item + load.handover[i]) * smt
             runnable += active * share[i]
-            if load.lock[i]:
+            traffic += per_s * load.traffic[i]
+            if lock:
+                locked += per_s * lock
                 contenders += active
         cpu_item[count] = load.consumer_cpu * load.consumer_cores * smt
         used += rates[count] / load.batch * cpu_item[count]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,12 +16,16 @@ _AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what the buffers should hold to smooth wh
 
 class _Search:
     def __init__(self, truth: Truth, limits: Limits, also: Sequence[Truth], fill: float) -> None:
-        self.truth, self.also, self.fill = truth, [truth, *also], fill
+        self.truth, self.fill = truth, fill
+        self.also = list(dict.fromkeys((truth, *also)))  # mostly one and the same
         self.names = [s.name for s in truth.stages]
         self.range = [limits.workers[n] for n in self.names]
         self.limits = limits
         self.shares = [s.burst_s / (s.burst_s + s.burst_every_s) if s.burst_every_s else 0.0 for s in truth.stages]
         self.rated: dict[tuple[tuple[int, ...], tuple[str, ...]], float] = {}
+
+    def steady(self, workers: Sequence[int], backends: Sequence[str], bursts: Sequence[float] = ()) -> Flow:
+        return _steady(self.truth, tuple(workers), tuple(backends), tuple(bursts))
 
     def buffers(self, truth: Truth, workers: Sequence[int]) -> tuple[int, int]:
         """Read-ahead and prefetch: what smooths, or a quarter of the memory between them."""
@@ -50,7 +55,7 @@ class _Search:
         """Rows a second, bursts averaged; negative if the memory does not do."""
         key = (tuple(workers), tuple(backends))
         if key not in self.rated:
-            now = steady(self.truth, workers, backends)
+            now = self.steady(workers, backends)
             if not self.fits(workers, backends, now):
                 self.rated[key] = -float(sum(workers))
             else:
@@ -58,7 +63,7 @@ class _Search:
                 for i, share in enumerate(self.shares):
                     if share:
                         bursts = [s.burst_factor if j == i else 1.0 for j, s in enumerate(self.truth.stages)]
-                        value -= share * (now.rates[-1] - steady(self.truth, workers, backends, bursts).rates[-1])
+                        value -= share * (now.rates[-1] - self.steady(workers, backends, bursts).rates[-1])
                 self.rated[key] = value
         return self.rated[key]
 
@@ -67,7 +72,7 @@ class _Search:
         best = self.rate(workers, backends)
         tired: set[int] = set()
         while len(tired) < len(workers):
-            busy = steady(self.truth, workers, backends).busy
+            busy = self.steady(workers, backends).busy
             i = max((i for i in range(len(workers)) if i not in tired), key=lambda i: busy[i])
             if busy[i] < 0.98:
                 break
@@ -120,7 +125,7 @@ class _Search:
         """A tenth more than just enough, where that costs nothing: items vary."""
         for i, (_, high) in enumerate(self.range):
             tried = [*workers[:i], min(high, math.ceil(workers[i] * 1.1)), *workers[i + 1:]]
-            more, now = steady(self.truth, tried, backends).busy[i], steady(self.truth, workers, backends).busy[i]
+            more, now = self.steady(tried, backends).busy[i], self.steady(workers, backends).busy[i]
             if more < now and self.rate(tried, backends) >= best * (1 - _WORTH):
                 workers[:] = tried
 
@@ -147,6 +152,12 @@ def best_knobs(truth: Truth, limits: Limits, *, also: Sequence[Truth] = (), near
     return limits.clamp(Knobs(workers=dict(zip(names, workers, strict=True)),
                               backend=dict(zip(names, kinds, strict=True)),
                               read_ahead_bytes=ahead, prefetch_bytes=fetch))
+
+
+@functools.lru_cache(maxsize=2**14)
+def _steady(truth: Truth, workers: tuple[int, ...], backends: tuple[str, ...], bursts: tuple[float, ...]) -> Flow:
+    """The clairvoyant and the oracle ask for the same again and again."""
+    return steady(truth, workers, backends, bursts)
 
 
 def _better(value: float, best: float) -> bool:

@@ -150,7 +150,7 @@ def _truth(key: _Identity, done: tuple[float, ...]) -> Truth:
         parts.setdefault(owner, {})[name] = int(value) if name == "batch_rows" else value
     return Truth(
         dataclasses.replace(scenario.machine, **parts.get("machine", {})),
-        tuple(dataclasses.replace(s, **parts.get(f"stages.{s.name}", {})) for s in scenario.stages),
+        tuple(dataclasses.replace(s, **own) if (own := parts.get(f"stages.{s.name}")) else s for s in scenario.stages),
         dataclasses.replace(scenario.consumer, **parts.get("consumer", {})))
 
 

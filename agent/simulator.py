@@ -7,244 +7,12 @@ that moves every item. One seed, one course.
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Self
+from typing import Any
 
-import numpy as np
-
+from agent.course import CHUNK_S, Course
 from agent.mechanisms import Flow, Load, Truth, flow
-from ingest.knobs import KnobError, Knobs, Limits
-from ingest.stats import Snapshot, StageStats
-
-_CHUNK_S = 0.25  # noise, drift and the truth's changes are looked at this often
-_MARGIN = 0.97  # of the memory limit: what the governor fills
-
-
-class Course:
-    """The state that the fluid and the event mode share: time, truth, pools as they start up, counters."""
-
-    def __init__(self, truth_at: Callable[[float], Truth], limits: Limits, knobs: Knobs, *, seed: int = 0,
-                 governor: bool = True) -> None:
-        self._truth_at, self._limits = truth_at, limits
-        self.truth = truth_at(0.0)
-        limits.check(knobs)
-        self._knobs, self.governor = limits.clamp(knobs), governor
-        self._random = np.random.default_rng(seed)
-        self.now, self.killed, self.held_back = 0.0, False, 0.0
-        names = self.names = [s.name for s in self.truth.stages]
-        count = len(names)
-        self._heads = [names.index(limits.head(self._knobs, n)) for n in names]
-        self.ready = [float(self._workers_of(n, self._knobs)) for n in names]
-        self._starting: list[tuple[float, int, float]] = []  # ready at, stage, workers
-        self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
-        self.queue = [0.0] * count
-        self.done, self.bytes = [0.0] * count, [0.0] * count
-        self.busy_s, self.cpu_s, self.core_wait_s = [0.0] * count, [0.0] * count, [0.0] * count
-        self.in_s, self.out_s = [0.0] * count, [0.0] * count
-        self.consumed = self.wait_s = self.compute_s = self.used_s = 0.0
-        self._walk, self._burst_until, self._burst_next = [0.0] * count, [-1.0] * count, [math.inf] * count
-        for i, stage in enumerate(self.truth.stages):
-            if stage.burst_every_s:
-                self._burst_next[i] = self._random.exponential(stage.burst_every_s)
-        self._item_bytes = [s.held_bytes for s in self.truth.stages]
-        self._row_bytes = [s.bytes_per_row for s in self.truth.stages]
-        self.active = [0.0] * count
-        self.memory = self._memory(0.0, self.active)
-        self.peak = self.memory
-        self._sequence = 0
-        self._drifted: tuple[Truth, tuple[int, ...], Truth] | None = None
-
-    # The Tunable's side.
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def knobs(self) -> Knobs:
-        return self._knobs
-
-    def apply(self, knobs: Knobs) -> None:
-        self._limits.check(knobs)
-        if missing := [n for n in self.names if n not in knobs.workers]:
-            raise KnobError(f"no number of workers for {missing[0]!r}")
-        self._heads = [self.names.index(self._limits.head(knobs, n)) for n in self.names]
-        for i, name in enumerate(self.names):
-            stage, count = self.truth.stages[i], self._workers_of(name, knobs)
-            backend = knobs.backend.get(name, self._limits.backends_of(name)[0])
-            delay = stage.process_start_s if backend == "process" else stage.start_s
-            coming = sum(n for _, s, n in self._starting if s == i)
-            if backend != self.backends[i]:
-                self._starting = [entry for entry in self._starting if entry[1] != i]
-                self.ready[i], coming = 0.0, 0.0
-                self.backends[i] = backend
-            more = count - self.ready[i] - coming
-            if more < 0:  # those that have not started yet go first
-                self._starting = [entry for entry in self._starting if entry[1] != i]
-                self.ready[i] = min(self.ready[i], float(count))
-                more = count - self.ready[i]
-            if more > 0 and delay > 0:
-                self._starting.append((self.now + delay, i, more))
-            else:
-                self.ready[i] += max(0.0, more)
-        self._knobs = knobs
-        self._changed()
-
-    @staticmethod
-    def _workers_of(name: str, knobs: Knobs) -> int:
-        """What is given to a fused stage is passed on at once, as by a worker who takes no time."""
-        return 1 if name in knobs.fused else knobs.workers[name]
-
-    def snapshot(self) -> Snapshot:
-        limits = self.queue_limits()
-        stages = tuple(
-            StageStats(name=name, items=int(self.done[i] / self.truth.stages[i].rows_per_item), rows=int(self.done[i]),
-                       bytes=int(self.bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
-                       core_wait_s=self.core_wait_s[i], wait_input_s=self.in_s[i], wait_output_s=self.out_s[i],
-                       workers=self._knobs.workers[self.names[self._heads[i]]], backend=self.backends[i],
-                       queue_bytes=int(self.queue[i] * self._row_bytes[i]),
-                       queue_limit_bytes=int(limits[i] * self._row_bytes[i]))
-            for i, name in enumerate(self.names))
-        machine, batch = self.truth.machine, self.truth.consumer.batch_rows
-        snapshot = Snapshot(
-            at=self.now, sequence=self._sequence, stages=stages, batches=int(self.consumed / batch),
-            rows=int(self.consumed), consumer_wait_s=self.wait_s, consumer_compute_s=self.compute_s,
-            memory_used=int(self.memory), memory_limit=int(machine.memory_limit), cpu_quota=machine.cores,
-            cpu_used_s=self.used_s, held_back=int(self.held_back))
-        self._sequence += 1
-        return snapshot
-
-    def true_at(self, seconds: float) -> Truth:
-        """The truth at a moment, with the costs as they have drifted by now (in steps of a tenth): for an oracle."""
-        truth = self._truth_at(seconds)
-        steps = tuple(round(w * 10) if s.drift else 0 for w, s in zip(self._walk, truth.stages, strict=True))
-        if not any(steps):
-            return truth
-        if self._drifted is None or self._drifted[0] is not truth or self._drifted[1] != steps:
-            stages = tuple(replace(s, cost_s=s.cost_s * math.exp(n / 10)) for s, n in
-                           zip(truth.stages, steps, strict=True))
-            self._drifted = (truth, steps, replace(truth, stages=stages))
-        return self._drifted[2]
-
-    def fork(self) -> Self:
-        """Another that goes on from here by itself, with the same chance: for trying one thing and another."""
-        other = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, list):
-                setattr(other, name, list(value))
-        other._random = copy.deepcopy(self._random)
-        return other
-
-    # What both modes use.
-
-    def _pass_on(self, i: int, rows: float) -> None:
-        self.done[i] += rows
-        self.bytes[i] += rows * self._row_bytes[i]  # as large as rows are now
-
-    def _changed(self) -> None:
-        """A pool, a back end or the truth is not what it was."""
-
-    def queue_limits(self) -> list[float]:
-        """Rows that may wait behind each stage. A queue takes at least one item of either neighbour."""
-        limits, stages, last = [], self.truth.stages, len(self.names) - 1
-        for i, stage in enumerate(stages):
-            after = stages[i + 1].rows_per_item if i < last else float(self.truth.consumer.batch_rows)
-            if i == last:
-                rows = self._knobs.prefetch_bytes / max(1e-9, self._row_bytes[i])
-            elif i == 0:
-                rows = self._knobs.read_ahead_bytes / max(1e-9, self._row_bytes[i])
-            else:
-                rows = stage.buffer_items * stage.rows_per_item
-            limits.append(max(rows, stage.rows_per_item, after))
-        return limits
-
-    def _worker_bytes(self, i: int) -> float:
-        return sum(stage.process_bytes if self.backends[j] == "process" else stage.worker_bytes
-                   for j, stage in enumerate(self.truth.stages) if self._heads[j] == i)
-
-    def _credit(self, shares: list[tuple[int, float, float]], useful: float, used: float, waited: float) -> None:
-        """Seconds of workers to the stages whose work they did: at work, on a core, and waiting for one."""
-        for j, time, cpu in shares:
-            self.busy_s[j] += useful * time
-            self.cpu_s[j] += used * cpu
-            self.core_wait_s[j] += waited * cpu
-
-    def _memory(self, seconds: float, in_flight: list[float]) -> float:
-        """Bytes in use now; freed memory goes back slowly."""
-        target = self.truth.machine.base_bytes
-        for i, size in enumerate(self._item_bytes):
-            target += (in_flight[i] * size + self.queue[i] * self._row_bytes[i]
-                       + self.ready[i] * self._worker_bytes(i))
-        last, lag = getattr(self, "memory", target), self.truth.machine.memory_lag_s
-        if target >= last or lag <= 0:
-            return target
-        return target + (last - target) * math.exp(-seconds / lag)
-
-    def governed(self) -> tuple[list[float], float]:
-        """Workers that the governor lets work, and the share of the queues' limits it leaves."""
-        workers = self.ready
-        if not self.governor:
-            return workers, 1.0
-        machine = self.truth.machine
-        fixed = machine.base_bytes + sum(n * self._worker_bytes(i) for i, n in enumerate(workers))
-        queued = sum(q * b for q, b in zip(self.queue, self._row_bytes, strict=True))
-        sizes = [max(a, s.held_bytes) for a, s in zip(self._item_bytes, self.truth.stages, strict=True)]
-        limits = sum(q * s.bytes_per_row for q, s in zip(self.queue_limits(), self.truth.stages, strict=True))
-        room = _MARGIN * machine.memory_limit - fixed
-        if sum(n * size for n, size in zip(workers, sizes, strict=True)) + max(queued, limits) <= room:
-            return workers, 1.0
-        # A worker without input asks for nothing.
-        asking = [min(n, a + 1) for n, a in zip(workers, self.active, strict=True)]
-        wanted = sum(n * size for n, size in zip(asking, sizes, strict=True))
-        share = min(1.0, max(0.0, room - queued) / max(1.0, wanted))
-        admitted = [max(min(1.0, n), n * share) for n in asking]
-        held = sum(n * size for n, size in zip(admitted, sizes, strict=True))
-        return admitted, min(1.0, max(0.0, room - held) / max(1.0, limits))
-
-    def _look(self, seconds: float) -> list[float]:
-        """Takes over what changed by itself since `seconds` ago; the factor on each stage's cost from now on."""
-        truth = self._truth_at(self.now)
-        if truth is not self.truth:
-            self.truth = truth
-        factors = []
-        normal = self._random.standard_normal(2 * len(self.names)).tolist()
-        for i, stage in enumerate(self.truth.stages):
-            if stage.drift:
-                self._walk[i] += stage.drift * math.sqrt(seconds) * normal[2 * i]
-            factor = math.exp(self._walk[i]) if stage.drift else 1.0
-            if stage.tail:
-                finished = max(1.0, self.ready[i] * seconds / stage.cost_s)
-                spread = math.sqrt(math.log1p(stage.tail * stage.tail / finished))
-                factor *= math.exp(spread * normal[2 * i + 1] - spread * spread / 2)
-            factors.append(factor)
-            if self.now >= self._burst_next[i]:
-                self._burst_until[i] = self.now + self._random.exponential(stage.burst_s)
-                self._burst_next[i] = self._burst_until[i] + self._random.exponential(stage.burst_every_s)
-            # What is in the workers' hands and in the queues turns over as fast as they work.
-            turned = -math.expm1(-seconds / max(stage.cost_s, 0.5))
-            self._item_bytes[i] += (stage.held_bytes - self._item_bytes[i]) * turned
-            self._row_bytes[i] += (stage.bytes_per_row - self._row_bytes[i]) * turned
-        return factors
-
-    def _bursts(self) -> list[float]:
-        return [s.burst_factor if self.now < self._burst_until[i] else 1.0 for i, s in enumerate(self.truth.stages)]
-
-    def _start(self) -> float:
-        """Workers that are ready join; cores that the starting ones use."""
-        if not self._starting:
-            return 0.0
-        joined = [entry for entry in self._starting if entry[0] <= self.now + 1e-9]
-        for entry in joined:
-            self.ready[entry[1]] += entry[2]
-            self._starting.remove(entry)
-        if joined:
-            self._changed()
-        # A process imports its libraries while it starts: a core for each.
-        return min(sum(n for _, i, n in self._starting if self.backends[i] == "process"),
-                   self.truth.machine.cores * 0.5)
+from ingest.knobs import Knobs, Limits
 
 
 class Simulator(Course):
@@ -254,11 +22,13 @@ class Simulator(Course):
                  governor: bool = True) -> None:
         super().__init__(truth_at, limits, knobs, seed=seed, governor=governor)
         self._guess = (1.0, 1.0, 1.0, 1.0)
+        self._load: tuple[Any, Load] | None = None
+        self._flow: tuple[Any, Flow] | None = None
 
     def advance(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end - 1e-9:
-            chunk = min(_CHUNK_S, end - self.now)
+            chunk = min(CHUNK_S, end - self.now)
             factors = self._look(chunk)
             if self.killed:
                 self.now += chunk
@@ -270,26 +40,41 @@ class Simulator(Course):
         count = len(self.names)
         noise = (1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)).tolist()
         bursts = self._bursts()
-        load: Load | None = None
-        before: tuple[float, ...] = ()
         stretches = 0
         while self.now < end - 1e-9:
             stretches += 1
             overhead = self._start()
             admitted, room = self.governed()
-            if load is None or before != tuple(admitted):
-                before = tuple(admitted)
-                load = Load(self.truth, [max(n, 1e-6) for n in admitted], self.backends, factors, bursts, self._heads)
-            limits = [max(1.0, rows * room) for rows in self.queue_limits()]
+            load = self._loaded(admitted, factors, bursts)
+            limits = self.queue_limits if room == 1 else [max(1.0, rows * room) for rows in self.queue_limits]
             empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
             full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
-            now = flow(load, empty, full, overhead, self._guess)
-            self._guess = now.factors
+            now = self._flowing(load, empty, full, overhead)
             self._account(now, load, self._stretch(now, limits, end, stretches), limits, noise, admitted)
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
                 self.now = end
                 return
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._load = None
+
+    def _loaded(self, admitted: list[float], factors: list[float], bursts: list[float]) -> Load:
+        """The last load, as long as it would be the same."""
+        key = (tuple(admitted), factors, bursts)
+        if self._load is None or self._load[0] != key:
+            workers = [max(n, 1e-6) for n in admitted]
+            self._load = (key, Load(self.truth, workers, self.backends, factors, bursts, self._heads))
+        return self._load[1]
+
+    def _flowing(self, load: Load, empty: list[bool], full: list[bool], overhead: float) -> Flow:
+        """The last flow, as long as it would be the same."""
+        key = (load, empty, full, overhead, self._guess)
+        if self._flow is None or self._flow[0] != key:
+            self._flow = (key, flow(load, empty, full, overhead, self._guess))
+            self._guess = self._flow[1].factors
+        return self._flow[1]
 
     def _stretch(self, now: Flow, limits: list[float], end: float, stretches: int) -> float:
         """Seconds until the next event."""
@@ -308,26 +93,28 @@ class Simulator(Course):
 
     def _account(self, now: Flow, load: Load, seconds: float, limits: list[float],  # noqa: PLR0917
                  noise: list[float], admitted: list[float]) -> None:
-        in_flight = []
+        rates, shares, in_flight = now.rates, now.busy, []
         for i, stage in enumerate(self.truth.stages):
-            rows = now.rates[i] * seconds
+            rows, after = rates[i] * seconds, rates[i + 1]
             self._pass_on(i, rows)
             # A queue may pass its edge by what a millisecond brings; it is cut there and the rows are kept.
-            self.queue[i] = max(0.0, self.queue[i] + rows - now.rates[i + 1] * seconds)
-            active = admitted[i] * now.busy[i]
-            idle = (self.ready[i] - active) * seconds * (self._heads[i] == i)
-            # Fewer at work disturb each other less: the inflation is that of those at work.
-            calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
-            useful = active * seconds - min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
+            queue = self.queue[i] = max(0.0, self.queue[i] + rows - after * seconds)
+            active = admitted[i] * shares[i]
+            useful = active * seconds
+            if stage.sigma:  # fewer at work disturb each other less: the inflation is that of those at work
+                calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
+                useful -= min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
             used = min(rows / stage.rows_per_item * now.cpu_per_item[i], useful)
             waited, blurred = min(used * (now.factors[0] - 1), useful - used), max(0.5, noise[2 * i + 1])
             self._credit(load.shares[i], useful * max(0.5, noise[2 * i]), used * blurred, waited * blurred)
-            starved = i > 0 and self.queue[i - 1] <= 1e-3 * limits[i - 1]
-            blocked = self.queue[i] >= 0.999 * limits[i]
-            if blocked and not (starved and now.rates[i - 1] <= now.rates[i + 1]):
-                self.out_s[i] += idle
-            else:
-                self.in_s[i] += idle
+            if self._heads[i] == i:
+                idle = (self.ready[i] - active) * seconds
+                blocked = queue >= 0.999 * limits[i]
+                starved = i > 0 and self.queue[i - 1] <= 1e-3 * limits[i - 1]
+                if blocked and not (starved and rates[i - 1] <= after):
+                    self.out_s[i] += idle
+                else:
+                    self.in_s[i] += idle
             if admitted[i] < self.ready[i]:
                 self.held_back += (self.ready[i] - admitted[i]) * seconds
             in_flight.append(active)

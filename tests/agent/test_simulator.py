@@ -8,9 +8,10 @@ import random
 import pytest
 
 from agent.events import EventSimulator
+from agent.generator import held_out
 from agent.mechanisms import Consumer, Machine, SpecError, Stage, Truth, steady
 from agent.optimum import best_knobs
-from agent.scenario import Scenario
+from agent.scenario import Change, Scenario
 from agent.simulator import Simulator
 from agent.tunable import Tunable
 from ingest.knobs import KnobError, Knobs, Limits
@@ -186,6 +187,35 @@ def test_one_seed_one_course_another_seed_another():
 
     assert course(1) == course(1)
     assert course(1) != course(2)
+
+
+class Forgetful(Simulator):
+    """The slow twin: works everything out again for every stretch of time."""
+
+    def _start(self) -> float:
+        self._changed()
+        self._flow = None
+        return super()._start()
+
+
+@pytest.mark.parametrize("number", [2, 5, 16, 26, 34, 36])
+def test_what_is_kept_from_one_moment_to_the_next_is_what_it_would_be(number):
+    """To the bit, while knobs, back ends and the truth change, with short memory and bursts."""
+    scenario = held_out(number, changing=True)
+    sizes = [Change(at=at, key=f"stages.{s.name}.{key}", value=value) for s in scenario.stages for at, key, value in (
+        (40, "bytes_per_row", 3 * s.bytes_per_row), (70, "item_bytes", s.held_bytes / 3))]
+    machine = dataclasses.replace(scenario.machine, memory_limit=1.1 * scenario.machine.memory_limit)
+    scenario = dataclasses.replace(scenario, machine=machine, changes=(*scenario.changes, *sizes))
+    draw = random.Random(number)
+    kept, forgetful = (kind(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=number)
+                       for kind in (Simulator, Forgetful))
+    for _ in range(30):
+        workers = {n: draw.randint(1, min(12, high)) for n, (_, high) in scenario.limits.workers.items()}
+        backend = {n: draw.choice(kinds) for n, kinds in scenario.limits.backends.items()}
+        for pipeline in (kept, forgetful):
+            pipeline.apply(Knobs(workers=workers, backend=backend, prefetch_bytes=2**21 * (1 + workers["part0"] % 9)))
+            pipeline.advance(4)
+        assert kept.snapshot() == forgetful.snapshot()
 
 
 def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
