@@ -97,14 +97,15 @@ class Pipeline:
         """They rise with the cores, and never fall: knobs in force stay within them."""
         self._cores = max(self._cores, math.ceil(self._parts.machine.cores()))
         workers = {name: (1, 2 * self._cores) for name in self.stages}
-        workers["read"] = (1, max(64, 8 * self._cores))  # readers that wait for a store take no core
+        workers["read"] = (1, max(64, 8 * self._cores))  # readers that wait for a store take no core, and likewise
+        workers |= {t.name: (1, max(16, 4 * self._cores)) for t in self._parts.transforms}  # for a service
         workers["collate"] = (1, 1)  # it hands over what is there
         return Limits(workers=workers, backends={s.name: self._backends for s in self._parts.transforms if s.movable},
                       fusable={b.name: a.name for a, b in itertools.pairwise(self._parts.transforms)})
 
     @property
     def _backends(self) -> tuple[str, ...]:
-        """Processes only if there is memory for as many as a stage may have."""
+        """Processes only if there is memory for as many as cores keep busy."""
         spare = self._parts.memory_limit - self._base - self.minimum
         return BACKENDS if spare >= 2 * self._cores * BASE_BYTES else ("thread",)
 

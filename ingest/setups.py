@@ -69,12 +69,12 @@ SETUPS = (
           transforms=("light", "heavy"),
           settings=("light=1,heavy=1", "light=2,heavy=2", "light=1,heavy=4", "light=4,heavy=1", "light=2,heavy=4",
                     "light=1,heavy=2", "light=1,heavy=3", "light=2,heavy=1", "light=2,heavy=3", "light=4,heavy=4",
-                    "light=3,heavy=4,read=2")),
+                    "light=3,heavy=4,read=2", "light=4,heavy=12,read=2")),
     Setup(name="store and lookup", about="30 ms before each row group, then a lookup of 8 ms a batch",
           latency_s=0.03, transforms=("lookup",),
           settings=("read=1,lookup=1", "read=4,lookup=1", "read=4,lookup=4", "read=12,lookup=2", "read=2,lookup=4",
                     "read=2,lookup=1", "read=2,lookup=2", "read=6,lookup=2", "read=8,lookup=3", "read=12,lookup=4",
-                    "read=20,lookup=4,shuffle=2", "read=16,lookup=3")),
+                    "read=20,lookup=4,shuffle=2", "read=16,lookup=3", "read=24,lookup=10,shuffle=2")),
 )
 
 

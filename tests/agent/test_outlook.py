@@ -31,7 +31,7 @@ def _best(limit, *, wait_s=1.0):
 
 def test_buffers_get_less_where_readers_in_their_place_bring_more():
     found, rate, fits = _best(1400 * MIB)
-    # 504 MiB are what neither worker nor buffer holds, 96 the last stage's worker; 1260 may be used. Readers hold 24 MiB
+    # 504 MiB are what neither worker nor buffer holds, 96 the last worker; 1260 may be used. Readers hold 24 MiB
     # and have half an item waiting; two batches of 64 MiB wait for the trainer.
     assert found.workers["read"] == math.floor((1260 - 504 - 96 - 128) / (24 + 8)) == 16
     assert (found.read_ahead_bytes, found.prefetch_bytes) == (128 * MIB, 128 * MIB)

@@ -242,6 +242,16 @@ class TestSnapshots:
             assert loader.limits.workers["shuffle"][1] == 8 * small
             loader.apply(loader.knobs.with_workers(shuffle=8 * small))
 
+    @pytest.mark.parametrize(("cores", "most"), [(0.5, 16), (2.0, 16), (8.0, 32)])
+    def test_a_transform_that_waits_may_have_more_workers_than_there_are_cores(self, table, cores, most):
+        class Small(Machine):
+            def cores(self):
+                return cores
+
+        ask = Transform("ask", lambda columns: None)
+        with Loader(table, batch_size=80, machine=Small(), transforms=[ask]) as loader:
+            assert loader.limits.workers["ask"] == (1, most)
+
     def test_knobs_outside_the_limits_are_refused_and_change_nothing(self, table):
         with Loader(table, batch_size=80) as loader:
             before = loader.knobs

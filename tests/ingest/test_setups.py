@@ -16,7 +16,8 @@ from ingest.setups import BATCH_ROWS, CALIBRATION, SETUPS, Setup
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda s: s.name)
 def test_settings_fit_their_pipeline_on_two_cores(setup):
     names = [*FIXED, *setup.transforms]
-    workers = dict.fromkeys(names, (1, 4)) | {"read": (1, 64), "collate": (1, 1)}
+    workers = dict.fromkeys(names, (1, 4)) | dict.fromkeys(setup.transforms, (1, 16))
+    workers |= {"read": (1, 64), "collate": (1, 1)}
     limits = Limits(workers=workers, backends=dict.fromkeys(setup.transforms, BACKENDS))
     for text in setup.settings:
         limits.check(Knobs(workers=dict.fromkeys(names, 1)).parse(text))
