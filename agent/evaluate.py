@@ -88,7 +88,8 @@ def work(task: Task) -> list[Row]:
             value = metric(condition, outcome, best, frozen)
             if not condition.holds(value):
                 failed.append(f"{condition}: {value:.3g}")
-        bare = run(task.scenario, policy(), seed=task.seed, governor=False) if task.bare else None
+        bare = None if not task.bare else outcome if not outcome.governor_acted else run(
+            task.scenario, policy(), seed=task.seed, governor=False)
         rows.append(Row(task.scenario.name, task.scenario.family, name, task.seed, score(outcome, best),
                         end_score(outcome, best), outcome.killed, tuple(failed),
                         score(bare, best) if bare else None, bool(bare and bare.killed)))

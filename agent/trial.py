@@ -34,6 +34,8 @@ class Outcome:
     peak_memory: float
     """Largest memory as a share of the limit in force."""
     killed: bool
+    governor_acted: bool
+    """Where it did not, the run without it is this one."""
     knobs: Knobs
     """At the end."""
 
@@ -91,7 +93,7 @@ def _drive(scenario: Scenario, simulator: Simulator, policy: Policy,
         decided, state, reason = policy.decide(now, state)
     return Outcome(scenario=scenario, rows=simulator.consumed, rates=tuple(series), stalls=tuple(stalls),
                    cpu=tuple(cpu), workers=tuple(workers), changed=tuple(changed), peak_memory=peak,
-                   killed=simulator.killed, knobs=simulator.knobs)
+                   killed=simulator.killed, governor_acted=simulator.governor_acted, knobs=simulator.knobs)
 
 
 def reference(scenario: Scenario, *, seed: int = 0) -> Outcome:

@@ -6,13 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent import evaluate
-from agent.evaluate import Row, missed, summary, table, tasks
-from agent.scenario import ScenarioError
+from agent.evaluate import Row, Task, missed, summary, table, tasks, work
+from agent.mechanisms import Machine, Stage
+from agent.policies import make
+from agent.scenario import Scenario, ScenarioError
 from agent.scenario_json import shipped
+from agent.trial import Outcome, reference, run
 from etl.program import UsageError
 from ingest import session
 from ingest.knobs import KnobError
@@ -64,6 +68,26 @@ def test_two_processes_measure_what_one_measures(small, repo):
         found.append(json.loads(done.stdout.splitlines()[-1]))
     assert found[0] == found[1]
     assert found[0]["policies"]["cores"]["median"] > 0
+
+
+@pytest.mark.parametrize("memory_limit", [2**36, 1.2 * 2**30])
+def test_the_run_without_the_governor_is_left_out_only_where_it_would_be_the_same(monkeypatch, memory_limit):
+    parts = tuple(Stage(name=name, cost_s=0.05, item_bytes=64 * 2**20) for name in "ab")
+    scenario = Scenario(name="held", seconds=30, stages=parts, start={"a": 8, "b": 8},
+                        machine=Machine(cores=64, memory_limit=memory_limit))
+    ran = []
+
+    def counted(*given: Any, governor: bool = True, **named: Any) -> Outcome:
+        ran.append(governor)
+        return run(*given, governor=governor, **named)
+
+    monkeypatch.setattr(evaluate, "run", counted)
+    (found,) = work(Task(scenario, ("fixed",), seed=3, bare=True))
+    best = reference(scenario, seed=3)
+    bare = run(scenario, make("fixed"), seed=3, governor=False)
+    assert found.bare_score == bare.rows / best.rows
+    assert found.bare_killed == bare.killed == (memory_limit < 2**36)
+    assert ran == ([True, False] if bare.killed else [True])
 
 
 def test_held_out_pipelines_come_in_both_families():
