@@ -5,23 +5,29 @@
 All choose among the same candidates (`agent.policies.candidates`), but for `intune`:
 
   auto       the shipped weights and their lower bound
-  distilled  the same networks' mean: whatever they take for the best, however unsure
+  distilled  the same networks' mean, whatever they take for the best, however unsure; nothing is learned of what came
+  bounded    their mean less one spread; nothing is learned of what came
+  …+prior    with the caution of a kind that was never tried (`agent.policies.residual`), whatever came
+  …+residual what came corrects what is foretold from then on
+  …+kept     the same, and the next seed in the same pipeline begins with that, as a run with a registry does
   linear     a linear contextual bandit on the same tries (LinUCB's bound, turned round: the lower one)
   detector   the planner, and the optimum at the latest costs as soon as rows fall short of what was expected by a fifth
   roll-outs  each candidate tried out in a simulator made of the stage models, at every decision
   intune     the reconstruction
 
 Rows, and rows in the 60 s after the start and after each change, are held against the planner's in the same pipeline
-with the same seed; the interval is the middle 95 % of 2,000 draws of pipelines. Held-out pipelines, and simulated.
+with the same seed; the interval is the middle 95 % of 2,000 draws of pipelines. Those with a residual are held against
+their twins without as well. Held-out pipelines, and simulated.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +38,22 @@ from agent.learning import Samples
 from agent.mechanisms import Consumer, Machine, Stage, Truth
 from agent.policies import make
 from agent.policies.advantage import Advantage, load
-from agent.policies.auto import Auto, State
+from agent.policies.auto import Auto, Judge, State
 from agent.policies.candidates import Candidate
+from agent.policies.residual import Residual
 from agent.policies.state import State as Planned
 from agent.rates import rates
 from agent.simulator import Simulator
 from agent.trial import run
-from agent.tunable import Policy
+from agent.tunable import Policy, Reason
 from etl.program import UsageError, say
 from etl.program import run as program
+from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot
 
-RIVALS = ("auto", "distilled", "linear", "detector", "roll-outs", "intune")
+TWINS = ("distilled", "bounded")
+RIVALS = ("auto", *(twin + how for twin in TWINS for how in ("", "+prior", "+residual", "+kept")), "linear", "detector",
+          "roll-outs", "intune")
 _AFTER_S = 60
 _AHEAD_S = 15.0
 _FELL = 0.22  # logarithm of what was expected ÷ what came: a fifth less
@@ -51,6 +61,9 @@ _FELL = 0.22  # logarithm of what was expected ÷ what came: a fifth less
 
 class Detector:
     """A judge that takes the optimum at the latest costs where rows fell short, and nothing else."""
+
+    def mean(self, candidate: Candidate) -> float:
+        return 0.0  # it foretells nothing
 
     def lower_bound(self, candidate: Candidate) -> float:
         short, on_trial = candidate.whole[4], candidate.whole[12]
@@ -69,9 +82,41 @@ class Linear:
         self._weights = self._inverse @ x.T @ y
         self._times = times * float(np.std(y - x @ self._weights))
 
+    def mean(self, candidate: Candidate) -> float:
+        return float(self._inputs(candidate) @ self._weights)
+
     def lower_bound(self, candidate: Candidate) -> float:
-        x = np.concatenate([candidate.whole, candidate.stages.mean(0), [1.0]])
+        x = self._inputs(candidate)
         return float(x @ self._weights - self._times * np.sqrt(x @ self._inverse @ x))
+
+    def _inputs(self, candidate: Candidate) -> np.ndarray:
+        return np.concatenate([candidate.whole, candidate.stages.mean(0), [1.0]])
+
+
+class Deaf(Auto):
+    """What came of leaving the planner's choice teaches it nothing."""
+
+    def __init__(self, judge: Judge, caution: float = 0.0) -> None:
+        super().__init__(judge=judge)
+        self._caution = caution
+
+    def _bound(self, candidate: Candidate, state: State) -> float:
+        assert self._judge is not None
+        return self._judge.lower_bound(candidate) - self._caution
+
+
+class Kept(Auto):
+    """Its next run begins with what came of leaving the planner's choice, but with nothing else that was learned."""
+
+    _last: State | None = None
+
+    def initial(self, limits: Limits, knobs: Knobs) -> State:
+        known = {} if self._last is None else {kind: r.aged() for kind, r in self._last.residuals.items()}
+        return replace(super().initial(limits, knobs), residuals=known)
+
+    def decide(self, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
+        knobs, self._last, reason = super().decide(snapshot, state)
+        return knobs, self._last, reason
 
 
 class RollOuts(Auto):
@@ -80,7 +125,7 @@ class RollOuts(Auto):
     name = "roll-outs"
 
     def __init__(self) -> None:
-        super().__init__(judge=Detector())  # a judge there must be; it is not asked
+        super().__init__(judge=Detector())  # a judge there must be; it decides nothing
 
     def _choose(self, found: Sequence[Candidate], snapshot: Snapshot, state: State) -> tuple[Candidate, float]:
         last = state.planner.last
@@ -134,28 +179,33 @@ class Run:
 
 
 def _policy(name: str, work: Path) -> Policy:
-    if name == "distilled":
-        return Auto(judge=Advantage({**load().weights, "caution": np.zeros(2)}))
+    twin, _, how = name.partition("+")
+    if twin in TWINS:
+        judge = Advantage({**load().weights, "caution": np.array([float(twin == "bounded"), 0.0])})
+        if how in ("", "prior"):
+            return Deaf(judge, -Residual().correction if how else 0.0)
+        return Kept(judge=judge) if how == "kept" else Auto(judge=judge)
     if name == "linear":
-        return Auto(judge=Linear(Samples.join([Samples.load(p) for p in sorted(work.glob("seed0-*.npz"))])))
+        return Deaf(Linear(Samples.join([Samples.load(p) for p in sorted(work.glob("seed0-*.npz"))])))
     if name == "detector":
-        return Auto(judge=Detector())
+        return Deaf(Detector())
     return RollOuts() if name == "roll-outs" else make(name)
 
 
 def one(task: tuple[tuple[str, ...], bool, int, int, Path]) -> list[Run]:
-    """All policies through one pipeline with one seed."""
-    policies, changing, number, seed, work = task
+    """All policies through one pipeline, seed after seed."""
+    names, changing, number, seeds, work = task
     scenario = held_out(number, changing=changing)
+    policies = {name: _policy(name, work) for name in ("planner", *names)}
     found = []
-    for name in ("planner", *policies):
+    for seed, (name, policy) in itertools.product(range(seeds), policies.items()):
         left = 0
 
         def count(_: Snapshot, __: Any, reason: Any) -> None:
             nonlocal left
             left += "left" in reason.details
 
-        outcome = run(scenario, _policy(name, work), seed=seed, observe=count)
+        outcome = run(scenario, policy, seed=seed, observe=count)
         early = set()
         for at in [0.0, *(c.at for c in scenario.changes)]:
             early |= set(range(round(at), min(round(at) + _AFTER_S, len(outcome.rates))))
@@ -164,10 +214,11 @@ def one(task: tuple[tuple[str, ...], bool, int, int, Path]) -> list[Run]:
     return found
 
 
-def gain(runs: Sequence[Run], policy: str, family: str, what: str) -> tuple[float, float, float]:
-    """Mean of rows ÷ the planner's, less 1, over pipelines; and the interval's two ends."""
+def gain(runs: Sequence[Run], policy: str, family: str, what: str,
+         beside: str = "planner") -> tuple[float, float, float]:
+    """Mean of rows ÷ the other's, less 1, over pipelines; and the interval's two ends."""
     own = {(r.pipeline, r.seed): getattr(r, what) for r in runs if (r.policy, r.family) == (policy, family)}
-    base = {(r.pipeline, r.seed): getattr(r, what) for r in runs if (r.policy, r.family) == ("planner", family)}
+    base = {(r.pipeline, r.seed): getattr(r, what) for r in runs if (r.policy, r.family) == (beside, family)}
     pipelines = sorted({p for p, _ in own})
     each = np.array([np.mean([own[k] / max(1.0, base[k]) - 1 for k in own if k[0] == p]) for p in pipelines])
     draws = np.random.default_rng(0).choice(each, (2000, len(each))).mean(1)
@@ -187,8 +238,8 @@ def main(argv: Iterable[str]) -> Mapping[str, Any]:
     policies = tuple(options.policy or RIVALS)
     if "linear" in policies and not list(options.work.glob("seed0-*.npz")):
         raise UsageError(f"--work {options.work}: no tries are there; `make policy` makes them")
-    todo = [(policies, changing, number, seed, options.work) for changing in (False, True)
-            for number in range(options.pipelines) for seed in range(options.seeds)]
+    todo = [(policies, changing, number, options.seeds, options.work) for number in range(options.pipelines)
+            for changing in (False, True)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
         runs = [r for found in pool.imap_unordered(one, todo) for r in found]
@@ -204,6 +255,11 @@ def main(argv: Iterable[str]) -> Mapping[str, Any]:
         left = sum(r.left for r in own) / sum(r.decisions for r in own)
         say(f"| {policy} | " + " | ".join(f"{m:+.2%} ({a:+.2%} to {b:+.2%})" for m, a, b in cells.values())
             + f" | {left:.2%} | {sum(r.killed for r in own)} |")
+        if (twin := policy.partition("+")[0]) != policy and twin in policies:
+            beside = [gain(runs, policy, family, what, twin) for what in ("rows", "early")
+                      for family in ("stationary", "changing")]
+            say(f"| {policy} beside {twin} | " + " | ".join(f"{m:+.2%} ({a:+.2%} to {b:+.2%})" for m, a, b in beside)
+                + " | | |")
         told[policy] = {**{k: [round(x, 4) for x in v] for k, v in cells.items()}, "left": round(left, 5)}
     return {"simulated": True, "pipelines": options.pipelines, "seeds": options.seeds, "policies": told}
 

@@ -53,6 +53,9 @@ class Advantage:
         second = np.maximum(np.einsum("mi,mij->mj", first, w["second_weight"]) + w["second_bias"], 0)
         return np.asarray(np.einsum("mi,mi->m", second, w["last_weight"]) + w["last_bias"])
 
+    def mean(self, candidate: Candidate) -> float:
+        return float(self.of(candidate).mean())
+
     def lower_bound(self, candidate: Candidate) -> float:
         """The mean less `caution[0]` times the spread, less `caution[1]`."""
         found, (spread, margin) = self.of(candidate), self.weights["caution"]

@@ -3,8 +3,11 @@
 At each decision the planner proposes (`agent.policies.candidates`), a learned advantage (`agent.policies.advantage`)
 tells what each candidate is worth beside the planner's own choice, and that choice is left only for the candidate with
 the highest lower bound, if the bound is above 0. What is chosen then goes on like a change of the planner's: measured,
-and taken back if it does harm. A shield stands above: no candidate that memory may not hold or that lies outside the
-limits, none while memory is short, and none once what such changes have cost exceeds `PRICE` of all rows.
+and taken back if it does harm. Until it is known what came of it, the planner is not left again, as it was not when the
+advantage was learned; from then on the difference to what was foretold corrects the bounds of its kind
+(`agent.policies.residual`), in this run and in later ones on the same machine and schema.
+A shield stands above: no candidate that memory may not hold or that lies outside the limits, none while memory is
+short, and none once what such changes have cost exceeds `PRICE` of all rows.
 Without weights that can be read, it says so in one line and is the planner.
 """
 
@@ -12,25 +15,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from agent.policies.advantage import WEIGHTS, WeightsError, load
-from agent.policies.candidates import Candidate, candidates
+from agent.policies.candidates import KINDS, Candidate, candidates
 from agent.policies.planner import MEMORY_ALARM, Planner
+from agent.policies.residual import TRIAL_S, Residual, Trial
 from agent.policies.state import State as Planned
+from agent.rates import rates
 from agent.tunable import Reason
 from ingest.knobs import KnobError, Knobs, Limits
 from ingest.stats import Snapshot
 
+_FILLS = 3  # looks at the start: rows are still on their way, and what comes compares with nothing
 PRICE = 0.02  # of all rows: the most that leaving the planner's choice may have cost
-_TRIAL_S = 10.0  # for so long after such a change, fewer rows than before are its cost
 
 
 class Judge(Protocol):
+    def mean(self, candidate: Candidate) -> float:
+        """Rows more than by the planner's choice that are expected, as a share of what that brings."""
+
     def lower_bound(self, candidate: Candidate) -> float:
-        """Rows more than by the planner's choice that are certain enough, as a share of what that brings."""
+        """Those that are certain enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +47,12 @@ class State:
     left: int = 0
     """Times that the planner's choice was left."""
     cost_rows: float = 0.0
-    trial: tuple[float, float] | None = None
-    """When it was left last, and the rows a second before that."""
+    trial: Trial | None = None
+    """What came of the last time is being measured."""
+    known: Trial | None = None
+    """That is known, and not told yet."""
+    residuals: Mapping[str, Residual] = field(default_factory=dict)
+    """By kind of candidate."""
 
 
 class Auto:
@@ -60,40 +72,57 @@ class Auto:
         return State(planner=self._planner.initial(limits, knobs))
 
     def decide(self, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
-        if self._judge is None:
-            knobs, after, reason = self._planner.decide(snapshot, state.planner)
-            return knobs, replace(state, planner=after), reason
-        state = _charge(state, snapshot)
+        state = _measured(state, snapshot)
+        if self._judge is None or not _may_leave(snapshot, state):
+            knobs, planned, reason = self._planner.decide(snapshot, state.planner)
+            after = replace(state, planner=planned)
+        else:
+            knobs, after, reason = self._weigh(self._judge, snapshot, state)
+        return (knobs, *_told(after, reason)) if knobs != state.planner.knobs else (knobs, after, reason)
+
+    def _weigh(self, judge: Judge, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
         found = candidates(self._planner, snapshot, state.planner)
         best, bound = self._choose(found, snapshot, state)
+        after = replace(state, planner=best.state)
         if best is found[0]:
-            return best.knobs, replace(state, planner=best.state), best.reason
-        before = state.planner.last
-        assert before is not None, "there is nothing to choose from before the second look"
-        rate = (snapshot.rows - before.rows) / (snapshot.at - before.at)
+            return best.knobs, after, best.reason
+        trial = Trial(kind=best.kind, foretold=judge.mean(best), knobs=(state.planner.knobs, best.knobs),
+                      rows_per_s=_planned(found[0], snapshot, state.planner))
         reason = replace(best.reason, text=f"{best.reason.text}; at least {bound:+.0%} rows expected of it",
-                         details={**best.reason.details, "left": best.kind, "bound": bound})
-        return best.knobs, replace(state, planner=best.state, left=state.left + 1, trial=(snapshot.at, rate)), reason
+                         details={**best.reason.details, "left": best.kind, "bound": bound, "foretold": trial.foretold,
+                                  "residual": state.residuals.get(best.kind, Residual()).correction})
+        return best.knobs, replace(after, left=state.left + 1, trial=trial), reason
 
     def _choose(self, found: Sequence[Candidate], snapshot: Snapshot, state: State) -> tuple[Candidate, float]:
-        assert self._judge is not None
         best, highest = found[0], 0.0
-        if state.cost_rows > PRICE * snapshot.rows or snapshot.memory_used > MEMORY_ALARM * snapshot.memory_limit:
-            return best, highest
         for one in found[1:]:
-            bound = self._judge.lower_bound(one)
+            bound = self._bound(one, state)
             if bound > highest and _within(state.planner.limits, one.knobs):
                 best, highest = one, bound
         return best, highest
 
+    def _bound(self, candidate: Candidate, state: State) -> float:
+        assert self._judge is not None
+        return self._judge.lower_bound(candidate) + state.residuals.get(candidate.kind, Residual()).correction
+
     def learned(self, state: State) -> dict[str, Any]:
-        return self._planner.learned(state.planner)
+        return {**self._planner.learned(state.planner),
+                "residuals": {kind: residual.to_dict() for kind, residual in state.residuals.items()}}
 
     def recall(self, state: State, learned: Mapping[str, Any]) -> State:
-        return replace(state, planner=self._planner.recall(state.planner, learned))
+        state = replace(state, planner=self._planner.recall(state.planner, learned))
+        try:
+            residuals = {kind: Residual(**values).aged() for kind, values in learned.get("residuals", {}).items()
+                         if kind in KINDS}
+        except (TypeError, ValueError, AttributeError) as error:
+            print(f"what came of leaving the planner's choice in earlier runs is ignored: {error}", file=sys.stderr)
+            return state
+        return replace(state, residuals=residuals)
 
     def explain(self, state: State) -> dict[str, Any]:
-        return {**self._planner.explain(state.planner), "left": state.left}
+        return {**self._planner.explain(state.planner), "left": state.left,
+                "residuals": {kind: {**residual.to_dict(), "correction": residual.correction}
+                              for kind, residual in state.residuals.items()}}
 
 
 def _within(limits: Limits, knobs: Knobs) -> bool:
@@ -104,13 +133,41 @@ def _within(limits: Limits, knobs: Knobs) -> bool:
     return True
 
 
-def _charge(state: State, snapshot: Snapshot) -> State:
-    """What a change has cost since the last look, if one is on trial."""
-    before = state.planner.last
-    if state.trial is None or before is None or snapshot.at <= before.at:
+def _may_leave(snapshot: Snapshot, state: State) -> bool:
+    return (state.trial is None and state.planner.tick >= _FILLS and state.cost_rows <= PRICE * snapshot.rows
+            and snapshot.memory_used <= MEMORY_ALARM * snapshot.memory_limit)
+
+
+def _planned(choice: Candidate, snapshot: Snapshot, state: Planned) -> float:
+    """Rows a second that the planner's own choice is expected to bring."""
+    assert state.last is not None, "there is nothing to choose from before the second look"
+    lately = rates((*state.window, state.last)[0], snapshot) or rates(state.last, snapshot)
+    assert lately is not None, "without rows there is nothing to choose from"
+    hoped = choice.reason.predicted_rows_per_s if choice.knobs != state.knobs else None
+    return max(lately.rows_per_s, hoped or 0.0)
+
+
+def _measured(state: State, snapshot: Snapshot) -> State:
+    """What leaving the planner's choice has cost since the last look; at the end of its trial, what came is learned."""
+    if state.trial is None or state.planner.last is None:
         return state
-    at, rate = state.trial
-    if snapshot.at - at > _TRIAL_S:
-        return replace(state, trial=None)
-    missing = rate * (snapshot.at - before.at) - (snapshot.rows - before.rows)
-    return replace(state, cost_rows=max(0.0, state.cost_rows + missing))
+    seen = rates(state.planner.last, snapshot)
+    if seen is None or snapshot.cpu_quota != state.planner.last.cpu_quota:
+        return replace(state, trial=None)  # on another machine's share, rows compare with nothing
+    trial = state.trial.after(seen, state.planner.knobs)
+    cost = max(0.0, state.cost_rows + trial.missing - state.trial.missing)
+    if trial.seconds < TRIAL_S - 1e-9:
+        return replace(state, trial=trial, cost_rows=cost)
+    learned = state.residuals.get(trial.kind, Residual()).learn(trial)
+    return replace(state, trial=None, known=trial, cost_rows=cost,
+                   residuals={**state.residuals, trial.kind: learned})
+
+
+def _told(state: State, reason: Reason) -> tuple[State, Reason]:
+    """With what came of leaving the planner's choice the last time, if that is news."""
+    if state.known is None:
+        return state, reason
+    kind, foretold, came = state.known.kind, state.known.foretold, state.known.came
+    text = f"{reason.text} (leaving the planner for {kind} brought {came:+.0%} rows where {foretold:+.0%} was foretold)"
+    told = {"left": kind, "foretold": foretold, "came": came, "residual": came - foretold}
+    return replace(state, known=None), replace(reason, text=text, details={**reason.details, "came": told})
