@@ -2,8 +2,9 @@
 
 At some moments of a random pipeline's life each candidate is tried from the same state with the same chance, and the
 planner goes on from there: the target is what it brought beside the planner's own choice. The moments are those that
-the policy of the last round gets into. Which bound is cautious enough is settled on what is foretold of pipelines that
-the networks were not trained on; and in the end whole pipelines must gain.
+the policy of the last round gets into, which leaves the planner's choice as `auto` does: once in a while, and with the
+caution of kinds that were never tried on a machine (`agent.policies.residual`). Which bound is cautious enough is
+settled on what is foretold of pipelines that the networks were not trained on; in the end whole pipelines must gain.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from agent.policies.advantage import FORMAT, MEMBERS, NEVER, SHAPES, STAGE_UNITS
 from agent.policies.auto import Auto
 from agent.policies.candidates import KINDS, Candidate
 from agent.policies.planner import Planner
+from agent.policies.residual import TRIAL_S, Residual
 from agent.trial import run
 
-HORIZON = 20  # intervals that a try lasts
+HORIZON = 20  # intervals that a try lasts, a second each: `TRIAL_S`
+_UNTRIED = Residual().correction
 PRICE_OF_CORES = 0.01  # of the rows, for all cores busy
 _EARLY, _AFTER = 14, 20  # intervals after the start, and after a change, at which most is decided
 _OFTEN, _SELDOM = 0.45, 0.05  # chance of a moment to be tried out then, and else
@@ -89,6 +92,7 @@ def collect(pipelines: Iterable[int], judge: Advantage | None, seed: int) -> Sam
     for pipeline in pipelines:
         random = np.random.default_rng((5, seed, pipeline))
         environment.reset(seed=seed, options={"pipeline": pipeline})
+        free = 0.0  # from when on the planner may be left again
         starts = [0.0, *(c.at for c in environment.scenario.changes)]
         while environment.simulator.now < environment.scenario.seconds - HORIZON:
             found, now = environment.found, environment.simulator.now
@@ -98,8 +102,9 @@ def collect(pipelines: Iterable[int], judge: Advantage | None, seed: int) -> Sam
                 rows += [(one, gain, moment, pipeline) for one, gain in zip(found[1:], _gains(environment, tried),
                                                                             strict=True)]
                 moment += 1
-            bounds = [judge.lower_bound(one) for one in found[1:]] if judge else []
+            bounds = [judge.lower_bound(one) + _UNTRIED for one in found[1:]] if judge and now >= free else []
             best = 1 + int(np.argmax(bounds)) if bounds and max(bounds) > 0 else 0
+            free = now + TRIAL_S if best else free
             environment.step(KINDS.index(found[best].kind))
     return Samples.of(rows)
 
@@ -218,7 +223,7 @@ def forward(w: Mapping[str, Any], stages: Any, present: Any, whole: Any) -> Any:
 
 def _caution(unseen: np.ndarray, samples: Samples) -> tuple[float, float]:
     """The spread and margin that bring most for certain in pipelines not trained on; NEVER if none brings anything."""
-    brought = {(spread, margin): _certain(samples, unseen.mean(0) - spread * unseen.std(0) - margin)
+    brought = {(spread, margin): _certain(samples, unseen.mean(0) - spread * unseen.std(0) - margin + _UNTRIED)
                for spread in _SPREADS for margin in _MARGINS}
     best = max(brought, key=lambda pair: brought[pair])
     return best if brought[best] > 0 else (0.0, NEVER)

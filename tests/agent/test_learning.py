@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from agent import learning, train
 from agent.environment import STAGES, Tuning
-from agent.learning import Samples, chosen_gains, collect, fit, predict
+from agent.learning import HORIZON, Samples, chosen_gains, collect, fit, predict
 from agent.policies.advantage import NEVER, SHAPES, load
 from agent.policies.candidates import KINDS, STAGE_INPUTS, WHOLE_INPUTS, Candidate
+from agent.policies.residual import TRIAL_S, Residual
 from etl.program import UsageError
 
 
@@ -105,6 +108,26 @@ def test_collecting_has_a_gain_for_each_candidate_beside_the_first(monkeypatch):
     assert np.isfinite(samples.gain).all()
     joined = Samples.join([samples, samples])
     assert len(np.unique(joined.moment)) == 2 * len(np.unique(samples.moment))
+
+
+def test_collecting_leaves_the_planner_as_auto_does(monkeypatch):
+    """Otherwise the next round would learn of moments that `auto` never gets into."""
+    for chance in ("_OFTEN", "_SELDOM"):
+        monkeypatch.setattr(learning, chance, 0.0)
+    taken, step = [], Tuning.step
+    monkeypatch.setattr(Tuning, "step", lambda self, action: taken.append((self.simulator.now, KINDS[action])) or step(
+        self, action))
+
+    def left(promised):
+        taken.clear()
+        keen = SimpleNamespace(lower_bound=lambda candidate: promised)
+        assert len(collect([4], keen, seed=0).gain) == 0
+        return [at for at, kind in taken if kind != "planner"]
+
+    at = left(0.5)
+    assert len(at) > 2
+    assert min(later - sooner for sooner, later in itertools.pairwise(at)) >= TRIAL_S == HORIZON
+    assert left(-0.9 * Residual().correction) == [], "too little for a kind that was never tried"
 
 
 def test_training_goes_on_where_it_was_broken_off_and_one_seed_is_one_result(tmp_path, quick, monkeypatch):
