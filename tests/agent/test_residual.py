@@ -10,9 +10,9 @@ import pytest
 from agent.policies import make
 from agent.policies.auto import PRICE, Auto
 from agent.policies.candidates import KINDS
-from agent.policies.planner import MEMORY_ALARM
+from agent.policies.planner import MEMORY_ALARM, Planner
 from agent.policies.residual import MOST, TRIAL_S, Residual, Trial
-from agent.rates import Rates
+from agent.rates import Rates, rates
 from agent.registry import Entry, Here, Registry
 from agent.scenario_json import shipped
 from agent.simulator import Simulator
@@ -148,7 +148,7 @@ def _walk(policy, scenario, ticks, residuals=()):
 
 def test_a_kind_that_is_promised_too_much_of_is_left_alone_after_a_few_tries():
     """Beside a neighbour, more workers than the planner wants take rows away."""
-    scenario = dataclasses.replace(SCENARIOS["08"], seconds=300, changes=())
+    scenario = dataclasses.replace(SCENARIOS["08"], seconds=160, changes=())
     planner, tries, rows = run(scenario, make("planner")).rows, {}, {}
     for policy in (Auto, Deaf):
         left = []
@@ -159,6 +159,20 @@ def test_a_kind_that_is_promised_too_much_of_is_left_alone_after_a_few_tries():
     assert tries[Deaf] > 3 * tries[Auto]
     assert rows[Auto] >= 1 - PRICE
     assert rows[Auto] > rows[Deaf]
+
+
+@pytest.mark.parametrize(("number", "kind"), [("01", "hold"), ("09", "probe")])
+def test_it_is_held_against_what_the_planner_hoped_for_or_else_the_rows_before(number, kind):
+    snapshot, state, trial = next((snapshot, state.planner, after.trial) for snapshot, state, _, after, _ in _walk(
+        Auto(judge=Promise(kind)), SCENARIOS[number], 30) if after.left)
+    wanted, _, reason = Planner().decide(snapshot, state)
+    before = rates((*state.window, state.last)[0], snapshot).rows_per_s
+    if kind == "hold":
+        assert wanted != state.knobs
+        assert trial.rows_per_s == reason.predicted_rows_per_s > before
+    else:
+        assert wanted == state.knobs
+        assert trial.rows_per_s == before
 
 
 def test_a_kind_that_brings_more_than_was_foretold_is_taken_where_it_was_not():
