@@ -1,11 +1,11 @@
 """What the recipe search saves on real training: `python -m benchmarks.search --data TABLE --work DIR --auc 0.79`.
 
 dlrm.search beside a plain search (random choices, each seen to its end) over the same space, from the same seeds, until
-each has reached the AUC on the validation split. What counts is the sum of the trials' seconds, start-up included, and
-the evaluations that they came to, which a busy machine does not change.
+each has reached the AUC on the validation split. What counts is the sum of the trials' seconds, of their processor's
+seconds, start-up of each leg included, and the evaluations that they came to: a busy machine changes the first alone.
 
-The searches take turns, trial by trial. Both are kept in DIR; asked again, they go on. With --seconds no trial begins
-after so many. The last line is JSON."""
+The searches take turns, leg by leg. Both are kept in DIR; asked again, they go on. With --seconds none begins after so
+many. The last line is JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.runs import RunError, read_lines
+from agent.runs import RunError
 from benchmarks.results import table
 from dlrm.config import ConfigError
-from dlrm.search import Trial
-from dlrm.searching import Found, Search
+from dlrm.search import Trainers, Trial
+from dlrm.searching import Search
 from dlrm.space import Space
 from etl.program import run, say
 
@@ -31,39 +31,28 @@ KINDS = {"search": False, "plain": True}
 class Side:
     """One search, to its aim."""
 
-    def __init__(self, args: argparse.Namespace, seed: int, kind: str) -> None:
+    def __init__(self, args: argparse.Namespace, trainers: Trainers, seed: int, kind: str) -> None:
         folder = args.work / f"{kind}-{seed}"
-        self.name, self._folder, self._aim = f"{kind} {seed}", folder, args.auc
+        self.name, self._aim = f"{kind} {seed}", args.auc
         self._search = Search(folder, Space.read(args.space), seed=seed, plain=KINDS[kind])
         # No --stop-auc: a trial's curve then does not depend on the aim, and both kinds pay for whole trials.
-        self._trial = Trial(args.data, folder, None, args.rest)
+        self._trial = Trial(trainers, args.data, folder, None, args.rest)
 
     @property
     def reached(self) -> bool:
-        return bool(self._search.found) and (self._until()[-1].auc or 0) >= self._aim
-
-    def _until(self) -> list[Found]:
-        """Its trials up to the first that reached the aim: a search for a higher one may have gone on."""
-        found = self._search.found
-        first = next((n for n, one in enumerate(found) if (one.auc or 0) >= self._aim), len(found))
-        return found[:first + 1]
+        return any((one.auc or 0) >= self._aim for one in self._search.found)
 
     def step(self) -> None:
         one = self._search.step(self._trial)
+        assert one is not None
         say(f"{self.name}, trial {one.number}: {one.state}, AUC {one.auc}, {one.seconds:.1f} s {self._trial.error}")
 
     def row(self) -> dict[str, Any]:
-        found = self._until()
-        return {"search": self.name, "trials": len(found), "given up": sum(one.state == "pruned" for one in found),
-                "evaluations": sum(_evaluations(self._folder, one) for one in found),
-                "seconds": sum(one.seconds for one in found), "reached": self.reached,
-                "best AUC": max((one.auc or 0 for one in found), default=0.0)}
-
-
-def _evaluations(folder: Path, one: Found) -> int:
-    """Of the validation split."""
-    return sum(line["kind"] == "eval" and line["split"] == "validation"
-               for line in read_lines(folder / f"trial-{one.number:04d}" / "metrics.jsonl"))
+        found = self._search.found
+        return {"search": self.name, "trials": len(found), "to the end": sum(one.state == "complete" for one in found),
+                "legs": sum(one.legs for one in found), "evaluations": sum(len(one.aucs) for one in found),
+                "seconds": self._search.seconds, "processor's": sum(one.processor_s for one in found),
+                "reached": self.reached, "best AUC": max((one.auc or 0 for one in found), default=0.0)}
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -71,8 +60,8 @@ def compared(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     def total(kind: str, name: str) -> float:
         return sum(row[name] for row in rows if row["search"].startswith(kind))
 
-    return {name: round(total("search", name) / total("plain", name), 3) for name in ("seconds", "evaluations")
-            if total("plain", name)}
+    return {name: round(total("search", name) / total("plain", name), 3)
+            for name in ("seconds", "processor's", "evaluations") if total("plain", name)}
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -89,11 +78,12 @@ def main(argv: list[str]) -> dict[str, Any]:
     args = parser.parse_args(argv)
     args.work = args.work.resolve()
     end = time.monotonic() + (math.inf if args.seconds is None else args.seconds)
-    sides = [Side(args, seed, kind) for seed in args.seeds for kind in KINDS]
-    while (going := [side for side in sides if not side.reached]) and time.monotonic() < end:
-        for side in going:
-            if time.monotonic() < end:
-                side.step()
+    with Trainers() as trainers:
+        sides = [Side(args, trainers, seed, kind) for seed in args.seeds for kind in KINDS]
+        while (going := [side for side in sides if not side.reached]) and time.monotonic() < end:
+            for side in going:
+                if time.monotonic() < end:
+                    side.step()
     rows = [side.row() for side in sides]
     complete = all(side.reached for side in sides)
     say(f"\n{table(rows)}" + ("" if complete else "\nnot at its end; the same command goes on"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dlrm import feed
@@ -26,10 +27,12 @@ class Judge:
     """Evaluates splits of a table; called by all ranks together."""
 
     def __init__(self, *, config: Config, table: FeatureTable, parts: Parts, world: World, journal: Journal | Silence,
-                 checkpoints: Checkpoints, steps_per_epoch: int, gate: Gate) -> None:
+                 checkpoints: Checkpoints, steps_per_epoch: int, gate: Gate,
+                 looked: Callable[[], None] = lambda: None) -> None:
+        """`looked()` comes after each evaluation of the validation split."""
         self._config, self._table, self._parts, self._world = config, table, parts, world
         self._journal, self._checkpoints = journal, checkpoints
-        self._steps_per_epoch, self._gate = steps_per_epoch, gate
+        self._steps_per_epoch, self._gate, self._looked = steps_per_epoch, gate, looked
         self._aucs: dict[int, float] = {}
         """Step → AUC on the validation split."""
 
@@ -61,6 +64,7 @@ class Judge:
             found = self.measure("validation", meta)
         except Stopped:
             return False
+        self._looked()
         columns = len(self._parts.layout.columns)
         warning = stuck(found.evidence(meta.step, columns, self._config.optim.lr),
                         after=self._config.stuck_after)

@@ -47,6 +47,8 @@ class Plan:
     resume: Path | None
     go_on: bool
     """In the run folder there is."""
+    pause: int | None = None
+    """Evaluations after which it saves and leaves."""
     before: Meta | None = None
     """What the checkpoint says of itself, if `meta` is on a newer version of the table."""
     changes: Changes | None = None
@@ -61,7 +63,7 @@ class _Parser(Parser):
 
 
 def parse(argv: list[str], description: str | None) -> argparse.Namespace:
-    """Only what was said is in the result, beside `run`, `resume`, `check` and `ranks`."""
+    """Only what was said is in the result, beside `run`, `resume`, `pause`, `check` and `ranks`."""
     parser = _Parser(prog="python -m dlrm.train", description=description, argument_default=argparse.SUPPRESS,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     model, optim = ModelConfig(), OptimConfig()
@@ -148,6 +150,8 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
     add("--evals", type=int, metavar="N", help="evaluations an epoch on the validation split, each with a checkpoint "
         f"(default: {of['evals']})")
     add("--stop-auc", type=float, metavar="AUC", help="end once the validation split reaches it")
+    add("--pause-after", dest="pause", type=int, default=None, metavar="N", help="save and leave after so many "
+        "evaluations from here on, as at SIGTERM: --resume goes on")
     add("--slices", type=names, metavar="COLUMN,…", help="AUC also for the most frequent ids of these")
     add("--stuck-after", type=int, metavar="STEPS", help="from there on an AUC near 0.5 is a warning that names likely "
         f"causes (default: {of['stuck_after']})")
@@ -166,7 +170,7 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
     """What was said, as fields of Config, ModelConfig and OptimConfig."""
-    return {k: v for k, v in vars(args).items() if k not in ("run", "resume", "check", "ranks")}
+    return {k: v for k, v in vars(args).items() if k not in ("run", "resume", "pause", "check", "ranks")}
 
 
 def fresh(said: dict[str, Any], **known: Any) -> Config:

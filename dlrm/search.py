@@ -13,12 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,8 @@ from etl.names import Parser
 from etl.program import UsageError, run, say
 
 _EVALS = 9
-"""Evaluations of a trial: three rungs of successive halving."""
+"""Evaluations of an epoch; `dlrm.searching` says after which a trial is set aside."""
+_STATES = {"complete": "seen to its end", "aside": "set aside", "fail": "failed"}
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -57,70 +56,95 @@ def main(argv: list[str]) -> dict[str, Any]:
     from dlrm.searching import Search, front
 
     search = Search(args.out, Space.read(args.space), seed=args.seed, plain=args.plain)
-    trial = Trial(args.data, args.out, args.auc, args.rest)
-    while len(search.found) < args.trials and (args.budget is None or search.seconds < args.budget):
-        if any(one.auc is not None and args.auc and one.auc >= args.auc for one in search.found):
-            break
-        one = search.step(trial)
-        say(f"trial {one.number}: " + (f"AUC {one.auc:.5f}" if one.auc is not None else trial.error or "failed")
-            + f" after {one.seconds:.1f} s, {one.state}: {' '.join(words(one.settings))}")
+
+    def reached() -> bool:
+        return any(one.auc is not None and args.auc and one.auc >= args.auc for one in search.found)
+
+    def more() -> bool:
+        return len(search.found) < args.trials and (args.budget is None or search.seconds < args.budget)
+
+    with Trainers() as trainers:
+        trial = Trial(trainers, args.data, args.out, args.auc, args.rest)
+        while not reached() and (one := search.step(trial, more=more())) is not None:
+            say(f"trial {one.number}: " + (f"AUC {one.auc:.5f}" if one.auc is not None else trial.error or "failed")
+                + f" after {one.seconds:.1f} s, {_STATES[one.state]}: {' '.join(words(one.settings))}")
     best = front(search.found)
     page = _page(args.out, search.found)
-    reached = bool(args.auc and best and (best[-1].auc or 0) >= args.auc)
-    return {"best": best[-1].settings if best else None, "auc": best[-1].auc if best else None, "reached": reached,
+    return {"best": best[-1].settings if best else None, "auc": best[-1].auc if best else None, "reached": reached(),
             "trials": len(search.found), "seconds": round(search.seconds, 1), "page": str(page),
             "front": [{"auc": one.auc, "seconds": one.seconds, "settings": one.settings} for one in best]}
 
 
-class Trial:
-    """A run of the trainer in a process of its own, looked at while it goes."""
+class Trainers:
+    """The process that starts them (`dlrm.trial`): from the first one on, for as long as the context lasts."""
 
-    def __init__(self, data: str, folder: Path, auc: float | None, rest: list[str]) -> None:
-        self._data, self._folder, self._auc, self._rest = data, folder, auc, rest
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Trainers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """A trainer that still runs saves and leaves."""
+        if self._process is not None:
+            self._process.communicate()
+
+    def run(self, words: Sequence[str], log: Path) -> float:
+        """One trainer; its processor's seconds."""
+        self.begin(words, log)
+        return self.ended()
+
+    def begin(self, words: Sequence[str], log: Path) -> None:
+        if self._process is None:
+            self._process = subprocess.Popen([sys.executable, "-m", "dlrm.trial"], stdin=subprocess.PIPE,
+                                             stdout=subprocess.PIPE, text=True,
+                                             env={"OMP_NUM_THREADS": "1", **os.environ})
+        print(json.dumps({"words": words, "log": str(log)}), file=self._process.stdin, flush=True)
+
+    def ended(self) -> float:
+        line = self._process.stdout.readline() if self._process is not None and self._process.stdout else ""
+        if not line:
+            raise RuntimeError("the process that starts trainers is gone; begin the search again to go on with it")
+        return float(json.loads(line)["processor_s"])
+
+
+class Trial:
+    """A run of the trainer, a leg at a time."""
+
+    def __init__(self, trainers: Trainers, data: str, folder: Path, auc: float | None, rest: list[str]) -> None:
+        self._trainers, self._data, self._folder, self._auc, self._rest = trainers, data, folder, auc, rest
         self.error = ""
 
-    def __call__(self, number: int, settings: dict[str, Any], given_up: Callable[[float], bool]) -> Any:
+    def __call__(self, number: int, settings: dict[str, Any], until: int | None) -> Any:
         from dlrm.searching import Ended
 
-        folder = self._folder / f"trial-{number:04d}"
-        command = [sys.executable, "-m", "dlrm.train", "--data", self._data, "--run-dir", str(folder), "--evals",
-                   str(_EVALS), *words(settings), *self._rest]
+        folder, log = self._folder / f"trial-{number:04d}", self._folder / f"trial-{number:04d}.log"
+        command = ["--data", self._data, "--run-dir", str(folder), "--resume", "--evals", str(_EVALS),
+                   *words(settings), *self._rest]
         if self._auc is not None:
             command += ["--stop-auc", str(self._auc)]
+        if until is not None:
+            command += ["--pause-after", str(max(1, until - len(_validations(folder))))]
         began = time.monotonic()
-        seen: list[float] = []
-        over = False
-        with open(self._folder / f"trial-{number:04d}.log", "w") as log, subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env={"OMP_NUM_THREADS": "1", **os.environ}
-                ) as process:
-            try:
-                while process.poll() is None:
-                    threading.Event().wait(0.2)
-                    for auc in _validations(folder)[len(seen):]:
-                        seen.append(auc)
-                        if not over and given_up(auc):
-                            over = True
-                            process.send_signal(signal.SIGTERM)
-            except BaseException:
-                process.send_signal(signal.SIGINT)
-                process.wait(10)
-                raise
-            out = process.stdout.read() if process.stdout is not None else ""
-        seen += _validations(folder)[len(seen):]
-        self.error = "" if process.returncode == 0 else _error(out)
-        return Ended(auc=max(seen) if seen else None, seconds=time.monotonic() - began, error=self.error)
+        used = self._trainers.run(command, log)
+        result = _result(log)
+        self.error = str(result.get("error", ""))
+        return Ended(aucs=tuple(_validations(folder)), seconds=time.monotonic() - began, processor_s=used,
+                     stopped=bool(result.get("stopped")), error=self.error)
 
 
 def _validations(folder: Path) -> list[float]:
-    return [line["auc"] for line in read_lines(folder / "metrics.jsonl")
-            if line["kind"] == "eval" and line["split"] == "validation" and line["auc"] is not None]
+    """Each step's once: one that was broken off before its checkpoint was complete is made again."""
+    return list({line["step"]: line["auc"] for line in read_lines(folder / "metrics.jsonl")
+                 if line["kind"] == "eval" and line["split"] == "validation" and line["auc"] is not None}.values())
 
 
-def _error(out: str) -> str:
+def _result(log: Path) -> dict[str, Any]:
+    """The trainer's last line."""
     try:
-        return str(json.loads(out.strip().splitlines()[-1])["error"])
-    except (ValueError, KeyError, IndexError):
-        return "the trainer ended without a word; its log is beside its folder"
+        return dict(json.loads(log.read_text(errors="replace").splitlines()[-1]))
+    except (OSError, ValueError, TypeError, IndexError):
+        return {"error": "the trainer ended without a word; its log is beside its folder"}
 
 
 def _page(folder: Path, found: Any) -> Path:
@@ -130,12 +154,12 @@ def _page(folder: Path, found: Any) -> Path:
     rows = "".join(f"<tr><td>{one.number}</td><td>{one.auc:.5f}</td><td>{one.seconds:.1f} s</td><td>"
                    f"{escape(' '.join(words(one.settings)))}</td></tr>" for one in best)
     table = f"<table><tr><th>trial</th><th>AUC</th><th>time</th><th>settings</th></tr>{rows}</table>"
-    given_up = sum(one.state == "pruned" for one in found)
+    aside = sum(one.state == "aside" for one in found)
     page = folder / "search.html"
     page.write_text(report.filled(
         title="Search", name=folder.resolve().name,
         verdict=f"{len(found)} trials, AUC up to {best[-1].auc:.5f}" if best else f"{len(found)} trials",
-        rest=f"{given_up} were given up early.", charts=picture(found), decisions=table,
+        rest=f"{aside} were set aside early.", charts=picture(found), decisions=table,
         footer=f"{sum(one.seconds for one in found):.0f} seconds of trials."), encoding="utf-8")
     return page
 

@@ -1,128 +1,175 @@
-"""A search for settings that reach an AUC: which trial comes next, when one is given up, and what came of all.
+"""A search for settings that reach an AUC: which trial comes next, how far it goes, and what came of all.
 
 Trials are proposed by Optuna (a tree of Parzen estimators, or at random), each seeded by its own number, so that a
-search that was broken off goes on as if it had not been. A trial that lies clearly below the best third of those that
-came as far is given up at that evaluation (successive halving).
+search that was broken off goes on as if it had not been. A trial goes one leg at a time (successive halving): at the
+first evaluation and at the third it is set aside, and it goes on from there once it lies among the best of those that
+came as far. So a poor one costs a ninth, and none is judged before there are others to hold it against.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import optuna
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from agent.charts import SCORE, Series, chart
+from agent.runs import read_lines
 from dlrm.config import ConfigError
 from dlrm.space import Space
 
-REDUCTION = 3
-CLOSE = 0.01  # of AUC below the best third: an early evaluation does not tell such trials apart
+LEGS = {1: 3, 3: 2}
+"""Evaluations after which a trial is set aside → of so many that came as far, one goes on."""
+_FIRST = 5  # trials at random, before there is anything to learn from
+_GOOD = 0.25  # of the trials: what further ones are modelled on; Optuna's tenth is made for hundreds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What a trial came to."""
+    """What a leg of a trial came to."""
 
-    auc: float | None
-    """The best on the validation split; None if there was none."""
+    aucs: tuple[float, ...]
+    """On the validation split, since the trial's beginning."""
     seconds: float
+    processor_s: float = 0.0
+    stopped: bool = False
+    """Before its end: it can go on."""
     error: str = ""
 
 
 class Runner(Protocol):
-    """Runs one trial. `given_up(auc)` is asked at each evaluation, and ends the trial if it says so."""
+    """Trains on from where the trial was, until it came to so many evaluations in all, or (None) to its end."""
 
-    def __call__(self, number: int, settings: dict[str, Any], given_up: Callable[[float], bool]) -> Ended: ...
+    def __call__(self, number: int, settings: dict[str, Any], until: int | None) -> Ended: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One trial, as the study keeps it."""
+    """One trial, as it is known after its last leg."""
 
     number: int
     settings: dict[str, Any]
-    auc: float | None
-    seconds: float
-    state: str
-    """`complete`, `pruned` (given up) or `fail`."""
+    aucs: tuple[float, ...] = ()
+    seconds: float = 0.0
+    processor_s: float = 0.0
+    legs: int = 0
+    state: str = "new"
+    """Then `complete`, `aside` or `fail`."""
 
+    @property
+    def auc(self) -> float | None:
+        """The best on the validation split; None if there was none."""
+        return max(self.aucs, default=None)
 
-class Halving(optuna.pruners.BasePruner):
-    """At evaluations 1, 3, 9, … a trial is held against all that came as far, once there are a few."""
-
-    def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-        step = trial.last_step
-        if step is None or step not in (REDUCTION**k for k in range(step)):
-            return False
-        reached = sorted((t.intermediate_values[step] for t in study.get_trials(deepcopy=False)
-                          if step in t.intermediate_values), reverse=True)
-        if len(reached) <= REDUCTION:
-            return False
-        return trial.intermediate_values[step] < reached[len(reached) // REDUCTION - 1] - CLOSE
+    @property
+    def at(self) -> int | None:
+        """Where it is set aside, of LEGS; None if it does not go on. An evaluation more may have slipped in."""
+        return max((n for n in LEGS if n <= len(self.aucs)), default=None) if self.state == "aside" else None
 
 
 class Search:
-    """One study in a folder. Reads what is there; `step` makes one trial."""
+    """One search in a folder. Reads what is there; `step` makes one leg of a trial."""
 
     def __init__(self, folder: Path, space: Space, *, seed: int, plain: bool = False) -> None:
-        """`plain`: at random, and none is given up."""
+        """`plain`: at random, and each to its end."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         folder.mkdir(parents=True, exist_ok=True)
-        pruner = optuna.pruners.NopPruner() if plain else Halving()
-        storage = JournalStorage(JournalFileBackend(str(folder / "study.log")))
-        self._study = optuna.create_study(storage=storage, study_name="search", direction="maximize", pruner=pruner,
-                                          load_if_exists=True)
-        asked = {"seed": seed, "plain": plain, "space": dict(space.choices)}
-        before = self._study.user_attrs
-        for name, value in asked.items():
-            if name in before and before[name] != value:
-                raise ConfigError(f"search: {folder} was begun with another {name}; choose another folder")
-            self._study.set_user_attr(name, value)
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self._study.tell(trial.number, state=TrialState.FAIL)  # it was broken off
+        self._file = folder / "trials.jsonl"
         self._space, self._seed, self._plain = space, seed, plain
+        asked = {"seed": seed, "plain": plain, "space": dict(space.choices)}
+        lines = read_lines(self._file)
+        for name, value in asked.items():
+            if lines and lines[0].get(name) != value:
+                raise ConfigError(f"search: {folder} was begun with another {name}; choose another folder")
+        found = [Found(**{**line, "aucs": tuple(line["aucs"])}) for line in lines[1:]]
+        self._found = {one.number: one for one in found}  # of a trial, its last leg
+        # Written anew: a crash may have torn the last line.
+        self._file.write_text("".join(json.dumps(line) + "\n" for line in lines or [asked]))
 
     @property
     def found(self) -> list[Found]:
-        """Trials that ended, in order."""
-        return [Found(number=t.number, settings=t.params, auc=t.user_attrs.get("auc"),
-                      seconds=t.user_attrs.get("seconds", 0.0), state=t.state.name.lower())
-                for t in self._study.get_trials(deepcopy=False) if t.state.is_finished()]
+        """All trials, in order."""
+        return list(self._found.values())
 
     @property
     def seconds(self) -> float:
         """Of all trials so far."""
         return sum(one.seconds for one in self.found)
 
-    def step(self, run: Runner) -> Found:
-        """One more trial."""
-        number = len(self._study.get_trials(deepcopy=False))
-        seed = self._seed * 100_003 + number
-        self._study.sampler = optuna.samplers.RandomSampler(seed=seed) if self._plain else optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=5)
-        trial = self._study.ask()
-        settings, told = self._space.ask(trial), [False]  # at each evaluation, whether the trial is given up
+    def step(self, run: Runner, *, more: bool = True) -> Found | None:
+        """One more leg: of the trial that is to go on, else, if there may be `more` of them, of a new one."""
+        found = self.found
+        one = going_on(found, more=more)
+        if one is None and not more:
+            return None
+        if one is None:
+            one = Found(number=len(found), settings=self._proposed(found))
+        until = None if self._plain else next((n for n in LEGS if n > (one.at or 0)), None)
+        ended = run(one.number, one.settings, until)
+        state = "fail" if ended.error or not ended.aucs else "aside" if ended.stopped else "complete"
+        one = Found(number=one.number, settings=one.settings, aucs=ended.aucs, state=state, legs=one.legs + 1,
+                    seconds=round(one.seconds + ended.seconds, 3),
+                    processor_s=round(one.processor_s + ended.processor_s, 3))
+        self._found[one.number] = one
+        with open(self._file, "a") as file:
+            file.write(json.dumps(asdict(one)) + "\n")
+        return one
 
-        def given_up(auc: float) -> bool:
-            trial.report(auc, len(told))
-            told.append(trial.should_prune())
-            return told[-1]
+    def _proposed(self, found: Sequence[Found]) -> dict[str, Any]:
+        """Settings of the next trial: the same for the same trials before it."""
+        seed = self._seed * 100_003 + len(found)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # `gamma` is to go with Optuna 6, with nothing in its place
+            sampler = optuna.samplers.RandomSampler(seed=seed) if self._plain else optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=_FIRST, gamma=lambda trials: math.ceil(_GOOD * trials))
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        distributions = self._space.distributions()
+        study.add_trials([create_trial(params=one.settings, distributions=distributions, value=auc,
+                                       state=TrialState.COMPLETE)
+                          for one, auc in zip(found, expected(found), strict=True)])
+        return study.ask(distributions).params
 
-        ended = run(trial.number, settings, given_up)
-        trial.set_user_attr("seconds", round(ended.seconds, 3))
-        if ended.auc is not None:
-            trial.set_user_attr("auc", ended.auc)
-        state = TrialState.FAIL if ended.error or ended.auc is None else TrialState.COMPLETE
-        if state is TrialState.COMPLETE and told[-1]:
-            state = TrialState.PRUNED
-        self._study.tell(trial, ended.auc if state is TrialState.COMPLETE else None, state=state)
-        return next(one for one in self.found if one.number == trial.number)
+
+def going_on(found: Sequence[Found], *, more: bool = True) -> Found | None:
+    """The trial that is to go on, the furthest first. If there will be no `more`, the one from which most is expected,
+    until that is one that was seen to its end."""
+    ends = expected(found)
+    if not more:
+        best = max(zip(ends, found, strict=True), key=lambda pair: pair[0], default=(0.0, None))[1]
+        return best if best is not None and best.at is not None else None
+    for evaluation, among in sorted(LEGS.items(), reverse=True):
+        came = sorted((one for one in found if len(one.aucs) >= evaluation), key=lambda one: -one.aucs[evaluation - 1])
+        for one in came[:len(came) // among]:
+            if one.at == evaluation:
+                return one
+    return None
+
+
+def expected(found: Sequence[Found]) -> list[float]:
+    """The AUC at its end of each trial: where it was set aside, and what others gained from there on, on average. A
+    failed one has the least of all."""
+    def at(one: Found, evaluation: float) -> float:
+        return max(one.aucs) if evaluation == math.inf else one.aucs[int(evaluation) - 1]
+
+    def passed(one: Found, evaluation: float) -> bool:
+        return one.state == "complete" if evaluation == math.inf else len(one.aucs) >= evaluation
+
+    ends: dict[float, float] = {math.inf: 0.0}
+    after: float = math.inf
+    for evaluation in sorted(LEGS, reverse=True):
+        both = [one for one in found if passed(one, after) and passed(one, evaluation)]
+        gains = [at(one, after) - at(one, evaluation) for one in both]
+        ends[evaluation] = ends[after] + (sum(gains) / len(gains) if gains else 0.0)
+        after = evaluation
+    known = {one.number: at(one, one.at or math.inf) + ends[one.at or math.inf]
+             for one in found if one.aucs and one.state != "fail"}
+    return [known.get(one.number, min(known.values(), default=0.0)) for one in found]
 
 
 def front(found: Sequence[Found]) -> list[Found]:
@@ -144,5 +191,5 @@ def picture(found: Sequence[Found]) -> str:
     return chart("AUC against seconds of a trial", [
         Series(name="best for its time", points=points(front(found)), style="step"),
         Series(name="seen to its end", points=points([f for f in found if f.state == "complete"]), style="dots"),
-        Series(name="given up", points=points([f for f in found if f.state == "pruned"]), style="dots")],
+        Series(name="set aside", points=points([f for f in found if f.state == "aside"]), style="dots")],
         [], end=end, axis=SCORE)

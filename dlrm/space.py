@@ -19,6 +19,7 @@ DEFAULT: dict[str, Any] = {
     "dense-layers": ["64", "128,64", "256,128"],
     "over-layers": ["64", "256,128", "512,256"],
     "model": ["dlrm", "dcn"],
+    "cross-rank": [64],  # dcn's full matrices take several times as long, and come to no more
 }
 
 
@@ -55,17 +56,18 @@ class Space:
             raise ConfigError(f"search: {path} holds no object of {{setting: choices}}")
         return cls(found)
 
-    def ask(self, trial: Any) -> dict[str, Any]:
-        """One choice of each; `trial` is Optuna's."""
-        chosen: dict[str, Any] = {}
-        for name, found in self.choices.items():
-            if isinstance(found, list):
-                chosen[name] = trial.suggest_categorical(name, found)
-            elif isinstance(found["low"], int) and isinstance(found["high"], int):
-                chosen[name] = trial.suggest_int(name, found["low"], found["high"], log=found.get("log", False))
+    def distributions(self) -> dict[str, Any]:
+        """As Optuna has them."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        found: dict[str, Any] = {}
+        for name, choice in self.choices.items():
+            if isinstance(choice, list):
+                found[name] = CategoricalDistribution(choice)
             else:
-                chosen[name] = trial.suggest_float(name, found["low"], found["high"], log=found.get("log", False))
-        return chosen
+                whole = isinstance(choice["low"], int) and isinstance(choice["high"], int)
+                found[name] = (IntDistribution if whole else FloatDistribution)(**choice)
+        return found
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:

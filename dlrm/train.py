@@ -18,9 +18,11 @@ import json
 import os
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from agent import runs
@@ -63,7 +65,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     first = os.environ.get("RANK", "0") == "0"
     try:
         args = options.parse(argv, __doc__)
-        plan = _plan(args)
+        plan = replace(_plan(args), pause=args.pause)
         return _check(args, plan) if args.check else _train(plan)
     except KeyboardInterrupt:
         if first:
@@ -81,6 +83,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
 
 def _plan(args: argparse.Namespace) -> Plan:
     """What the command line, the table and, to resume, the checkpoint say together."""
+    if args.pause is not None and args.pause < 1:
+        raise ConfigError(f"--pause-after: {args.pause} is not a whole number of 1 or more")
     said = options.given(args)
     ranks = args.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun starts all ranks anew after one of them died: they go on from what was saved.
@@ -153,6 +157,7 @@ def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
     """One stretch after another, each on one version of the table; without --follow there is one alone."""
     from dlrm.endpoint import Endpoint
 
+    looked = _pausing(plan.pause, watch)
     with ExitStack() as whole:
         journals: list[Journal | Silence] = []  # made once the first stretch knows that it can begin
         endpoint = whole.enter_context(Endpoint.at(plan.config.metrics_port, here.rank, here.local_rank))
@@ -165,7 +170,8 @@ def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
                 hold.take(plan.table.uri, plan.table.version)
             here.barrier()  # pinned before any rank looks whether all files are there
             gc.collect()  # what held the model before is gone, and this holds the next one
-            found, following = _stretch(plan, here, watch, whole=whole, journals=journals, endpoint=endpoint)
+            found, following = _stretch(plan, here, watch, whole=whole, journals=journals, endpoint=endpoint,
+                                         looked=looked)
     if not here.first:
         return None
     from agent import report
@@ -174,7 +180,7 @@ def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
 
 
 def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journals: list[Journal | Silence],
-             endpoint: Endpoint) -> tuple[dict[str, Any], Plan | None]:
+             endpoint: Endpoint, looked: Callable[[], None]) -> tuple[dict[str, Any], Plan | None]:
     """Trains on one version of the table; what came of it, and the plan to go on with on the next."""
     from dlrm import build, checkpoint, feed, setting
     from dlrm.carry import carry
@@ -236,7 +242,7 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
         gate = Gate(here, watch.stop.is_set, time.perf_counter)
         watch.stalled = gate.stalled
         judge = Judge(config=config, table=table, parts=parts, world=here, journal=journal, checkpoints=saved,
-                      steps_per_epoch=steps, gate=gate)
+                      steps_per_epoch=steps, gate=gate, looked=looked)
         if config.follow == "parts" and plan.changes is not None:
             journal.say("before it is trained on:")
             with suppress(Stopped):
@@ -282,6 +288,17 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
                   "input": around.outcome(loader)}
         journal.event({"kind": "end", **found})
     return {**found, "plan": {p.name: [p.kind, *p.ranks] for p in now.placement.places}}, None
+
+
+def _pausing(evaluations: int | None, watch: Watch) -> Callable[[], None]:
+    """Called at each evaluation of the validation split, on every rank: at the last of so many it asks to stop."""
+    left = count((evaluations or 0) - 1, -1)
+
+    def looked() -> None:
+        if next(left) == 0:
+            watch.stop.set()
+
+    return looked
 
 
 def _onward(meta: Meta, config: Config) -> str:

@@ -17,7 +17,7 @@ CONTRACTS_OF_ETL = {"etl.table", "etl.spec", "etl.ops", "etl.fields", "etl.names
 # Composition roots: they may import every room, and nobody imports them.
 PROGRAMS = {"etl.job", "etl.__main__", "ingest.__main__", "ingest.bench", "ingest.headroom_command", "agent.__main__",
             "agent.evaluate", "agent.train", "dlrm.train", "dlrm.evaluate", "dlrm.serve", "dlrm.plan", "dlrm.__main__",
-            "dlrm.demo", "dlrm.export", "dlrm.search"}
+            "dlrm.demo", "dlrm.export", "dlrm.search", "dlrm.trial"}
 FOR_PROGRAMS = {"etl.program"}
 LIGHT = ("etl.table", "etl.spec", "etl.ops", "etl.fields", "ingest.knobs", "ingest.stats", "ingest.plan",
          "ingest.machine", "agent.tunable", "agent.controller", "agent.policies")
@@ -53,8 +53,8 @@ def allowed(importer: str, imported: str) -> bool:
     if target not in ROOMS:
         return True
     if imported in PROGRAMS:
-        # A room's `python -m` entry may hand over to the room's own programs.
-        return source == target and importer.endswith("__main__")
+        # A room's `python -m` entry, and what starts trainers for a search, may hand over to the room's own programs.
+        return source == target and importer.endswith(("__main__", "dlrm.trial"))
     if importer in PROGRAMS:
         return True
     if imported in FOR_PROGRAMS:
