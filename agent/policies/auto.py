@@ -149,15 +149,18 @@ def _planned(choice: Candidate, snapshot: Snapshot, state: Planned) -> float:
 
 def _measured(state: State, snapshot: Snapshot) -> State:
     """What leaving the planner's choice has cost since the last look; at the end of its trial, what came is learned."""
-    if state.trial is None or state.planner.last is None:
+    before = state.planner.last
+    seen = rates(before, snapshot) if before is not None else None
+    if state.trial is None or before is None or seen is None:
         return state
-    seen = rates(state.planner.last, snapshot)
-    if seen is None or snapshot.cpu_quota != state.planner.last.cpu_quota:
-        return replace(state, trial=None)  # on another machine's share, rows compare with nothing
     trial = state.trial.after(seen, state.planner.knobs)
     cost = max(0.0, state.cost_rows + trial.missing - state.trial.missing)
+    if snapshot.cpu_quota != before.cpu_quota:
+        trial = trial.on(snapshot.cpu_quota / before.cpu_quota)
     if trial.seconds < TRIAL_S - 1e-9:
         return replace(state, trial=trial, cost_rows=cost)
+    if not trial.compares:
+        return replace(state, trial=None, cost_rows=cost)
     learned = state.residuals.get(trial.kind, Residual()).learn(trial)
     return replace(state, trial=None, known=trial, cost_rows=cost,
                    residuals={**state.residuals, trial.kind: learned})

@@ -38,6 +38,8 @@ class Trial:
     seconds: float = 0.0
     """It has lasted, and `missing`: rows that it brought less so far."""
     missing: float = 0.0
+    compares: bool = True
+    """Cores are as they were, so that something can be learned of it."""
 
     def __post_init__(self) -> None:
         if not self.rows_per_s > 0:
@@ -49,6 +51,10 @@ class Trial:
         if knobs not in self.knobs:
             missing = max(0.0, missing)
         return replace(self, seconds=self.seconds + seen.seconds, missing=self.missing + missing)
+
+    def on(self, share: float) -> Trial:
+        """On another share of the machine: with fewer cores, fewer rows are missing."""
+        return replace(self, rows_per_s=self.rows_per_s * min(1.0, share), compares=False)
 
     @property
     def came(self) -> float:

@@ -217,14 +217,23 @@ def test_the_event_of_a_change_tells_what_was_foretold_and_the_next_one_what_cam
     assert sum(r.details.get("came") == came.details["came"] for r in told) == 1, "once"
 
 
-def test_nothing_is_learned_on_another_machines_share():
+def test_nothing_is_learned_on_another_share_of_the_machine_but_what_is_missing_counts():
     keen = Auto(judge=Promise("probe"))
     *_, (snapshot, state, *_) = _walk(keen, SCENARIOS["09"], 8)
     assert state.trial is not None
-    later = dataclasses.replace(snapshot, cpu_quota=snapshot.cpu_quota / 2)
-    after = keen.decide(later, state)[1]
-    assert after.trial is None
-    assert after.residuals == {}
+    rate = state.trial.rows_per_s
+    for tick in range(1, 2 + round(TRIAL_S)):
+        done = snapshot.rows + int(tick * rate / 4)
+        now = dataclasses.replace(snapshot, at=snapshot.at + tick, sequence=snapshot.sequence + tick, rows=done,
+                                  cpu_quota=snapshot.cpu_quota / 2, consumer_wait_s=snapshot.consumer_wait_s + tick)
+        state, known = keen.decide(now, state)[1], state
+        if state.trial is None:
+            break
+        assert state.trial.rows_per_s == rate / 2
+        assert state.left == 1, "one at a time, all the same"
+    assert tick >= TRIAL_S - 5
+    assert (state.residuals, state.known) == ({}, None)
+    assert state.cost_rows == pytest.approx(known.cost_rows + rate / 4, rel=0.01), "a quarter of it came"
 
 
 HERE = Here(machine="a machine", schema="a schema", row_bytes=100.0)
