@@ -5,7 +5,8 @@ delivers with the same seed; the end score beside it looks at the last fifth alo
 delivers nothing from then on. Held-out pipelines are from another generator than training's. Policies without a
 mention of it run under the governor; the last columns show them
 without it (first seeds only). All figures are simulated, but for those of `--live`: it adds the set-ups of
-`ingest.setups`, on this machine, some 70 seconds each; docs/scenarios.md says how they are scored.
+`ingest.setups`, on this machine, some 70 seconds each; docs/scenarios.md says how they are scored. Without them the
+whole takes some five minutes on two free cores.
 """
 
 from __future__ import annotations
