@@ -1,6 +1,6 @@
 """A search for settings that reach an AUC: which trial comes next, how far it goes, and what came of all.
 
-Trials are proposed by Optuna (a tree of Parzen estimators, or at random), each seeded by its own number, so that a
+Trials are proposed by Optuna (a Gaussian process, or at random), each seeded by its own number, so that a
 search that was broken off goes on as if it had not been. A trial goes one leg at a time (successive halving): at the
 first evaluation and at the third it is set aside, and it goes on from there once it lies among the best of those that
 came as far. So a poor one costs a ninth, and none is judged before there are others to hold it against.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ from dlrm.space import Space
 LEGS = {1: 3, 3: 2}
 """Evaluations after which a trial is set aside → of so many that came as far, one goes on."""
 _FIRST = 5  # trials at random, before there is anything to learn from
-_GOOD = 0.25  # of the trials: what further ones are modelled on; Optuna's tenth is made for hundreds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +122,8 @@ class Search:
     def _proposed(self, found: Sequence[Found]) -> dict[str, Any]:
         """Settings of the next trial: the same for the same trials before it."""
         seed = self._seed * 100_003 + len(found)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # `gamma` is to go with Optuna 6, with nothing in its place
-            sampler = optuna.samplers.RandomSampler(seed=seed) if self._plain else optuna.samplers.TPESampler(
-                seed=seed, n_startup_trials=_FIRST, gamma=lambda trials: math.ceil(_GOOD * trials))
+        sampler = optuna.samplers.RandomSampler(seed=seed) if self._plain else optuna.samplers.GPSampler(
+            seed=seed, n_startup_trials=_FIRST)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         distributions = self._space.distributions()
         study.add_trials([create_trial(params=one.settings, distributions=distributions, value=auc,
