@@ -21,7 +21,7 @@ from agent.runs import RunError
 from benchmarks.results import table
 from dlrm.config import ConfigError
 from dlrm.search import Trainers, Trial
-from dlrm.searching import Search
+from dlrm.searching import Found, Search, latest
 from dlrm.space import Space
 from etl.program import run, say
 
@@ -40,7 +40,12 @@ class Side:
 
     @property
     def reached(self) -> bool:
-        return any((one.auc or 0) >= self._aim for one in self._search.found)
+        return any((one.auc or 0) >= self._aim for one in self._search.legs)
+
+    def _until(self) -> list[Found]:
+        """Its trials after the first leg that reached the aim: a search for a higher one may have gone on."""
+        legs = self._search.legs
+        return latest(legs[:next((n for n, one in enumerate(legs, 1) if (one.auc or 0) >= self._aim), len(legs))])
 
     def step(self) -> None:
         one = self._search.step(self._trial)
@@ -48,10 +53,10 @@ class Side:
         say(f"{self.name}, trial {one.number}: {one.state}, AUC {one.auc}, {one.seconds:.1f} s {self._trial.error}")
 
     def row(self) -> dict[str, Any]:
-        found = self._search.found
+        found = self._until()
         return {"search": self.name, "trials": len(found), "to the end": sum(one.state == "complete" for one in found),
                 "legs": sum(one.legs for one in found), "evaluations": sum(len(one.aucs) for one in found),
-                "seconds": self._search.seconds, "processor's": sum(one.processor_s for one in found),
+                "seconds": sum(one.seconds for one in found), "processor's": sum(one.processor_s for one in found),
                 "reached": self.reached, "best AUC": max((one.auc or 0 for one in found), default=0.0)}
 
 

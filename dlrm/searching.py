@@ -85,15 +85,15 @@ class Search:
         for name, value in asked.items():
             if lines and lines[0].get(name) != value:
                 raise ConfigError(f"search: {folder} was begun with another {name}; choose another folder")
-        found = [Found(**{**line, "aucs": tuple(line["aucs"])}) for line in lines[1:]]
-        self._found = {one.number: one for one in found}  # of a trial, its last leg
+        self.legs = [Found(**{**line, "aucs": tuple(line["aucs"])}) for line in lines[1:]]
+        """What was known of its trial after each leg, in order."""
         # Written anew: a crash may have torn the last line.
         self._file.write_text("".join(json.dumps(line) + "\n" for line in lines or [asked]))
 
     @property
     def found(self) -> list[Found]:
         """All trials, in order."""
-        return list(self._found.values())
+        return latest(self.legs)
 
     @property
     def seconds(self) -> float:
@@ -114,7 +114,7 @@ class Search:
         one = Found(number=one.number, settings=one.settings, aucs=ended.aucs, state=state, legs=one.legs + 1,
                     seconds=round(one.seconds + ended.seconds, 3),
                     processor_s=round(one.processor_s + ended.processor_s, 3))
-        self._found[one.number] = one
+        self.legs.append(one)
         with open(self._file, "a") as file:
             file.write(json.dumps(asdict(one)) + "\n")
         return one
@@ -130,6 +130,11 @@ class Search:
                                        state=TrialState.COMPLETE)
                           for one, auc in zip(found, expected(found), strict=True)])
         return study.ask(distributions).params
+
+
+def latest(legs: Sequence[Found]) -> list[Found]:
+    """Each trial after its last leg."""
+    return list({one.number: one for one in legs}.values())
 
 
 def going_on(found: Sequence[Found], *, more: bool = True) -> Found | None:
