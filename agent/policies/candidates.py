@@ -44,11 +44,14 @@ class Candidate:
 
 
 def candidates(planner: Planner, snapshot: Snapshot, state: State) -> list[Candidate]:
-    """The planner's choice and, once every stage is known, the others that differ from it and from each other."""
+    """The planner's choice and, once every stage is known, the others that differ from it and from each other.
+
+    While a change of the planner's is on trial there are none: nobody would take it back if it does harm."""
     knobs, after, reason = planner.decide(snapshot, state)
     seen = rates(state.last, snapshot) if state.last is not None else None
     look = planner.look(after, seen) if seen is not None else None
-    if seen is None or look is None or len(look.services) < len(state.services) or seen.rows_per_s <= 0:
+    known = look is not None and len(look.services) == len(state.services)
+    if seen is None or look is None or not known or seen.rows_per_s <= 0 or state.trial is not None:
         return [Candidate(kind="planner", knobs=knobs, state=after, reason=reason, stages=np.zeros((1, STAGE_INPUTS)),
                           whole=np.zeros(WHOLE_INPUTS))]
     look = replace(look, knobs=state.knobs)  # as it is now, not as the planner has just decided
