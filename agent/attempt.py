@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent.pressure import CONTENDED, Pressure
 from agent.rates import Rates
 from ingest.knobs import Knobs
 
@@ -14,6 +15,7 @@ LEAST_KEPT = 0.93  # of a release
 CLEAR = 0.3  # more than this is a clear gain, however much was hoped for
 CRASH = 0.5  # of the rows before: undone without more ado
 SETTLE, PATIENCE = 2, 5  # snapshots before it is judged: a clear gain, anything else
+HURT, HARM = 3, 0.95  # the same for what lets through less than this of before, if no other program takes the cores
 START_UP = 3  # snapshots more for workers that have to start and import first
 
 
@@ -46,10 +48,14 @@ class Attempt:
         nearer = self._nearer(since)
         clear = max(gain, nearer) >= 1 + min(0.5 * (self.hoped - 1), CLEAR) if self.rises else gain >= 0.97
         patience = PATIENCE + START_UP * (self.kind == "switch")
-        if age < (SETTLE if clear or since.stall <= SMOOTH else patience):
+        if age < (SETTLE if clear or since.stall <= SMOOTH else HURT if self._hurts(since) else patience):
             return None
         return (clear or since.stall <= SMOOTH or self.kind == "memory"
                 or gain >= (1 + LEAST_GAIN * max(1.0, self.hoped - 1) if self.rises else LEAST_KEPT))
+
+    def _hurts(self, since: Rates) -> bool:
+        return (self.rises and self.kind != "switch" and max(self.gain(since), self._nearer(since)) < HARM
+                and Pressure.of(since).slow < CONTENDED)
 
     def crashed(self, seen: Rates) -> bool:
         """The latest interval alone tells that it does harm. Workers that start up are given time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -67,7 +68,8 @@ class Outlook:
     def capacity(self, name: str, workers: int) -> float:
         """Rows a second that `workers` of a stage are expected to do on cores as they are."""
         service = self.services[name]
-        return workers / (service.busy_s(workers) + (self.slow - 1) * service.cpu_s(workers))
+        waited_s = (self.slow - 1) * service.cpu_s(workers) if self.slow > 1 else 0.0
+        return workers / (service.busy_s(workers) + waited_s)
 
     @property
     def contended(self) -> bool:
@@ -82,7 +84,12 @@ class Outlook:
 
     def rate(self, workers: Mapping[str, int]) -> float:
         """Rows a second that this many workers are expected to bring."""
-        return min([self.cores_rate(workers), self.demand, *(self.capacity(n, workers[n]) for n in self.services)])
+        return self.rate_around("", workers)
+
+    def rate_around(self, name: str, workers: Mapping[str, int]) -> float:
+        """The same if the stage of that name were never the narrowest; it takes its cores all the same."""
+        return min([self.cores_rate(workers), self.demand,
+                    *(self.capacity(n, workers[n]) for n in self.services if n != name)])
 
     def bottleneck(self) -> str:
         """What bounds the rate now: a stage, `cores`, or `consumer`."""
@@ -119,7 +126,8 @@ class Outlook:
             if not fewest and least < current <= most and self.capacity(name, current) >= self.capacity(name, least):
                 least = current
             ahead = self.buffers * _READ_AHEAD * service.item_bytes if name == self._first else 0.0
-            requests.append(Request(name=name, least=least, most=most, capacity=self._with_headroom(name, most),
+            capacity = functools.cache(self._with_headroom(name, most))  # asked for in each halving
+            requests.append(Request(name=name, least=least, most=most, capacity=capacity,
                                     worker_bytes=self._worker_bytes(name) + ahead))
         found = self._allocate(requests, self._room)
         if not fewest and any(request.least > ranges[request.name][0] for request in requests) \

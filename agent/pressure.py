@@ -28,9 +28,11 @@ class Pressure:
         quota = seen.cpu_quota
         if running < _LEAST or quota <= 0 or wanting <= running:
             return cls(cores=quota)
-        # Fair shares: wanting / running = (wanting + others) / used. Where we want fewer cores than are in use, a wait
-        # may be chance as well, and counts for less: a thread that has waited for a lock needs a moment to wake up.
-        used = max(running, quota - (seen.idle or 0.0))
-        others = max(0.0, used * wanting / running - max(wanting, used))
+        # Fair shares: all who run wait as long as ours do, wanting / running. Where it is not told what the others run,
+        # they run all that we do not; but if we want fewer cores than there are, a wait may be chance as well.
+        if seen.idle is None:
+            others = max(0.0, quota * wanting / running - max(wanting, quota))
+        else:
+            others = max(0.0, quota - seen.idle - seen.cpu) * wanting / running
         return cls(others=others, slow=1 + others / quota,
                    cores=max(running, quota * (quota + others) / (quota + 2 * others)))

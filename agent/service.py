@@ -6,6 +6,7 @@ neighbours and for cores out, so a stage that idles tells as much as one that is
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ _DRIFT = 1.5  # a cost this many times off is a surprise, and surprises add up (
 _SLACK, _CLIP, _ALARM = 0.1, 0.8, 1.7  # of the cost's logarithm: no surprise, the most of one, a changed workload
 _FORGET = 0.99  # by which the largest item seen fades with each observation
 _FLAT = 0.98  # two settings that differ by less: something else bounds the stage, and so it does between them
+_STEEP = 2.0  # times dearer with more workers: there may be a kink before
 _RELIEVED = 1.15  # times the cost with fewest workers: dearer, and the lock may have been why
 _LEAST_WAIT = 0.1  # of the cost, that no stage gets rid of
 _LOCKED = 1.5  # times dearer with more workers, and that by waiting: they wait for each other
@@ -188,15 +190,15 @@ class Service:
         return self._between(workers, lambda point: point.busy_s)
 
     def _between(self, workers: int, cost: Callable[[Point], float]) -> float:
+        if workers in self.points:
+            return cost(self.points[workers])
         seen = sorted(self.points)
-        below = [n for n in seen if n <= workers]
-        if not below:
-            return cost(self.points[seen[0]])
-        low = below[-1]
-        if low == workers or len(seen) == 1:
+        below = bisect.bisect(seen, workers)
+        low = seen[max(0, below - 1)]
+        if not below or len(seen) == 1:
             return cost(self.points[low])
         if low < seen[-1]:
-            high = seen[len(below)]
+            high = seen[below]
             share = (workers - low) / (high - low)
             return (1 - share) * cost(self.points[low]) + share * cost(self.points[high])
         before = seen[-2]
@@ -207,25 +209,40 @@ class Service:
         """Rows a second that `workers` are expected to do while fed, with room to put them, and with free cores."""
         return workers / self.busy_s(workers)
 
-    def hope(self, workers: int) -> float:
-        """Rows a second that `workers` could do at best: as if nothing bent the curve since the last setting below."""
+    def unbent(self, workers: int) -> Service:
+        """As so many would be at best: as if nothing bent the curve since the last setting below."""
         below = max((n for n in self.points if n <= workers), default=min(self.points))
-        return workers / self.points[below].busy_s
+        return replace(self, points={below: self.points[below]})
 
     def hopes(self, cores: float, worth: float) -> dict[int, float]:
         """Numbers of workers not seen yet at which there may be more than anywhere seen, and what they could do.
 
-        A curve has one peak, so a better setting can only lie beside the best one seen. Fewer than ever seen are
-        `worth` a look where workers may be in each other's way."""
+        A curve has one peak, and perhaps a kink before it, so a better setting lies beside the best one seen, or below.
+        Between two settings costs grow evenly by ratio, or with a kink that may be the greater the further they are
+        apart. Fewer than ever seen are `worth` a look where workers may be in each other's way."""
         seen = sorted(self.points)
         best = max(seen, key=self.capacity)
         at = seen.index(best)
-        hopes = {between(a, b): self.hope(between(a, b))
-                 for a, b in itertools.pairwise(seen[max(0, at - 1):at + 2])
-                 if b - a > 1 and not _FLAT < self.capacity(a) / self.capacity(b) < 1 / _FLAT}
+        hopes: dict[int, float] = {}
+        for few, many in itertools.pairwise(seen[:at + 2]):
+            if _FLAT < self.capacity(few) / self.capacity(many) < 1 / _FLAT or (
+                    many < best and self.busy_s(many) < _STEEP * self.busy_s(few)):
+                continue
+            # With fewer than this not even the best of curves would bring more.
+            least = max(few + 1, math.ceil(worth * self.capacity(best) / self.capacity(few) * few))
+            count = between(least - 1, many)
+            while count > least and self._kinked(few, many, count) < worth * self.capacity(best):
+                count = between(least - 1, count)
+            if count < many:
+                hopes[count] = min(self.unbent(count).capacity(count), self._kinked(few, many, count))
         if at == 0 and best > 1 and (self.waiting(best) > 0.5 or best > cores):
             hopes[best // 2] = worth**2 * self.capacity(best)
         return hopes
+
+    def _kinked(self, few: int, many: int, workers: int) -> float:
+        """Capacity between two settings if costs grow evenly by ratio but for a kink."""
+        power = math.log(self.busy_s(many) / self.busy_s(few)) / math.log(many / few)
+        return math.sqrt(many / few) * workers / (self.busy_s(few) * math.pow(workers / few, power))
 
     def waiting(self, workers: int) -> float:
         """The share of useful time that is spent waiting for a store: 1 latency-bound, 0 processor-bound."""

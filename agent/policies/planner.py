@@ -42,6 +42,7 @@ MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no differ
 LATELY = 0.25  # weight of the latest interval in an average
 FORGIVE = 400  # snapshots for which a stage's failed change is not tried again
 DOUBT = 30  # the same where others use the cores: they may have been the cause (doubled with each failure in a row)
+CROWD, SLIM = 1.5, 0.9  # times the threads that run want a core: so much fewer workers may do as well
 MEMORY_ALARM = 0.95  # of the limit in use: something is given back at once
 
 
@@ -206,6 +207,9 @@ def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason
                                           bottleneck=bottleneck, predicted_rows_per_s=now)
     cause = why(bottleneck, look, since)
     if input_bound:
+        thinned = _thin(state, look, since, ranges)
+        if thinned is not None:
+            return thinned
         knobs, best = look.best(ranges, fewest=False)
         if best >= WORTH * now and knobs.workers != state.knobs.workers:
             grown = replace(state, spare=0, spare_needed=state.spare_needed * (4 if state.released else 1),
@@ -279,19 +283,46 @@ def _probe(state: State, look: Outlook, since: Rates) -> tuple[str, int, float] 
     name = max(share, key=lambda n: share[n], default=None)
     if name is None or share[name] < 0.7:
         return None
-    service, current = look.services[name], state.knobs.workers[name]
-    hopes = service.hopes(since.cpu_quota, WORTH)
-    others = min([look.cores_rate(state.knobs.workers), look.demand, *(look.capacity(n, state.knobs.workers[n])
-                                                  for n in look.services if n != name)])
+    service, workers, now = look.services[name], state.knobs.workers, look.rate(state.knobs.workers)
     least, most = _range(state, name, look.contended)
-    most = max(current, most, service.most_seen)  # between two settings that were seen, one may look
-    worth = {n: min(hope, others) for n, hope in hopes.items() if least <= n <= most
-             and (name, n) not in state.tried and min(hope, others) >= WORTH * service.capacity(current)
-             and (n < current or look.fits(state.knobs.with_workers(**{name: n})))}
+    most = max(workers[name], most, service.most_seen)  # between two settings that were seen, one may look
+    worth = {}
+    for count, hope in service.hopes(since.cpu_quota, WORTH).items():
+        unbent = replace(look, services={**look.services, name: service.unbent(count)})
+        found = min(hope, unbent.rate_around(name, {**workers, name: count}))
+        if least <= count <= most and (name, count) not in state.tried and found >= WORTH * now and (
+                count < workers[name] or look.fits(state.knobs.with_workers(**{name: count}))):
+            worth[count] = found
     if not worth:
         return None
     count = max(worth, key=lambda n: worth[n])
     return name, count, worth[count]
+
+
+def _thin(state: State, look: Outlook, since: Rates,
+          ranges: Mapping[str, tuple[int, int]]) -> tuple[Knobs, State, Reason] | None:
+    """Fewer workers where ours, rather than other programs', may be the ones that crowd the cores: as many as what runs
+    of them now would keep busy."""
+    running = sum(s.cpu for s in since.stages.values())
+    if not look.contended or running + sum(s.core_wait for s in since.stages.values()) < CROWD * running:
+        return None
+    alone = replace(look.alone, stage_cores=running)
+    knobs = _lean(state, alone, ranges)
+    if knobs.total_workers > SLIM * state.knobs.total_workers or alone.rate(knobs.workers) < since.rows_per_s:
+        return None
+    until = state.tick + FORGIVE
+    held = {n: (least, knobs.workers[n], until) for n, (least, _) in state.limits.workers.items()
+            if knobs.workers[n] < state.knobs.workers[n]}
+    thinned = replace(state, spare=0, held={**state.held, **held}, held_slow=look.slow)
+    return _change(thinned, knobs, "release", since, Reason(
+        text=f"more threads want a core than get one: {moves(state.knobs, knobs)}", bottleneck="cores",
+        predicted_rows_per_s=since.rows_per_s, details=details(look, since, knobs, since.rows_per_s)))
+
+
+def _lean(state: State, look: Outlook, ranges: Mapping[str, tuple[int, int]]) -> Knobs:
+    """The present knobs less the workers that are not needed for the best rate."""
+    lean, _ = look.best(ranges, fewest=True)
+    return replace(state.knobs, workers={n: min(count, lean.workers[n]) for n, count in state.knobs.workers.items()})
 
 
 def _release(state: State, look: Outlook, since: Rates, ranges: Mapping[str, tuple[int, int]],
@@ -299,8 +330,7 @@ def _release(state: State, look: Outlook, since: Rates, ranges: Mapping[str, tup
     """Trainer or cores are the bottleneck: workers beyond what those need go back, once that has lasted."""
     now = state.knobs
     alone = look if calm.bottleneck == "consumer" else look.alone  # perhaps our own threads are what slows us
-    lean, _ = alone.best(ranges, fewest=True)
-    knobs = replace(now, workers={n: min(count, lean.workers[n]) for n, count in now.workers.items()})
+    knobs = _lean(state, alone, ranges)
     spare = now.total_workers - knobs.total_workers
     gain = alone.rate(knobs.workers) / alone.rate(now.workers)
     if spare < 1 or gain < 0.999 or (spare < 0.15 * now.total_workers and gain < 1.02):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from agent.attempt import Attempt
@@ -43,6 +45,16 @@ def test_what_a_stage_passes_on_shows_sooner():
     nearer = _attempt(stages={"read": 100.0})
     assert nearer.verdict(2, _seen(100, read=190)) is True
     assert nearer.verdict(2, _seen(100, read=110)) is None
+
+
+def test_harm_is_undone_after_three_looks_unless_others_may_have_done_it():
+    work = StageRates(rows_per_s=90, busy=2, cpu=1, starved=0, blocked=0, workers=4, queue_bytes=0, core_wait=1.0)
+    alone = dataclasses.replace(_seen(90), stages={"work": work}, idle=1.0)
+    assert [_attempt().verdict(age, alone) for age in (2, 3)] == [None, False]
+    contended = dataclasses.replace(alone, idle=0.0)
+    assert [_attempt().verdict(age, contended) for age in (3, 5)] == [None, False]
+    assert _attempt("switch").verdict(3, alone) is None  # its workers are still starting
+    assert _attempt(stages={"work": 90.0}).verdict(3, alone) is None  # what the stage passes on is not less
 
 
 def test_a_crash_is_one_at_both_ends_and_not_of_workers_that_start_up():

@@ -243,6 +243,16 @@ def test_a_change_that_does_harm_is_taken_back_after_three_looks():
     assert "so it is undone" in decisions[-1]["reason"]["text"]
 
 
+def test_who_crowds_the_cores_thins_out_and_gains_by_it():
+    """A neighbour takes half of the cores for itself: what is left over of our threads is in their way."""
+    (scenario,) = [s for s in shipped() if s.name.startswith("08")]
+    texts, changed = [], []
+    outcome = run(scenario, make("planner"), observe=lambda s, k, r: (texts.append(r.text), changed.append(k)))
+    assert any("more threads want a core than get one" in text for text in texts)
+    assert min(k.total_workers for k in changed[130:220]) <= 8
+    assert outcome.rows >= 0.95 * reference(scenario).rows
+
+
 def test_workers_that_wait_for_a_lock_move_to_processes_and_say_why():
     (scenario,) = [s for s in shipped() if s.name.startswith("13")]
     reasons = []

@@ -46,6 +46,12 @@ def test_who_waits_while_cores_are_idle_waits_for_no_other_program():
     assert Pressure.of(_seen(2.0, 2.0, idle=0.0)) == Pressure.of(_seen(2.0, 2.0))
 
 
+def test_what_our_own_trainer_takes_is_no_other_programs():
+    seen = _seen(2.0, 2.0, idle=0.0)
+    assert Pressure.of(dataclasses.replace(seen, cpu=4.0)).others == 0
+    assert Pressure.of(dataclasses.replace(seen, cpu=3.0)).others == pytest.approx(2.0)  # one runs, another waits
+
+
 def test_a_person_is_told_how_many_cores_others_would_use():
     limits, knobs = Limits(workers={"work": (1, 8)}), Knobs(workers={"work": 8})
     seen = _seen(2.0, 2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.service import Service
+from agent.service import Point, Service
 from ingest.stats import StageStats
 
 
@@ -62,7 +62,7 @@ def test_the_curve_between_beyond_and_below_what_was_seen():
     assert service.busy_s(2) == pytest.approx(0.02)
     assert service.busy_s(3) == pytest.approx(0.03)
     assert service.busy_s(5) == pytest.approx(0.05)  # no more capacity beyond: the slope eats it
-    assert service.hope(2) == pytest.approx(200)
+    assert service.unbent(2).capacity(2) == pytest.approx(200)
 
 
 def test_outliers_are_noise_and_three_in_a_row_are_a_change_that_scales_the_curve():
@@ -139,3 +139,22 @@ def test_a_slow_store_is_no_lock():
     dearer = _watch(_stats(0, 0.0), _stats(10, 1.0, 1.0), _stats(10, 1.0, 1.0, workers=4),
                     _stats(20, 3.0, 3.0, workers=4))
     assert not dearer.locked  # by processor time: other workers do not help
+
+
+@pytest.mark.parametrize(("costs", "count"), [
+    ({1: 3.7, 8: 12.7}, 4),  # dearer beyond seven: with two not even the best of curves would do as much as eight
+    ({1: 9.7, 6: 27.7, 12: 27.6}, 5),  # likewise, and below the best one seen
+    ({8: 1.0, 16: 1.02, 33: 4.6}, 19),  # so near to the fewer that the peak may lie there
+    ({1: 1.0, 8: 15.0}, 2)])
+def test_where_a_better_setting_may_hide(costs, count):
+    hopes = Service(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in costs.items()}).hopes(16, 1.08)
+    best = max(n / s for n, s in costs.items())
+    assert [n for n, hope in hopes.items() if hope >= 1.08 * best] == [count]
+
+
+def test_where_nothing_better_is_to_be_hoped_for():
+    far_worse = Service(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in {1: 1.0, 3: 7.1}.items()})
+    assert max(far_worse.hopes(16, 1.08).values()) < 1.08
+    even = {1: 1.0, 4: 1.2, 8: 1.9, 16: 3.7}  # bent, but without a kink
+    smooth = Service(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in even.items()})
+    assert min(smooth.hopes(16, 1.08)) > 8
