@@ -22,10 +22,11 @@ from typing import Any
 from agent import shapes
 from agent.attempt import PATIENCE, SETTLE, SMOOTH, Attempt
 from agent.outlook import Outlook
+from agent.policies.held import FORGIVE, Held, taught
 from agent.policies.state import SPARE, WINDOW, State
-from agent.pressure import CONTENDED, Pressure
+from agent.pressure import CONTENDED
 from agent.rates import Rates, rates
-from agent.service import Service, between
+from agent.service import Service
 from agent.shapes import Shape
 from agent.telling import details, moves, why
 from agent.tunable import Reason
@@ -37,11 +38,8 @@ WORTH = 1.08  # a predicted gain below this is not worth a change
 GROWTH = 8  # times more workers than were ever seen, if those paid in full: beyond, the curve is a guess
 CAREFUL = 2  # the same where others use the cores as well
 OURS = 3 * PATIENCE  # snapshots after a change in which what happens is taken for its effect
-BENT = 0.75  # of a row's cost now was enough with fewer workers: they disturb each other
 MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
 LATELY = 0.25  # weight of the latest interval in an average
-FORGIVE = 400  # snapshots for which a stage's failed change is not tried again
-DOUBT = 30  # the same where others use the cores: they may have been the cause (doubled with each failure in a row)
 CROWD, SLIM = 1.5, 0.9  # times the threads that run want a core: so much fewer workers may do as well
 MEMORY_ALARM = 0.95  # of the limit in use: something is given back at once
 
@@ -157,7 +155,7 @@ def _undo(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Rea
     if trial.kind in ("probe", "switch", "fuse", "split"):  # that it may fail is why it was one
         undone = state  # what it saw is in the curve now
     else:
-        undone = replace(state, held=_held(state, trial.before, since), held_slow=Pressure.of(since).slow,
+        undone = replace(state, held=taught(state, trial.before, since),
                          failures=state.failures + 1, spare=0,
                          quiet_until=state.tick + 4 * 2 ** min(state.failures, 8),
                          spare_needed=state.spare_needed * (4 if trial.kind == "release" else 1))
@@ -166,28 +164,11 @@ def _undo(state: State, trial: Attempt, since: Rates) -> tuple[Knobs, State, Rea
         details={"kind": "undo", "gain": gain, "hoped": trial.hoped}))
 
 
-def _held(state: State, before: Knobs, since: Rates) -> dict[str, tuple[int, int, int]]:
-    """What a failed change taught. Stages that were grown until their workers disturbed each other may have no more
-    than half-way to that, by ratio; where there is none such, each stage that was moved stays on the side it was."""
-    contended = Pressure.of(since).slow >= CONTENDED
-    held, until = dict(state.held), state.tick + (min(FORGIVE, DOUBT * 2**state.failures) if contended else FORGIVE)
-    grown = {n: (before.workers[n], now) for n, now in state.knobs.workers.items() if now > before.workers[n]}
-    bent = {n: between(then, now) for n, (then, now) in grown.items()
-            if state.services[n].points and state.services[n].busy_s(now) * BENT > state.services[n].busy_s(then)}
-    for name, most in (bent or {n: then for n, (then, _) in grown.items()}).items():
-        held[name] = (state.limits.workers[name][0], most, until)
-    for name, now in state.knobs.workers.items():
-        if now < before.workers[name]:
-            held[name] = (before.workers[name], state.limits.workers[name][1], until)
-    return held
-
-
 def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason]:
     look = _look(state, seen)
     if not look.services or (len(look.each) < len(state.services) and state.tick <= PATIENCE):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
-    if state.held and look.slow * CONTENDED < state.held_slow:
-        state = replace(state, held={})
+    state = replace(state, held={n: h for n, h in state.held.items() if h.slow <= look.slow * CONTENDED})
     now, bottleneck = look.rate(state.knobs.workers), look.bottleneck()
     ranges = {name: _range(state, name, look.contended) for name in look.services}
     tight = seen.memory_used > MEMORY_ALARM * look.memory_limit or look.memory(state.knobs) > look.memory_limit
@@ -267,9 +248,9 @@ def _reshape(state: State, look: Outlook, since: Rates, found: Iterable[Shape]) 
 def _range(state: State, name: str, contended: bool) -> tuple[int, int]:
     """Fewest and most workers to think of now."""
     least, most = state.limits.workers[name]
-    held_least, held_most, until = state.held.get(name, (least, most, 0))
-    if state.tick < until:
-        least, most = max(least, held_least), min(most, held_most)
+    held = state.held.get(name)
+    if held is not None and state.tick < held.until:
+        least, most = max(least, held.least), min(most, held.most)
     service = state.services[name]
     growth = 1 + ((CAREFUL if contended else GROWTH) - 1) * service.efficiency**2
     seen = max(1, service.most_seen)
@@ -310,10 +291,9 @@ def _thin(state: State, look: Outlook, since: Rates,
     knobs = _lean(state, alone, ranges)
     if knobs.total_workers > SLIM * state.knobs.total_workers or alone.rate(knobs.workers) < since.rows_per_s:
         return None
-    until = state.tick + FORGIVE
-    held = {n: (least, knobs.workers[n], until) for n, (least, _) in state.limits.workers.items()
-            if knobs.workers[n] < state.knobs.workers[n]}
-    thinned = replace(state, spare=0, held={**state.held, **held}, held_slow=look.slow)
+    held = {n: Held(least, knobs.workers[n], state.tick + FORGIVE, look.slow)
+            for n, (least, _) in state.limits.workers.items() if knobs.workers[n] < state.knobs.workers[n]}
+    thinned = replace(state, spare=0, held={**state.held, **held})
     return _change(thinned, knobs, "release", since, Reason(
         text=f"more threads want a core than get one: {moves(state.knobs, knobs)}", bottleneck="cores",
         predicted_rows_per_s=since.rows_per_s, details=details(look, since, knobs, since.rows_per_s)))

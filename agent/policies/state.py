@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.attempt import Attempt
+from agent.policies.held import Held
 from agent.service import Service
 from ingest.knobs import Knobs, Limits
 from ingest.stats import Snapshot
@@ -33,11 +34,9 @@ class State:
     demands: tuple[float, ...] = ()
     """What the trainer would have taken lately. The largest counts: a pause for an evaluation is no lack of demand."""
     trial: Attempt | None = None
-    held: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """Stage → (least, most, until): what a failed change taught, until that tick."""
+    held: Mapping[str, Held] = field(default_factory=dict)
+    """What a failed change taught of a stage, or that it was thinned out."""
     tried: frozenset[tuple[str, int | str]] = frozenset()  # stages at so many workers, or on a back end
-    held_slow: float = 1.0
-    """How slow the cores were for us when it failed: once they are much freer, it counts no more."""
     quiet_until: int = 0
     failures: int = 0
     spare: int = 0
