@@ -26,7 +26,12 @@ class Held:
     most: int
     until: int
     slow: float = 0.0
-    """How slow the cores were for us, if that was why: once they are much freer, it counts no more."""
+    """How slow the cores were for us, if that was why, and `before`: the most it may have once they are much freer."""
+    before: int = 0
+
+    def eased(self, slow: float, tick: int) -> Held:
+        """As the cores are now. That they are freer may be because there are fewer of us."""
+        return Held(self.least, self.before, tick + DOUBT) if slow * CONTENDED < self.slow else self
 
 
 def taught(state: State, before: Knobs, since: Rates) -> dict[str, Held]:

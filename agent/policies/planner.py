@@ -24,7 +24,6 @@ from agent.attempt import PATIENCE, SETTLE, SMOOTH, Attempt
 from agent.outlook import Outlook
 from agent.policies.held import FORGIVE, Held, taught
 from agent.policies.state import SPARE, WINDOW, State
-from agent.pressure import CONTENDED
 from agent.rates import Rates, rates
 from agent.service import Service
 from agent.shapes import Shape
@@ -35,7 +34,7 @@ from ingest.knobs import Knobs, Limits, format_bytes
 from ingest.stats import Snapshot
 
 WORTH = 1.08  # a predicted gain below this is not worth a change
-GROWTH = 8  # times more workers than were ever seen, if those paid in full: beyond, the curve is a guess
+GROWTH, FURTHER = 8, 4  # times one worker, times the most ever seen if those paid in full: beyond, it is a guess
 CAREFUL = 2  # the same where others use the cores as well
 OURS = 3 * PATIENCE  # snapshots after a change in which what happens is taken for its effect
 MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
@@ -168,7 +167,7 @@ def _plan(state: State, seen: Rates, since: Rates) -> tuple[Knobs, State, Reason
     look = _look(state, seen)
     if not look.services or (len(look.each) < len(state.services) and state.tick <= PATIENCE):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
-    state = replace(state, held={n: h for n, h in state.held.items() if h.slow <= look.slow * CONTENDED})
+    state = replace(state, held={n: held.eased(look.slow, state.tick) for n, held in state.held.items()})
     now, bottleneck = look.rate(state.knobs.workers), look.bottleneck()
     ranges = {name: _range(state, name, look.contended) for name in look.services}
     tight = seen.memory_used > MEMORY_ALARM * look.memory_limit or look.memory(state.knobs) > look.memory_limit
@@ -252,7 +251,7 @@ def _range(state: State, name: str, contended: bool) -> tuple[int, int]:
     if held is not None and state.tick < held.until:
         least, most = max(least, held.least), min(most, held.most)
     service = state.services[name]
-    growth = 1 + ((CAREFUL if contended else GROWTH) - 1) * service.efficiency**2
+    growth = 1 + ((CAREFUL if contended else FURTHER) - 1) * service.efficiency**2
     seen = max(1, service.most_seen)
     reach = max(state.knobs.workers[name], math.ceil(growth * seen) if seen > 1 else GROWTH)
     return least, max(least, min(most, reach))
@@ -291,7 +290,7 @@ def _thin(state: State, look: Outlook, since: Rates,
     knobs = _lean(state, alone, ranges)
     if knobs.total_workers > SLIM * state.knobs.total_workers or alone.rate(knobs.workers) < since.rows_per_s:
         return None
-    held = {n: Held(least, knobs.workers[n], state.tick + FORGIVE, look.slow)
+    held = {n: Held(least, knobs.workers[n], state.tick + FORGIVE, look.slow, state.knobs.workers[n])
             for n, (least, _) in state.limits.workers.items() if knobs.workers[n] < state.knobs.workers[n]}
     thinned = replace(state, spare=0, held={**state.held, **held})
     return _change(thinned, knobs, "release", since, Reason(

@@ -152,7 +152,7 @@ def test_a_change_that_makes_others_dearer_is_undone_not_taken_for_another_workl
                             cores=4, workers={"read": 4})
     controller, _ = _tune(pipeline, 2)
     assert pipeline.knobs.workers["read"] > 8
-    pipeline.stages[1] = dataclasses.replace(pipeline.stages[1], cpu_s=0.02)
+    pipeline.stages[1] = dataclasses.replace(pipeline.stages[1], cpu_s=0.05)
     for _ in range(12):
         controller.step()
         pipeline.advance(1.0)
