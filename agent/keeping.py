@@ -139,7 +139,8 @@ class Keeping:
         knobs, rows_per_s = self._best.found() or (self._loader.knobs, last.rows / seconds)
         if self._registry is not None:
             stages = {s.name: s.busy_s / s.rows for s in last.stages if s.rows and s.busy_s > 0}
-            operators = {c["operators"]: c["cpu_s"] for c in costs if c["cpu_s"] > 0}
+            operators = {c["operators"]: c["cpu_s"] for c in costs
+                         if c["operators"] in self.here.operators and c["cpu_s"] > 0}
             self._registry.remember(Entry(here=self.here, knobs=knobs, rows_per_s=rows_per_s, stages=stages,
                                           operators=operators, learned=learned))
         if self._wanted.save_knobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from agent.runs import Run
@@ -63,14 +64,15 @@ class Bounds:
         return replace(self, stages={n: s for n, s in self.stages.items() if n != _ONLINE}, online_cpu_s=0.0,
                        cpu_s=max(0.0, self.cpu_s - self.online_cpu_s))
 
-    def rate(self, more_s: float = 0.0) -> float:
-        """Rows a second if the operators in the loader took so much longer for a row."""
+    def rate(self, more_s: Mapping[str, float] = MappingProxyType({})) -> float:
+        """Rows a second if the operators in stages of the loader took so much longer for a row."""
         stages = dict(self.stages)
-        name = next((n for n in stages if n.startswith(_ONLINE)), _ONLINE)
-        workers, busy_s = stages.get(name, (1.0, 0.0))
-        stages[name] = workers, busy_s + more_s
+        for stage, seconds in more_s.items():
+            name = next((n for n in stages if n.startswith(stage)), stage)
+            workers, busy_s = stages.get(name, (1.0, 0.0))
+            stages[name] = workers, busy_s + seconds
         bounds = [workers / busy for workers, busy in stages.values() if busy > 1e-12]
-        cpu_s = self.cpu_s + more_s
+        cpu_s = self.cpu_s + sum(more_s.values())
         return min([self.demand, *bounds, *([self.cores / cpu_s] if self.cpu_s and cpu_s > 1e-12 else [])])
 
 
@@ -85,11 +87,20 @@ def moves(run: Run) -> list[Move]:
     now, measured = bounds.rate(), operators[-1]
     stored = measured["row_bytes"]
 
+    def stage_of(one: Mapping[str, Any]) -> str:
+        return str(one.get("stage", _ONLINE))  # older runs say none: it was always this
+
     def move(some: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
-        cost = sum(one["cpu_s"] for one in some)
+        cost: dict[str, float] = {}
+        for one in some:
+            cost[stage_of(one)] = cost.get(stage_of(one), 0.0) + (-one["cpu_s"] if to_etl else one["cpu_s"])
         more = sum(one["bytes_after"] - one["bytes_before"] for one in some) / stored if to_etl and stored else None
-        goes = to_etl and bounds.online_cpu_s and len(some) == len(measured["loader"])
-        then = bounds.without.rate() if goes else bounds.rate(-cost if to_etl else cost)
+        stay = [one for one in measured["loader"] if stage_of(one) == _ONLINE and one not in some]
+        if to_etl and bounds.online_cpu_s and _ONLINE in cost and not stay:
+            del cost[_ONLINE]
+            then = bounds.without.rate(cost)
+        else:
+            then = bounds.rate(cost)
         return Move(what=what, to_etl=to_etl, gain=then / now - 1, more_bytes=more)
 
     found = []

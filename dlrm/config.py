@@ -245,7 +245,7 @@ def tables_of(fields: Sequence[Field], model: ModelConfig, profile: Mapping[str,
             continue
         if f.cardinality is None:
             raise ConfigError(f"column {f.name!r}: no cardinality in the table, so its embedding has no size")
-        seen = (profile or {}).get(f.name)
+        seen = None if f.online else (profile or {}).get(f.name)  # else it was counted before ids were made
         found.append(Table(name=f.name, rows=f.cardinality, width=width, lookups=f.bag[1] if f.bag else 1.0,
                            longest=f.bag[2] if f.bag else 1, use=use.runs(seen, f.cardinality) if seen else (),
                            top=use.top(seen, f.cardinality) if seen else ()))

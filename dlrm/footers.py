@@ -17,8 +17,9 @@ from etl.table import FeatureTable, TableError
 def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
     """A rank's part of a table's files."""
     label = next(f.name for f in table.fields if f.role == "label")
-    # A bag's ids lie within bytes, of which statistics say nothing.
-    sizes = {f.name: f.cardinality for f in table.fields if f.role == "sparse" and f.cardinality is not None}
+    # A bag's ids lie within bytes, of which statistics say nothing; others the loader is yet to make.
+    sizes = {f.name: f.cardinality for f in table.fields
+             if f.role == "sparse" and f.cardinality is not None and not f.online}
     try:
         check_footers([f.path for f in table.files][rank::ranks], sizes, label)
     except FileNotFoundError as error:

@@ -27,7 +27,7 @@ from etl.state import State
 from etl.table import FeatureTable
 from ingest.batch import Batch
 
-Online = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
+Online = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 _NONE = torch.zeros(0)
 
 
@@ -73,7 +73,7 @@ class Servable:
         model, tables = ranker(config, layout, len(meta.dense), Stored(path), kind)
         return cls(path=path, meta=meta, spec=spec, table=table, layout=layout, model=model, tables=tables,
                    rows=Serving.open(table), features=Features(spec, state),
-                   online={f.name: ops.online(f, state) for f in table.fields if f.online and f.name in meta.dense})
+                   online=online_of(table, state))
 
     def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
         """Raw columns as the loader brings them; BadValue for rows in which a number is missing that nothing fills."""
@@ -96,7 +96,10 @@ class Servable:
             if pa.types.is_list(values.type):
                 values, long = flat(values)
                 counts = long.astype(np.int32)
-            found = values.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+            found = values.to_numpy(zero_copy_only=False)
+            if column.name in self.online:
+                found = self.online[column.name](found)
+            found = found.astype(np.int32, copy=False)
             if len(found) and not (found.min() >= 0 and found.max() < column.rows):
                 raise RuntimeError(f"column {column.name!r}: an id is outside its table of {column.rows} rows")
             ids.append(found)
@@ -123,6 +126,11 @@ class Servable:
     def fingerprint(self) -> str:
         """Of the features; a request may name it, to be refused when the model has moved on to others."""
         return self.meta.fingerprint["layout"]
+
+
+def online_of(table: FeatureTable, state: State | None) -> dict[str, Online]:
+    """What the table leaves to the loader, by column."""
+    return {f.name: ops.online(f, state) for f in table.fields if f.online}
 
 
 def layout_of(config: Config, table: FeatureTable) -> Layout:

@@ -53,6 +53,13 @@ class ColumnSpec:
         return self.ops[:self.online]
 
     @property
+    def type(self) -> str:
+        """Arrow's name of what is stored; of bags, where they are packed."""
+        if self.role == "sparse" and self.online is not None:
+            return self.ops[self.online].left_as
+        return ROLE_KINDS[self.role][1]
+
+    @property
     def left_to_loader(self) -> tuple[dict[str, Any], ...]:
         """The online operators as `Field.online` holds them: plain values, with where their state is."""
         if self.online is None:
@@ -150,9 +157,10 @@ def _column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str])
             what = f"several columns ({', '.join(sources)})" if kind == "row" else kind
             raise SpecError(f"{here}: {op.name} takes {' or '.join(op.takes)}, but column {name!r} is {what} here")
         if is_online:
-            if role != "dense" or not op.online_too:
+            if role not in ("dense", "sparse") or not op.online_too:
                 raise SpecError(f"{here}.online: {op.name} in a {role} column cannot be left to the loader; only clip, "
-                                "log, boxcox, logit, standardise and min_max in dense columns can")
+                                "log, boxcox, logit, standardise and min_max in dense and sparse columns can, and "
+                                "bucketize, quantiles and modulus in sparse ones")
             online = number if online is None else online
         elif online is not None:
             raise SpecError(f"{here}.online: {path}.ops[{online}] is left to the loader, so all after it must be too")

@@ -5,6 +5,7 @@ Both are arithmetic on Arrow arrays: Spark's workers, the tests' slow twin and s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.columns import ROLE_KINDS, ColumnSpec
+from etl.columns import ColumnSpec
 from etl.ops import Fitted, Operator
 from etl.ops.bags import packed
 from etl.ops.base import as_number, as_text
@@ -124,7 +125,11 @@ def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
         return values.cast(pa.list_(pa.int32()))
     if column.role == "key":
         return pc.fill_null(values.cast(pa.string()), "")
-    kind = pa.type_for_alias(ROLE_KINDS[column.role][1])
+    if column.role == "sparse" and column.online is not None:
+        if column.type == "int64":
+            return column.ops[column.online].whole_numbers(as_text(values))
+        return pc.fill_null(as_number(values), math.nan)
+    kind = pa.type_for_alias(column.type)
     if kind == pa.float32():
         wide = as_number(values).to_numpy(zero_copy_only=False)
         return pa.array(np.clip(wide, _FLOAT.min, _FLOAT.max).astype(np.float32))

@@ -18,7 +18,7 @@ import pyarrow.compute
 import pyarrow.parquet as pq
 
 from etl.fields import Field
-from etl.ops.base import FIRST, NULL
+from etl.ops.base import FIRST, NO_NUMBER, NULL
 
 _TOP = 16
 _LEAST = 1e-4  # a share below it counts as this much: an empty bin would make the index infinite
@@ -71,8 +71,19 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
         return found | _ids(ids, buckets)
     numbers = values.to_numpy(zero_copy_only=False)
     if f.role == "sparse":
-        return _ids(numbers, buckets)
-    wide = numbers.astype(np.float64)
+        return _left(numbers) if f.online else _ids(numbers, buckets)
+    return _numbers(numbers.astype(np.float64))
+
+
+def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:
+    """Of numbers of which the loader makes ids: some may be missing."""
+    missing = np.isnan(numbers) if numbers.dtype == np.float64 else numbers == NO_NUMBER
+    nulls, most = int(missing.sum()), float(np.finfo(np.float32).max)
+    found = _numbers(np.clip(numbers[~missing].astype(np.float64), -most, most))
+    return {**found, "rows": len(numbers), "nulls": nulls, "bins": found["bins"] | ({"null": nulls} if nulls else {})}
+
+
+def _numbers(wide: npt.NDArray[np.float64]) -> dict[str, Any]:
     return {"rows": len(wide), "least": float(wide.min(initial=math.inf)),
             "largest": float(wide.max(initial=-math.inf)), "sum": float(wide.sum()),
             "bins": _counted(np.rint(np.arcsinh(wide) * 4).astype(np.int64))}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etl.columns import ROLE_KINDS, ColumnSpec, read_columns
+from etl.columns import ColumnSpec, read_columns
 from etl.fields import Field
 from etl.keys import SpecError, column, known, section, sections, texts, value
 from etl.names import nearest
@@ -166,7 +166,7 @@ class Spec:
         return tuple(self._field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns)
 
     def _field(self, c: ColumnSpec, cardinality: int | None, bag: tuple[int, float, int] | None) -> Field:
-        kind, layout = ROLE_KINDS[c.role][1], "scalar"
+        kind, layout = c.type, "scalar"
         if c.role == "id_list":
             kind, layout = ("list<int32>", "list") if self.table.plain_lists else (kind, "bytes")
         return Field(name=c.name, role=c.role, type=kind, layout=layout, width=c.width, cardinality=cardinality,

@@ -67,7 +67,7 @@ def _of_rows(batch: pa.Table, fields: Sequence[Field]) -> list[str]:
             continue
         bounds = pc.min_max(column).as_py()
         low, high = bounds["min"], bounds["max"]
-        if f.cardinality is not None and (low < 0 or high >= f.cardinality):
+        if f.cardinality is not None and not f.online and (low < 0 or high >= f.cardinality):
             problems.append(f"column {f.name!r}: ids from {low} to {high}, but its embedding has {f.cardinality} rows")
         if f.role == "label" and f.type == "int8" and (low < 0 or high > 1):
             problems.append(f"column {f.name!r}: labels from {low} to {high}, not 0 and 1")

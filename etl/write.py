@@ -20,8 +20,8 @@ from etl.shards import arrow_schema
 from etl.spec import Spec
 from etl.state import Packed, State
 
-_SPARK_TYPES = {"int8": "tinyint", "int32": "int", "float": "float", "double": "double", "string": "string",
-                "binary": "binary", "list<element: int32>": "array<int>"}
+_SPARK_TYPES = {"int8": "tinyint", "int32": "int", "int64": "bigint", "float": "float", "double": "double",
+                "string": "string", "binary": "binary", "list<element: int32>": "array<int>"}
 
 
 def write_rejects(raw: Raw, url: str) -> None:

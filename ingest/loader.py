@@ -94,7 +94,7 @@ class Loader(IterableDataset[Batch]):
         state = source.state() if any(f.online for f in source.fields) else None
         self.operators = Operators(source.fields, state, spec)
         """What the table leaves to the loader, with its cost."""
-        left = [Transform("online", self.operators, pure=True)] if self.operators else []
+        left = [Transform("online", self.operators, pure=True)] if self.operators.chains else []
         self.layout = Fingerprint.of(source.fields).layout
         read = source.files_of(split)
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
@@ -111,7 +111,7 @@ class Loader(IterableDataset[Batch]):
         groups.rescue = aside.group if aside.allowed else None
         self._pipeline = Pipeline(
             Parts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe, columns=self._columns,
-                  rank=rank, ranks=ranks, transforms=fused([*left, *given]), aside=aside,
+                  rank=rank, ranks=ranks, transforms=fused([*left, *given]), ids=self.operators.ids, aside=aside,
                   memory_limit=machine.memory_limit(memory_limit), machine=machine), knobs)
         self._machine = machine
         self._position = Position()

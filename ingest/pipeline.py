@@ -8,8 +8,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from ingest.knobs import BACKENDS, Knobs, Limits
 from ingest.machine import Machine, give_back
 from ingest.plan import Position, Read, RowsPlan
 from ingest.pool import Pool
-from ingest.shuffle import Block, Chunks, Decoded, Gatherer, Task, gatherings
+from ingest.shuffle import Block, Chunks, Convert, Decoded, Gatherer, Task, gatherings
 from ingest.source import Source, Work
 from ingest.stats import StageStats
 from ingest.tally import Stint, Tally
@@ -51,6 +51,8 @@ class Parts:
     rank: int = 0
     ranks: int = 1
     transforms: Sequence[Fused] = ()
+    ids: Mapping[str, Convert] = field(default_factory=dict)
+    """Columns whose ids are made of what is stored."""
     aside: Aside
     memory_limit: int
     machine: Machine
@@ -167,7 +169,7 @@ class Pipeline:
             decoded = parts.source.open(self._tasks(position, epochs), read)
             chunks = Chunks(plan, columns, parts.ranks, self._buffers)
             blocks: Iterator[Block] = self._pool(
-                "shuffle", gatherings(decoded), lambda _: Gatherer(plan, columns, chunks, parts.describe),
+                "shuffle", gatherings(decoded), lambda _: Gatherer(plan, columns, chunks, parts.describe, parts.ids),
                 size=lambda g: g.window.rows * columns.row_bytes, measure=lambda b: (b.rows, b.nbytes))
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(

@@ -28,6 +28,7 @@ from ingest.plan import Read, RowsPlan, Schedule, Window
 
 CHUNK_ROWS = 65536
 _AS_THEY_LIE = np.empty(0, np.uint64)
+Convert = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,10 @@ def gatherings(decoded: Iterable[Decoded]) -> Iterator[Gathering]:
 class Gatherer:
     """One worker of the shuffle stage: from decoded columns to where the rows lie in batches."""
 
-    def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str]):
-        self._plan, self._columns, self._chunks, self._describe = plan, columns, chunks, describe
+    def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str],
+                 ids: Mapping[str, Convert]):
+        """`ids` makes the ids of those columns of what is stored."""
+        self._plan, self._columns, self._chunks, self._describe, self._ids = plan, columns, chunks, describe, ids
         self._layout: Layout | None = None
 
     def __call__(self, gathering: Gathering, charge: Charge) -> Block:
@@ -257,6 +260,8 @@ class Gatherer:
             if column.null_count:
                 column = self._filled(name, piece, column)
             array = column.slice(piece.start, piece.stop - piece.start).to_numpy()
+            if name in self._ids:
+                array = self._ids[name](array)
             if dtype is np.int32 and not np.can_cast(array.dtype, np.int32):
                 self._check_range(name, piece, array)
             found.append(np.ascontiguousarray(array, dtype))

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from etl.ops.bags import Bag, FirstX, Overlap
 from etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError
+from etl.ops.chain import step
 from etl.ops.clock import Hour, ParseTime, Weekday
 from etl.ops.dense import BoxCox, Bucketize, Clip, Fill, Log, Logit, Missing, OneHot
 from etl.ops.encoded import Count, Group, Target
@@ -38,8 +39,8 @@ def made(described: Mapping[str, Any]) -> Operator:
     return OPERATORS[described["op"]](**given)
 
 
-def online(field: Field, state: State | None) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
-    """What is left to the loader for this column: a pure function of its stored values, one for each.
+def online(field: Field, state: State | None) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    """What is left to the loader for this column: a pure function of its stored values, a float or an id for each.
 
     `state` is the version's (`FeatureTable.state()`), which operators that learned something need."""
     steps: list[tuple[Operator, Any]] = []
@@ -55,10 +56,13 @@ def online(field: Field, state: State | None) -> Callable[[npt.NDArray[np.float3
             learned = op.prepare(state[described["state"]])
         steps.append((op, learned))
 
-    def run(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        column = pa.array(values.astype(np.float64))
-        for op, learned in steps:
-            column = op.apply(column, learned)
-        return np.asarray(column.to_numpy(zero_copy_only=False), np.float32)
+    (first, known), *others = steps
+    taken, given = np.dtype(first.left_as), np.dtype(np.int32 if field.role == "sparse" else np.float32)
+
+    def run(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        column = first.apply(pa.array(values.astype(taken, copy=False)), known)
+        for op, learned in others:
+            column = step(op, column, learned, {})
+        return np.asarray(column.to_numpy(zero_copy_only=False), given)
 
     return run

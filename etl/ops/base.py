@@ -24,6 +24,8 @@ KINDS = (*SCALARS, *LISTS.values(), "row")
 PADDING, NULL, FIRST = 0, 1, 2
 """The ids every sparse column shares: 0 pads a bag, 1 is a missing value, the rest begins at 2."""
 MAX_ID = 2**31 - 1
+NO_NUMBER = -(2**63)
+"""Stands where a column of stored whole numbers has none."""
 MAX_VALUES = 20_000_000
 """Values that all of a job's fitted states may hold together: what a driver of a few GiB collects."""
 
@@ -43,11 +45,18 @@ class Operator(ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     """What it must know of a row besides the column: `label`, `key`. It then gets a struct (value, *needs)."""
     online_too: ClassVar[bool] = False
-    """Whether the loader may apply it, instead of Spark: finite numbers in, finite numbers out."""
+    """Whether the loader may apply it, instead of Spark: it takes what is stored as a number of fixed size."""
+    left_as: ClassVar[str] = "double"
+    """What a column of ids is stored as if this is the first operator that is left to the loader: `double`, NaN where
+    there is none, or `int64`, as `whole_numbers` makes them."""
 
     @abstractmethod
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         """New values of a column, one for each; `state` is what `prepare` made, None if nothing is fitted."""
+
+    def whole_numbers(self, column: pa.Array) -> pa.Array:
+        """What is stored if `left_as` is int64; `apply` takes that as well."""
+        raise NotImplementedError
 
     def cardinality(self, _state: pa.Table | None) -> int | None:
         """Rows that an embedding of the result needs; only for operators that give ids."""

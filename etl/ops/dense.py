@@ -149,6 +149,7 @@ class Bucketize(Operator):
     name: ClassVar[str] = "bucketize"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "id"
+    online_too: ClassVar[bool] = True
     boundaries: tuple[float, ...]
 
     def __post_init__(self) -> None:

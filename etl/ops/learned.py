@@ -150,6 +150,7 @@ class Quantiles(Fitted):
     name: ClassVar[str] = "quantiles"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "id"
+    online_too: ClassVar[bool] = True
     buckets: int
 
     def __post_init__(self) -> None:

@@ -13,11 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.ops.base import FIRST, MAX_ID, MAX_VALUES, Fitted, Operator, OperatorError, ids_of, within
+from etl.ops.base import FIRST, MAX_ID, MAX_VALUES, NO_NUMBER, NULL, Fitted, Operator, OperatorError, ids_of, within
 from etl.ops.hashing import hash_rows, hash_texts
 from etl.ops.lookup import Lookup
 
 _BUCKET_SALT = 0x0F0F
+_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,24 +70,39 @@ class Modulus(Operator):
     name: ClassVar[str] = "modulus"
     takes: ClassVar[tuple[str, ...]] = ("text",)
     gives: ClassVar[str] = "id"
+    online_too: ClassVar[bool] = True
+    left_as: ClassVar[str] = "int64"
     size: int
 
     def __post_init__(self) -> None:
         within(self, size=(1, MAX_ID - FIRST))
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        numbers = (column if pa.types.is_int64(column.type) else self.whole_numbers(column)).to_numpy()
+        ids = (np.mod(numbers, np.int64(self.size)) + FIRST).astype(np.int32)
+        ids[numbers == NO_NUMBER] = NULL
+        return pa.array(ids, pa.int32())
+
+    def whole_numbers(self, column: pa.Array) -> pa.Array:
+        """Those of the column; of one that signed 64 bits do not hold beside NO_NUMBER, its remainder."""
         whole = pc.match_substring_regex(column, r"^-?[0-9]{1,20}$")
         negative = pc.starts_with(column, "-")
         try:
             signed = pc.if_else(pc.and_(whole, negative), column, "0").cast(pa.int64())
             unsigned = pc.if_else(pc.and_(whole, pc.invert(negative)), column, "0").cast(pa.uint64())
         except pa.ArrowInvalid:  # a number of 20 digits may exceed 64 bits
-            exact = [_whole(text) for text in column.to_pylist()]
-            ids = np.array([FIRST if v is None else FIRST + v % self.size for v in exact], np.int64)
-            return ids_of(ids, pa.array([None if v is None else True for v in exact], pa.bool_()))
-        low = np.mod(signed.fill_null(0).to_numpy(zero_copy_only=False), np.int64(self.size))
-        high = unsigned.fill_null(0).to_numpy(zero_copy_only=False) % np.uint64(self.size)
-        return ids_of(low + high.astype(np.int64) + FIRST, pc.if_else(whole, column, pa.scalar(None, pa.string())))
+            return pa.array([self._held(_whole(text)) for text in column.to_pylist()], pa.int64())
+        low = signed.fill_null(0).to_numpy(zero_copy_only=False)
+        high = unsigned.fill_null(0).to_numpy(zero_copy_only=False)
+        numbers = np.where(high > _MOST, high % np.uint64(self.size), high).astype(np.int64) + low
+        numbers[low == NO_NUMBER] = NO_NUMBER % self.size
+        numbers[~whole.fill_null(False).to_numpy(zero_copy_only=False)] = NO_NUMBER
+        return pa.array(numbers)
+
+    def _held(self, number: int | None) -> int:
+        if number is None:
+            return NO_NUMBER
+        return number if NO_NUMBER < number <= _MOST else number % self.size
 
     def cardinality(self, _state: pa.Table | None) -> int:
         return FIRST + self.size

@@ -14,13 +14,15 @@ from ingest.loader import Loader
 from tests.dlrm import clicks_table
 
 
-def _run(tmp_path, *, demand=None, etl=(), workers=1):
+def _run(tmp_path, *, demand=None, etl=(), workers=1, ids=()):
     """Two cores; reading takes 1 µs a row, `online` 2 µs, each with so many workers."""
     details = {"stages": {name: {"workers": workers, "busy_us_a_row": cost, "cpu_us_a_row": cost, "spread": 0,
                                  "residual": 0, "age": 0} for name, cost in (("read", 1.0), ("online", 2.0))},
                "cores_rows_per_s": 2 / 3e-6, "demand_rows_per_s": demand}
-    columns = [{"column": "I1", "operators": "clip+log", "cpu_s": 0.5e-6, "bytes_before": 2.0, "bytes_after": 4.0},
-               {"column": "I2", "operators": "log", "cpu_s": 1e-6, "bytes_before": 4.0, "bytes_after": 3.0}]
+    columns = [{"column": "I1", "operators": "clip+log", "cpu_s": 0.5e-6, "bytes_before": 2.0, "bytes_after": 4.0,
+                "stage": "online"},
+               {"column": "I2", "operators": "log", "cpu_s": 1e-6, "bytes_before": 4.0, "bytes_after": 3.0,
+                "stage": "online"}, *ids]
     events = [{"kind": "operators", "loader": columns, "etl": list(etl), "row_bytes": 50.0},
               {"kind": "verdict", "text": "so", "details": details}]
     (tmp_path / "config.json").write_text("{}")
@@ -49,13 +51,25 @@ def test_with_the_last_operator_its_stage_goes_too(tmp_path):
     assert both.gain == pytest.approx(3 / 1 - 1)
 
 
+def test_operators_that_give_ids_cost_the_stage_that_moves_rows(tmp_path):
+    """Where only the cores bound the rate, 3 µs a row, what `modulus` takes is saved; the stage of the others stays."""
+    user = {"column": "user", "operators": "modulus", "stage": "shuffle", "cpu_s": 1.5e-6, "bytes_before": 8.0,
+            "bytes_after": 4.0}
+    found = {m.what: m for m in moves(_run(tmp_path, workers=9, ids=[user], etl=[{**user, "column": "item"}]))}
+    assert found["`modulus user`"].gain == pytest.approx(3 / 1.5 - 1)
+    assert found["`log I2`"].gain == pytest.approx(3 / 2 - 1)
+    item = next(m for m in found.values() if not m.to_etl)
+    assert (item.what, item.gain) == ("`modulus item`", pytest.approx(3 / 4.5 - 1))
+
+
 def test_where_the_trainer_is_the_bottleneck_nothing_is_to_be_gained(tmp_path):
     (line,) = placement(_run(tmp_path, demand=4e5))
     assert "would bring nothing" in line
 
 
 def test_the_reverse_costs_rows(tmp_path):
-    found = moves(_run(tmp_path, etl=[{"column": "I5", "operators": "standardise", "cpu_s": 2e-6}]))
+    found = moves(_run(tmp_path, etl=[{"column": "I5", "operators": "standardise", "stage": "online",
+                                         "cpu_s": 2e-6}]))
     assert (found[-1].to_etl, found[-1].gain) == (False, pytest.approx(-0.5))
     assert found[-1].sentence == "Leaving `standardise I5` to the loader: −50 % rows/s."
 

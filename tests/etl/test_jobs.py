@@ -85,6 +85,16 @@ from = "price"
 role = "sparse"
 ops = [{op = "fill_mean"}, {op = "quantiles", buckets = 8}, {op = "categorify"}]
 [[column]]
+name = "price_left"
+from = "price"
+role = "sparse"
+ops = [{op = "fill_mean"}, {op = "quantiles", buckets = 8, online = true}]
+[[column]]
+name = "click_left"
+from = "click"
+role = "sparse"
+ops = [{op = "modulus", size = 5, online = true}]
+[[column]]
 name = "clicks_of_item"
 from = "item"
 role = "dense"
@@ -116,6 +126,9 @@ ops = [{op = "count"}, {op = "fill"}, {op = "log"}]
     price = next(f for f in table.fields if f.name == "price")
     assert [o["op"] for o in price.online] == ["log"]
     assert max(row["price"] for row in rows_of(table)) == 1.0  # Spark did not apply what is left to the loader
+    assert {f.name: f.type for f in table.fields if f.name.endswith("_left")} == {"price_left": "double",
+                                                                                  "click_left": "int64"}
+    assert {row["click_left"] for row in rows_of(table)} == {0, 1}
     counts = Counter(raw[1]["item"].to_pylist())
     state = table.state()
     assert dict(zip(state["seen/0"]["value"].to_pylist(), state["seen/0"]["count"].to_pylist(), strict=True)) == counts

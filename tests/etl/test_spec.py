@@ -96,6 +96,11 @@ def test_criteo_spec_is_good(repo):
     ('{op = "log", shift = 3}', '{op = "log", shift = 3, online = true}, {op = "clip", low = 0}', r"must be too"),
     ('{op = "fill"}, {op = "log", shift = 3}', '{op = "fill", online = true}', r"ops\[0\]\.online: fill in a dense"),
     ('{op = "fill"}, {op = "log", shift = 3}', '{op = "clip", low = 0, online = true}', "may have nulls"),
+    ("{op = \"hash\", size = 10}", '{op = "hash", size = 10, online = true}',
+     r"ops\[0\]\.online: hash in a sparse column cannot be left to the loader; only clip, .* bucketize, quantiles "),
+    ("{op = \"hash\", size = 10}", '{op = "modulus", size = 9, online = true}, {op = "hash", size = 3}', "must be too"),
+    ('{op = "fill"}, {op = "log", shift = 3}', '{op = "fill"}, {op = "bucketize", boundaries = [1], online = true}',
+     r"has role 'dense', which needs number"),
     ("{op = \"hash\", size = 10}", '{op = "categorify", joint = 3}', r"ops\[0\]\.joint = 3: must be str"),
     ("{op = \"hash\", size = 10}", '{op = "bucketize", boundaries = [2, 1]}',
      r"boundaries = \[2.0, 1.0\]: must be numbers that rise"),
@@ -167,6 +172,16 @@ def test_what_is_left_to_the_loader_stands_in_the_field():
     text = GOOD.replace('shift = 3}', 'shift = 3, online = true}, {op = "standardise", online = true}')
     field = Spec.parse(text).fields({})[1]
     assert field.online == ({"op": "log", "shift": 3.0, "floor": 1e-6}, {"op": "standardise", "state": "I1/2"})
+
+
+def test_ids_left_to_the_loader_are_stored_as_the_numbers_that_they_are_made_of():
+    ids = '{op = "categorify", min_count = 2, oov = 4}'
+    for chain, kind, ops in (('{op = "modulus", size = 9, online = true}', "int64", ["modulus"]),
+                             ('{op = "modulus", size = 9}', "int32", []),
+                             ('{op = "bucketize", boundaries = [1], online = true}', "double", ["bucketize"])):
+        text = GOOD.replace(ids, chain).replace("C1..C2:text", "C1..C2:" + ("int" if kind == "double" else "text"))
+        field = next(f for f in Spec.parse(text).fields({"C1": 11}) if f.name == "C1")
+        assert (field.type, [step["op"] for step in field.online], field.cardinality) == (kind, ops, 11)
 
 
 def test_a_missing_spec_is_named(tmp_path):

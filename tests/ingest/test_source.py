@@ -148,8 +148,8 @@ def gather(files, columns):
     schedule = plan.schedule(0)
     governor = Governor(2**40, 0)
     decoded = [Decoded(Task(schedule, r), groups.read(r), governor.admit(1, True)) for r in schedule.reads]
-    [block] = [Gatherer(plan, columns, Chunks(plan, columns, 1, Buffers()), groups.describe)(g, governor.admit(1, True))
-               for g in gatherings(decoded)]
+    gatherer = Gatherer(plan, columns, Chunks(plan, columns, 1, Buffers()), groups.describe, {})
+    [block] = [gatherer(g, governor.admit(1, True)) for g in gatherings(decoded)]
     return block
 
 

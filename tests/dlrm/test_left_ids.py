@@ -1,0 +1,42 @@
+"""A model is served the ids that it was trained on, whether Spark made them or the loader."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from dlrm.config import ModelConfig, profile_of, tables_of
+from dlrm.footers import check_files
+from dlrm.servable import Servable, online_of
+from etl.features import Features
+from etl.spec import Spec
+from etl.table import FeatureTable
+from tests.ingest import left_ids
+
+
+def served(table: FeatureTable) -> Servable:
+    """What `batch` needs of it."""
+    state, tables = table.state(), tables_of(table.fields, ModelConfig(), profile_of(table))
+    return Servable(path=None, meta=SimpleNamespace(dense=tuple(f.name for f in table.fields if f.role == "dense")),
+                    spec=None, table=table, model=None, tables=None, rows=SimpleNamespace(complete=dict),
+                    features=Features(Spec.parse(table.record.spec), state), online=online_of(table, state),
+                    layout=SimpleNamespace(missing=None, columns=tables))
+
+
+def test_ids_left_to_the_loader_are_made_in_serving_too(tmp_path):
+    spark, left = left_ids.tables(tmp_path, 600)
+    raw = left_ids.raw_rows(600).drop_columns("label")
+    columns = {name: raw[name].combine_chunks() for name in raw.column_names}
+    want, got = served(spark).batch(columns), served(left).batch(columns)
+    assert torch.equal(got.values, want.values)
+    assert torch.equal(got.lengths, want.lengths)
+    assert torch.equal(got.dense, want.dense)
+
+
+def test_what_is_stored_is_taken_for_no_ids(tmp_path):
+    """Neither by the check of the files, nor by what places the embeddings."""
+    _, left = left_ids.tables(tmp_path, 600)
+    check_files(left)
+    for table in tables_of(left.fields, ModelConfig(), profile_of(left)):
+        assert bool(table.use) == (table.name not in left_ids.LEFT), table.name
