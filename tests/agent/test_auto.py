@@ -17,21 +17,9 @@ from agent.policies.planner import MEMORY_ALARM, Planner
 from agent.scenario_json import shipped
 from agent.simulator import Simulator
 from agent.trial import run
+from tests.agent.judges import Judge
 
 SCENARIOS = {s.name[:2]: s for s in shipped()}
-
-
-class Judge:
-    """Takes to one kind."""
-
-    def __init__(self, kind, bound=0.1):
-        self.kind, self.bound = kind, bound
-
-    def mean(self, candidate):
-        return self.bound
-
-    def lower_bound(self, candidate):
-        return self.bound if candidate.kind == self.kind else -1.0
 
 
 def _walk(policy, scenario, ticks):

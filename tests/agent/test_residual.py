@@ -18,6 +18,7 @@ from agent.scenario_json import shipped
 from agent.simulator import Simulator
 from agent.trial import run
 from ingest.knobs import Knobs
+from tests.agent.judges import Judge
 
 SCENARIOS = {s.name[:2]: s for s in shipped()}
 BEFORE, CHOSEN, OTHER = (Knobs(workers={"read": n}) for n in (1, 2, 3))
@@ -113,19 +114,6 @@ def test_what_is_no_residual_is_refused_by_name(values):
         Residual(**values)
 
 
-class Promise:
-    """Promises much of one kind."""
-
-    def __init__(self, kind, gain=0.2):
-        self.kind, self.gain = kind, gain
-
-    def mean(self, candidate):
-        return self.gain
-
-    def lower_bound(self, candidate):
-        return self.gain if candidate.kind == self.kind else -1.0
-
-
 class Deaf(Auto):
     """Learns nothing from what came."""
 
@@ -152,7 +140,7 @@ def test_a_kind_that_is_promised_too_much_of_is_left_alone_after_a_few_tries():
     planner, tries, rows = run(scenario, make("planner")).rows, {}, {}
     for policy in (Auto, Deaf):
         left = []
-        outcome = run(scenario, policy(judge=Promise("probe")), observe=lambda _, __, r, left=left: left.append(
+        outcome = run(scenario, policy(judge=Judge("probe", 0.2)), observe=lambda _, __, r, left=left: left.append(
             "left" in r.details))
         tries[policy], rows[policy] = sum(left), outcome.rows / planner
     assert 1 <= tries[Auto] <= 3
@@ -164,7 +152,7 @@ def test_a_kind_that_is_promised_too_much_of_is_left_alone_after_a_few_tries():
 @pytest.mark.parametrize(("number", "kind"), [("02", "hold"), ("09", "probe")])
 def test_it_is_held_against_what_the_planner_hoped_for_or_else_the_rows_before(number, kind):
     snapshot, state, trial = next((snapshot, state.planner, after.trial) for snapshot, state, _, after, _ in _walk(
-        Auto(judge=Promise(kind)), SCENARIOS[number], 30) if after.left)
+        Auto(judge=Judge(kind, 0.2)), SCENARIOS[number], 30) if after.left)
     wanted, _, reason = Planner().decide(snapshot, state)
     before = rates((*state.window, state.last)[0], snapshot).rows_per_s
     if kind == "hold":
@@ -176,14 +164,14 @@ def test_it_is_held_against_what_the_planner_hoped_for_or_else_the_rows_before(n
 
 
 def test_a_kind_that_brings_more_than_was_foretold_is_taken_where_it_was_not():
-    shy, good = Auto(judge=Promise("probe", gain=-0.05)), {"probe": _after(*[0.3] * 4)}
+    shy, good = Auto(judge=Judge("probe", -0.05)), {"probe": _after(*[0.3] * 4)}
     assert not any(after.left for *_, after, _ in _walk(shy, SCENARIOS["09"], 8))
     assert any(after.left for *_, after, _ in _walk(shy, SCENARIOS["09"], 8, good))
 
 
 def test_however_good_it_was_the_shield_stands_above():
     good = {kind: _after(*[MOST] * 10) for kind in KINDS}
-    keen = Auto(judge=Promise("probe"))
+    keen = Auto(judge=Judge("probe", 0.2))
     snapshot, state = next((snapshot, state) for snapshot, state, _, after, _ in _walk(keen, SCENARIOS["09"], 8, good)
                            if after.left)
 
@@ -204,7 +192,7 @@ def test_a_shut_gate_stays_shut_and_keeps_what_an_open_one_learned():
 
 
 def test_the_event_of_a_change_tells_what_was_foretold_and_the_next_one_what_came():
-    told = [reason for _, state, knobs, _, reason in _walk(Auto(judge=Promise("probe")), SCENARIOS["09"], 60)
+    told = [reason for _, state, knobs, _, reason in _walk(Auto(judge=Judge("probe", 0.2)), SCENARIOS["09"], 60)
             if knobs != state.planner.knobs]
     first = next(r for r in told if "left" in r.details)
     assert first.details["foretold"] == 0.2
@@ -218,7 +206,7 @@ def test_the_event_of_a_change_tells_what_was_foretold_and_the_next_one_what_cam
 
 
 def test_nothing_is_learned_on_another_share_of_the_machine_but_what_is_missing_counts():
-    keen = Auto(judge=Promise("probe"))
+    keen = Auto(judge=Judge("probe", 0.2))
     *_, (snapshot, state, *_) = _walk(keen, SCENARIOS["09"], 8)
     assert state.trial is not None
     rate = state.trial.rows_per_s
@@ -246,13 +234,13 @@ def _kept(tmp_path, learned, capsys):
     assert registry.remember(Entry(here=HERE, knobs=scenario.limits.clamp(scenario.first_knobs), rows_per_s=1.0,
                                    learned=learned))
     entry = registry.recall(HERE, scenario.limits)
-    policy = Auto(judge=Promise("probe"))
+    policy = Auto(judge=Judge("probe", 0.2))
     state = policy.recall(policy.initial(scenario.limits, scenario.first_knobs), entry.learned)
     return policy, state, said, capsys.readouterr().err
 
 
 def test_the_next_run_on_that_machine_and_schema_starts_with_it(tmp_path, capsys):
-    first = Auto(judge=Promise("probe"))
+    first = Auto(judge=Judge("probe", 0.2))
     *_, (*_, after, _) = _walk(first, SCENARIOS["09"], 60)
     assert after.residuals["probe"].tries >= 1
     policy, state, said, err = _kept(tmp_path, first.learned(after), capsys)
@@ -266,7 +254,7 @@ def test_the_next_run_on_that_machine_and_schema_starts_with_it(tmp_path, capsys
     (None, 1), ([], 1), ({"probe": 3}, 1), ({"probe": {"tries": -1}}, 1), ({"probe": {"weight": 1}}, 1),
     ({"probe": {"mean": math.nan}}, 1), ({"a kind of a later version": {"weight": 1}}, 0), ({}, 0)])
 def test_one_that_is_damaged_is_none_in_a_line_and_what_the_planner_knew_stays(tmp_path, capsys, residuals, lines):
-    policy = Auto(judge=Promise("probe"))
+    policy = Auto(judge=Judge("probe", 0.2))
     *_, (*_, after, _) = _walk(policy, SCENARIOS["09"], 10)
     learned = {**policy.learned(after), "residuals": residuals}
     _, state, said, err = _kept(tmp_path, learned, capsys)
@@ -276,7 +264,7 @@ def test_one_that_is_damaged_is_none_in_a_line_and_what_the_planner_knew_stays(t
 
 
 def test_an_older_entry_has_none_and_nothing_is_said(tmp_path, capsys):
-    policy = Auto(judge=Promise("probe"))
+    policy = Auto(judge=Judge("probe", 0.2))
     *_, (*_, after, _) = _walk(policy, SCENARIOS["09"], 10)
     _, state, said, err = _kept(tmp_path, make("planner").learned(after.planner), capsys)
     assert (state.residuals, said, err) == ({}, [], "")
