@@ -23,9 +23,7 @@ class Pressure:
 
     @classmethod
     def of(cls, seen: Rates) -> Pressure:
-        running = sum(stage.cpu for stage in seen.stages.values())
-        wanting = running + sum(stage.core_wait for stage in seen.stages.values())
-        quota = seen.cpu_quota
+        running, wanting, quota = seen.running, seen.wanting, seen.cpu_quota
         if running < _LEAST or quota <= 0 or wanting <= running:
             return cls(cores=quota)
         # Fair shares: all who run wait as long as ours do, wanting / running. Where it is not told what the others run,

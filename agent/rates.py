@@ -56,6 +56,16 @@ class Rates:
         """No core is free."""
         return self.cpu >= _SATURATED * self.cpu_quota
 
+    @property
+    def running(self) -> float:
+        """Cores that the stages use."""
+        return sum(stage.cpu for stage in self.stages.values())
+
+    @property
+    def wanting(self) -> float:
+        """Cores that they would use if each thread that is ready had one."""
+        return self.running + sum(stage.core_wait for stage in self.stages.values())
+
     def joined(self, knobs: Knobs, limits: Limits) -> Rates:
         """Fused stages as one: that whose workers do the work of all."""
         stages: dict[str, StageRates] = {}

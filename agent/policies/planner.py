@@ -139,7 +139,7 @@ def _learn(state: State, snapshot: Snapshot, seen: Rates) -> State:
     services = {s.name: state.services[s.name].observe(s, seen.saturated) for s in snapshot.stages
                 if s.name in state.services}
     demand = seen.demand_rows_per_s
-    other = max(0.0, seen.cpu - sum(s.cpu for s in seen.stages.values()))
+    other = max(0.0, seen.cpu - seen.running)
     return replace(state, services={**state.services, **services},
                    other_cpu=state.other_cpu + LATELY * (other - state.other_cpu),
                    passed=state.passed + LATELY * (seen.rows_per_s - state.passed),
@@ -283,10 +283,9 @@ def _thin(state: State, look: Outlook, since: Rates,
           ranges: Mapping[str, tuple[int, int]]) -> tuple[Knobs, State, Reason] | None:
     """Fewer workers where ours, rather than other programs', may be the ones that crowd the cores: as many as what runs
     of them now would keep busy."""
-    running = sum(s.cpu for s in since.stages.values())
-    if not look.contended or running + sum(s.core_wait for s in since.stages.values()) < CROWD * running:
+    if not look.contended or since.wanting < CROWD * since.running:
         return None
-    alone = replace(look.alone, stage_cores=running)
+    alone = replace(look.alone, stage_cores=since.running)
     knobs = _lean(state, alone, ranges)
     if knobs.total_workers > SLIM * state.knobs.total_workers or alone.rate(knobs.workers) < since.rows_per_s:
         return None

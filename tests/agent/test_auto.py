@@ -15,29 +15,16 @@ from agent.policies.auto import PRICE, Auto
 from agent.policies.candidates import KINDS, STAGE_INPUTS, WHOLE_INPUTS, candidates
 from agent.policies.planner import MEMORY_ALARM, Planner
 from agent.scenario_json import shipped
-from agent.simulator import Simulator
 from agent.trial import run
 from tests.agent.judges import Judge
+from tests.agent.walk import walk
 
 SCENARIOS = {s.name[:2]: s for s in shipped()}
 
 
-def _walk(policy, scenario, ticks):
-    """Snapshot, state before and what was decided, tick by tick."""
-    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
-    state = policy.initial(scenario.limits, simulator.knobs)
-    for _ in range(ticks):
-        snapshot = simulator.snapshot()
-        knobs, after, reason = policy.decide(snapshot, state)
-        yield snapshot, state, knobs, after, reason
-        simulator.apply(knobs)
-        simulator.advance(1.0)
-        state = after
-
-
 def test_the_first_candidate_is_the_planners_choice_and_the_others_differ_and_fit():
     planner, kinds = Planner(), set()
-    for snapshot, state, knobs, _, reason in _walk(planner, SCENARIOS["06"], 60):
+    for snapshot, state, knobs, _, reason in walk(planner, SCENARIOS["06"], 60):
         found = candidates(planner, snapshot, state)
         assert (found[0].kind, found[0].knobs, found[0].reason) == ("planner", knobs, reason)
         assert len({str(one.knobs) for one in found}) == len(found)
@@ -54,7 +41,7 @@ def test_the_first_candidate_is_the_planners_choice_and_the_others_differ_and_fi
 def test_while_a_change_of_the_planners_is_on_trial_there_are_no_others():
     """They would be begun from what it had not judged yet, and nobody would take that back."""
     planner, trials = Planner(), 0
-    for snapshot, state, *_ in _walk(planner, SCENARIOS["06"], 12):
+    for snapshot, state, *_ in walk(planner, SCENARIOS["06"], 12):
         trials += state.trial is not None
         assert state.trial is None or len(candidates(planner, snapshot, state)) == 1
     assert trials > 0
@@ -68,7 +55,7 @@ def test_a_bound_below_zero_is_the_planner_to_the_row():
 
 def test_a_bound_above_zero_leaves_it_says_so_and_the_change_is_on_trial_like_any_other():
     left = [(state, after, knobs, reason) for _, state, knobs, after, reason in
-            _walk(Auto(judge=Judge("probe")), SCENARIOS["09"], 9) if after.left > state.left]
+            walk(Auto(judge=Judge("probe")), SCENARIOS["09"], 9) if after.left > state.left]
     state, after, knobs, reason = left[0]
     assert "left the planner's choice (probe)" in reason.text
     assert reason.details["left"] == "probe"
@@ -79,7 +66,7 @@ def test_a_bound_above_zero_leaves_it_says_so_and_the_change_is_on_trial_like_an
 def test_what_leaving_costs_has_a_limit():
     """Whatever a judge promises: once it has cost too much, the planner decides until that is a small part again."""
     costs = [(state.cost_rows, after.cost_rows, after.left - state.left, snapshot.rows)
-             for snapshot, state, _, after, _ in _walk(Auto(judge=Judge("switch", bound=9.0)), SCENARIOS["13"], 120)]
+             for snapshot, state, _, after, _ in walk(Auto(judge=Judge("switch", bound=9.0)), SCENARIOS["13"], 120)]
     assert sum(left for *_, left, _ in costs) >= 1
     assert any(after > PRICE * rows > 0 for _, after, _, rows in costs)
     assert all(after <= PRICE * rows for _, after, left, rows in costs if left)
@@ -87,7 +74,7 @@ def test_what_leaving_costs_has_a_limit():
 
 def test_nothing_is_tried_while_memory_is_short():
     keen = Auto(judge=Judge("probe"))
-    snapshot, state = next((snapshot, state) for snapshot, state, _, after, _ in _walk(keen, SCENARIOS["09"], 9)
+    snapshot, state = next((snapshot, state) for snapshot, state, _, after, _ in walk(keen, SCENARIOS["09"], 9)
                            if after.left)
     assert keen.decide(snapshot, state)[1].left > state.left
     short = dataclasses.replace(snapshot, memory_used=int(snapshot.memory_limit * (MEMORY_ALARM + 0.01)))
@@ -96,7 +83,7 @@ def test_nothing_is_tried_while_memory_is_short():
 
 def test_deciding_is_pure():
     keen = Auto(judge=Judge("probe"))
-    for snapshot, state, knobs, after, reason in _walk(keen, SCENARIOS["06"], 12):
+    for snapshot, state, knobs, after, reason in walk(keen, SCENARIOS["06"], 12):
         assert keen.decide(snapshot, state) == (knobs, after, reason)
 
 
@@ -121,7 +108,7 @@ def test_the_lower_bound_is_the_mean_less_spread_and_margin():
 
 
 def _some_moment():
-    *_, (snapshot, state, *_) = _walk(Planner(), SCENARIOS["09"], 5)
+    *_, (snapshot, state, *_) = walk(Planner(), SCENARIOS["09"], 5)
     return snapshot, state
 
 

@@ -15,10 +15,10 @@ from agent.policies.residual import MOST, TRIAL_S, Residual, Trial
 from agent.rates import Rates, rates
 from agent.registry import Entry, Here, Registry
 from agent.scenario_json import shipped
-from agent.simulator import Simulator
 from agent.trial import run
 from ingest.knobs import Knobs
 from tests.agent.judges import Judge
+from tests.agent.walk import walk
 
 SCENARIOS = {s.name[:2]: s for s in shipped()}
 BEFORE, CHOSEN, OTHER = (Knobs(workers={"read": n}) for n in (1, 2, 3))
@@ -122,16 +122,8 @@ class Deaf(Auto):
 
 
 def _walk(policy, scenario, ticks, residuals=()):
-    """Snapshot, state before and what was decided, tick by tick."""
-    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
-    state = dataclasses.replace(policy.initial(scenario.limits, simulator.knobs), residuals=dict(residuals))
-    for _ in range(ticks):
-        snapshot = simulator.snapshot()
-        knobs, after, reason = policy.decide(snapshot, state)
-        yield snapshot, state, knobs, after, reason
-        simulator.apply(knobs)
-        simulator.advance(1.0)
-        state = after
+    """With what is known of kinds already."""
+    return walk(policy, scenario, ticks, lambda state: dataclasses.replace(state, residuals=dict(residuals)))
 
 
 def test_a_kind_that_is_promised_too_much_of_is_left_alone_after_a_few_tries():
