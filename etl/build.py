@@ -5,13 +5,15 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from etl.census import Census, rule_of, there_already, trained_on
 from etl.commit import Base, CommitConflict, new_job, publish
 from etl.features import Placement, cardinalities
 from etl.fields import Field, Fingerprint
 from etl.fit import Counted, count, fit
+from etl.identity import ACCEPT, Identity, SplitMoved
 from etl.joined import Joins
 from etl.large import Large
 from etl.profile import Profile, drift
@@ -19,6 +21,7 @@ from etl.progress import Progress
 from etl.raw import InputError, Raw
 from etl.record import JobRecord
 from etl.shards import CommitError, describe, folder_of
+from etl.sketch import Sketch
 from etl.spec import Spec
 from etl.state import State, StateError
 from etl.store import Store
@@ -69,14 +72,20 @@ class Job:
     update_state: bool = False
     worker_bytes: int = WORKER_BYTES
     """What a Python worker may hold of what was learned; vocabularies beyond it are joined."""
+    split_moved: str = "refuse"
+    """Whether a job may `accept` that rows change their split."""
     name: str = field(default_factory=new_job)
     base: Base = field(init=False)
     parent: JobRecord | None = field(init=False)
     """Record of the version before."""
     before: State | None = field(init=False, repr=False)
     """The fitted state that the version before has, if this job keeps it or adds to it."""
+    rule_before: Identity | None = field(init=False, repr=False)
+    """The rule that the version before has, if this spec has its columns: its rows can then be found again."""
 
     def __post_init__(self) -> None:
+        if self.split_moved not in ("refuse", "accept"):
+            raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
         base, parent, before = Base.read(self.store), None, None
         base.permit(self.mode, self.store.uri, partitioned=self.spec.table.partition is not None)
         if base.version is not None:
@@ -86,7 +95,9 @@ class Job:
             # An append that learned anew would give one id two values.
             before = _state_before(self.spec, self.store, parent.state if parent else None,
                                    partly=self.update_state and self.mode == "overwrite")
-        for name, value in (("base", base), ("parent", parent), ("before", before)):
+        spec, rule_before = _under_rule(self.spec, parent, accept=self.split_moved == "accept")
+        for name, value in (("base", base), ("parent", parent), ("before", before), ("spec", spec),
+                            ("rule_before", rule_before)):
             object.__setattr__(self, name, value)
         self.store.probe()
 
@@ -109,12 +120,14 @@ class Job:
                     state.save(self.store)
                     named = True
                 placement = Placement.of(self.spec, counted.rows, counted.pairs)
-                write(raw, state, placement, self.store.spark_url(folder_of(self.name)),
-                      Joins.of(self.spec, [key for key, way in met.items() if way == JOIN], head(self.worker_bytes)))
+                sketches = write(raw, state, placement, self.store.spark_url(folder_of(self.name)),
+                                 Joins.of(self.spec, [key for key, way in met.items() if way == JOIN],
+                                          head(self.worker_bytes)), rows=counted.rows, before=self.rule_before)
                 if self.spec.rows.looks_back:
                     write_tails(raw, self.store, self.name)
             with progress.stage("checking"):
-                record, fields = self._record(state, counted, _over(spark))
+                record, fields = self._record(state, counted, sketches, _over(spark))
+                self._compare(record, progress)
                 self._watch(record, progress)
         except BaseException:
             self._clean()
@@ -177,7 +190,28 @@ class Job:
         if not counted.rows:
             raise InputError(f"{raw.named}: no row is left after the spec's filters and samples")
 
-    def _record(self, state: State, counted: Counted, each: Callable[..., Any]) -> tuple[JobRecord, Sequence[Field]]:
+    def _compare(self, record: JobRecord, progress: Progress) -> None:
+        """Refuses a version whose tests hold what the one before had to train on; warns of rows appended again."""
+        if self.parent is None or self.base.version is None:
+            return
+        before = Census.of(FeatureTable.open(self.store.uri, self.base.version).records.values())
+        now = Census.of([record])
+        if self.mode == "append" and (again := there_already(before, now, record.rows)) and again[0]:
+            progress.say(f"warning: {'' if again[1] else 'about '}{again[0]:,} of the {record.rows:,} rows that are "
+                         f"appended are in the table already (known by {self.spec.rule.text})")
+        try:
+            text = trained_on(before.trained, now).text
+            what = f"{text} lay in 'train' in version {self.base.version}" if text else ""
+        except SplitMoved as unknown:
+            what = f"version {record.version}: {unknown}"
+        if not what:
+            return
+        if self.split_moved == "refuse" and before.rule is not None and self.spec.rule.same(before.rule):
+            raise SplitMoved(f"{what}; nothing was published; cut the splits as before, or accept it with {ACCEPT}")
+        progress.say(f"warning: {what}; a run that was trained on that goes on here only with {ACCEPT}")
+
+    def _record(self, state: State, counted: Counted, sketches: Mapping[str, Mapping[str, Sketch]],
+                each: Callable[..., Any]) -> tuple[JobRecord, Sequence[Field]]:
         spec = self.spec
         files, profile = describe(self.store, self.name, spec.fields({}), spec.table.row_group_rows,
                                   each=each, buckets=_buckets(spec))
@@ -194,7 +228,9 @@ class Job:
                            state=state.hash if spec.fitted else None, parent=before.state if before else None,
                            spec=spec.text, seed=spec.table.seed, cardinalities=sizes, rejected=counted.rejected,
                            bags=profile.bags, profile=profile.columns, raw_nulls=counted.nulls, drift=moved,
-                           tails=self.spec.rows.looks_back)
+                           tails=self.spec.rows.looks_back, identity=spec.rule, sketches={
+                               recognition: {split: sketch.to_json() for split, sketch in splits.items()}
+                               for recognition, splits in sketches.items()})
         return record, spec.fields(sizes, profile.bags)
 
     def _watch(self, record: JobRecord, progress: Progress) -> None:
@@ -207,6 +243,22 @@ class Job:
                     raise DriftError(f"{what}, and drift.{kind}.refuse = {refuse:g}; nothing was published")
                 if warn is not None and size >= warn:
                     progress.say(f"warning: {what} (drift.{kind}.warn = {warn:g})")
+
+
+def _under_rule(spec: Spec, parent: JobRecord | None, *, accept: bool) -> tuple[Spec, Identity | None]:
+    """The spec with the rule that its rows go by: that of the table, or a new one, if the spec names another key or the
+    user accepts that rows move; and the table's, if the spec has its columns."""
+    rule = rule_of(parent) if parent else None
+    if rule is None:
+        return spec, None
+    anew = rule.begins_anew(spec)
+    try:
+        rule = rule.going_on(spec)
+    except SplitMoved:
+        if not accept and not anew:
+            raise
+        return spec, None
+    return (spec, rule) if anew else (replace(spec, identity=rule), rule)
 
 
 def _splits(record: JobRecord) -> dict[str, int]:

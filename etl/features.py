@@ -6,7 +6,7 @@ Both are arithmetic on Arrow arrays: Spark's workers, the tests' slow twin and s
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.columns import ColumnSpec
+from etl.identity import KeyColumn
 from etl.ops import Fitted, Operator
 from etl.ops.bags import packed
 from etl.ops.base import as_number, as_text
@@ -33,8 +34,41 @@ MODEL_ROLES = ("dense", "sparse", "id_list")
 
 
 def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
-    """One key a row, of its input columns alone: splits, files, folds and samples go by it."""
-    return hash_rows([_joined(columns[name]) for name in spec.input.columns], spec.table.seed)
+    """One key a row, of the columns that the table's rule names: splits, files, folds and samples go by it."""
+    return hash_of(columns, spec.rule.columns, spec.rule.seed)
+
+
+def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
+    """One hash a row, of some columns, each as the type that it had in the table's first version."""
+    return hash_rows([_joined(as_first(columns[column.name], column)) for column in by], seed)
+
+
+def whole_rows(columns: Mapping[str, pa.Array]) -> Keys:
+    """One hash a row, of all its columns, whatever their order: it decides between rows that have one key."""
+    return hash_rows([_joined(columns[name]) for name in sorted(columns)], 0)
+
+
+def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:
+    """As the type that the column had in the table's first version. What that type cannot hold is no value of a row
+    that was there, and counts as missing."""
+    if column.type == column.first_type:
+        return values
+    kind = pa.int64() if column.first_type == "int" else pa.float64()
+    if column.type == "int":
+        return values.cast(kind, safe=False)  # rounded, as a text of as many digits is
+    if column.type == "text":
+        values = pc.utf8_trim_whitespace(values)
+    try:
+        return values.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.array([_cast(value, kind) for value in values], kind)
+
+
+def _cast(value: pa.Scalar, kind: pa.DataType) -> Any:
+    try:
+        return value.cast(kind).as_py()
+    except pa.ArrowInvalid:
+        return None
 
 
 def _joined(column: pa.Array) -> pa.Array:
@@ -187,6 +221,11 @@ class Placement:
         """Whether rows lie by something before their keys."""
         return bool(self.spec.table.order or self.spec.table.together)
 
+    @property
+    def has_ties(self) -> bool:
+        """Whether rows with one key may differ, so that their order needs more than it."""
+        return self.spec.rows.looks_back or not self.spec.rule.covers(self.spec.input.columns)
+
     def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
         """Number of the split of each row; -1 where `split_column` names none."""
         table = self.spec.table
@@ -197,7 +236,7 @@ class Placement:
             at = pc.fill_null(as_number(columns[table.split_time]), -np.inf).to_numpy(zero_copy_only=False)
             return np.asarray(np.searchsorted(np.array(table.split_from[1:]), at, side="right"), np.int32)
         if table.split_by:
-            keys = hash_rows([columns[name] for name in table.split_by], table.seed)
+            keys = hash_of(columns, self.spec.rule.split_by, self.spec.rule.seed)
         share = (mix(keys ^ _SPLIT) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         bounds = np.cumsum(list(table.split.values()))[:-1]
         return np.asarray(np.searchsorted(bounds, share, side="right"), np.int32)
@@ -211,10 +250,10 @@ class Placement:
         within = keys % counts if shares is None else (shares * counts).astype(np.uint64)
         return np.asarray(first[split] + np.minimum(within, counts - np.uint64(1)).astype(np.int32), np.int32)
 
-    def place(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys
+    def place(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys, split: npt.NDArray[np.int32]
               ) -> tuple[npt.NDArray[np.int32], pa.Array | None]:
         """File of each row, and what it is sorted by there before its key, if anything."""
-        table, split = self.spec.table, self.split(keys, columns)
+        table = self.spec.table
         if self.pairs:
             known = pc.index_in(self.paired(split, columns), pa.array(self.pairs))
             split = pc.fill_null(known, 0).to_numpy(zero_copy_only=False).astype(np.int32)

@@ -62,6 +62,10 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--update-state", action="store_true",
                            help="keep every id that the table's newest version gave, and add values not seen before; "
                                 "with append or overwrite")
+    described.add_argument("--split-moved", choices=("refuse", "accept"), default="refuse",
+                           help="what to do where rows would change their split, because a column that it hangs on is "
+                                "missing, renamed or of another type, or the split is cut in another way (default: "
+                                "%(default)s)")
     described.add_argument("--worker-memory", type=_mebibytes, default=256, metavar="MIB",
                            help="what a Python worker may hold of what was learned (default: %(default)s); larger "
                                 "vocabularies are joined with the rows instead, and the driver collects fewer of them")
@@ -96,7 +100,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     args, start, progress = parser().parse_args(argv), time.monotonic(), Progress(sys.stderr)
     job = Job(spec=Spec.read(args.spec), inputs=tuple(args.input), store=Store(args.output), mode=args.mode,
               rejects=args.rejects, max_rejects=args.max_rejects, reuse_state=args.reuse_state,
-              update_state=args.update_state, worker_bytes=args.worker_memory * 2**20)
+              update_state=args.update_state, split_moved=args.split_moved, worker_bytes=args.worker_memory * 2**20)
     if args.explain:
         lines, about = explain(job)
         for line in lines:
@@ -132,6 +136,7 @@ if __name__ == "__main__":
     from etl.build import DriftError
     from etl.commit import CommitConflict
     from etl.failure import SparkFailure
+    from etl.identity import SplitMoved
     from etl.keys import SpecError
     from etl.program import run
     from etl.raw import InputError
@@ -140,5 +145,6 @@ if __name__ == "__main__":
     from etl.store import StoreError
     from etl.table import TableError
 
-    run(main, input_errors=(SpecError, StateError, StoreError, TableError, CommitError, InputError, DriftError),
+    run(main, input_errors=(SpecError, StateError, StoreError, TableError, CommitError, InputError, DriftError,
+                            SplitMoved),
         failures=(SparkFailure, CommitConflict))

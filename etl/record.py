@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from etl.identity import Identity
+
 FORMAT = 1
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """What Hive, and so Spark, calls the folder of rows whose value is missing."""
@@ -64,6 +66,10 @@ class JobRecord:
 
     tails: bool = False
     """Whether the newest values of its histories and side tables lie in `_sluice/serving/<job>`."""
+    identity: Identity | None = None
+    """By what its rows are known; None in records of older programs: then by all input columns of `spec`."""
+    sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """`Identity.recognition` → split → sketch of its rows: see `etl.sketch.Sketch`."""
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
@@ -75,6 +81,10 @@ class JobRecord:
                 raise RecordError(f"job record of format {value['format']}; this program reads format {FORMAT}")
             known = {k: v for k, v in value.items() if k != "format"}
             files = tuple(FileRecord.from_json(f) for f in known["files"])
-            return cls(**{**known, "files": files, "bags": {k: tuple(v) for k, v in known["bags"].items()}})
-        except (KeyError, TypeError, AttributeError) as error:
+            identity = Identity.from_json(found) if (found := known.get("identity")) else None
+            return cls(**{**known, "files": files, "bags": {k: tuple(v) for k, v in known["bags"].items()},
+                          "identity": identity})
+        except RecordError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise RecordError(f"job record lacks or misnames something: {error}") from None

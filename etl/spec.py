@@ -14,12 +14,14 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from etl.columns import ColumnSpec, read_columns
 from etl.fields import Field
-from etl.keys import SpecError, column, known, section, sections, texts, value
+from etl.identity import Identity
+from etl.keys import SpecError, column, known, needed, section, sections, texts, value
 from etl.names import nearest
 from etl.ops import Fitted
 from etl.ops.order import Steps
@@ -45,6 +47,8 @@ class Input:
     """Of csv: a quoted field may hold a line's end."""
     optional: tuple[str, ...] = ()
     """Of parquet: columns that a file may lack; they are null there."""
+    was: Mapping[str, str] = field(default_factory=dict)
+    """What a column was called, or was of another type, in an earlier version of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,8 @@ class TableSpec:
     """How rows are placed."""
 
     seed: int = 0
+    key: tuple[str, ...] = ()
+    """Input columns by which rows are known, instead of all that the table's first version has."""
     row_group_rows: int = 32_768
     file_rows: int = 524_288
     split: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_SPLIT))
@@ -98,6 +104,8 @@ class Spec:
     """Of psi, unseen and nulls: from which value on a new version is warned of, and from which it is refused."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Of every column that operators may start from: what `etl.ops.base` calls kinds."""
+    identity: Identity | None = None
+    """The rule of the table that a job goes on with; None: this spec begins one."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Spec:
@@ -116,6 +124,22 @@ class Spec:
             raise SpecError(f"{name}: not TOML: {error}") from None
         except SpecError as error:
             raise SpecError(f"{name}: {error}") from None
+
+    @cached_property
+    def rule(self) -> Identity:
+        """By what rows are known."""
+        return self.identity or Identity.of(self)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Of the input's columns, and of those that joins and lags add to them, one value a row."""
+        found = dict(self.input.columns)
+        for join in self.rows.joins:
+            found |= join.columns
+        for lag in self.rows.histories:
+            if lag.lag:
+                found[lag.name] = found[lag.of]
+        return found
 
     @property
     def label(self) -> str:
@@ -178,7 +202,7 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
     source = _input(section(raw, "input"))
     kinds = {name: INPUT_TYPES[kind] for name, kind in source.columns.items()}
     rows = read_rows(raw, kinds, INPUT_TYPES)
-    table = _table(section(raw, "table"), kinds)
+    table = _table(section(raw, "table"), kinds, source.columns)
     entries = sections(raw, "column")
     if not entries:
         raise SpecError("column: there must be at least one [[column]]")
@@ -222,9 +246,14 @@ def _input(raw: dict[str, Any]) -> Input:
     if len(delimiter.encode()) != 1 or delimiter in "\r\n":
         raise SpecError(f"input.delimiter = {delimiter!r}: must be one character other than a line's end")
     columns: dict[str, str] = {}
+    was: dict[str, str] = {}
     for number, entry in enumerate(value(raw, "columns", list, [], "input")):
         path = f"input.columns[{number}]"
-        names, _, kind = str(entry).partition(":")
+        about = entry if isinstance(entry, dict) else {"name": str(entry)}
+        known(about, ("name", "was"), path)
+        names, _, kind = str(needed(about, "name", str, path)).partition(":")
+        if "was" in about:
+            was[names] = str(value(about, "was", str, "", path))
         if kind not in INPUT_TYPES:
             raise SpecError(f"{path} = {entry!r}: write name:type{nearest(kind, INPUT_TYPES)}")
         if kind in ("texts", "floats") and form not in WITH_LISTS:
@@ -242,8 +271,20 @@ def _input(raw: dict[str, Any]) -> Input:
     for name in (optional := texts(raw, "optional", (), "input")):
         if name not in columns:
             raise SpecError(f"input.optional = {name!r}: no such input column{nearest(name, columns)}")
+    _check_was(was, columns)
     return Input(format=form, delimiter=delimiter, header=value(raw, "header", bool, False, "input"), columns=columns,
-                 multiline=value(raw, "multiline", bool, False, "input"), optional=optional)
+                 multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was)
+
+
+def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
+    """Each old name belongs to one column."""
+    for name, old in was.items():
+        if name not in columns:
+            raise SpecError(f"input.columns: {name!r} has a `was`, and so must be one column, not a range")
+        if list(was.values()).count(old) > 1:
+            raise SpecError(f"input.columns: two columns were {old!r}")
+        if old in columns and old != name and old not in was:
+            raise SpecError(f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too")
 
 
 def _expanded(names: str, path: str) -> list[str]:
@@ -257,9 +298,9 @@ def _expanded(names: str, path: str) -> list[str]:
     return [names]
 
 
-def _table(raw: dict[str, Any], kinds: Mapping[str, str]) -> TableSpec:
-    known(raw, ("seed", "row_group_rows", "file_rows", "split", "split_by", "split_column", "split_time", "order",
-                "order_step", "partition", "together", "plain_lists"), "table")
+def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, str]) -> TableSpec:
+    known(raw, ("seed", "key", "row_group_rows", "file_rows", "split", "split_by", "split_column", "split_time",
+                "order", "order_step", "partition", "together", "plain_lists"), "table")
     whole: dict[str, Any] = {name: value(raw, name, int, getattr(TableSpec(), name), "table")
                              for name in ("seed", "row_group_rows", "file_rows")}
     for key in ("row_group_rows", "file_rows"):
@@ -273,6 +314,13 @@ def _table(raw: dict[str, Any], kinds: Mapping[str, str]) -> TableSpec:
     for name in (by := texts(raw, "split_by", (), "table")):
         if name not in kinds:
             raise SpecError(f"table.split_by = {name!r}: no such input column{nearest(name, kinds)}")
+        if kinds[name] not in ("text", "number"):
+            raise SpecError(f"table.split_by = {name!r}: holds {kinds[name]}, not one value a row")
+    for name in (named := texts(raw, "key", (), "table")):
+        if name not in inputs:
+            raise SpecError(f"table.key = {name!r}: no such input column{nearest(name, inputs)}")
+        if named.count(name) > 1:
+            raise SpecError(f"table.key = {name!r}: is there twice")
     ways = [key for key in ("split_by", "split_column", "split_time") if key in raw]
     for pair in (ways[:2], *(["together", "order"], ["partition", "order"])):
         if len(pair) == 2 and all(key in raw for key in pair):
@@ -283,7 +331,8 @@ def _table(raw: dict[str, Any], kinds: Mapping[str, str]) -> TableSpec:
     step = float(value(raw, "order_step", (int, float), 3600.0, "table"))
     if not step > 0:
         raise SpecError(f"table.order_step = {step:g}: must be above 0")
-    whole |= {"split_by": by, "order_step": step, "plain_lists": value(raw, "plain_lists", bool, False, "table")}
+    whole |= {"key": named, "split_by": by, "order_step": step,
+              "plain_lists": value(raw, "plain_lists", bool, False, "table")}
     return TableSpec(**_split(raw), **whole)
 
 
