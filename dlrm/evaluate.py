@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.config import Config, ConfigError
+from dlrm.follow import seen_in
 from dlrm.guard import BadData
 from dlrm.meta import CheckpointError, chosen
 from dlrm.places import PlacementError
+from etl.census import TRAIN
+from etl.identity import SplitMoved
 from etl.names import Parser
 from etl.program import run, say
 from etl.table import FeatureTable, TableError
@@ -37,6 +40,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     parser.add_argument("--best", action="store_true", help="the checkpoint that did best on validation, not the last")
     parser.add_argument("--slices", type=lambda text: tuple(text.split(",")), default=(), metavar="COLUMN,…",
                         help="figures also for the most frequent ids of these columns")
+    parser.add_argument("--split-moved", choices=("refuse", "accept"), default="refuse",
+                        help="what to do where the split holds rows that were trained on (default: %(default)s)")
     args = parser.parse_args(argv)
 
     path, meta = chosen(args.run / "checkpoints", take_best=args.best)
@@ -46,6 +51,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     table = FeatureTable.open(args.data or trained.data, version)
     meta.check(table, same_version=False)
     table.files_of(args.split)  # an unknown split is an error that names those there are
+    if args.split != TRAIN and (seen := seen_in(table, meta, args.split_moved, split=args.split)):
+        say(f"warning: {seen}")
     config = replace(trained, data=table.uri, version=table.version, ranks=ranks, batch_size=args.batch_size,
                      sharding="auto", slices=args.slices)
 
@@ -74,5 +81,6 @@ def main(argv: list[str]) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(ConfigError, CheckpointError, TableError, BadData, PlanError, PlacementError),
+    run(main, input_errors=(ConfigError, CheckpointError, TableError, BadData, PlanError, PlacementError,
+                            SplitMoved),
         at_once=True)  # as dlrm.train

@@ -10,6 +10,8 @@ from dlrm.change import Changes, between
 from dlrm.config import Config, ConfigError, ModelConfig
 from dlrm.meta import Meta
 from dlrm.options import Plan
+from etl.census import Census, trained_on
+from etl.identity import ACCEPT, SplitMoved
 from etl.shards import job_of
 from etl.table import FeatureTable
 
@@ -42,15 +44,31 @@ def later(config: Config, meta: Meta) -> int | None:
     return newest if config.follow == "epochs" else meta.version + 1
 
 
-def taken_up(run: Path, checkpoint: Path, meta: Meta, version: int) -> Plan:
+def seen_in(table: FeatureTable, meta: Meta, split_moved: str, *, split: str | None = None) -> str:
+    """What of a table's tests, or of one split, a run has trained on, in words; `SplitMoved` unless that is to be
+    accepted."""
+    where = f"version {table.version} of {table.uri}"
+    try:
+        seen = trained_on(meta.seen(), Census.of(table.records.values()))
+        found = (seen.of(split) if split else seen).text
+        told = f"{where}: {found} were trained on, so that what is measured there means nothing" if found else ""
+    except SplitMoved as unknown:
+        told = f"{where}: {unknown}"
+    if told and split_moved != "accept":
+        raise SplitMoved(f"{told}; begin another run on it, go on with a version before, or accept it with {ACCEPT}")
+    return told
+
+
+def taken_up(run: Path, checkpoint: Path, meta: Meta, version: int, *, split_moved: str = "refuse") -> Plan:
     """The plan to go on with from a checkpoint on another version of its table."""
     config = Config.from_dict(meta.config)
     before, after = (FeatureTable.open(config.data, v) for v in (meta.version, version))
+    seen = seen_in(after, meta, split_moved)
     changes = between(before, after)
     now = replace(config, version=version, model=_model(config.model, changes),
                   slices=tuple(name for name in config.slices if name not in changes.dropped))
     return Plan(run=run, config=now, table=view(after, now), meta=meta.following(after, now.to_dict()),
-                resume=checkpoint, go_on=True, before=meta, changes=changes)
+                resume=checkpoint, go_on=True, before=meta, changes=changes, split_moved=split_moved, seen=seen)
 
 
 def _model(model: ModelConfig, changes: Changes) -> ModelConfig:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.sums import damaged, sums_of
-from etl.table import FeatureTable
+from etl.census import Census
+from etl.table import FeatureTable, TableError
 
 LATEST, BEST, META = "LATEST", "BEST", "meta.json"
 
@@ -50,16 +51,31 @@ class Meta:
     """Versions that wrote it."""
     sums: dict[str, int] = field(default_factory=dict)
     """The checkpoint's other files and their checksums; none in those of older programs."""
+    trained: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Which rows it has seen, over all versions, to know them again: see `etl.census.Census`. Empty in those of older
+    programs."""
 
     @classmethod
     def of(cls, table: FeatureTable, config: dict[str, Any]) -> Meta:
         """Of a run that has not begun."""
-        return cls(config=config, version=table.version, software=_software(), **_shape(table))
+        return cls(config=config, version=table.version, software=_software(), **_shape(table),
+                   trained=Census.of(table.records.values()).trained.to_json())
 
     def following(self, table: FeatureTable, config: dict[str, Any]) -> Meta:
         """The same place in the run, at the beginning of an epoch over another version."""
-        return replace(Meta.of(table, config), step=self.step, epoch=self.epoch, rows=self.rows, since=self.step,
-                       knobs=self.knobs)
+        now = Meta.of(table, config)
+        if self.trained:
+            now = replace(now, trained=self.seen().and_then(now.seen()).to_json())
+        return replace(now, step=self.step, epoch=self.epoch, rows=self.rows, since=self.step, knobs=self.knobs)
+
+    def seen(self) -> Census:
+        """The rows that it was trained on, as far as they can be known again."""
+        if self.trained:
+            return Census.from_json(self.trained)
+        try:
+            return Census.of(FeatureTable.open(self.config["data"], self.version).records.values()).trained
+        except TableError:
+            return Census()
 
     def steps_in_all(self, steps: int, epochs: int) -> int:
         """Of a run that goes on from here up to so many epochs, if one has so many steps from here on."""

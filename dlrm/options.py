@@ -53,6 +53,10 @@ class Plan:
     """What the checkpoint says of itself, if `meta` is on a newer version of the table."""
     changes: Changes | None = None
     """From the one to the other."""
+    split_moved: str = "refuse"
+    """Whether versions may be taken up whose tests were trained on."""
+    seen: str = ""
+    """What of the table's tests was trained on, if that was accepted."""
 
 
 class _Parser(Parser):
@@ -63,7 +67,7 @@ class _Parser(Parser):
 
 
 def parse(argv: list[str], description: str | None) -> argparse.Namespace:
-    """Only what was said is in the result, beside `run`, `resume`, `pause`, `check` and `ranks`."""
+    """Only what was said is in the result, beside `run`, `resume`, `split_moved`, `pause`, `check` and `ranks`."""
     parser = _Parser(prog="python -m dlrm.train", description=description, argument_default=argparse.SUPPRESS,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     model, optim = ModelConfig(), OptimConfig()
@@ -95,6 +99,8 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
         "other, training once on what each added, after an evaluation on it")
     add("--follow-wait", type=float, metavar="SECONDS", help="with `parts`: how long to wait for another one at the "
         f"end (default: {of['follow_wait']:g})")
+    add("--split-moved", choices=("refuse", "accept"), default="refuse", help="what to do where "
+        "the table to go on with tests on rows that were trained on (default: refuse)")
     add("--check", action="store_true", default=False, help="check settings and input, print the plan, train nothing")
     add("--ranks", type=int, default=None, help="with --check: ranks to check for (default: torchrun's, or 1)")
     add = parser.add_argument_group("training").add_argument
@@ -170,7 +176,7 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
     """What was said, as fields of Config, ModelConfig and OptimConfig."""
-    return {k: v for k, v in vars(args).items() if k not in ("run", "resume", "pause", "check", "ranks")}
+    return {k: v for k, v in vars(args).items() if k not in ("run", "resume", "split_moved", "pause", "check", "ranks")}
 
 
 def fresh(said: dict[str, Any], **known: Any) -> Config:

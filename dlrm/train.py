@@ -36,6 +36,7 @@ from dlrm.options import Plan
 from dlrm.places import PlacementError
 from dlrm.use import spread_out
 from etl.hold import Hold
+from etl.identity import SplitMoved
 from etl.program import FAILED, INTERRUPTED, USAGE, UsageError, run, say
 from etl.table import FeatureTable, TableError
 from ingest.arguments import ArgumentError
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from dlrm.world import World
 
 INPUT_ERRORS = (ConfigError, CheckpointError, TableError, BadData, RunError, KnobError, PlanError,
-                PlacementError, UsageError, ArgumentError, FaultError, MemoryLimitError)
+                PlacementError, SplitMoved, UsageError, ArgumentError, FaultError, MemoryLimitError)
 
 
 class Elsewhere(RuntimeError):
@@ -95,12 +96,16 @@ def _plan(args: argparse.Namespace) -> Plan:
     if go_on and saved:
         path, meta = latest(args.run / "checkpoints")
         config = options.resumed(meta.config, said, ranks=ranks)
+        if not meta.trained:  # of an older program: it says so from here on
+            meta = replace(meta, trained=meta.seen().to_json())
         meta = replace(meta, config=config.to_dict())
         if (version := follow.later(config, meta)) is not None:
-            return follow.taken_up(args.run, path, meta, version)
+            return follow.taken_up(args.run, path, meta, version, split_moved=args.split_moved)
         table = FeatureTable.open(config.data, config.version)
         meta.check(table)
-        return Plan(run=args.run, config=config, table=follow.view(table, config), meta=meta, resume=path, go_on=True)
+        seen = follow.seen_in(table, meta, args.split_moved)
+        return Plan(run=args.run, config=config, table=follow.view(table, config), meta=meta, resume=path, go_on=True,
+                    split_moved=args.split_moved, seen=seen)
     if "data" not in said:
         raise ConfigError("--data is missing: which feature table to train on")
     first = 0 if said.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
@@ -109,7 +114,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=spread_out(config.model, columns))
     return Plan(run=args.run, config=config, table=follow.view(table, config), meta=Meta.of(table, config.to_dict()),
-                resume=None, go_on=go_on)
+                resume=None, go_on=go_on, split_moved=args.split_moved)
 
 
 def _check(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
@@ -215,6 +220,9 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
         kept = feed.keeping(config, loader, here.local_ranks, journal.say)
         known = kept.begin()
         parts = build.parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=steps)
+        if plan.seen:
+            journal.event({"kind": "warning", "step": plan.meta.step, "text": plan.seen})
+            journal.say(f"warning: {plan.seen}")
         if plan.resume is not None:
             if plan.changes is not None and plan.before is not None:
                 journal.say(plan.changes.text)
@@ -318,7 +326,7 @@ def _following(plan: Plan, meta: Meta, here: World, watch: Watch) -> Plan | None
         version, over = here.gather_objects((version, over))[0]
         if version is not None:
             path, meta = latest(plan.run / "checkpoints")
-            return follow.taken_up(plan.run, path, meta, version)
+            return follow.taken_up(plan.run, path, meta, version, split_moved=plan.split_moved)
         if over:
             return None
         watch.stop.wait(1.0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from etl.census import Census, rule_of, there_already, trained_on
+from etl.census import Census, there_already, trained_on, under_rule
 from etl.commit import Base, CommitConflict, new_job, publish
 from etl.features import Placement, cardinalities
 from etl.fields import Field, Fingerprint
@@ -95,7 +95,7 @@ class Job:
             # An append that learned anew would give one id two values.
             before = _state_before(self.spec, self.store, parent.state if parent else None,
                                    partly=self.update_state and self.mode == "overwrite")
-        spec, rule_before = _under_rule(self.spec, parent, accept=self.split_moved == "accept")
+        spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
         for name, value in (("base", base), ("parent", parent), ("before", before), ("spec", spec),
                             ("rule_before", rule_before)):
             object.__setattr__(self, name, value)
@@ -243,22 +243,6 @@ class Job:
                     raise DriftError(f"{what}, and drift.{kind}.refuse = {refuse:g}; nothing was published")
                 if warn is not None and size >= warn:
                     progress.say(f"warning: {what} (drift.{kind}.warn = {warn:g})")
-
-
-def _under_rule(spec: Spec, parent: JobRecord | None, *, accept: bool) -> tuple[Spec, Identity | None]:
-    """The spec with the rule that its rows go by: that of the table, or a new one, if the spec names another key or the
-    user accepts that rows move; and the table's, if the spec has its columns."""
-    rule = rule_of(parent) if parent else None
-    if rule is None:
-        return spec, None
-    anew = rule.begins_anew(spec)
-    try:
-        rule = rule.going_on(spec)
-    except SplitMoved:
-        if not accept and not anew:
-            raise
-        return spec, None
-    return (spec, rule) if anew else (replace(spec, identity=rule), rule)
 
 
 def _splits(record: JobRecord) -> dict[str, int]:

@@ -4,7 +4,8 @@ split a run has seen, `there_already` how many rows of an append a table has."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from etl.identity import Identity, SplitMoved
@@ -20,6 +21,7 @@ Settings = Mapping[str, Any]
 class Census:
     """What is known of the rows of some jobs."""
 
+    jobs: tuple[str, ...] = ()
     rule: Identity | None = None
     """By what they are known; None if the jobs have several rules, or say nothing of one."""
     settings: Settings = field(default_factory=dict)
@@ -43,46 +45,81 @@ class Census:
                 for split, sketch in record.sketches[recognition].items():
                     found.setdefault(split, []).append(Sketch.from_json(sketch))
             sketches[recognition] = {split: Sketch.joined(parts) for split, parts in found.items()}
-        return cls(rule=rule, settings=settings[-1] if settings else {}, sketches=sketches)
+        return cls(jobs=tuple(r.job for r in records), rule=rule, settings=settings[-1] if settings else {},
+                   sketches=sketches)
 
     @property
     def trained(self) -> Census:
         """Of the rows that a run trains on: those of `train` that lie in no other split."""
         sketches = {recognition: {TRAIN: splits[TRAIN].without(s for n, s in splits.items() if n != TRAIN)}
                     for recognition, splits in self.sketches.items() if TRAIN in splits}
-        return Census(rule=self.rule, settings=self.settings, sketches=sketches)
+        return replace(self, sketches=sketches)
 
     def and_then(self, later: Census) -> Census:
         """Of the rows of both, where they can be told from each other; else of the later ones."""
         common = self.sketches.keys() & later.sketches.keys()
         if not common:
             return later
-        return Census(rule=later.rule, settings=later.settings, sketches={
+        return replace(later, jobs=tuple(dict.fromkeys((*self.jobs, *later.jobs))), sketches={
             recognition: {TRAIN: Sketch.joined(s[recognition].get(TRAIN, Sketch()) for s in (self.sketches,
                                                                                              later.sketches))}
             for recognition in sorted(common)})
 
     def to_json(self) -> dict[str, Any]:
-        return {"rule": self.rule.to_json() if self.rule else None, "settings": dict(self.settings),
+        return {"jobs": list(self.jobs), "rule": self.rule.to_json() if self.rule else None,
+                "settings": dict(self.settings),
                 "sketches": {recognition: {split: sketch.to_json() for split, sketch in splits.items()}
                              for recognition, splits in self.sketches.items()}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Census:
-        return cls(rule=Identity.from_json(value["rule"]) if value["rule"] else None, settings=value["settings"],
+        return cls(jobs=tuple(value["jobs"]), settings=value["settings"],
+                   rule=Identity.from_json(value["rule"]) if value["rule"] else None,
                    sketches={recognition: {split: Sketch.from_json(sketch) for split, sketch in splits.items()}
                              for recognition, splits in value["sketches"].items()})
 
 
 def rule_of(record: JobRecord) -> Identity | None:
     """By what a job's rows are known; older programs hashed all input columns of their spec."""
-    return record.identity or (Spec.parse(record.spec).rule if record.spec else None)
+    return record.identity or (_spec(record.spec).rule if record.spec else None)
+
+
+def under_rule(spec: Spec, parent: JobRecord | None, *, accept: bool) -> tuple[Spec, Identity | None]:
+    """The spec with the rule that its rows go by, and the table's rule, if the spec has its columns.
+
+    Both are the same, unless there is no table yet, or the spec is the first to name a key, or rows move otherwise and
+    the user accepts that: then the spec begins a rule."""
+    rule = rule_of(parent) if parent else None
+    if rule is None:
+        return spec, None
+    first_key = bool(spec.table.key) and not rule.named
+    try:
+        found = rule.found_in(spec)
+    except SplitMoved:
+        if not accept and not first_key:
+            raise
+        return spec, None
+    if first_key and set(spec.table.key) != {c.name for c in found.columns}:
+        return spec, found
+    try:
+        found.permit(spec)
+    except SplitMoved:
+        if not accept:
+            raise
+        return spec, found
+    return replace(spec, identity=found), found
+
+
+@lru_cache(maxsize=16)
+def _spec(text: str) -> Spec:
+    """Jobs that append have the same one."""
+    return Spec.parse(text)
 
 
 def _settings(record: JobRecord) -> dict[str, Any]:
     if not record.spec:
         return {}
-    table = Spec.parse(record.spec).table
+    table = _spec(record.spec).table
     return {"split": dict(table.split), "split_by": list(table.split_by), "split_column": table.split_column,
             "split_time": table.split_time, "split_from": list(table.split_from)}
 
@@ -93,6 +130,9 @@ class Seen:
 
     shares: Mapping[str, float]
     exact: bool
+
+    def of(self, split: str) -> Seen:
+        return replace(self, shares={name: share for name, share in self.shares.items() if name == split})
 
     @property
     def text(self) -> str:
@@ -108,6 +148,8 @@ def _percent(share: float) -> str:
 
 def trained_on(before: Census, after: Census) -> Seen:
     """What share of each split of `after` lies in what was trained on `before`; `SplitMoved` if nobody can know."""
+    if set(after.jobs) <= set(before.jobs):
+        return Seen(shares={}, exact=True)  # the same files, each in the split that it was in
     shares: dict[str, float] = {}
     exact = True
     common = before.sketches.keys() & after.sketches.keys()

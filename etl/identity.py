@@ -81,29 +81,28 @@ class Identity:
         return cls(seed=spec.table.seed, columns=columns, named=bool(spec.table.key), split_by=by,
                    recognised=_recognised(columns, by, spec))
 
-    def going_on(self, spec: Spec) -> Identity:
+    def found_in(self, spec: Spec) -> Identity:
         """This rule, with the names and types that its columns have in a later spec; `SplitMoved` if it has them not.
 
-        A spec that names another key than this begins another rule: see `begins_anew`."""
+        The rows that are there already can then be known again, whatever the spec's own rule is."""
+        columns = tuple(_found(column, spec) for column in self.columns)
+        by = tuple(_found(column, spec) for column in self.split_by)
+        return replace(self, columns=columns, split_by=by, recognised=_recognised(columns, by, spec))
+
+    def permit(self, spec: Spec) -> None:
+        """Refuses a later spec, in which it was found, that has another key, seed or groups."""
+        key, names = spec.table.key, tuple(c.name for c in self.columns)
+        if key and set(key) != set(names):
+            raise SplitMoved(f"table.key names {', '.join(key)}, and the rows of this table are known by "
+                             f"{', '.join(names)}; write that, or {_accept()}")
         if spec.table.seed != self.seed:
             raise SplitMoved(f"table.seed = {spec.table.seed}: the rows of this table are placed by seed {self.seed}, "
                              f"and another gives them other splits; write that one, or {_accept()}")
-        columns = tuple(_found(column, spec) for column in self.columns)
-        by = tuple(_found(column, spec) for column in self.split_by)
-        if tuple(c.name for c in by) != spec.table.split_by:
-            was, now = (", ".join(names) or "nothing" for names in ((c.name for c in by), spec.table.split_by))
+        groups = tuple(c.name for c in self.split_by)
+        if groups != spec.table.split_by:
+            now, was = (", ".join(by) or "nothing" for by in (spec.table.split_by, groups))
             raise SplitMoved(f"table.split_by names {now}, and for the rows of this table it was {was}; write that, "
                              f"or {_accept()}")
-        return replace(self, columns=columns, split_by=by, recognised=_recognised(columns, by, spec))
-
-    def begins_anew(self, spec: Spec) -> bool:
-        """Whether a later spec names a key that is not this one."""
-        if not spec.table.key:
-            return False
-        try:
-            return {_found(column, spec).name for column in self.columns} != set(spec.table.key)
-        except SplitMoved:
-            return True
 
     def same(self, other: Identity) -> bool:
         """Whether both give every row the same key, and the same group where groups decide the split."""

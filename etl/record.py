@@ -68,7 +68,7 @@ class JobRecord:
     """Whether the newest values of its histories and side tables lie in `_sluice/serving/<job>`."""
     identity: Identity | None = None
     """By what its rows are known; None in records of older programs: then by all input columns of `spec`."""
-    sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `etl.sketch.Sketch`."""
 
     def to_json(self) -> dict[str, Any]:

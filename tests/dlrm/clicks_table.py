@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from etl.census import under_rule
 from etl.commit import Base, new_job, publish
 from etl.features import Features, cardinalities, row_keys
 from etl.ops.sparse import Categorify
 from etl.record import JobRecord
 from etl.shards import arrow_schema, describe, folder_of
+from etl.sketch import Sketch
 from etl.spec import Spec
 from etl.state import State
 from etl.store import Store
@@ -114,20 +116,25 @@ def _until(plain: Features, column: Any, number: int, columns: dict[str, pa.Arra
 
 def write(path: Path, raw: pa.Table, *, text: str | None = None, mode: str = "create") -> FeatureTable:
     """Publishes the rows as a new version. What the version before had learned keeps its ids, and new values follow."""
-    spec, store, job = Spec.parse(text or spec_text()), Store(path), new_job()
+    store, job = Store(path), new_job()
     base = Base.read(store)
-    before = FeatureTable.open(store.uri).state() if base.version is not None else None
+    parent = FeatureTable.open(store.uri) if base.version is not None else None
+    before = parent.state() if parent else None
+    spec, _ = under_rule(Spec.parse(text or spec_text()), parent.record if parent else None, accept=False)
     columns = {name: raw[name].combine_chunks() for name in spec.input.columns}
     state = fitted(spec, columns, before)
     state.save(store)
-    made = pa.table(Features(spec, state).apply(columns, row_keys(columns, spec)), [c.name for c in spec.columns])
+    keys = row_keys(columns, spec)
+    made = pa.table(Features(spec, state).apply(columns, keys), [c.name for c in spec.columns])
     sizes, lists = cardinalities(spec, state), [c for c in spec.columns if c.role == "id_list"]
     bags = {c.name: _bag(columns[c.sources[0]]) for c in lists}
     fields = spec.fields(sizes, bags)
     made = made.cast(arrow_schema(fields))
     rows = made.num_rows
     first, second = rows * 8 // 10, rows * 9 // 10
+    sketches = {}
     for split, start, stop in (("train", 0, first), ("validation", first, second), ("test", second, rows)):
+        sketches[split] = Sketch.of(keys[start:stop]).to_json()
         target = Path(store.path(f"{folder_of(job)}/split={split}/part-00000.parquet"))
         target.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(made.slice(start, stop - start), target, row_group_size=spec.table.row_group_rows,
@@ -135,7 +142,8 @@ def write(path: Path, raw: pa.Table, *, text: str | None = None, mode: str = "cr
     written, profile = describe(store, job, fields, spec.table.row_group_rows)
     record = JobRecord(job=job, mode=mode, version=base.next, at=f"{datetime.datetime.now(datetime.UTC):%FT%TZ}",
                        rows=rows, state=state.hash, parent=before.hash if before else None, spec=spec.text, seed=0,
-                       files=written, cardinalities=sizes, bags=bags, profile=profile.columns)
+                       files=written, cardinalities=sizes, bags=bags, profile=profile.columns, identity=spec.rule,
+                       sketches={spec.rule.recognition: sketches})
     return FeatureTable.open(store.uri, publish(store, base, record, fields))
 
 

@@ -1,0 +1,103 @@
+"""A run does not go on where the rows that it trained on have become its test."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlrm import evaluate, options, train
+from dlrm.config import Config
+from dlrm.meta import Meta, read
+from etl.census import Census
+from etl.identity import SplitMoved
+from etl.table import FeatureTable
+from tests.dlrm import clicks_table
+
+ROWS = 1500
+
+
+def begun(run: Path, table: FeatureTable) -> Path:
+    """A run that has finished an epoch on this version, as far as its checkpoint says so."""
+    folder = run / "checkpoints" / "step-000000005"
+    folder.mkdir(parents=True)
+    config = Config(data=table.uri, version=table.version, follow="epochs", epochs=2)
+    meta = Meta.of(table, config.to_dict())
+    replace(meta, step=5, epoch=1, loader={"epoch": 1, "step": 0}).write(folder)
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path) -> FeatureTable:
+    return clicks_table.write(tmp_path / "table", clicks_table.raw_rows(ROWS))
+
+
+def again(tmp_path: Path, *, turned: bool) -> FeatureTable:
+    """The same rows once more; turned around the first of train are the test."""
+    raw = clicks_table.raw_rows(ROWS)
+    return clicks_table.write(tmp_path / "table", raw.take(list(range(ROWS))[::-1]) if turned else raw,
+                              mode="overwrite")
+
+
+def plan(*words: object) -> options.Plan:
+    return train._plan(options.parse([str(word) for word in words], None))
+
+
+def test_following_is_refused_with_the_share_or_accepted(table, tmp_path, capsys):
+    folder = begun(tmp_path / "run", table)
+    again(tmp_path, turned=False)
+    assert plan("--run-dir", tmp_path / "run", "--resume").seen == ""
+    again(tmp_path, turned=True)
+    words = ["--run-dir", str(tmp_path / "run"), "--resume", "--follow"]
+    with pytest.raises(SystemExit) as left:
+        train.main(words)
+    assert left.value.code == 2
+    told = json.loads(capsys.readouterr().out)["error"]
+    both = "100 % of the rows of split 'test' and 100 % of the rows of split 'validation'"
+    for part in ("version 2 of", f"{both} were trained on", "accept it with --split-moved accept"):
+        assert part in told
+    going = plan(*words, "--split-moved", "accept")
+    assert (going.config.version, going.split_moved) == (2, "accept")
+    assert f"{both} were trained on" in going.seen
+    # What it trains on from there on is known beside what it had trained on.
+    before, now = read(folder).seen(), going.meta.seen()
+    (both,) = now.sketches.values()
+    assert len(both["train"].hashes) == ROWS == len(next(iter(before.sketches.values()))["train"].hashes) + ROWS // 5
+
+
+def test_a_checkpoint_of_an_older_program_is_compared_by_its_table(table, tmp_path):
+    folder = begun(tmp_path / "run", table)
+    older = json.loads((folder / "meta.json").read_text())
+    del older["trained"]
+    (folder / "meta.json").write_text(json.dumps(older))
+    again(tmp_path, turned=True)
+    with pytest.raises(SplitMoved, match=r"100 % of the rows of split 'test' and .* were trained on"):
+        plan("--run-dir", tmp_path / "run", "--resume")
+    assert plan("--run-dir", tmp_path / "run", "--resume", "--split-moved", "accept").seen
+
+
+def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(table, tmp_path):
+    begun(tmp_path / "run", table)
+    raw = clicks_table.raw_rows(ROWS)
+    other = clicks_table.write(tmp_path / "other", raw.take([*range(ROWS // 2, ROWS), *range(ROWS // 2)]))
+    words = ["--run-dir", tmp_path / "run", "--data", other.uri]
+    with pytest.raises(SplitMoved, match="100 % of the rows of split 'test' were trained on"):
+        evaluate.main([str(word) for word in words])
+    meta = read(tmp_path / "run" / "checkpoints" / "step-000000005")
+    from dlrm.follow import seen_in
+    assert seen_in(other, meta, "accept", split="test") != ""
+    assert seen_in(table, meta, "refuse") == ""  # its own
+    moved = clicks_table.write(tmp_path / "moved", raw)  # the same rows elsewhere, in the same splits
+    assert seen_in(moved, meta, "refuse") == ""
+
+
+def test_rows_that_are_known_by_other_columns_cannot_be_told_apart(table, tmp_path):
+    meta = Meta.of(table, {})
+    text = clicks_table.spec_text().replace("[table]", '[table]\nkey = ["number"]')
+    keyed = clicks_table.write(tmp_path / "keyed", clicks_table.raw_rows(ROWS), text=text)
+    from dlrm.follow import seen_in
+    with pytest.raises(SplitMoved, match=r"known by other columns.*first version's input columns.*now the key number"):
+        seen_in(keyed, meta, "refuse")
+    assert Census.of(keyed.records.values()).rule.text == "the key number"
