@@ -20,6 +20,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from etl.census import rule_of
 from etl.fields import Field
 from etl.record import NO_PARTITION, FileRecord, JobRecord
 from etl.shards import METADATA_KEY, CommitError, arrow_schema
@@ -144,9 +145,12 @@ def _landed(store: Store, job: str) -> int | None:
 
 
 def _same_state(store: Store, now: Base, record: JobRecord) -> bool:
-    """Whether the version that is there now has the fitted state that this job was applied with."""
+    """Whether the version that is there now has the fitted state that this job was applied with, and its rule."""
     table = FeatureTable.open(store.uri, now.version)
-    return bool(table.records) and table.record.state == record.state
+    if not table.records or table.record.state != record.state:
+        return False
+    mine, theirs = rule_of(record), rule_of(table.record)
+    return mine is theirs or (mine is not None and theirs is not None and mine.same(theirs))
 
 
 def _same_layout(stored: pa.Schema, base: Base, uri: str) -> None:

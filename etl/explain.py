@@ -24,10 +24,12 @@ def explain(job: Job) -> tuple[list[str], dict[str, Any]]:
         "online": [c.name for c in spec.columns if c.online is not None], "worker_bytes": job.worker_bytes,
         "collected_values": collected(job.worker_bytes), "ways": known,
         "joins": [f"{join.path}: {'as of a time' if join.time else 'by size'}" for join in spec.rows.joins],
+        "key": [column.name for column in spec.rule.columns],
         "file_rows": spec.table.file_rows, "row_group_rows": spec.table.row_group_rows}
     lines = [f"{job.mode} {job.store.uri}: " + ("a new table" if job.base.version is None else
                                                 f"version {job.base.next} on version {job.base.version}"),
-             f"input: {', '.join(job.inputs)} as {spec.input.format}, {len(spec.input.columns)} columns", ""]
+             f"input: {', '.join(job.inputs)} as {spec.input.format}, {len(spec.input.columns)} columns",
+             _known_by(spec), ""]
     lines += [*_rows(spec), "columns:", *[_of_column(c) for c in spec.columns], ""]
     lines += [f"passes over the input: {passes} to {'learn' if learning else 'count'} and 1 to write"]
     if learning:
@@ -39,6 +41,13 @@ def explain(job: Job) -> tuple[list[str], dict[str, Any]]:
     lines.append(f"files of about {spec.table.file_rows:,} rows in row groups of {spec.table.row_group_rows:,}, in "
                  f"{', '.join(spec.table.split)}; rows lie {_order(spec)}")
     return lines, about
+
+
+def _known_by(spec: Spec) -> str:
+    """What a row's split hangs on, and what not."""
+    names = {column.name for column in spec.rule.columns}
+    free = [name for name in spec.input.columns if name not in names]
+    return f"rows are known by {spec.rule.text}" + (f"; {', '.join(free)} move none" if free else "")
 
 
 def _ways(spec: Spec, known: dict[str, str], worker_bytes: int) -> list[str]:

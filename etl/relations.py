@@ -6,7 +6,7 @@ were spread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from etl.keys import SpecError
@@ -23,7 +23,7 @@ _SPARK = {"int": "bigint", "float": "double", "text": "string", "texts": "array<
 def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
     """The rows after dedup, joins and histories, in this order; `earlier`: where a history goes on from, by name."""
     if spec.rows.dedup:
-        rows = _dedup(rows, spec.rows.dedup)
+        rows = _dedup(rows, spec.rows.dedup, [c.name for c in spec.rule.columns])
     for join in spec.rows.joins:
         rows = _join(rows, join, spec)
     for history in spec.rows.histories:
@@ -31,14 +31,15 @@ def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame
     return rows
 
 
-def _whole_row(rows: DataFrame) -> list[Column]:
-    """Decides ties: rows that agree in all of it are the same row."""
+def _whole_row(rows: DataFrame, first: Sequence[str] = ()) -> list[Column]:
+    """Decides ties: rows that agree in all of it are the same row. What rows are known by comes `first`, in the order
+    of the table's first version, so that columns that come or change places decide nothing else."""
     from pyspark.sql import functions as sql
 
-    return [sql.asc_nulls_first(f"`{name}`") for name in rows.columns]
+    return [sql.asc_nulls_first(f"`{name}`") for name in dict.fromkeys((*first, *rows.columns))]
 
 
-def _dedup(rows: DataFrame, how: Dedup) -> DataFrame:
+def _dedup(rows: DataFrame, how: Dedup, first: Sequence[str]) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 
@@ -46,7 +47,7 @@ def _dedup(rows: DataFrame, how: Dedup) -> DataFrame:
         return rows.dropDuplicates()
     turn = sql.asc_nulls_first if how.keep == "first" else sql.desc_nulls_last
     order = [turn(f"`{how.order}`")] if how.order else []
-    window = Window.partitionBy(*[f"`{name}`" for name in how.by]).orderBy(*order, *_whole_row(rows))
+    window = Window.partitionBy(*[f"`{name}`" for name in how.by]).orderBy(*order, *_whole_row(rows, first))
     return rows.withColumn("_turn", sql.row_number().over(window)).where("_turn = 1").drop("_turn")
 
 
