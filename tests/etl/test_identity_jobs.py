@@ -19,7 +19,7 @@ from tests.etl.jobs import Said, rows_of, run
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
-ROWS = 6000
+ROWS = 4000
 COLUMNS = ("click:int", "id:int", "user:text", "price:float")
 
 
@@ -69,21 +69,21 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     assert (found["version"], found["rows"], found["epochs"]) == (1, tables[1].rows_of("test"), 2)
-    assert found["auc"] == pytest.approx(0.5, abs=0.06)  # 2,400 rows: five standard deviations
+    assert found["auc"] == pytest.approx(0.5, abs=0.07)  # 1,600 rows: five standard deviations
 
     pq.write_table(pa.concat_tables([rows.slice(0, 500), noise(ROWS, 100)]).append_column(
         "more", pa.array([n % 7 for n in range(600)])), tmp_path / "again.parquet")
     run(spark, out, tmp_path / "again.parquet", text=wider, mode="append", said=said)
     assert "warning: 500 of the 600 rows that are appended are in the table already" in said.text
     recut = wider.replace("train = 0.6, test = 0.4", "train = 0.3, test = 0.7")
-    with pytest.raises(SplitMoved, match=r"42\.\d % of the rows of split 'test' lay in 'train' in version 2"):
+    with pytest.raises(SplitMoved, match=r"^4\d(\.\d)? % of the rows of split 'test' lay in 'train' in version 2"):
         run(spark, out, tmp_path / "more.parquet", text=recut, mode="overwrite")
     assert FeatureTable.open(out).version == 2
     assert len(list((out / "data").iterdir())) == 3  # and nothing of it is left
     run(spark, out, tmp_path / "more.parquet", text=recut, mode="overwrite", split_moved="accept", said=said)
     assert "lay in 'train' in version 2; a run that was trained on that goes on here only with" in said.text
     resume = ["--run-dir", str(tmp_path / "run"), "--resume", "--follow", "--epochs", "3"]
-    with pytest.raises(SplitMoved, match=r"42\.\d % of the rows of split 'test' were trained on"):
+    with pytest.raises(SplitMoved, match=r" 4\d(\.\d)? % of the rows of split 'test' were trained on"):
         train._plan(options.parse(resume, None))
     assert train._plan(options.parse([*resume, "--split-moved", "accept"], None)).config.version == 3
 
