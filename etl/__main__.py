@@ -54,7 +54,8 @@ def parser() -> argparse.ArgumentParser:
         "vacuum", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         help="remove the files that no kept or pinned version needs",
         description="Removes data, fitted states, rejects and records that neither the newest versions nor a pinned "
-                    "one needs, if they are older than a day. Older versions can then no longer be read.")
+                    "one needs, if they are older than a day. Older versions can then no longer be read. Only what "
+                    "jobs wrote goes; links are not followed, and what is passed over is named.")
     clean.add_argument("table", metavar="TABLE", help="the table's folder or URI")
     clean.add_argument("--keep", type=_positive, default=10, metavar="N", help="newest versions to keep whole")
     clean.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
@@ -100,10 +101,12 @@ def _vacuum(args: argparse.Namespace) -> dict[str, Any]:
     done = vacuum(Store(args.table), keep=args.keep, now=time.time(), dry_run=args.dry_run)
     for path in done.files:
         say(f"{'would go' if args.dry_run else 'removed'}: {path}")
+    for path in done.passed_over:
+        say(f"passed over: {path}, which is a link, or which no job of this table wrote")
     say(f"{len(done.files)} files, {done.bytes / 2**20:,.1f} MiB; kept: version "
         f"{', '.join(map(str, done.kept_versions))}")
     return {"removed": len(done.files), "bytes": done.bytes, "kept_versions": list(done.kept_versions),
-            "pinned": list(done.pinned), "dry_run": args.dry_run}
+            "pinned": list(done.pinned), "passed_over": list(done.passed_over), "dry_run": args.dry_run}
 
 
 def _synth(args: argparse.Namespace) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from etl.store import Store
 from etl.table import FeatureTable
 from etl.tails import folder_of_tails, write_tails
 from etl.ways import JOIN, WORKER_BYTES, collected, head, ways
-from etl.write import write, write_rejects
+from etl.write import check_rejects, write, write_rejects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,6 +104,8 @@ class Job:
     def run(self, spark: SparkSession, progress: Progress) -> Result:
         """Makes the version. Until the last line nothing is visible, and after it everything is."""
         progress.follow(spark)
+        if self.rejects is not None:
+            check_rejects(spark, self.rejects)
         raw = Raw(spark, self.spec, self.inputs, self._earlier())
         raw.check_headers()
         learning, named = self.before is None or self.update_state, False

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+
+from etl import folder
 
 _CHUNK = 8 * 2**20
 
@@ -100,21 +100,11 @@ class Store:
 
     def write(self, relative: str, content: bytes) -> None:
         """Visible whole or not at all: locally by rename, in a bucket by the nature of a put."""
-        target = self.path(relative)
         if not self.local:
-            with self.fs.open_output_stream(target) as stream:
+            with self.fs.open_output_stream(self.path(relative)) as stream:
                 stream.write(content)
             return
-        Path(target).parent.mkdir(parents=True, exist_ok=True)
-        draft = f"{target}.{uuid.uuid4().hex[:8]}.draft"
-        try:
-            with open(draft, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, target)
-        finally:
-            Path(draft).unlink(missing_ok=True)
+        folder.replace(self.root, relative, content)
 
     def read_json(self, relative: str) -> Any:
         return json.loads(self.read(relative))
@@ -123,7 +113,10 @@ class Store:
         self.write(relative, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
     def remove(self, relative: str) -> None:
-        """A file or a folder that a job of ours wrote, if it is there."""
+        """A file or a folder that a job of ours wrote, if it is there; no link is followed to it, or from it."""
+        if self.local:
+            folder.remove(self.root, relative)
+            return
         info = self.fs.get_file_info(self.path(relative))
         if info.type == pafs.FileType.Directory:
             self.fs.delete_dir(self.path(relative))
@@ -135,12 +128,13 @@ class Store:
         info = self.fs.get_file_info(self.path(relative))
         return info.mtime.timestamp() if info.mtime is not None else time.time()
 
-    def sweep(self, relative: str) -> None:
-        """Removes empty folders (local ones: a bucket has none)."""
-        if self.local:
-            for folder, _, _ in os.walk(self.path(relative), topdown=False):
-                with contextlib.suppress(OSError):  # it is not empty
-                    os.rmdir(folder)
+    def listed(self, relative: str) -> tuple[list[str], list[str]]:
+        """All files under a folder that lie in it without a link, and the links, which a bucket has none of."""
+        return folder.listed(self.root, relative) if self.local else (self.files(relative), [])
+
+    def sweep(self, relative: str) -> bool:
+        """Removes a folder if it is empty, and says whether (a local one: a bucket has no folders)."""
+        return self.local and folder.remove_if_empty(self.root, relative)
 
     def probe(self) -> None:
         """Fails where a table could not be published, before any work is done."""

@@ -30,6 +30,10 @@ class TableError(ValueError):
     """A table that cannot be read: its message names the table, or the file, and what to do."""
 
 
+class DamagedRecord(TableError):
+    """A job's record that is there and cannot be understood: what its version needs is not known."""
+
+
 @dataclass(frozen=True)
 class FeatureTable:
     """One version, fixed: later commits do not change what this object shows."""
@@ -150,7 +154,7 @@ def _record(store: Store, job: str) -> JobRecord:
         raise TableError(f"{store.url(path)}: the job's record is missing, and its files cannot be read without it; "
                          "was this version removed by vacuum?") from None
     except (RecordError, OSError, ValueError) as error:
-        raise TableError(f"{store.url(path)}: {_first_line(error)}") from None
+        raise DamagedRecord(f"{store.url(path)}: {_first_line(error)}") from None
 
 
 def _type_name(kind: pa.DataType) -> str:

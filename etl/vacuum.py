@@ -1,19 +1,32 @@
-"""Removes what no kept version needs: `vacuum`. Data, fitted states, rejects and records of jobs nobody can read."""
+"""Removes what no kept version needs: `vacuum`. Data, fitted states, rejects and records of jobs nobody can read.
+
+Only what a job of this table wrote is removed, and only where it lies in the table's own folder: no link is followed.
+"""
 
 from __future__ import annotations
 
 import datetime
+import errno
+import re
 from dataclasses import dataclass
 
 from etl.pins import pins
 from etl.shards import job_of
 from etl.state import State
-from etl.store import Store
-from etl.table import FeatureTable, TableError
+from etl.store import Store, StoreError
+from etl.table import DamagedRecord, FeatureTable, TableError
 from etl.tails import folder_of_tails
 
 DAY_S = 86_400.0
-_FOLDERS = ("data", "_sluice/state", "_sluice/serving", "_sluice/jobs", "_sluice/rejects")
+_JOB = r"\d{8}T\d{6}-[0-9a-f]+"
+_DRAFT = r"\.[0-9a-f]{8,32}\.draft"
+_WRITTEN = {  # by jobs: Parquet and JSON files, with Hadoop's checksums beside them, and what is written before them
+    folder: re.compile(f"{folder}/(?:{files})(?:{_DRAFT})?") for folder, files in (
+        ("data", rf"{_JOB}/(_temporary/.+|split=[^/]+/(partition=[^/]+/)?[^/]+\.parquet(\.crc)?|\.?_SUCCESS(\.crc)?)"),
+        ("_sluice/state", rf"([0-9a-f]{{16}}|{_JOB})/([^/]+/)*(_temporary/.+|[^/]+\.parquet(\.crc)?|state\.json)"),
+        ("_sluice/serving", rf"{_JOB}/[^/]+/(_temporary/.+|[^/]+\.parquet(\.crc)?)"),
+        ("_sluice/jobs", rf"{_JOB}\.json"),
+        ("_sluice/rejects", rf"{_JOB}/(_temporary/.+|[^/]+\.json(\.crc)?|\.?_SUCCESS(\.crc)?)"))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +37,8 @@ class Vacuumed:
     pinned: tuple[int, ...]
     files: tuple[str, ...]
     bytes: int
+    passed_over: tuple[str, ...] = ()
+    """What lies where jobs write and was left alone: links, and files that no job of this table wrote."""
 
 
 def vacuum(store: Store, *, keep: int, now: float, dry_run: bool = False, grace_s: float = DAY_S) -> Vacuumed:
@@ -31,6 +46,9 @@ def vacuum(store: Store, *, keep: int, now: float, dry_run: bool = False, grace_
     so that a job at work, or one about to be pinned, loses nothing.
 
     Versions stay in the log, but those not kept can no longer be read."""
+    if links := store.listed("_delta_log")[1]:
+        raise StoreError(f"{store.url(links[0])}: is a link, so what this table needs is written elsewhere; nothing "
+                         "was removed; put the log's own files in its place")
     newest = FeatureTable.open(store.uri).version
     pinned = tuple(sorted({pin.version for pin in pins(store, now)}))
     kept = tuple(sorted({*range(max(0, newest - keep + 1), newest + 1), *pinned}))
@@ -38,8 +56,8 @@ def vacuum(store: Store, *, keep: int, now: float, dry_run: bool = False, grace_
     for version in kept:
         try:
             table = FeatureTable.open(store.uri, version)
-        except TableError:
-            if version in pinned:
+        except TableError as error:
+            if version in pinned or isinstance(error, DamagedRecord):
                 raise
             continue  # an earlier vacuum's
         files |= {f"_sluice/jobs/{job}.json" for job in table.records}
@@ -50,17 +68,36 @@ def vacuum(store: Store, *, keep: int, now: float, dry_run: bool = False, grace_
     # A pin taken meanwhile may claim what was about to go.
     if {pin.version for pin in pins(store, now)} - set(kept):
         return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s)
-    there = [p for folder in _FOLDERS for p in store.files(folder)]
+    there: list[str] = []
+    passed: list[str] = []
+    for folder, written in _WRITTEN.items():
+        found, links = store.listed(folder)
+        there += [path for path in found if written.fullmatch(path)]
+        passed += [*links, *(path for path in found if path not in files and not written.fullmatch(path))]
     gone = [p for p in there if p not in files and now - store.modified(p) > grace_s
             and not _young(job_of(p) or p.rsplit("/", 1)[-1], now, grace_s)]
     # Records go last: while one is there, a reader that looks for a file of its version is told which job made it.
     gone.sort(key=lambda p: (p.startswith("_sluice/jobs/"), p))
     size = sum(store.size(p) or 0 for p in gone)
-    if not dry_run:
-        for path in gone:
+    for path in gone.copy() if not dry_run else ():
+        try:
             store.remove(path)
-        store.sweep("data")
-    return Vacuumed(kept_versions=kept, pinned=pinned, files=tuple(gone), bytes=size)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            gone.remove(path)  # a folder on its way has just become a link
+            passed.append(path)
+            continue
+        _sweep(store, path)
+    return Vacuumed(kept_versions=kept, pinned=pinned, files=tuple(gone), bytes=size,
+                    passed_over=tuple(sorted(set(passed))))
+
+
+def _sweep(store: Store, path: str) -> None:
+    """Removes the folders that a removed file leaves empty."""
+    above = path.rpartition("/")[0]
+    while above not in _WRITTEN and store.sweep(above):
+        above = above.rpartition("/")[0]
 
 
 def _young(job: str, now: float, grace_s: float) -> bool:

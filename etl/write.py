@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from etl.fit import selected
 from etl.identity import Identity
 from etl.joined import Joins
 from etl.parse import Parser
-from etl.raw import Batches, Raw
+from etl.raw import Batches, InputError, Raw
 from etl.record import NO_PARTITION
 from etl.shards import arrow_schema
 from etl.sketch import Bounds, Gathered, Gathering, Sketch, gather
@@ -26,9 +27,26 @@ from etl.state import Packed, State
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
+    from pyspark.sql import SparkSession
 
+_REJECTS = re.compile(r"\.?(part-[^/]*\.json|_SUCCESS)(\.crc)?")
 _SPARK_TYPES = {"int8": "tinyint", "int32": "int", "int64": "bigint", "float": "float", "double": "double",
                 "string": "string", "binary": "binary", "list<element: int32>": "array<int>"}
+
+
+def check_rejects(spark: SparkSession, url: str) -> None:
+    """Refuses a folder that holds anything but what an earlier job set aside: what is there is replaced."""
+    jvm, conf = spark._jvm, spark.sparkContext._jsc.hadoopConfiguration()
+    assert jvm is not None
+    path = jvm.org.apache.hadoop.fs.Path(url)
+    system = path.getFileSystem(conf)
+    if not system.exists(path):
+        return
+    found = [(status.getPath().getName(), status.isFile()) for status in system.listStatus(path)]
+    other = next((name for name, plain in found if not plain or not _REJECTS.fullmatch(name)), None)
+    if other is not None:
+        raise InputError(f"--rejects {url}: holds {other!r}, which no job set aside and which would be removed; name "
+                         "another folder")
 
 
 def write_rejects(raw: Raw, url: str) -> None:

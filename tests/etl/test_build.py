@@ -26,6 +26,7 @@ from etl.spec import Spec
 from etl.state import StateError
 from etl.store import Store
 from etl.table import FeatureTable
+from etl.write import check_rejects
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
@@ -239,6 +240,15 @@ def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, t
     assert all(row["file"].endswith("/broken.tsv") for row in kept)
     assert "only\tthree\tfields" in [row["raw"] for row in kept]
     assert dict(FeatureTable.open(tmp_path / "t").record.rejected) == REASONS
+    # The next job's replace them; but nothing goes that no job set aside.
+    kept = {place: place.read_text() for place in (broken, *(tmp_path / "rejects").glob("*.json"))}
+    (tmp_path / "rejects" / "notes.md").write_text("mine")
+    for place, name in ((tmp_path, "t"), (tmp_path / "rejects", "notes.md"), (broken, "broken.tsv")):
+        with pytest.raises(InputError, match=rf"--rejects {place}: holds '({name}|rejects|broken.tsv)'"):
+            run(spark, tmp_path / "t", broken, rejects=str(place), mode="overwrite")
+    assert kept == {place: place.read_text() for place in kept}
+    (tmp_path / "rejects" / "notes.md").unlink()
+    check_rejects(spark, str(tmp_path / "rejects"))
 
 
 def test_too_many_rejects_refuse_the_job_and_publish_nothing(spark, broken, tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -251,6 +252,108 @@ def test_vacuum_leaves_what_is_younger_than_a_day(table):
     small_table(table.uri, rows=100, mode="overwrite", first=5000)
     assert vacuum(Store(table.uri), keep=1, now=time.time() + DAY_S / 2).files == ()
     assert vacuum(Store(table.uri), keep=1, now=time.time() + 2 * DAY_S).files
+
+
+@pytest.mark.parametrize("level", ["data", "data/JOB", "data/JOB/split=train", "_sluice", "_sluice/jobs",
+                                   "_sluice/rejects", "_sluice/rejects/JOB", "_sluice/serving/JOB/deep"])
+def test_vacuum_follows_no_link_out_of_the_table(table, tmp_path, level):
+    """Whatever folder of the table is a link, and whatever lies behind it under names that jobs give."""
+    job, uri, outside = "20200101T000000-deadbeef", Path(table.uri), tmp_path / "outside"
+    linked = uri / level.replace("JOB", job)
+    if linked.exists():  # its content goes along, so that the table can still be read
+        linked.rename(outside)
+    precious = [f"{job}.json", f"{job}/split=train/part-0.parquet", "split=train/part-0.parquet", "part-0.parquet",
+                f"{job}/part-0.json", "part-0.json", f"jobs/{job}.json", f"state/{job}/part-0.parquet"]
+    for name in precious:
+        (outside / name).parent.mkdir(parents=True, exist_ok=True)
+        (outside / name).write_text("mine")
+    (outside / f"{job}/empty").mkdir()
+    linked.parent.mkdir(parents=True, exist_ok=True)
+    linked.symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    done = vacuum(Store(uri), keep=1, now=2e9)
+    assert sorted(outside.rglob("*")) == before
+    assert done.passed_over == (str(linked.relative_to(uri)),)
+    assert FeatureTable.open(uri).rows == 3000
+
+
+def test_vacuum_removes_what_jobs_wrote_and_names_the_rest(table, tmp_path):
+    uri, store, job = Path(table.uri), Store(table.uri), "20200101T000000-deadbeef"
+    kept = tmp_path / "kept.parquet"
+    kept.write_text("mine")
+    folder = uri / "data" / job / "split=train"
+    folder.mkdir(parents=True)
+    for name in ("part-0.parquet", ".part-0.parquet.crc", f"part-1.parquet.{'a' * 32}.draft"):
+        (folder / name).write_text("a job's")
+    (folder / "link.parquet").symlink_to(kept)
+    others = {f"data/{job}/notes.md", "data/notes/split=train/a.parquet", "_sluice/jobs/list.txt",
+              "_sluice/rejects/mine.json"}
+    for name in others:
+        (uri / name).parent.mkdir(parents=True, exist_ok=True)
+        (uri / name).write_text("mine")
+    done = vacuum(store, keep=1, now=2e9)
+    assert set(done.files) == {f"data/{job}/split=train/{name}" for name in
+                               ("part-0.parquet", ".part-0.parquet.crc", f"part-1.parquet.{'a' * 32}.draft")}
+    assert set(done.passed_over) == others | {f"data/{job}/split=train/link.parquet"}
+    assert all((uri / name).read_text() == "mine" for name in others)
+    assert (kept.read_text(), (folder / "link.parquet").is_symlink()) == ("mine", True)
+
+
+def test_vacuum_stops_where_the_log_is_a_link_or_a_kept_record_is_damaged(table, tmp_path):
+    uri, store = Path(table.uri), Store(table.uri)
+    small_table(uri, rows=60, mode="overwrite", first=9000)
+    record, before = uri / "_sluice" / "jobs" / f"{table.record.job}.json", all_files(table)
+    record.write_bytes(record.read_bytes()[:-9])
+    with pytest.raises(TableError, match=f"{record}: "):
+        vacuum(store, keep=2, now=2e9)
+    (uri / "_delta_log").rename(tmp_path / "log")
+    (uri / "_delta_log").symlink_to(tmp_path / "log")
+    with pytest.raises(StoreError, match=f"{uri}/_delta_log: is a link"):
+        vacuum(store, keep=1, now=2e9)
+    assert all_files(table) == before
+
+
+def test_a_link_that_appears_while_vacuum_removes_is_not_followed(table, tmp_path, monkeypatch):
+    """The folder becomes a link between the look at it and the removal."""
+    uri, job = Path(table.uri), "20200101T000000-deadbeef"
+    outside, folder = tmp_path / "outside", uri / "data" / job / "split=train"
+    for place in (outside / "split=train", folder):
+        place.mkdir(parents=True)
+        (place / "part-0.parquet").write_text("mine")
+
+    def swap(self, path, remove=Store.remove):
+        if not folder.parent.is_symlink():
+            shutil.rmtree(folder.parent)
+            folder.parent.symlink_to(outside)
+        remove(self, path)
+
+    monkeypatch.setattr(Store, "remove", swap)
+    done = vacuum(Store(uri), keep=1, now=2e9)
+    assert (outside / "split=train" / "part-0.parquet").read_text() == "mine"
+    assert (done.files, done.passed_over) == ((), (f"data/{job}/split=train/part-0.parquet",))
+
+
+def test_what_is_written_beside_a_table_follows_no_planted_link(table, tmp_path, monkeypatch):
+    store, other = Store(table.uri), tmp_path / "other"
+    other.write_text("mine")
+    Path(table.uri, "_sluice", "pins").mkdir()
+    Path(table.uri, "_sluice", "pins", "reader.json").symlink_to(other)
+    Pin(name="reader", version=0, expires=3e9).save(store)  # the link is replaced
+    assert (other.read_text(), Path(table.uri, "_sluice", "pins", "reader.json").is_symlink()) == ("mine", False)
+    Pin(name="reader", version=0, expires=0).release(store)
+    # Even one who knew the draft's name could not have it written through a link, nor keep what another wrote there.
+    number = uuid.UUID(int=7)
+    monkeypatch.setattr("etl.folder.uuid.uuid4", lambda: number)
+    Path(table.uri, f"x.json.{number.hex}.draft").symlink_to(other)
+    with pytest.raises(FileExistsError):
+        store.write("x.json", b"{}")
+    (tmp_path / "elsewhere").mkdir()
+    Path(table.uri, "linked").symlink_to(tmp_path / "elsewhere")
+    for change in (lambda: store.write("linked/x.json", b"{}"), lambda: store.remove("linked/x.json"),
+                   lambda: store.write("../x.json", b"{}")):
+        with pytest.raises(OSError, match=r"linked|\.\."):
+            change()
+    assert (other.read_text(), list((tmp_path / "elsewhere").iterdir())) == ("mine", [])
 
 
 def test_a_pin_that_cannot_be_read_stops_vacuum(table):
