@@ -257,9 +257,10 @@ def _splits(record: JobRecord) -> dict[str, int]:
 def _most(raw: Raw, rejected: Mapping[str, int], where: str) -> str:
     """The most frequent reason, with a row that was set aside for it."""
     reason = max(rejected, key=lambda r: rejected[r])
-    row = raw.spark.read.schema("file string, reason string, raw string").json(where).where(
+    row = raw.spark.read.schema("file string, line bigint, reason string, raw string").json(where).where(
         f"reason = {json.dumps(reason)}").first()
-    return f"most often: {reason}" + (f"; for instance in {row['file']}: {row['raw'][:_SHOWN]!r}" if row else "")
+    place = "" if row is None else row["file"] if row["line"] is None else f"{row['file']}, line {row['line']}"
+    return f"most often: {reason}" + (f"; for instance in {place}: {row['raw'][:_SHOWN]!r}" if row else "")
 
 
 def _buckets(spec: Spec) -> dict[str, int]:

@@ -56,9 +56,14 @@ class Raw:
     def named(self) -> str:
         return ", ".join(self.paths)
 
+    @property
+    def header(self) -> str:
+        return self.spec.input.delimiter.join(self.spec.input.columns) if self.spec.input.header else ""
+
     def read(self, with_file: bool = False) -> DataFrame:
         """As it lies there: a column `line`, or the input's columns and `_bad`, the first that does not fit, or, of
-        records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many."""
+        records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many. With the
+        file, lines come with where their part of it begins, and headers are among them."""
         from pyspark.sql import functions as sql
 
         extra = [sql.col("_metadata.file_path").alias("_file")] if with_file else []
@@ -73,9 +78,10 @@ class Raw:
                 return self._records(*extra)
             # Only a line feed ends a line here: a carriage return before it is the parser's to take off.
             lines = self.spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n").text(list(self.paths))
-            if self.spec.input.header:  # it stands at the head of every file
-                head = self.spec.input.delimiter.join(self.spec.input.columns)
-                lines = lines.where(~sql.col("value").isin(head, head + "\r"))
+            if with_file:  # to number them, all have to be there
+                extra.append(sql.col("_metadata.file_block_start").alias("_from"))
+            elif self.spec.input.header:  # it stands at the head of every file
+                lines = lines.where(sql.rtrim("value", sql.lit("\r")) != self.header)
             ended = sql.concat(sql.col("value"), sql.lit("\n"))
             return lines.select(ended.cast("binary").alias("line"), *extra)
 
@@ -213,6 +219,6 @@ def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, s
         reader = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(
             stream if codec is None else codec.createInputStream(stream), "UTF-8"))
         try:
-            yield file, reader.readLine() or ""
+            yield file, (reader.readLine() or "").removeprefix("\ufeff")  # Spark skips a mark there, too
         finally:
             reader.close()

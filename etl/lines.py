@@ -1,0 +1,159 @@
+"""Lines of bytes, each judged by itself: `joined`, `awry` and `Delimited`, which cuts them into cells.
+
+A line feed ends a line, and carriage returns right before it belong to that end; any other byte is a part of the line.
+Arrow reads all lines of a batch at once, and would see other ends, or none, in some of them: these are found
+beforehand and read alone, so that no line changes what its neighbours are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+Flags = npt.NDArray[np.bool_]
+OPEN_QUOTE, FIELDS = "a quote that does not end", "wrong number of fields"
+_RETURN, _RETURNS, _INNER_RETURN = re.compile(rb"\r"), re.compile(rb"\r+\n"), r"\r[^\r\n]"
+_MARK = b"\xef\xbb\xbf"
+
+
+def joined(lines: pa.Array) -> pa.Buffer:
+    """All lines in one piece; each ends its line already, so no byte is copied but where carriage returns end lines."""
+    _, offsets, data = lines.buffers()
+    if data is None:
+        return pa.py_buffer(b"")
+    width = np.int64 if pa.types.is_large_binary(lines.type) else np.int32
+    bounds = np.frombuffer(offsets, width)[lines.offset:lines.offset + len(lines) + 1]
+    content = data.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
+    return pa.py_buffer(_RETURNS.sub(b"\n", content)) if _RETURN.search(content) else content
+
+
+def awry(lines: pa.Array) -> Flags:
+    """Which lines Arrow would take for several, or not as they are: those that are not UTF-8, or begin with a byte
+    order mark, or hold a carriage return."""
+    found: Flags = np.zeros(len(lines), bool)
+    content = joined(lines)
+    if _RETURN.search(content):
+        found |= pc.match_substring_regex(lines, _INNER_RETURN).to_numpy(zero_copy_only=False)
+    if content[:3].to_pybytes() == _MARK:  # of the first line Arrow would take it off
+        found |= pc.starts_with(lines, _MARK).to_numpy(zero_copy_only=False)
+    if not _is_text(content):
+        found |= np.array([_has_other_bytes(line) for line in lines.to_pylist()], bool)
+    return found
+
+
+def _is_text(content: pa.Buffer) -> bool:
+    ends = pa.py_buffer(np.array([0, content.size], np.int64))
+    try:
+        pa.Array.from_buffers(pa.large_string(), 1, [None, ends, content]).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _has_other_bytes(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def bare(line: bytes) -> bytes:
+    """A line without its end."""
+    return line.removesuffix(b"\n").rstrip(b"\r")
+
+
+def in_order(first: pa.Table, places: Sequence[int] | npt.NDArray[np.intp], second: pa.Table, others: Sequence[int]
+             ) -> pa.Table:
+    """The rows of two tables as one, ordered by the places that the rows of each have."""
+    if not len(others):
+        return first
+    return pa.concat_tables([first, second]).take(np.argsort(np.concatenate([places, others]), kind="stable"))
+
+
+class Delimited:
+    """Cuts lines into cells. In `quoted` lines a field that begins with a quote ends with the next quote that is not
+    doubled, and what follows up to the delimiter is a part of it; any other quote is a character."""
+
+    def __init__(self, schema: pa.Schema, delimiter: str, *, quoted: bool) -> None:
+        self._schema, self._quoted, self._delimiter = schema, quoted, delimiter.encode()
+        self._options: dict[str, Any] = {"delimiter": delimiter, "quote_char": '"' if quoted else False,
+                                         "ignore_empty_lines": False}
+        end = rf"\x{ord(delimiter):02x}"
+        field = rf'(?:"(?:[^"]|"")*"|(?:[^"\n{end}][^\n{end}]*)?)'
+        self._closed = rf"^{field}(?:{end}{field})*\r*\n$"
+        """Lines that Arrow reads as we do: each quoted field ends with its closing quote."""
+        one = rf'(?:"((?:[^"]|"")*+)"([^{end}]*)|((?:[^"{end}][^{end}]*)?))({end}|\Z)'
+        self._field = re.compile(one.encode(), re.S)
+
+    def awry(self, lines: pa.Array) -> Flags:
+        """Which lines have to be cut alone."""
+        found = awry(lines)
+        if self._quoted and pc.any(quotes := pc.match_substring(lines, '"')).as_py():
+            odd = pc.and_not(quotes, pc.match_substring_regex(lines, self._closed))
+            found |= odd.to_numpy(zero_copy_only=False)
+        return found
+
+    def read(self, lines: pa.Array) -> tuple[pa.Table, list[tuple[int, str]]]:
+        """Lines that are not awry, as columns of their types; ArrowInvalid if a cell of any is not of its type."""
+        return self._read(lines, {f.name: f.type for f in self._schema})
+
+    def cut(self, lines: pa.Array, alone: Flags) -> tuple[pa.Table, list[tuple[int, str]]]:
+        """Any lines, as columns of bytes, null where a field is empty, without the lines that are set aside."""
+        table, rejected = self._read(lines.filter(pa.array(~alone)), dict.fromkeys(self._schema.names, pa.binary()))
+        numbers = np.flatnonzero(~alone)
+        rejected = [(int(numbers[number]), reason) for number, reason in rejected]
+        rows, there = [], []
+        for number in np.flatnonzero(alone):
+            cells = self._cells(bare(lines[int(number)].as_py()))
+            if cells is None or len(cells) != len(self._schema):
+                rejected.append((int(number), OPEN_QUOTE if cells is None else FIELDS))
+            else:
+                rows.append(cells)
+                there.append(int(number))
+        more = pa.Table.from_pylist([dict(zip(table.column_names, cells, strict=True)) for cells in rows], table.schema)
+        read = np.setdiff1d(np.arange(len(lines)), [*there, *(number for number, _ in rejected)])
+        return in_order(table, read, more, there), rejected
+
+    def _read(self, lines: pa.Array, types: Mapping[str, pa.DataType]) -> tuple[pa.Table, list[tuple[int, str]]]:
+        rejected: list[tuple[int, str]] = []
+        if not len(lines):
+            return pa.table({name: pa.array([], kind) for name, kind in types.items()}), rejected
+
+        def short_or_long(row: pyarrow.csv.InvalidRow) -> str:
+            rejected.append((row.number - 1, FIELDS))
+            return "skip"
+
+        content = joined(lines)
+        table = pyarrow.csv.read_csv(
+            pa.BufferReader(content),
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=max(len(content), 1 << 16) + 1,
+                                    column_names=list(types)),
+            pyarrow.csv.ParseOptions(**self._options, invalid_row_handler=short_or_long),
+            pyarrow.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True,
+                                       quoted_strings_can_be_null=False))
+        return table, rejected
+
+    def _cells(self, line: bytes) -> Sequence[bytes | None] | None:
+        """Of one line; None if a quote does not end."""
+        if not line:  # as Arrow has it: every field is empty
+            return [None] * len(self._schema)
+        if not self._quoted:
+            return [cell or None for cell in line.split(self._delimiter)]
+        cells: list[bytes | None] = []
+        place, more = 0, True
+        while more:
+            field = self._field.match(line, place)
+            if field is None:
+                return None
+            quoted, rest, plain, delimiter = field.groups()
+            cells.append(plain or None if quoted is None else quoted.replace(b'""', b'"') + rest)
+            place, more = field.end(), bool(delimiter)
+        return cells
