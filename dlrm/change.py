@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from etl.columns import ColumnSpec
+from etl.record import JobRecord
 from etl.spec import Spec
 from etl.state import State
 from etl.table import FeatureTable
+from etl.unread import MORE, shares
 
 _OTHERWISE = "the spec makes it in another way"
 _ANEW = "its vocabulary was learned anew, so its ids mean other values"
@@ -33,6 +35,8 @@ class Changes:
     dense_dropped: tuple[str, ...] = ()
     dense_changed: Mapping[str, str] = field(default_factory=dict)
     """Dense column → what is different about its numbers; its weights stay."""
+    lost: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Column → share of its values that are missing or could not be read, before and now, where that has moved."""
 
     def keeps(self, column: str) -> bool:
         """Whether what was learned for a column that is there now still holds."""
@@ -48,6 +52,8 @@ class Changes:
         lines += [f"new dense column {name!r}" for name in self.dense_added]
         lines += [f"dense column {name!r} is gone" for name in self.dense_dropped]
         lines += [f"dense column {name!r}: {why}" for name, why in self.dense_changed.items()]
+        lines += [f"column {name!r}: {new:.1%} of its values are missing or cannot be read, {old:.1%} before"
+                  for name, (old, new) in self.lost.items()]
         head = f"version {self.before} of the table becomes {self.after}"
         return f"{head}: the same columns" if not lines else "\n  ".join([f"{head}:", *lines])
 
@@ -83,7 +89,15 @@ def between(before: FeatureTable, after: FeatureTable) -> Changes:
     return Changes(before=before.version, after=after.version, added=tuple(n for n in new if n not in old),
                    dropped=tuple(n for n in old if n not in new), grown=grown, anew=anew,
                    dense_added=tuple(n for n in dense[1] if n not in dense[0]),
-                   dense_dropped=tuple(n for n in dense[0] if n not in dense[1]), dense_changed=dense_changed)
+                   dense_dropped=tuple(n for n in dense[0] if n not in dense[1]), dense_changed=dense_changed,
+                   lost=_lost(before.record, after.record))
+
+
+def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]:
+    """Of the newest jobs of both; those of older programs know less, and then less is compared."""
+    known = before.unread is not None and after.unread is not None
+    old, new = (shares(record.raw_nulls, record.unread if known else None) for record in (before, after))
+    return {name: (old[name], new[name]) for name in sorted(new) if name in old and abs(new[name] - old[name]) >= MORE}
 
 
 def _columns(table: FeatureTable) -> dict[str, ColumnSpec]:

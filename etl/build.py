@@ -16,10 +16,13 @@ from etl.fit import Counted, count, fit
 from etl.identity import ACCEPT, Identity, SplitMoved
 from etl.joined import Joins
 from etl.large import Large
-from etl.profile import Profile, drift
+from etl.names import nearest
+from etl.profile import DriftError, Profile, drift
 from etl.progress import Progress
 from etl.raw import InputError, Raw
 from etl.record import JobRecord
+from etl.rejects import check_rejects, write_rejects
+from etl.relations import refuse_unread
 from etl.shards import CommitError, describe, folder_of
 from etl.sketch import Sketch
 from etl.spec import Spec
@@ -27,8 +30,9 @@ from etl.state import State, StateError
 from etl.store import Store
 from etl.table import FeatureTable
 from etl.tails import folder_of_tails, write_tails
+from etl.unread import refuse_lost, shares
 from etl.ways import JOIN, WORKER_BYTES, collected, head, ways
-from etl.write import check_rejects, write, write_rejects
+from etl.write import write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,10 +40,6 @@ if TYPE_CHECKING:
 MAX_REJECTS = 0.01
 MAX_PAIRS = 4096
 _SHOWN = 200  # characters of a row that is quoted
-
-
-class DriftError(ValueError):
-    """A version that differs from the one before by more than the spec allows; nothing of it was published."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,8 @@ class Job:
     """What a Python worker may hold of what was learned; vocabularies beyond it are joined."""
     split_moved: str = "refuse"
     """Whether a job may `accept` that rows change their split."""
+    accept_nulls: tuple[str, ...] = ()
+    """Columns that may lose more of their values than in the version before."""
     name: str = field(default_factory=new_job)
     base: Base = field(init=False)
     parent: JobRecord | None = field(init=False)
@@ -87,6 +89,11 @@ class Job:
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
         base, parent, before = Base.read(self.store), None, None
+        there = {*self.spec.input.columns, *(column.name for column in self.spec.columns),
+                 *(name for join in self.spec.rows.joins for name in (*join.columns, join.their_time) if name)}
+        for name in self.accept_nulls:
+            if name not in there:
+                raise InputError(f"--accept-nulls {name}: no such column{nearest(name, there)}")
         base.permit(self.mode, self.store.uri, partitioned=self.spec.table.partition is not None)
         if base.version is not None:
             table = FeatureTable.open(self.store.uri, base.version)
@@ -108,6 +115,8 @@ class Job:
             check_rejects(spark, self.rejects)
         raw = Raw(spark, self.spec, self.inputs, self._earlier())
         raw.check_headers()
+        for join in self.spec.rows.joins:
+            refuse_unread(spark, join, self.accept_nulls)
         learning, named = self.before is None or self.update_state, False
         try:
             with progress.stage("fitting" if learning else "counting rows"):
@@ -191,6 +200,10 @@ class Job:
                              "values")
         if not counted.rows:
             raise InputError(f"{raw.named}: no row is left after the spec's filters and samples")
+        if not self.spec.rows.negatives and not self.spec.rows.relational and counted.rows < counted.parsed:
+            progress.say(f"  {counted.parsed - counted.rows:,} rows are left out by filters, a sample, or a "
+                         "split_column that names no split")
+        refuse_lost(self.parent, counted, self.accept_nulls, progress.say)
 
     def _compare(self, record: JobRecord, progress: Progress) -> None:
         """Refuses a version whose tests hold what the one before had to train on; warns of rows appended again."""
@@ -224,13 +237,14 @@ class Job:
         sizes = cardinalities(spec, state)
         before = self.parent
         old = Profile({name: dict(column) for name, column in before.profile.items()}) if before else Profile()
-        moved = drift(old, profile, (before.raw_nulls if before else {}, counted.nulls))
+        lost_before = shares(before.raw_nulls, before.unread) if before else {}
+        moved = drift(old, profile, (lost_before, shares(counted.nulls, counted.unread)))
         record = JobRecord(job=self.name, mode=self.mode, version=self.base.next, rows=rows, files=files,
                            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                            state=state.hash if spec.fitted else None, parent=before.state if before else None,
                            spec=spec.text, seed=spec.table.seed, cardinalities=sizes, rejected=counted.rejected,
-                           bags=profile.bags, profile=profile.columns, raw_nulls=counted.nulls, drift=moved,
-                           tails=self.spec.rows.looks_back, identity=spec.rule, sketches={
+                           bags=profile.bags, profile=profile.columns, raw_nulls=counted.nulls, unread=counted.unread,
+                           drift=moved, tails=self.spec.rows.looks_back, identity=spec.rule, sketches={
                                recognition: {split: sketch.to_json() for split, sketch in splits.items()}
                                for recognition, splits in sketches.items()})
         return record, spec.fields(sizes, profile.bags)

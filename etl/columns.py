@@ -221,6 +221,9 @@ def _operator(raw: Any, path: str) -> tuple[Operator, bool]:
 
 
 def _parameter(raw: Mapping[str, Any], key: str, hint: str, path: str) -> Any:
+    if hint == "str | tuple[str, ...]":
+        found = texts(raw, key, (), path)
+        return found[0] if isinstance(raw[key], str) else found
     if hint.startswith("tuple[str"):
         return texts(raw, key, (), path)
     if hint.startswith("tuple[float"):

@@ -24,11 +24,14 @@ from etl.parse import Parsed, Parser
 from etl.raw import Batches, InputError, Raw
 from etl.spec import Learned, Spec
 from etl.state import Packed, State, Stored
+from etl.unread import unread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_EXAMPLE_KEY, _UNREAD_KEY = -7, -6
 _PAIRS_KEY, _PARSED_KEY, _KEPT_KEY, _NULLS_KEY, _REJECT_KEY = -5, -4, -3, -2, -1
+_BETWEEN = "\x1f"  # no keyboard types it
 _COUNT_ROWS = 1 << 18  # rows over which a worker counts before it hands on what it counted
 
 
@@ -43,6 +46,10 @@ class Counted:
     rejected: dict[str, int]
     nulls: dict[str, float] = field(default_factory=dict)
     """Share of missing values in each input column."""
+    unread: dict[str, float] = field(default_factory=dict)
+    """Share of values that are there and cannot be read, in each column that has operators which read: `etl.unread`."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """Such a value of each column that has any."""
     pairs: dict[str, int] = field(default_factory=dict)
     """Rows of each split and partition, if the table has these: see `etl.features.Placement`."""
 
@@ -52,10 +59,15 @@ class Counted:
         for row in table.to_pylist():
             found.setdefault(row["key"], {})[row["value"]] = row["count"]
         parsed = sum(found.get(_PARSED_KEY, {}).values())
+
+        def shares(key: int) -> dict[str, float]:
+            return {name: round(count / max(1, parsed), 6) for name, count in sorted(found.get(key, {}).items())}
+
+        examples = sorted((pair.split(_BETWEEN, 1) for pair in found.get(_EXAMPLE_KEY, {})), reverse=True)
         return cls(parsed=parsed, rows=sum(found.get(_KEPT_KEY, {}).values()),
                    rejected=dict(sorted(found.get(_REJECT_KEY, {}).items())),
-                   nulls={name: round(count / max(1, parsed), 6) for name, count in
-                          sorted(found.get(_NULLS_KEY, {}).items())}, pairs=found.get(_PAIRS_KEY, {}))
+                   nulls=shares(_NULLS_KEY), unread=shares(_UNREAD_KEY), examples=dict(examples),
+                   pairs=found.get(_PAIRS_KEY, {}))
 
 
 def fit(raw: Raw, large: Large | None = None, before: State | None = None) -> tuple[State, Counted]:
@@ -159,6 +171,8 @@ def _count(spec: Spec, level: int | None, packed: Callable[[], Packed], batches:
     for batch in gathered(batches, _COUNT_ROWS):
         parsed = parser.parse(batch)
         yield from _of_rows(spec, parsed)
+        if not level:
+            yield from _of_unread(features, parsed)
         columns, keys = selected(spec, parsed)
         yield _counts(_KEPT_KEY, ["rows"], [_with_drawn(spec, columns)])
         if not len(columns[spec.label]):
@@ -186,11 +200,17 @@ def _of_state(key: int, learned: Learned, values_of: Callable[..., pa.Array], ex
 def _of_rows(spec: Spec, parsed: Parsed) -> Batches:
     yield _counts(_PARSED_KEY, ["rows"], [parsed.rows])
     nulls = {name: parsed.columns[name].null_count for name in spec.input.columns}
-    if nulls := {name: n for name, n in nulls.items() if n}:
-        yield _counts(_NULLS_KEY, list(nulls), list(nulls.values()))
+    yield _counts(_NULLS_KEY, list(nulls), list(nulls.values()))
     if parsed.rejected:
         reasons, times = np.unique([reason for _, reason in parsed.rejected], return_counts=True)
         yield _counts(_REJECT_KEY, reasons.tolist(), times)
+
+
+def _of_unread(features: Features, parsed: Parsed) -> Batches:
+    if found := list(unread(features, parsed.columns)):
+        yield _counts(_UNREAD_KEY, [name for name, _, _ in found], [count for _, count, _ in found])
+        examples = [name + _BETWEEN + example for name, _, example in found if example is not None]
+        yield _counts(_EXAMPLE_KEY, examples, [1] * len(examples))
 
 
 def _parsed_only(spec: Spec, batches: Batches) -> Batches:

@@ -56,6 +56,9 @@ def parser() -> argparse.ArgumentParser:
                            help="where rows that do not parse go (default: _sluice/rejects/<job> in the table)")
     described.add_argument("--max-rejects", type=_share, default=0.01, metavar="SHARE",
                            help="refuse the job if more than this share of rows is rejected (default: %(default)s)")
+    described.add_argument("--accept-nulls", nargs="+", default=[], metavar="COLUMN",
+                           help="publish although these columns have lost many more of their values than in the "
+                                "version before: twice the share and 5 points more are missing or cannot be read")
     described.add_argument("--reuse-state", action="store_true",
                            help="apply what the table's newest version learned instead of learning anew; an append "
                                 "always does, so that no id changes its value")
@@ -100,7 +103,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     args, start, progress = parser().parse_args(argv), time.monotonic(), Progress(sys.stderr)
     job = Job(spec=Spec.read(args.spec), inputs=tuple(args.input), store=Store(args.output), mode=args.mode,
               rejects=args.rejects, max_rejects=args.max_rejects, reuse_state=args.reuse_state,
-              update_state=args.update_state, split_moved=args.split_moved, worker_bytes=args.worker_memory * 2**20)
+              update_state=args.update_state, accept_nulls=tuple(args.accept_nulls), split_moved=args.split_moved,
+              worker_bytes=args.worker_memory * 2**20)
     if args.explain:
         lines, about = explain(job)
         for line in lines:
@@ -133,11 +137,11 @@ if __name__ == "__main__":
         print(f"error: {sys.executable} has no {missing.name}; tell spark-submit which Python has it: "
               "--conf spark.pyspark.python=.venv/bin/python", file=sys.stderr)
         sys.exit(2)
-    from etl.build import DriftError
     from etl.commit import CommitConflict
     from etl.failure import SparkFailure
     from etl.identity import SplitMoved
     from etl.keys import SpecError
+    from etl.profile import DriftError
     from etl.program import run
     from etl.raw import InputError
     from etl.shards import CommitError

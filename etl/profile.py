@@ -24,6 +24,10 @@ _TOP = 16
 _LEAST = 1e-4  # a share below it counts as this much: an empty bin would make the index infinite
 
 
+class DriftError(ValueError):
+    """A version that differs too much from the one before; nothing of it was published."""
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """`columns[name]`: rows (or elements), bins, and by role the least, largest and mean value, top ids, bag sizes."""
@@ -135,17 +139,17 @@ def _share(column: Mapping[str, Any], name: str) -> float:
     return float(column.get(name, 0)) / max(1, int(column["rows"]))
 
 
-def drift(before: Profile, after: Profile, raw_nulls: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
+def drift(before: Profile, after: Profile, lost: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
           ) -> dict[str, dict[str, float]]:
     """Of each column that both have: psi, unseen (the share now) and nulls (the change of the share).
 
-    `raw_nulls` are the null rates of input columns, before and after, for columns in which fills hide them."""
+    `lost` are the shares of values that were missing or could not be read, before and after, where fills hide them."""
     found = {}
     for name in before.columns.keys() & after.columns.keys():
         old, new = before.columns[name], after.columns[name]
         nulls = _share(new, "nulls") - _share(old, "nulls")
-        if name in raw_nulls[0] and name in raw_nulls[1]:
-            nulls = raw_nulls[1][name] - raw_nulls[0][name]
+        if name in lost[0] and name in lost[1]:
+            nulls = max(nulls, lost[1][name] - lost[0][name], key=abs)
         found[name] = {"psi": round(stability(old["bins"], new["bins"]), 4), "unseen": round(_share(new, "unseen"), 4),
                        "nulls": round(nulls, 4)}
     return dict(sorted(found.items()))

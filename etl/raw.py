@@ -17,6 +17,7 @@ from etl.footers import InputError, refuse_differences, types_of
 from etl.parse import Parser
 from etl.relations import joined_by, relate
 from etl.spec import Spec
+from etl.timely import check_orders
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -181,6 +182,7 @@ class Raw:
             return self.read()
         kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.columns.items())
         typed = self.read().mapInArrow(partial(_typed, self.spec), kinds)
+        check_orders(typed, self.spec)
         return relate(typed, self.spec, self.earlier).persist()
 
 

@@ -61,6 +61,9 @@ class JobRecord:
     """What its columns look like: see `etl.profile.Profile`."""
     raw_nulls: Mapping[str, float] = field(default_factory=dict)
     """Share of missing values in each input column."""
+    unread: Mapping[str, float] | None = None
+    """Share of values that were there and that an operator could not read, in each column with operators that read;
+    None in records of older programs, whose `raw_nulls` lack columns without any."""
     drift: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Against the version before it."""
 

@@ -6,12 +6,14 @@ were spread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from etl.footers import InputError
 from etl.keys import SpecError
 from etl.rows import Dedup, History, Join
 from etl.spec import Spec
+from etl.unread import MORE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -53,6 +55,37 @@ def _dedup(rows: DataFrame, how: Dedup, first: Sequence[str]) -> DataFrame:
 
 def side_table(spark: SparkSession, join: Join) -> DataFrame:
     """The columns of a side table that a join uses, with its keys as text."""
+    side = read_side(spark, join)
+    return side.select(*[side[name].cast("string").alias(f"_on{i}") for i, name in enumerate(join.on)],
+                       *[side[name].try_cast(_SPARK[kind]).alias(name) for name, kind in join.columns.items()],
+                       *([side[join.their_time].try_cast("double").alias("_since")] if join.their_time else [])
+                       ).where(" and ".join(f"_on{i} is not null" for i in range(len(join.on))))
+
+
+def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> None:
+    """Refuses a side table whose times are none, or of a column of which too many values are not of its type: they
+    would be null in every row that meets them."""
+    from pyspark.sql import functions as sql
+
+    side, kinds = read_side(spark, join), {name: _SPARK[kind] for name, kind in join.columns.items()}
+    kinds |= {join.their_time: "double"} if join.their_time else {}
+    lost = {name: side[name].isNotNull() & side[name].try_cast(kind).isNull() for name, kind in kinds.items()
+            if name not in accepted and dict(side.dtypes)[name] == "string" and kind in ("bigint", "double")}
+    if not lost:
+        return
+    counts = [sql.count_if(flag).alias(f"{name}/lost") for name, flag in lost.items()]
+    examples = [sql.min(sql.when(flag, side[name])).alias(name) for name, flag in lost.items()]
+    row = side.agg(sql.count("*").alias("_rows"), *counts, *examples).collect()[0]
+    for name in lost:
+        share = row[f"{name}/lost"] / max(1, row["_rows"])
+        if row[f"{name}/lost"] and (share >= MORE or name == join.their_time):
+            raise InputError(f"join.path = {join.path!r}: column {name!r}: {share:.1%} of its values are not of its "
+                             f"type, {kinds[name]}, for instance {row[name][:100]!r}; nothing was published; mend "
+                             f"them, or accept that they are null with --accept-nulls {name}")
+
+
+def read_side(spark: SparkSession, join: Join) -> DataFrame:
+    """A side table as it lies there, with all columns that a join uses."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -71,10 +104,7 @@ def side_table(spark: SparkSession, join: Join) -> DataFrame:
     if missing:
         raise SpecError(f"join.path = {join.path!r}: there is no column {missing[0]!r} (there are: "
                         f"{', '.join(side.columns)})")
-    return side.select(*[side[name].cast("string").alias(f"_on{i}") for i, name in enumerate(join.on)],
-                       *[side[name].try_cast(_SPARK[kind]).alias(name) for name, kind in join.columns.items()],
-                       *([side[join.their_time].try_cast("double").alias("_since")] if join.their_time else [])
-                       ).where(" and ".join(f"_on{i} is not null" for i in range(len(join.on))))
+    return side
 
 
 def _salted(rows: DataFrame, keys: list[str]) -> DataFrame:

@@ -180,7 +180,15 @@ def _dedup(raw: dict[str, Any], kinds: Mapping[str, str]) -> Dedup:
     keep = value(raw, "keep", str, "last", "dedup")
     if keep not in ("first", "last"):
         raise SpecError(f"dedup.keep = {keep!r}: must be first or last")
-    return Dedup(by=by, order=column(raw, "order", kinds, "dedup") if "order" in raw else None, keep=keep)
+    return Dedup(by=by, order=_order(raw, "dedup", kinds) if "order" in raw else None, keep=keep)
+
+
+def _order(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> str:
+    """A column of one value a row; whether texts sort as times do is looked at when they are read."""
+    name = column(raw, "order", kinds, path)
+    if kinds[name] not in ("text", "number"):
+        raise SpecError(f"{path}.order = {name!r}: holds {kinds[name]}, not one number or time a row")
+    return name
 
 
 def _new(raw: Mapping[str, Any], path: str, kinds: Mapping[str, str]) -> str:
@@ -214,6 +222,8 @@ def _join(raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[
     if not added:
         raise SpecError(f'{path}.columns: name what to take, for instance ["age:int"]')
     time = column(raw, "time", kinds, path) if "time" in raw else None
+    if time is not None and kinds[time] != "number":
+        raise SpecError(f"{path}.time = {time!r}: holds {kinds[time]}, not numbers")
     kinds.update({name: types[kind] for name, kind in added.items()})
     return Join(path=str(needed(raw, "path", str, path)), format=form, on=on, columns=added, time=time,
                 their_time=value(raw, "their_time", str, None, path))
@@ -227,7 +237,7 @@ def _history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
         raise SpecError(f"{path}.length = {length}: must be from 1 to 10000")
     if kinds[of] not in ("text", "number"):
         raise SpecError(f"{path}.of = {of!r}: holds {kinds[of]}; a history is of texts or numbers")
-    found = History(name=name, of=of, by=column(raw, "by", kinds, path), order=column(raw, "order", kinds, path),
+    found = History(name=name, of=of, by=column(raw, "by", kinds, path), order=_order(raw, path, kinds),
                     length=length, positive=value(raw, "positive", bool, False, path))
     kinds[name] = {"text": "texts", "number": "numbers"}[kinds[of]]
     return found
@@ -241,7 +251,7 @@ def _lag(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
         raise SpecError(f"{path}.rows = {rows}: must be from 1 to 10000")
     if kinds[of] != "number" and (difference or kinds[of] != "text"):
         raise SpecError(f"{path}.of = {of!r}: holds {kinds[of]}, of which there is no difference")
-    found = History(name=name, of=of, by=column(raw, "by", kinds, path), order=column(raw, "order", kinds, path),
+    found = History(name=name, of=of, by=column(raw, "by", kinds, path), order=_order(raw, path, kinds),
                     lag=rows, difference=difference)
     kinds[name] = kinds[of]
     return found

@@ -225,6 +225,11 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
                 kinds=kinds)
 
 
+def input_columns(text: str) -> dict[str, str]:
+    """Names and types of the input columns that a spec's text names, whatever else is in it."""
+    return dict(_input(section(tomllib.loads(text), "input")).columns) if text else {}
+
+
 def _weight(columns: tuple[ColumnSpec, ...], rows: Rows, label: ColumnSpec) -> ColumnSpec:
     """What makes up for the rows that a sample leaves out: 1 / share for label 0."""
     from etl.ops.dense import InverseShare

@@ -44,6 +44,8 @@ class Operator(ABC):
     gives: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     """What it must know of a row besides the column: `label`, `key`. It then gets a struct (value, *needs)."""
+    reads: ClassVar[bool] = False
+    """Whether it turns a value that it cannot read into null: each job counts these, see `etl.unread`."""
     online_too: ClassVar[bool] = False
     """Whether the loader may apply it, instead of Spark: it takes what is stored as a number of fixed size."""
     left_as: ClassVar[str] = "double"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zoneinfo
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,23 +18,57 @@ from etl.ops.base import Operator, OperatorError, as_number, as_text, values_of
 @dataclass(frozen=True, kw_only=True)
 class ParseTime(Operator):
     """Seconds since 1970 of a text such as `14102100` with `format = "%y%m%d%H"`, which is in `zone`; null if it is no
-    such time. An hour that the zone's clocks skip or repeat is taken as the earlier one."""
+    such time. Of several formats the first that reads it counts. An hour that the zone's clocks skip or repeat is taken
+    as the earlier one."""
 
     name: ClassVar[str] = "parse_time"
     takes: ClassVar[tuple[str, ...]] = ("text",)
     gives: ClassVar[str] = "number"
-    format: str = "%Y-%m-%d %H:%M:%S"
+    reads: ClassVar[bool] = True
+    format: str | tuple[str, ...] = "%Y-%m-%d %H:%M:%S"
     zone: str = "UTC"
 
     def __post_init__(self) -> None:
-        if "%" not in self.format:
-            raise OperatorError(f"format = {self.format!r}: must hold directives such as %Y-%m-%d")
+        if not self._formats or len(set(self._formats)) < len(self._formats):
+            raise OperatorError(f"format = {list(self._formats)}: must be one format, or several different ones")
+        for one in self._formats:
+            if "%" not in one:
+                raise OperatorError(f"format = {one!r}: must hold directives such as %Y-%m-%d")
         _known(self.zone)
 
+    @property
+    def _formats(self) -> tuple[str, ...]:
+        return (self.format,) if isinstance(self.format, str) else self.format
+
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        local = pc.strptime(column, format=self.format, unit="s", error_is_null=True)
+        local = pc.coalesce(*(_parsed(column, one) for one in self._formats))
         aware = pc.assume_timezone(local, self.zone, ambiguous="earliest", nonexistent="earliest")
         return aware.cast(pa.int64()).cast(pa.float64())
+
+
+_DIGITS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "y": 2, "j": 3}
+_FIRST_YEAR = -30_610_224_000  # the year 1000: one of fewer digits is a year of another format
+
+
+def _parsed(column: pa.Array, how: str) -> pa.Array:
+    """Times on the wall. Arrow also reads the 31st of February (as the 2nd of March), the year 24 where one has four
+    digits, and fewer digits than a format without separators needs: here these are no times."""
+    local = pc.strptime(column, format=how, unit="s", error_is_null=True)
+    wrong = pc.and_(pc.less(local.cast(pa.int64()), _FIRST_YEAR), "%Y" in how)
+    directives = re.findall("%(.)", how)
+    if set(directives) <= _DIGITS.keys() and not re.sub("%.", "", how):
+        wrong = pc.or_(wrong, pc.not_equal(pc.utf8_length(column), sum(_DIGITS[d] for d in directives)))
+    if "d" in directives and set(directives) <= {*_DIGITS, "T", "b", "B"}:
+        # A day that its month does not have has become one of the first three of the next.
+        early = np.flatnonzero(pc.fill_null(pc.less_equal(pc.day(local), 3), False).to_numpy(zero_copy_only=False))
+        if len(early):
+            text, back = column.take(pa.array(early)), pc.strftime(local.take(pa.array(early)), format=how)
+            differs = pc.not_equal(*(pc.replace_substring_regex(pc.utf8_lower(side), r"\b0+(\d)|\s+", r"\1")
+                                     for side in (text, back)))
+            mask = np.zeros(len(column), bool)
+            mask[early] = differs.to_numpy(zero_copy_only=False)
+            wrong = pc.or_(wrong, pa.array(mask))
+    return pc.if_else(wrong, pa.scalar(None, local.type), local)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +77,7 @@ class _LocalPart(Operator):
 
     takes: ClassVar[tuple[str, ...]] = ("number", "row")
     gives: ClassVar[str] = "number"
+    reads: ClassVar[bool] = True
     part: ClassVar[Callable[..., pa.Array]]
     zone: str = "UTC"
 
@@ -57,7 +93,8 @@ class _LocalPart(Operator):
 @dataclass(frozen=True, kw_only=True)
 class Hour(_LocalPart):
     """Hour of the day, 0 to 23, of seconds since 1970: in `zone`, or, over two columns, in the zone that the second
-    names row by row (UTC where it names none). Nulls stay. Summer time is known up to the year 2037."""
+    names row by row (UTC where it names none; null where there is no such zone). Nulls stay. Summer time is known up to
+    the year 2037."""
 
     name: ClassVar[str] = "hour"
     part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.hour)
@@ -95,13 +132,13 @@ def _row_by_zone(column: pa.Array, take: Any) -> pa.Array:
     result = np.zeros(len(column))
     missing = pc.is_null(seconds).to_numpy(zero_copy_only=False).copy()
     for zone in pc.unique(zones).to_pylist():
+        there = np.flatnonzero(pc.equal(zones, zone).to_numpy(zero_copy_only=False))
         try:
             zoneinfo.ZoneInfo(zone)
-            there = np.flatnonzero(pc.equal(zones, zone).to_numpy(zero_copy_only=False))
-            got = take(_local(seconds.take(pa.array(there)), zone))
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-            there = np.flatnonzero(pc.equal(zones, zone).to_numpy(zero_copy_only=False))
-            got = take(_local(seconds.take(pa.array(there)), "UTC"))
+            got = pa.nulls(len(there), pa.int64())
+        else:
+            got = take(_local(seconds.take(pa.array(there)), zone))
         missing[there] |= pc.is_null(got).to_numpy(zero_copy_only=False)
         result[there] = pc.fill_null(got, 0).to_numpy(zero_copy_only=False)
     return pa.array(result, mask=missing)

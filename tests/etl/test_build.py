@@ -20,13 +20,13 @@ from etl.ops.hashing import hash_texts
 from etl.progress import Progress
 from etl.raw import InputError
 from etl.rawlog import synthesize
+from etl.rejects import check_rejects
 from etl.shards import CommitError
 from etl.small import small_table
 from etl.spec import Spec
 from etl.state import StateError
 from etl.store import Store
 from etl.table import FeatureTable
-from etl.write import check_rejects
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]

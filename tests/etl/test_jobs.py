@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from etl.build import DriftError, Job
+from etl.build import Job
 from etl.explain import explain
 from etl.fit import fit
+from etl.profile import DriftError
 from etl.raw import InputError, Raw
 from etl.record import NO_PARTITION
 from etl.shards import CommitError

@@ -1,0 +1,160 @@
+"""Values that turn to null: what is counted, and which versions are refused for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dlrm.change import between
+from etl.build import Job
+from etl.features import Features
+from etl.ops.base import OperatorError
+from etl.ops.clock import Hour, ParseTime
+from etl.profile import DriftError
+from etl.raw import InputError
+from etl.spec import Spec, SpecError
+from etl.state import State
+from etl.store import Store
+from etl.table import FeatureTable
+from etl.timely import unsorted
+from etl.unread import lost, unread
+from tests.etl.jobs import Said, rows_of, run
+
+TEXT = """
+[input]
+format = "parquet"
+columns = ["click:int", "at:text", "price:float"]
+[table]
+split = {all = 1.0}
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "hour"
+from = "at"
+role = "dense"
+ops = [{op = "parse_time", format = "%Y-%m-%d %H:%M"}, {op = "hour"}, {op = "fill"}]
+[[column]]
+name = "price"
+role = "dense"
+ops = [{op = "fill"}]
+"""
+
+
+def test_a_share_is_refused_that_has_more_than_doubled_and_risen_by_five_points():
+    before = {"a": 0.0, "b": 0.1, "c": 0.1, "d": 0.04, "gone": 0.1}
+    for now, names in (({"a": 0.05}, ["a"]), ({"a": 0.0499}, []), ({"b": 0.2}, []), ({"b": 0.2001}, ["b"]),
+                       ({"d": 0.089}, []), ({"d": 0.0901}, ["d"]), ({"new": 0.9}, []), ({"c": 0.05}, []),
+                       ({"a": 0.2, "b": 0.9}, ["b", "a"])):
+        assert [one.column for one in lost(before, now, unread=True)] == names
+
+
+def test_only_values_that_are_there_and_cannot_be_read_are_counted():
+    spec = Spec.parse(TEXT)
+    at = pa.array(["2024-01-31 10:00", None, "31.01.2024", "2024-02-31 10:00", ""], pa.string())
+    columns = {"click": pa.array([0] * 5), "at": at, "price": pa.array([None] * 5, pa.float64())}
+    assert list(unread(Features(spec, State()), columns)) == [("hour", 3, "31.01.2024")]
+    lists = Spec.parse(TEXT.replace('"at:text"', '"at:texts"').replace(
+        'role = "dense"\nops = [{op = "parse_time"', 'role = "id_list"\nops = [{op = "parse_time"', 1).replace(
+        '{op = "hour"}, {op = "fill"}', '{op = "bucketize", boundaries = [1]}', 1))
+    columns["at"] = pa.array([["2024-01-31 10:00"], None, [None], ["2024-01-31 10:00", "x"], []], pa.list_(pa.string()))
+    assert [(name, count) for name, count, _ in unread(Features(lists, State()), columns)] == [("hour", 1)]
+
+
+def test_a_time_that_only_looks_like_one_is_none():
+    for how, good, bad in (("%Y-%m-%d", "2024-02-29",
+                            ["2023-02-29", "2024-04-31", "24-01-05", "2024-01-05x", "0024-01-05"]),
+                           ("%y%m%d%H", "14102100", ["1410210", "14023100", "141021000"]),
+                           ("%d/%b/%Y", "1/mar/2024", ["30/Feb/2024", "1/3/2024"]), ("%H:%M", "10:00", ["24:00"])):
+        read = ParseTime(format=how).apply(pa.array([good, *bad, None]), None)
+        assert (read[0].is_valid, read.null_count) == (True, len(bad) + 1), how
+    several = ParseTime(format=("%Y-%m-%d", "%d.%m.%Y"))
+    read = several.apply(pa.array(["2024-01-05", "05.01.2024", "5/1/2024"]), None)
+    assert read.to_pylist() == [1704412800.0, 1704412800.0, None]
+    with pytest.raises(OperatorError, match="one format, or several different ones"):
+        ParseTime(format=("%Y", "%Y"))
+    zones = pa.array(["Asia/Tokyo", "Asia/Tokio", None])
+    both = pa.StructArray.from_arrays([pa.array([0.0] * 3), zones], ["at", "zone"])
+    assert Hour().apply(both, None).to_pylist() == [9.0, None, 0.0]  # this zone was taken for UTC
+
+
+def test_texts_that_sort_as_times_do():
+    for forms in ([], ["2024-01-31"], ["2024-01-31 10:00:00.250"], ["2024-01-31T10:00Z"], ["14102100"]):
+        assert unsorted([("".join("0" if c.isdigit() else c for c in form), form) for form in forms]) is None
+    assert unsorted([("0", "5"), ("00", "10")]) == "'5' and '10' are not written alike"
+    assert unsorted([("00.00.0000", "31.01.2024")]) == "'31.01.2024' is no time"
+    assert unsorted([("0000-00-00 00:00", "2024-01-31 10:00"), ("0000-00-00T00:00", "2024-01-31T10:00")]) is not None
+    with pytest.raises(SpecError, match=r"join\[0\]\.time = 'at': holds text, not numbers"):
+        Spec.parse(TEXT + '[[join]]\npath = "x"\non = "at"\ncolumns = ["age:int"]\ntime = "at"\ntheir_time = "since"\n')
+    with pytest.raises(SpecError, match=r"lag\[0\]\.order = 'tags': holds texts, not one number or time a row"):
+        Spec.parse(TEXT.replace('"price:float"]', '"price:float", "tags:texts"]\n[[lag]]\nname = "x"\nof = "price"\n'
+                                'by = "at"\norder = "tags"'))
+
+
+def rows(path: Path, how: str, count: int = 400, *, prices: int = 400, form: int = 400) -> Path:
+    """Rows with a time each, of which the first `form` are written so; and so many prices."""
+    day = [f"{n % 28 + 1:02}" for n in range(count)]
+    at = [how.replace("DD", d) if n < form else f"2024-01-{d} 10:00" for n, d in enumerate(day)]
+    pq.write_table(pa.table({"click": [n % 2 for n in range(count)], "at": at,
+                             "price": pa.array([1.0 if n < prices else None for n in range(count)])}), path)
+    return path
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_it(spark, tmp_path):
+    usual, german = rows(tmp_path / "a", "2024-01-DD 10:00"), rows(tmp_path / "b", "DD.01.2024 10:00", form=60)
+    table = tmp_path / "t"
+    run(spark, table, usual, text=TEXT)
+    assert FeatureTable.open(table).record.unread == {"hour": 0.0}
+    with pytest.raises(DriftError, match=r"column 'hour': 15\.0% of its values cannot be read, for instance "
+                                         r"'\d\d\.01\.2024 10:00'; in the version before it was 0\.0%; nothing was "
+                                         r"published; .*--accept-nulls hour$"):
+        run(spark, table, german, text=TEXT, mode="overwrite")
+    assert FeatureTable.open(table).version == 0
+    assert not [p for p in (table / "data").iterdir() if FeatureTable.open(table).record.job != p.name]
+    with pytest.raises(DriftError, match=r"column 'price': 10\.0% of its values are missing; in the version before it"):
+        run(spark, table, rows(tmp_path / "c", "2024-01-DD 10:00", prices=360), text=TEXT, mode="append")
+    both = TEXT.replace('"%Y-%m-%d %H:%M"', '["%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M"]')
+    run(spark, table, german, text=both, mode="append")
+    assert {row["hour"] for row in rows_of(FeatureTable.open(table))} == {10.0}
+    run(spark, table, german, text=TEXT, mode="append", accept_nulls=("hour",))
+    changes = between(FeatureTable.open(table, 1), FeatureTable.open(table, 2))
+    assert changes.lost == {"hour": (0.0, 0.15)}
+    assert "the same columns" not in changes.text
+    assert "column 'hour': 15.0% of its values are missing or cannot be read, 0.0% before" in changes.text
+    with pytest.raises(InputError, match=r"--accept-nulls huor: no such column \(did you mean 'hour'"):
+        Job(spec=Spec.parse(TEXT), inputs=(), store=Store(table), mode="append", accept_nulls=("huor",))
+    # A record of an older program knows only what was missing: that is compared, and the rest is said.
+    path = next(p for p in (table / "_sluice" / "jobs").iterdir() if FeatureTable.open(table).record.job == p.stem)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in record.items() if k != "unread"} | {"raw_nulls": {}}))
+    said = Said()
+    with pytest.raises(DriftError, match="column 'price': 10"):
+        run(spark, table, rows(tmp_path / "c", "DD.01.2024 10:00", prices=360), text=TEXT, mode="append")
+    run(spark, table, german, text=TEXT, mode="append", said=said)
+    assert "column 'hour': 15.0% of its values cannot be read, for instance '" in said.text
+    # By what is no time, rows cannot be put in order.
+    lag = TEXT.replace("[table]", '[[lag]]\nname = "last"\nof = "price"\nby = "click"\norder = "at"\n[table]')
+    with pytest.raises(InputError, match=r"lag\.order = 'at': holds text that does not sort as times do "
+                                         r"\('01\.01\.2024 10:00' is no time\)"):
+        run(spark, table, german, text=lag, mode="overwrite")
+    # Nor are a side table's values taken for null that are not of their type.
+    side = tmp_path / "side.csv"
+    side.write_text("click,age,since\n0,12,1\n1,twelve,2024-01-05\n")
+    join = TEXT + f"""[[join]]
+path = "{side}"
+format = "csv"
+on = "click"
+columns = ["age:int"]
+time = "price"
+their_time = "since"
+"""
+    for accepted, name, value in (((), "age", "twelve"), (("age",), "since", "2024-01-05")):
+        with pytest.raises(InputError, match=rf"join.path = .*: column '{name}': 50\.0% of its values are not of its "
+                                             rf"type, (bigint|double), for instance '{value}'.*--accept-nulls {name}"):
+            run(spark, table, usual, text=join, mode="overwrite", accept_nulls=accepted)
