@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import tomllib
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = (
         lines += ["", "[backend]", *(f'{_key(stage)} = "{name}"' for stage, name in knobs.backend.items())]
     path = Path(path)
     with _written(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n")
+        with open(temporary, "x", encoding="utf-8") as file:  # never through a link that somebody put there
+            file.write("\n".join(lines) + "\n")
         temporary.replace(path)
     return path
 
@@ -33,7 +35,7 @@ def save(path: str | os.PathLike[str], knobs: Knobs, *, notes: Sequence[str] = (
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raises KnobError where `save` would, and leaves nothing."""
     with _written(Path(path)) as temporary:
-        temporary.touch()
+        temporary.touch(exist_ok=False)
         if Path(path).is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
@@ -41,7 +43,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[Path]:
     """What is written before it takes the place of `path`; it is gone afterwards."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         yield temporary
     except OSError as error:

@@ -135,9 +135,14 @@ class Registry:
             system, folder = self._open()
             system.create_dir(folder, recursive=True)
             path, temporary = f"{folder}/{_name(entry)}", f"{folder}/.{uuid.uuid4().hex}"
-            with system.open_output_stream(temporary) as stream:
-                stream.write(json.dumps(entry.to_dict(), indent=1).encode())
-            system.move(temporary, path)
+            try:
+                with system.open_output_stream(temporary) as stream:
+                    stream.write(json.dumps(entry.to_dict(), indent=1).encode())
+                system.move(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    system.delete_file(temporary)
+                raise
             self._trim(system, folder)
         except (OSError, ValueError) as error:  # pyarrow's errors are among these
             self._say(f"the registry at {self.place} could not be written: {_line(error)}")

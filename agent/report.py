@@ -29,8 +29,11 @@ def write(run_path: str | os.PathLike[str]) -> Path:
     run = Run.read(run_path)
     path = run.path / "report.html"
     new = path.with_suffix(".new")
-    new.write_text(page(run), encoding="utf-8")
-    os.replace(new, path)
+    try:
+        new.write_text(page(run), encoding="utf-8")
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
     return path
 
 

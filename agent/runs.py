@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,7 +30,8 @@ class RunError(ValueError):
 
 
 class RunFolder:
-    """A run folder that this process writes. Lines are whole and on their way to the disk when a call returns.
+    """A run folder that this process writes. Lines are whole and on their way to the disk when a call returns; one that
+    the disk has no room for raises OSError and leaves nothing of itself.
 
     The lock is the kernel's (flock), so that a crash frees it. Safe to write from several threads."""
 
@@ -67,6 +69,9 @@ class RunFolder:
                         for line in read_lines(path / f"{name}.jsonl")), default=0.0)
             _replace(path / "config.json", json.dumps({"format": FORMAT, **_plain(config)}, indent=2) + "\n")
             return cls(path, lock, clock() - last, clock)
+        except OSError as error:
+            lock.close()
+            raise RunError(f"{path}: cannot be written ({error.strerror}); choose another folder for the run") from None
         except BaseException:
             lock.close()
             raise
@@ -82,14 +87,14 @@ class RunFolder:
     def _write(self, name: str, line: Mapping[str, Any]) -> None:
         with self._mutex:
             stamped = {"at": round(self._clock() - self._begun, 3), **_plain(line)}
-            self._files[name].write(json.dumps(stamped) + "\n")
-            self._files[name].flush()
+            _append(self._files[name], json.dumps(stamped) + "\n")
 
     def close(self) -> None:
         """Frees the folder for others. May be called twice."""
         with self._mutex:
-            for file in (*self._files.values(), self._lock_file):
+            for file in self._files.values():
                 file.close()
+            self._lock_file.close()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -180,19 +185,33 @@ def _lock(path: Path) -> TextIO:
     return file
 
 
-def _append_to(path: Path) -> TextIO:
+def _append_to(path: Path) -> FileIO:
     """Opens for appending, after cutting off a line that a crash tore."""
     if path.exists():
         data = path.read_bytes()
         if data and not data.endswith(b"\n"):
             os.truncate(path, data.rfind(b"\n") + 1)
-    return open(path, "a", encoding="utf-8")
+    return FileIO(path, "a")
+
+
+def _append(file: FileIO, line: str) -> None:
+    """The whole line, or OSError and nothing of it."""
+    data, before = line.encode(), os.fstat(file.fileno()).st_size
+    try:
+        while data:
+            data = data[file.write(data):]
+    except OSError as error:
+        os.ftruncate(file.fileno(), before)
+        raise OSError(error.errno, error.strerror, str(file.name)) from None
 
 
 def _replace(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)
+    try:
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,19 @@ _TOLD = ("decision", "occasion", "fault")
 
 
 class Journal:
-    """Takes events and metrics and passes them on. A context; closing it frees the run folder."""
+    """Takes events and metrics and passes them on. A context; closing it frees the run folder.
+
+    What has no room on the disk is left out, and the first file that it concerns is named: a log stops no training."""
 
     def __init__(self, folder: RunFolder, progress: Progress, mllog: MlLog | None = None) -> None:
-        from tensorboardX import SummaryWriter
+        from dlrm.board import Board
 
         self.folder, self.mllog = folder, mllog
         self._progress = progress
         self._told: Callable[[Mapping[str, Any]], None] = _nothing
-        self._board = SummaryWriter(str(folder.path / "tensorboard"), flush_secs=10)
+        self._board = Board(folder.path / "tensorboard", time.time)
         self._step = 0
+        self._said = False
 
     @classmethod
     def of(cls, path: Path, config: Config, *, resume: bool) -> Journal:
@@ -39,9 +43,11 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._board.close()
+        with self._room():
+            self._board.close()
         if self.mllog is not None:
-            self.mllog.close()
+            with self._room():
+                self.mllog.close()
         self.folder.close()
 
     def expect(self, steps: int) -> None:
@@ -54,32 +60,48 @@ class Journal:
 
     def event(self, event: Mapping[str, Any]) -> None:
         self._told(event)
-        self.folder.event(event)
+        with self._room():
+            self.folder.event(event)
         if event["kind"] in _TOLD:
             self._progress.say(line(event))
         if event["kind"] == "decision":
-            self._board.add_text("decision", event["reason"]["text"], self._step)
+            with self._room():
+                self._board.text("decision", event["reason"]["text"], self._step)
 
     def metric(self, metric: Mapping[str, Any]) -> None:
         self._told(metric)
-        self.folder.metric(metric)
+        with self._room():
+            self.folder.metric(metric)
         self._progress.observe(metric)
         self._step = metric.get("step", self._step)
         if metric["kind"] == "slice":
             return  # too many curves
-        scalars = {k: v for k, v in metric.items() if isinstance(v, (int, float)) and k not in ("step", "at")}
-        for name, value in scalars.items():
-            self._board.add_scalar(f"{metric['kind']}/{name}", value, self._step)
-        for stage, count in metric.get("knobs", {}).get("workers", {}).items():
-            self._board.add_scalar(f"knobs/{stage}", count, self._step)
+        scalars = {f"{metric['kind']}/{name}": value for name, value in metric.items()
+                   if isinstance(value, (int, float)) and name not in ("step", "at")}
+        scalars |= {f"knobs/{stage}": count for stage, count in metric.get("knobs", {}).get("workers", {}).items()}
+        with self._room():
+            for name, value in scalars.items():
+                self._board.scalar(name, value, self._step)
 
     def milestone(self, key: str, epochs: float, value: Any = None) -> None:
         """A line of MLPerf's log, if one is written."""
         if self.mllog is not None:
-            self.mllog.write(key, value, epoch_num=epochs)
+            with self._room():
+                self.mllog.write(key, value, epoch_num=epochs)
 
     def say(self, text: str) -> None:
         self._progress.say(text)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Around each writing: a disk that is full, or fails, is said once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                self.say(f"{error.filename or self.folder.path}: cannot be written ({error.strerror or error}); "
+                         "training goes on, and what is not written is missing in the report")
 
 
 def _nothing(_line: Mapping[str, Any]) -> None: ...

@@ -23,6 +23,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import runs
@@ -179,9 +180,19 @@ def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
                                          looked=looked)
     if not here.first:
         return None
+    return {**found, "ranks": here.ranks, "run": str(plan.run), "report": _report(plan.run)}
+
+
+def _report(run: Path) -> str | None:
+    """Where it is; None if it could not be written, which costs the run nothing."""
     from agent import report
 
-    return {**found, "ranks": here.ranks, "run": str(plan.run), "report": str(report.write(plan.run))}
+    try:
+        return str(report.write(run))
+    except OSError as error:
+        say(f"{error.filename or run}: the report cannot be written ({error.strerror or error}); make room, then "
+            f"`python -m agent report {run}` writes it")
+        return None
 
 
 def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journals: list[Journal | Silence],

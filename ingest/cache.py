@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
 import struct
 import threading
 import uuid
@@ -47,7 +48,8 @@ class FileCache:
         self._counts = threading.Lock()
         self._hits = self._misses = self._corrupt = self._refused = 0
         self._full = self._closed = False
-        self._top.mkdir(parents=True, exist_ok=True)
+        self._top.mkdir(0o755, parents=True, exist_ok=True)
+        _refuse_strangers(self._top)
         self._users = -1
         with self._alone():
             self._home.mkdir(exist_ok=True)
@@ -203,6 +205,13 @@ def _alone(top: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Whoever may write into a cache chooses the rows that are read from it."""
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (os.geteuid(), 0) or about.st_mode & stat.S_IWOTH:
+        raise PermissionError(errno.EPERM, f"{folder} is not this user's alone to write")
 
 
 def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:

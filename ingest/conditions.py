@@ -60,7 +60,11 @@ class Conditions:
 def _cache(wishes: Wishes, table: str) -> FileCache | None:
     if not wishes.cache:
         return None
-    return FileCache(wishes.cache, wishes.cache_limit, data_set=table if "://" in table else os.path.abspath(table))
+    try:
+        return FileCache(wishes.cache, wishes.cache_limit, data_set=table if "://" in table else os.path.abspath(table))
+    except OSError as error:
+        raise ArgumentError(f"--cache {wishes.cache}: cannot be used ({error.strerror}); make room there, or choose "
+                            "another folder") from None
 
 
 def _apart(table: str) -> tuple[str, str]:

@@ -118,10 +118,17 @@ class Quarantine:
                 self._descriptor = -1
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
-        """Written through at once: what was set aside is known even if the run is killed."""
-        if self._descriptor < 0:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.write(self._descriptor, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        """Written through at once: what was set aside is known even if the run is killed. A list that cannot be written
+        stops the run, as no row may be missing unlisted."""
+        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            while data:
+                data = data[os.write(self._descriptor, data):]
+        except OSError as error:
+            raise QuarantineError(f"{self._path}: {len(lines)} rows that are set aside cannot be listed there "
+                                  f"({error.strerror}); make room, or choose another file") from None
 
 
 def _named(rows: list[int]) -> str:

@@ -1,0 +1,147 @@
+"""No room on the disk, at each writer that is no Spark job: what is said, what survives, and that nothing is left.
+
+The kernel refuses to let files grow beyond a size (RLIMIT_FSIZE): writes come back short and then fail, as on a full
+disk, wherever the tests run. The table's writers are in tests/etl, those of checkpoints in tests/dlrm."""
+
+from __future__ import annotations
+
+import json
+import resource
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from agent import knobs_file, report
+from agent.registry import Entry, Here, Registry
+from agent.runs import RunError, RunFolder, read_lines
+from dlrm.journal import Journal
+from dlrm.progress import Progress
+from dlrm.train import _report
+from etl.hold import Hold
+from etl.small import small_table
+from ingest.arguments import ArgumentError
+from ingest.cache import FileCache
+from ingest.conditions import Conditions
+from ingest.knobs import KnobError, Knobs
+from ingest.quarantine import ErrorPolicy, Quarantine, QuarantineError
+from ingest.wishes import Wishes
+
+
+@contextmanager
+def no_more_than(size: int):
+    """No file can grow beyond so many bytes while it lasts."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    monkeypatch.setattr(Progress, "say", lambda _self, text: lines.append(text))
+    return lines
+
+
+def metric(step: int) -> dict:
+    return {"kind": "train", "step": step, "loss": 0.5, "samples_per_s": 10.0, "stall": 0.0}
+
+
+@pytest.mark.parametrize("size", [3000, 12_000], ids=["curves", "metrics"])
+def test_a_log_without_room_stops_no_training_and_holds_whole_lines(tmp_path, said, size):
+    """The curves' file is the first to be full, or, where that was made before, the metrics'."""
+    folder = RunFolder.create(tmp_path / "run", {"kind": "train"})
+    with Journal(folder, Progress()) as journal:
+        for step in range(50):
+            journal.metric(metric(step))
+        with no_more_than(size):
+            trained = threading.Thread(target=lambda: [journal.metric(metric(step)) for step in range(50, 1000)],
+                                       daemon=True)  # the library's own writer would wait here for ever
+            trained.start()
+            trained.join(timeout=30)
+        assert not trained.is_alive()
+        journal.metric(metric(1000))  # there is room again
+    assert len(said) == 1
+    assert "cannot be written (File too large); training goes on" in said[0]
+    steps = [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert steps == [*range(len(steps) - 1), 1000]
+    assert 50 < len(steps) < 1000
+
+
+def test_a_report_without_room_costs_no_result(tmp_path, capsys):
+    with RunFolder.create(tmp_path / "run", {"kind": "train"}) as folder:
+        folder.metric(metric(1))
+    with no_more_than(100):
+        assert _report(tmp_path / "run") is None
+    assert "the report cannot be written (File too large); make room, then `python -m agent report" in \
+        capsys.readouterr().err
+    assert sorted(p.name for p in (tmp_path / "run").glob("report*")) == []
+    assert report.write(tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_begin_to_write_is_refused(tmp_path):
+    with no_more_than(10), pytest.raises(RunError, match=r"run: cannot be written \(File too large\); choose another"):
+        RunFolder.create(tmp_path / "run", {"kind": "train", "batch_size": 8192})
+    assert not list((tmp_path / "run").glob("config*"))
+    RunFolder.create(tmp_path / "run", {}).close()  # the same folder will do once there is room
+
+
+def test_a_registry_without_room_is_a_line_and_leaves_no_draft(tmp_path):
+    lines: list[str] = []
+    registry = Registry(tmp_path, say=lines.append)
+    entry = Entry(here=Here(machine="m", schema="s", row_bytes=10.0), knobs=Knobs(), rows_per_s=1.0)
+    assert registry.remember(entry)
+    with no_more_than(20):
+        assert not registry.remember(entry)
+    assert len(lines) == 1
+    assert "could not be written" in lines[0]
+    assert len(list(tmp_path.iterdir())) == 1  # the entry that was there, and no draft
+
+
+def test_knobs_without_room_leave_the_file_as_it_was(tmp_path):
+    path = knobs_file.save(tmp_path / "best.toml", Knobs())
+    before = path.read_text()
+    with no_more_than(20), pytest.raises(KnobError, match="the knobs cannot be written: File too large"):
+        knobs_file.save(path, Knobs(workers={"read": 7}))
+    assert path.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["best.toml"]
+
+
+def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):
+    """A row that is set aside and listed nowhere would be lost without a word."""
+    books = Quarantine(ErrorPolicy(on_error="quarantine"), tmp_path / "q.jsonl")
+    books.admit(ValueError("bad"), stage="clean", file="f", row_group=0, rows=[1])
+    with no_more_than(300), pytest.raises(QuarantineError, match=r"q\.jsonl: 20 rows that are set aside cannot be "
+                                                                 r"listed there \(File too large\)"):
+        books.admit(ValueError("bad"), stage="clean", file="f", row_group=0, rows=range(2, 22))
+    books.close()
+    assert json.loads((tmp_path / "q.jsonl").read_text().splitlines()[0])["row"] == 1
+
+
+def test_a_cache_without_room_costs_the_cache_and_one_that_cannot_begin_is_refused(tmp_path):
+    with FileCache(tmp_path / "a", 2**20, "table") as cache:
+        cache.put("small", b"x")
+        with no_more_than(4096):
+            cache.put("large", b"x" * 10_000)
+        assert cache.get("small") == b"x"
+        assert cache.get("large") is None
+        assert cache.stats()["cache_refused"] == 1
+        assert not list(tmp_path.rglob("*.part"))
+        assert cache.bytes == 4096
+    with no_more_than(2), pytest.raises(ArgumentError, match=rf"--cache {tmp_path}/b: cannot be used \(File too large\)"
+                                                             "; make room there"):
+        Conditions("s3://bucket/table", Wishes(cache=str(tmp_path / "b")), tmp_path / "q")
+
+
+def test_a_pin_without_room_is_told_once_and_reading_goes_on(tmp_path):
+    small_table(tmp_path / "t", rows=8, files=1, splits={"train": 1.0})
+    lines: list[str] = []
+    with Hold("reader", lines.append) as hold, no_more_than(10):
+        hold.take(str(tmp_path / "t"), 0)
+        hold.take(str(tmp_path / "t"), 0)
+    assert len(lines) == 1
+    assert "version 0 cannot be pinned (File too large), so a vacuum may remove it" in lines[0]
+    assert not list((tmp_path / "t" / "_sluice").rglob("*.draft"))
