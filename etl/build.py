@@ -301,6 +301,8 @@ def _state_before(spec: Spec, store: Store, name: str | None, *, partly: bool = 
     if name is None:
         raise StateError(f"{store.uri}: there is no fitted state to reuse; leave out --reuse-state")
     state = State.load(store, name)
+    for stored in state.stored.values():
+        stored.check()  # Spark reads the files for itself
     if partly:
         chains = json.loads(json.dumps(spec.chains))  # as a stored state has them
         same = {key: table for key, table in state.tables.items() if state.chains.get(key) == chains.get(key)}

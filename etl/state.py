@@ -101,7 +101,7 @@ class State:
             tables: dict[str, pa.Table | Stored] = {
                 key: _read(store.read(f"{folder}/{quote(key, safe='')}.parquet")) for key in about["keys"]}
             tables |= {key: Stored.from_json(store.uri, found) for key, found in about["stored"].items()}
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
             raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
         state = cls(spec=about["spec"], tables=tables, chains=about.get("chains", {}))
         if state.hash != name:

@@ -35,14 +35,28 @@ class Stored:
     def of(cls, store: Store, paths: Iterable[str]) -> Stored:
         """Files as they lie there, read once through for their digest."""
         found = cls(uri=store.uri, parts=tuple((path, rows_of(store, path)) for path in paths), digest="")
-        return replace(found, digest=digest_of(SCHEMA, found.batches()))
+        return replace(found, digest=digest_of(SCHEMA, found._row_groups()))
 
     @property
     def num_rows(self) -> int:
         return sum(rows for _, rows in self.parts)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of it, a row group at a time."""
+        """All of it, in even pieces; StateError behind the last one if this is not what was written."""
+        digest = hashlib.sha256(str(SCHEMA).encode())
+        for batch in _even(self._row_groups()):
+            digest.update(batch.serialize())
+            yield batch
+        if self.digest and digest.hexdigest() != self.digest:
+            raise StateError(f"{Store(self.uri).url(self.parts[0][0])}: this part of the fitted state, or one beside "
+                             "it, was changed since it was written; copy it here anew, or fit again")
+
+    def check(self) -> None:
+        """StateError if it is not what was written."""
+        for _ in self.batches():
+            pass
+
+    def _row_groups(self) -> Iterator[pa.RecordBatch]:
         store = Store(self.uri)
         for path, rows in self.parts:
             try:

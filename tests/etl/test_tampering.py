@@ -1,0 +1,109 @@
+"""Fitted state that somebody changed, or half restored: refused by name wherever it is read. No Spark needed."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.build import Job
+from etl.record import JobRecord
+from etl.small import small_table
+from etl.spec import Spec
+from etl.state import State, StateError
+from etl.store import Store
+from etl.stored import SCHEMA, Stored
+from etl.table import FeatureTable
+
+SPEC = Spec.parse("""
+[input]
+format = "csv"
+columns = ["click:int", "item:text"]
+[table]
+split = {all = 1.0}
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "item"
+role = "sparse"
+ops = [{op = "categorify"}]
+""")
+VALUES = pa.table({"value": ["a", "b", "c"], "count": [9, 5, 1]}, SCHEMA)
+SWAPPED = pa.table({"value": ["b", "a", "c"], "count": [9, 5, 1]}, SCHEMA)
+
+
+def parquet(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, write_page_checksum=True)
+    return sink.getvalue()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> FeatureTable:
+    return small_table(tmp_path_factory.mktemp("made") / "t", rows=8, files=1, splits={"train": 1.0})
+
+
+@pytest.fixture(params=["in memory", "in files"])
+def table(request, made, tmp_path) -> FeatureTable:
+    """A table whose vocabulary of `item` is small, or so large that it lies in files of its own."""
+    shutil.copytree(made.uri, tmp_path / "t")
+    store = Store(tmp_path / "t")
+    vocabulary: pa.Table | Stored = VALUES
+    if request.param == "in files":
+        store.write("_sluice/state/job/a.parquet", parquet(VALUES))
+        vocabulary = Stored.of(store, ["_sluice/state/job/a.parquet"])
+    state = State(spec=SPEC.fitted_hash, tables={"item/0": vocabulary}, chains=SPEC.chains)
+    record: JobRecord = replace(made.record, state=state.save(store))
+    store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
+    return FeatureTable.open(store.uri)
+
+
+def of_loader_and_server(table: FeatureTable) -> pa.Table:
+    """Both take their operators' state from here."""
+    state = table.state()
+    assert state is not None
+    return state["item/0"]
+
+
+def of_job(table: FeatureTable) -> None:
+    Job(spec=SPEC, inputs=("new.csv",), store=Store(table.uri), mode="append")
+
+
+def test_what_was_written_is_read(table):
+    assert of_loader_and_server(table).select(SCHEMA.names).equals(VALUES)
+    of_job(table)
+
+
+@pytest.mark.parametrize("reader", [of_loader_and_server, of_job])
+def test_a_vocabulary_that_was_changed_is_refused_by_name(table, reader):
+    """Its pages have the right checksums: whoever wrote it meant to."""
+    [file] = [path for path in Store(table.uri).files("_sluice/state") if path.endswith(".parquet")]
+    Store(table.uri).write(file, parquet(SWAPPED))
+    with pytest.raises(StateError, match=rf"{table.uri}/_sluice/state/.*changed since it was written"):
+        reader(table)
+
+
+@pytest.mark.parametrize("reader", [of_loader_and_server, of_job])
+@pytest.mark.parametrize("change", [{"spec": "another"}, {"stored": {}, "keys": []}, {"keys": ["item/0", "b/0"]}],
+                         ids=str)
+def test_what_is_said_of_a_state_cannot_be_changed_either(table, reader, change):
+    store, file = Store(table.uri), f"_sluice/state/{table.record.state}/state.json"
+    about = store.read_json(file)
+    store.write_json(file, {**about, **change})
+    with pytest.raises(StateError, match=rf"{table.uri}/_sluice/state/{table.record.state}: the fitted state "
+                                         r"(was changed|cannot be read)"):
+        reader(table)
+
+
+@pytest.mark.parametrize("reader", [of_loader_and_server, of_job])
+@pytest.mark.parametrize("content", [b"", b"{", json.dumps([1]).encode()], ids=["empty", "torn", "another's"])
+def test_a_state_that_is_no_state_is_refused_by_name(table, reader, content):
+    Store(table.uri).write(f"_sluice/state/{table.record.state}/state.json", content)
+    with pytest.raises(StateError, match=rf"{table.record.state}: the fitted state cannot be read"):
+        reader(table)
