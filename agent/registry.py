@@ -159,6 +159,8 @@ class Registry:
         for info in files:
             try:
                 yield _read(system, info)
+            except FileNotFoundError:  # another job has put it aside for newer ones
+                continue
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 self._say(f"{info.path} is ignored: {_line(error)}")
 

@@ -11,6 +11,9 @@ _KNOWN = (
     (r"No space left on device", "the disk is full: make room for output and spark.local.dir"),
     (r"Read-only file system|Permission denied", "a folder cannot be written: the output, or spark.local.dir"),
     (r"OutOfMemoryError: (Java heap space|GC overhead)", "Spark needs more --driver-memory or --executor-memory"),
+    (r"EOFException: Unexpected end of input stream|unexpected end of stream", "it is cut short: copy it here anew"),
+    (r"not a gzip file", "it is no gzip file, or something else follows its end: copy it here anew"),
+    (r"gzip stream CRC failure|crc error|CRC error", "it is damaged: copy it here anew"),
     (r"No module named '?(pyarrow|numpy|etl)", "workers need pyarrow, numpy and --py-files build/sluice.zip"),
 )
 
@@ -35,11 +38,13 @@ def clearly() -> Iterator[None]:
 
 def cause(text: str) -> str:
     """The innermost cause in a trace of Java, of Python within it, or of both."""
+    reading = re.search(r"while reading file (\S+?)\.?(?: |$)", text, re.M)
+    file = f"{reading[1]}: " if reading else ""
     for pattern, words in _KNOWN:
         if found := re.search(pattern, text):
-            return f"{words} ({found[0]}); nothing was published"
+            return f"{file}{words} ({found[0]}); nothing was published"
     python = re.findall(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", text, re.M)
     caused = re.findall(r"^Caused by: (.+)$", text, re.M)
     first = next((line for line in text.splitlines() if line.strip()), "Spark failed")
     own = [line for line in python if not line.startswith(("java.", "org.", "scala.", "py4j."))]
-    return f"{(own or caused or [first])[-1].strip()}; nothing was published"
+    return f"{file}{(own or caused or [first])[-1].strip()}; nothing was published"

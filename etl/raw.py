@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from etl.compressed import refuse_cut
 from etl.footers import InputError, refuse_differences, types_of
 from etl.parse import Parser
 from etl.relations import joined_by, relate
@@ -151,17 +152,21 @@ class Raw:
         return bad
 
     def check_headers(self) -> None:
-        """Refuses a file that begins with another header than the spec's columns, or, of Parquet, has others."""
+        """Refuses a file that begins with another header than the spec's columns, or, of Parquet, has others; and one
+        that is compressed and not whole."""
         source = self.spec.input
         if source.format == "parquet":
             with self._named():
                 files = self._parquet().inputFiles()
             hint = 'write it there, or list it in input.optional, to have nulls there'
             refuse_differences(types_of(self.spark, files), source.columns, source.optional, hint)
+        if source.format not in ("parquet", "delta"):
+            files = self.read(with_file=True).inputFiles()
+            refuse_cut(self.spark, files)
         if not self.spec.input.header:
             return
         want = list(self.spec.input.columns)
-        for path, line in _first_lines(self.spark, self.read(with_file=True).inputFiles()):
+        for path, line in _first_lines(self.spark, files):
             have = line.rstrip("\r").split(self.spec.input.delimiter)
             if line and have != want:
                 place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b),

@@ -48,12 +48,12 @@ class Clock:
 class RetryPolicy:
     """Waits grow twofold, each shortened by chance, so that many ranks do not come back at once."""
 
-    attempts: int = 8
+    attempts: int = 50
     """The most times that one read is tried."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
-    deadline_s: float = 60.0
-    """No attempt begins later than this after the first."""
+    deadline_s: float = 90.0
+    """No attempt begins later than this after the first: a store, or a file of it, may be gone for a minute."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -94,8 +94,9 @@ class Retrier:
                     with self._lock:
                         self.gave_up += 1
                     raise StoreError(f"{what}: failed {failed} times within {spent:.1f} s (allowed: "
-                                     f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s); the last "
-                                     f"error: {type(error).__name__}: {error}") from error
+                                     f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s; more by "
+                                     f"Loader(files=Files(retry=RetryPolicy(deadline_s=…)))); the last error: "
+                                     f"{type(error).__name__}: {error}") from error
             with self._lock:
                 self.retries += 1
             self._clock.sleep(wait)

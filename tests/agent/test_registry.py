@@ -143,22 +143,38 @@ def test_it_stays_small(tmp_path):
 
 
 def test_many_writers_leave_whole_files(tmp_path, said):
-    gate = threading.Barrier(4, timeout=30)
+    """Twenty jobs end at once, each with a schema of its own and one that all have, in a registry that holds eight;
+    others begin meanwhile."""
+    gate = threading.Barrier(25, timeout=30)
+    found = []
 
     def write(number):
-        registry = Registry(tmp_path, say=said.append)
+        registry = Registry(tmp_path, say=said.append, most=8)
         gate.wait()
-        for turn in range(10):
-            registry.remember(_entry(read=1 + (number + turn) % 8))
+        for turn in range(5):
+            assert registry.remember(_entry(read=1 + (number + turn) % 8))
+            own = _entry(read=1 + number % 8)
+            assert registry.remember(dataclasses.replace(own, here=dataclasses.replace(_here(), schema=f"s{number}")))
 
-    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    def read():
+        gate.wait()
+        for _ in range(20):
+            entry = Registry(tmp_path, say=said.append).recall(_here(), LIMITS)
+            found.append(entry is None or 1 <= entry.knobs.workers["read"] <= 8)
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(20)]
+    threads += [threading.Thread(target=read) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert len(found) == 100
+    assert all(found)
+    assert said == []
+    Registry(tmp_path, say=said.append, most=8).remember(_entry())
+    assert len(list(tmp_path.iterdir())) == 8
     assert Registry(tmp_path, say=said.append).recall(_here(), LIMITS) is not None
     assert said == []
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def _run(knobs, online_s):

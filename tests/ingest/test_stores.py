@@ -286,3 +286,57 @@ def test_a_file_that_was_replaced_is_not_read_from_the_cache(folder, tmp_path):
         path.unlink()
         pq.write_table(other, path, row_group_size=len(TABLE) // GROUPS)
         assert read(store, "").equals(other)
+
+
+class GoneFor:
+    """A backend one file of which cannot be reached for some seconds of a clock; each attempt takes a second to fail."""
+
+    def __init__(self, clock, inner, seconds):
+        self._clock, self._inner, self._until = clock, inner, clock.now() + seconds
+
+    def open(self, key):
+        self._reach(key)
+        source = self._inner.open(key)
+        read = source.read
+        source.read = lambda offset, length: (self._reach(key), read(offset, length))[1]
+        return source
+
+    def _reach(self, key):
+        if self._clock.now() < self._until:
+            self._clock.sleep(1.0)
+            raise TimeoutError(f"{key}: no answer")
+
+
+def test_a_file_that_is_gone_for_a_minute_is_waited_for(folder):
+    clock = FakeClock()
+    store = Store("/bucket", GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 60.0), clock=clock)
+    with store.open("part-0.parquet") as file:
+        assert pq.read_table(file).equals(TABLE)
+    assert store.stats()["gave_up"] == 0
+    assert store.stats()["retries"] > 8
+    assert 60 <= clock.time < 70
+
+
+def test_a_file_that_stays_away_is_named_with_the_attempts_and_what_allows_more(folder):
+    clock = FakeClock()
+    store = Store("/bucket", GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 600.0), clock=clock)
+    with pytest.raises(StoreError, match=r"/bucket/part-0\.parquet: opening: failed \d+ times within \d+\.\d s "
+                                         r"\(allowed: 50 attempts, 90 s; more by Loader\(files=Files\(retry="
+                                         r".*TimeoutError: /bucket/part-0\.parquet: no answer"):
+        store.open("part-0.parquet")
+    assert 80 < clock.time < 92
+
+
+class Bytes:
+    """A backend whose every file holds these bytes."""
+
+    def __init__(self, data):
+        self.data, self.size, self.tag = data, len(data), "1"
+
+    def open(self, key):
+        return Bytes(self.data)
+
+    def read(self, offset, length):
+        return self.data[offset:offset + length]
+
+    def close(self): ...

@@ -1,0 +1,85 @@
+"""Compressed text that is cut short or damaged: never fewer rows without a word, always the file's name."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+
+import pytest
+
+from etl.compressed import fault
+from etl.failure import SparkFailure, cause, clearly
+from etl.footers import InputError
+from tests.etl.jobs import run
+
+LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).encode()
+TEXT = """
+[input]
+format = "csv"
+columns = ["click:int", "item:text"]
+[table]
+split = {all = 1.0}
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "item"
+role = "sparse"
+ops = [{op = "hash", size = 100}]
+"""
+
+
+def blocks(data: bytes) -> list[int]:
+    """Behind which bytes of a bzip2 file its blocks end."""
+    bits = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
+    mark = f"{int.from_bytes(b'1AY&SY', 'big'):048b}"
+    found, at = [], bits.find(mark)
+    while at >= 0:
+        found.append(-(-at // 8))
+        at = bits.find(mark, at + 48)
+    return found
+
+
+def ends(data: bytes) -> tuple[bytes, bytes]:
+    return data[:10], data[-11:]
+
+
+def test_a_file_is_whole_only_with_its_end():
+    for size in range(200):  # the mark behind the last block begins at any bit
+        data = bz2.compress(LINES[:size * 10])
+        assert fault("a.bz2", *ends(data)) is None
+        assert all(fault("a.bz2", *ends(data[:-cut])) for cut in range(1, 12) if cut < len(data))
+        assert fault("a.bz2", *ends(data + b"\n")) == "its end is missing, or something else follows it"
+    assert fault("a.bz2", *ends(bz2.compress(LINES) * 2)) is None  # as some programs write them: one after the other
+    assert fault("a.bz2", *ends(LINES)) == "it is no bzip2 file"
+    assert fault("a.gz", *ends(LINES)) == "it is no gzip file"
+    assert fault("a.gz", *ends(gzip.compress(LINES))) is None
+    assert fault("a.csv", *ends(LINES)) is None
+    assert fault("a.bz2", b"", b"") is None  # an empty file is not in the way
+
+
+def test_what_java_says_of_damage_names_the_file_and_what_to_do():
+    trace = ("Caused by: org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading "
+             "file file:///data/day_1.csv.gz.  SQLSTATE: KD001\n"
+             "Caused by: java.io.IOException: gzip stream CRC failure")
+    assert cause(trace) == ("file:///data/day_1.csv.gz: it is damaged: copy it here anew (gzip stream CRC failure); "
+                            "nothing was published")
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # pyspark's, of a job that failed
+def test_a_file_that_is_cut_short_is_refused_by_name(spark, tmp_path):
+    """Of bzip2 also one that ends where a block does, which Spark takes for whole."""
+    data = bz2.compress(LINES * 6, 1)
+    middle = blocks(data)[len(blocks(data)) // 2]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "whole.csv.bz2").write_bytes(data)
+    (tmp_path / "in" / "cut.csv.bz2").write_bytes(data[:middle])
+    with pytest.raises(InputError, match=r"/in/cut\.csv\.bz2: its end is missing.*copy it here anew, whole"):
+        run(spark, tmp_path / "t", tmp_path / "in", text=TEXT)
+    (tmp_path / "in" / "cut.csv.bz2").unlink()
+    (tmp_path / "in" / "cut.csv.gz").write_bytes(gzip.compress(LINES)[:-4])
+    with pytest.raises(SparkFailure, match=r"/in/cut\.csv\.gz: it is cut short: copy it here anew \(.*\); nothing "
+                                           r"was published"), clearly():
+        run(spark, tmp_path / "t", tmp_path / "in", text=TEXT)
+    assert not list((tmp_path / "t").rglob("*.parquet"))
