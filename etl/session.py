@@ -29,7 +29,8 @@ DEFAULTS = {
 
 
 def open_session(name: str) -> SparkSession:
-    """Takes what spark-submit was told and fills in our defaults; local mode listens on 127.0.0.1 only."""
+    """Takes what spark-submit was told and fills in our defaults; local mode listens on 127.0.0.1 only, and to nobody
+    without its secret."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -41,6 +42,8 @@ def open_session(name: str) -> SparkSession:
     master = conf.get("spark.master", "local[*]") or "local[*]"
     if master.startswith("local"):
         defaults |= {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        # Its ports answer on this machine, where others may work, too: only who has the secret, which Spark makes.
+        defaults["spark.authenticate"] = "true"
         # Workers run what the driver runs, and find our code where the driver found it.
         defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable) or sys.executable)

@@ -289,7 +289,7 @@ def test_a_file_that_was_replaced_is_not_read_from_the_cache(folder, tmp_path):
 
 
 class GoneFor:
-    """A backend one file of which cannot be reached for some seconds of a clock; each attempt takes a second to fail."""
+    """A backend whose files cannot be reached for some seconds of a clock; each attempt takes a second to fail."""
 
     def __init__(self, clock, inner, seconds):
         self._clock, self._inner, self._until = clock, inner, clock.now() + seconds

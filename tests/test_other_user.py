@@ -1,0 +1,132 @@
+"""Another user of the same machine: what of ours he can write into, connect to, or lead astray. What he may read is in
+docs/faults.md."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from agent import knobs_file, report
+from agent.claims import Claims
+from agent.registry import Entry, Here, Registry
+from agent.runs import RunFolder
+from dlrm import serve
+from dlrm.endpoint import Endpoint
+from dlrm.journal import Journal
+from dlrm.progress import Progress
+from etl.hold import Hold
+from etl.session import DEFAULTS
+from etl.small import small_table
+from ingest.arguments import ArgumentError
+from ingest.cache import FileCache
+from ingest.conditions import Conditions
+from ingest.knobs import KnobError, Knobs
+from ingest.quarantine import ErrorPolicy, Quarantine
+from ingest.wishes import Wishes
+from ingest.workers import WorkerProcess
+
+NOBODY = 65534
+
+
+@contextmanager
+def umask(mask: int):
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def writable_by_others(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in [folder, *folder.rglob("*")]
+            if not path.is_symlink() and path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)]
+
+
+def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
+    """Under the usual umask: tables with pins, run folders, registries with claims, caches, knobs, lists of rows."""
+    with umask(0o022):
+        place = tmp_path / "ours"
+        place.mkdir()
+        table = small_table(place / "table", rows=20, files=1, splits={"train": 1.0})
+        with RunFolder.create(place / "run", {"kind": "train"}) as folder, Journal(folder, Progress()) as journal:
+            journal.event({"kind": "start"})
+            journal.metric({"kind": "train", "step": 1, "loss": 0.5, "samples_per_s": 1.0, "stall": 0.0})
+            report.write(place / "run")
+        registry = Registry(place / "registry")
+        registry.remember(Entry(here=Here(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(), rows_per_s=1.0))
+        knobs_file.save(place / "best.toml", Knobs())
+        books = Quarantine(ErrorPolicy(on_error="quarantine"), place / "aside.jsonl")
+        books.admit(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
+        books.close()
+        with FileCache(place / "cache", 2**20, "t") as cache, Claims(place / "registry") as claims, \
+                Hold("reader", print) as hold:
+            claims.share(2.0, None)
+            cache.put("a", b"b")
+            hold.take(table.uri, 0)
+            assert len([p for p in place.rglob("*") if p.is_file()]) > 15
+            assert writable_by_others(place) == []
+
+
+def test_a_worker_is_reached_over_sockets_and_memory_without_a_name(tmp_path):
+    """Neither a port nor a path: another user has nothing to open."""
+    there = set(os.listdir("/dev/shm"))
+    with WorkerProcess("tests.ingest.worker_functions:double", charge=lambda size: None) as worker:
+        assert worker.call({"a": np.arange(5.0)}) is not None
+        children = psutil.Process().children(recursive=True)
+        assert children
+        for process in [psutil.Process(), *children]:
+            assert [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN] == []
+        named = [c.laddr for process in children for c in process.net_connections("unix") if c.laddr]
+        assert named == []
+        assert set(os.listdir("/dev/shm")) == there
+
+
+def test_what_listens_does_so_on_this_machine_alone_and_takes_no_orders():
+    assert Endpoint.at("9400", rank=0, local_rank=1)._host == "127.0.0.1"
+    assert serve.parser().parse_args(["run"]).host == "127.0.0.1"
+    assert DEFAULTS["spark.ui.enabled"] == "false"  # whoever reached it could end a job's stages
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with Endpoint.at(str(port), rank=0, local_rank=0), socket.create_connection(("127.0.0.1", port), 10) as client:
+        client.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        client.settimeout(10)
+        assert b" 405 " in client.recv(4096).splitlines()[0]  # only asking is allowed
+
+
+def test_a_link_that_waits_under_a_temporary_name_is_not_followed(tmp_path, monkeypatch):
+    """In a folder where others may write, as /tmp. Even if its random part were guessed."""
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=1))
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / f".best.toml.{uuid.UUID(int=1).hex}").symlink_to(tmp_path / "victim")
+    with pytest.raises(KnobError, match=r"best\.toml: the knobs cannot be written: File exists"):
+        knobs_file.save(tmp_path / "best.toml", Knobs())
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_cache_that_another_may_write_is_refused(tmp_path):
+    """He would choose the rows that are trained on."""
+    def cache(place: Path) -> None:
+        Conditions("s3://bucket/table", Wishes(cache=str(place)), tmp_path / "q")
+
+    (tmp_path / "a" / "sluice-cache").mkdir(parents=True)
+    (tmp_path / "a" / "sluice-cache").chmod(0o777)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "sluice-cache").symlink_to(tmp_path / "a")
+    for place in ("a", "b"):
+        with pytest.raises(ArgumentError, match=rf"--cache {tmp_path}/{place}: cannot be used \(.*sluice-cache is not "
+                                                "this user's alone to write"):
+            cache(tmp_path / place)
+    (tmp_path / "a" / "sluice-cache").chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "a" / "sluice-cache", NOBODY, NOBODY)
+        with pytest.raises(ArgumentError, match="not this user's alone"):
+            cache(tmp_path / "a")
