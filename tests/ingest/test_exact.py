@@ -125,19 +125,19 @@ def test_many_epochs_and_resizes_leave_no_thread_file_or_memory(table):
     def some(loader, epochs):
         for epoch in range(epochs):
             for batch in loader:
-                if batch.step % 3 == 0:
+                if batch.step % 2 == 0:
                     loader.apply(Knobs(workers={"read": 1 + (epoch + batch.step) % 3}))
             yield held()
 
-    with Loader(table, batch_size=400, window_rows=300, last="pad", epochs=1000) as warm:
+    with Loader(table, batch_size=1000, window_rows=300, last="pad", epochs=1000) as warm:
         list(some(warm, 2))
     del warm
     before = held()
-    with Loader(table, batch_size=400, window_rows=300, last="pad", epochs=1000) as loader:
-        during = list(some(loader, 40))
+    with Loader(table, batch_size=1000, window_rows=300, last="pad", epochs=1000) as loader:
+        during = list(some(loader, 24))
     del loader
     assert held()[:2] <= before[:2]
     assert held()[2] <= before[2] + 2**20
     files, threads, _ = zip(*during, strict=True)
-    assert max(files[20:]) <= max(files[:20]) + 6  # a leak in each epoch would be 20
-    assert max(threads[20:]) <= max(threads[:20]) + 6
+    assert max(files[12:]) <= max(files[:12]) + 6  # a leak in each epoch would be 12
+    assert max(threads[12:]) <= max(threads[:12]) + 6
