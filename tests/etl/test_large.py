@@ -161,7 +161,7 @@ def test_vacuum_keeps_the_files_that_a_kept_state_speaks_of(made, tmp_path):
 def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_state(spark, made, raw, tmp_path,
                                                                                    monkeypatch):
     copy = shutil.copytree(made[1].uri, tmp_path / "t")
-    monkeypatch.setattr("etl.build.write", lambda *_: pytest.fail("the disk is full"))
+    monkeypatch.setattr("etl.build.write", lambda *_, **__: pytest.fail("the disk is full"))
     with pytest.raises(pytest.fail.Exception, match="the disk is full"):
         run(spark, copy, raw, text=TEXT, worker_bytes=TINY, mode="overwrite")
     table = FeatureTable.open(copy)
