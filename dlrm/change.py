@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from etl.columns import ColumnSpec
 from etl.record import JobRecord
-from etl.spec import Spec
 from etl.state import State
 from etl.table import FeatureTable
 from etl.unread import MORE, shares
@@ -102,8 +101,7 @@ def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]
 
 def _columns(table: FeatureTable) -> dict[str, ColumnSpec]:
     """How the spec makes each column; nothing is known of a table without one."""
-    text = table.record.spec
-    return {c.name: c for c in Spec.parse(text).columns} if text else {}
+    return {c.name: c for c in table.spec().columns} if table.record.spec else {}
 
 
 def _ids_stay(column: ColumnSpec, before: State | None, after: State | None) -> bool:

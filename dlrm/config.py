@@ -224,8 +224,12 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
-        return cls(**{**values, "model": ModelConfig(**values["model"]), "optim": OptimConfig(**values["optim"]),
-                      "conditions": Wishes(**values.get("conditions", {}))})
+        """What `to_dict` gave; ConfigError if it holds what there is not here."""
+        try:
+            return cls(**{**values, "model": ModelConfig(**values["model"]), "optim": OptimConfig(**values["optim"]),
+                          "conditions": Wishes(**values.get("conditions", {}))})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"the run's settings cannot be understood by this program ({error})") from None
 
 
 def profile_of(table: FeatureTable) -> Mapping[str, Mapping[str, Any]]:

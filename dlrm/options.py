@@ -26,6 +26,7 @@ from dlrm.config import (
     OptimConfig,
 )
 from dlrm.meta import Meta
+from etl import permission
 from etl.names import Parser
 from etl.table import FeatureTable
 from ingest import wishes
@@ -171,12 +172,14 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
         f"(default: {of['missing']})")
     add("--reader", choices=("petastorm", "arrow"), help=f"(default: {of['reader']})")
     wishes.add_options(parser.add_argument_group("errors, stores and faults"))
+    permission.add_options(parser.add_argument_group("code that the table's spec names"))
     return parser.parse_args(argv)
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said, as fields of Config, ModelConfig and OptimConfig."""
-    return {k: v for k, v in vars(args).items() if k not in ("run", "resume", "split_moved", "pause", "check", "ranks")}
+    """What was said, as fields of Config, ModelConfig and OptimConfig: leave to run code is none, and not recorded."""
+    others = ("run", "resume", "split_moved", "pause", "check", "ranks", "allow_code", "own_spec")
+    return {k: v for k, v in vars(args).items() if k not in others}
 
 
 def fresh(said: dict[str, Any], **known: Any) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from dlrm.weights import Stored
 from etl import ops
 from etl.features import Features
 from etl.ops.bags import flat
+from etl.permission import Permission
 from etl.serving import Serving
 from etl.spec import Spec
 from etl.state import State
@@ -56,17 +57,19 @@ class Servable:
     online: Mapping[str, Online]
 
     @classmethod
-    def load(cls, run: Path, kind: str, *, take_best: bool = False) -> Servable:
+    def load(cls, run: Path, kind: str, *, take_best: bool = False, allow_code: Permission | Iterable[str] = ()
+             ) -> Servable:
         """The newest checkpoint of a run, or the best, its tables as `kind` (`dlrm.narrow.KINDS`). CheckpointError,
-        TableError or StateError if there is none, it is damaged, or its table's version is gone."""
+        TableError or StateError if there is none, it is damaged, or its table's version is gone; OperatorError if the
+        table's spec names a function that `allow_code` (names of modules) does not cover."""
         path, meta = chosen(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
-        table = FeatureTable.open(config.data, meta.version)
+        table = FeatureTable.open(config.data, meta.version, allow_code=allow_code)
         meta.check(table)
         if not table.record.spec:
             raise CheckpointError(f"{table.uri}: version {table.version} was not made by etl/job.py: without a feature "
                                   "spec raw features cannot be served")
-        spec = Spec.parse(table.record.spec, f"{table.uri}, version {table.version}")
+        spec = table.spec()
         state = table.state() or State()
         layout = layout_of(config, table)
         check(path)

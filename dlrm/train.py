@@ -36,6 +36,7 @@ from dlrm.meta import LATEST, CheckpointError, Meta, latest
 from dlrm.options import Plan
 from dlrm.places import PlacementError
 from dlrm.use import spread_out
+from etl import permission
 from etl.hold import Hold
 from etl.identity import SplitMoved
 from etl.program import FAILED, INTERRUPTED, USAGE, UsageError, run, say
@@ -87,7 +88,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     """What the command line, the table and, to resume, the checkpoint say together."""
     if args.pause is not None and args.pause < 1:
         raise ConfigError(f"--pause-after: {args.pause} is not a whole number of 1 or more")
-    said = options.given(args)
+    said, allowed = options.given(args), permission.given(args)
     ranks = args.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun starts all ranks anew after one of them died: they go on from what was saved.
     go_on = args.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -102,7 +103,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         meta = replace(meta, config=config.to_dict())
         if (version := follow.later(config, meta)) is not None:
             return follow.taken_up(args.run, path, meta, version, split_moved=args.split_moved)
-        table = FeatureTable.open(config.data, config.version)
+        table = FeatureTable.open(config.data, config.version, allow_code=allowed)
         meta.check(table)
         seen = follow.seen_in(table, meta, args.split_moved)
         return Plan(run=args.run, config=config, table=follow.view(table, config), meta=meta, resume=path, go_on=True,
@@ -110,7 +111,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     if "data" not in said:
         raise ConfigError("--data is missing: which feature table to train on")
     first = 0 if said.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
-    table = FeatureTable.open(said["data"], said.pop("version", first))
+    table = FeatureTable.open(said["data"], said.pop("version", first), allow_code=allowed)
     config = options.fresh({**said, "data": table.uri}, version=table.version, ranks=ranks)
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=spread_out(config.model, columns))

@@ -88,6 +88,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
+        self.spec.imported()  # what may not run is refused before any work
         base, parent, before = Base.read(self.store), None, None
         there = {*self.spec.input.columns, *(column.name for column in self.spec.columns),
                  *(name for join in self.spec.rows.joins for name in (*join.columns, join.their_time) if name)}

@@ -22,6 +22,7 @@ from etl.ops.bags import packed
 from etl.ops.base import as_number, as_text
 from etl.ops.chain import step
 from etl.ops.hashing import hash_rows, mix
+from etl.ops.user import Python
 from etl.record import NO_PARTITION
 from etl.spec import Spec
 from etl.state import State
@@ -80,8 +81,10 @@ class Features:
     """Applies every column's operators; the fitted ones look things up in `state`."""
 
     def __init__(self, spec: Spec, state: State, *, ahead: bool = True) -> None:
-        """Unless `ahead`, what operators look values up in is made when it is first needed."""
+        """Unless `ahead`, what operators look values up in is made when it is first needed. OperatorError if a `python`
+        operator names a function that the spec has no permission to import."""
         self.spec = spec
+        self._functions = spec.imported()
         self._state = state
         self._prepared: dict[str, Any] = {}
         for learned in spec.fitted if ahead else ():
@@ -123,6 +126,8 @@ class Features:
             values = pa.StructArray.from_arrays([columns[s] for s in column.sources], list(column.sources))
         for number, op in enumerate(ops):
             learned = self.prepared(column.state_key(number), op) if isinstance(op, Fitted) else None
+            if isinstance(op, Python):
+                learned = self._functions[op.function]
             values = step(op, values, learned, extras)
         return values
 

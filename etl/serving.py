@@ -59,7 +59,7 @@ class Serving:
 
     @classmethod
     def open(cls, table: FeatureTable) -> Serving:
-        spec, store = Spec.parse(table.record.spec, table.uri), Store(table.uri)
+        spec, store = table.spec(), Store(table.uri)
         names = [*map(tail_of_join, range(len(spec.rows.joins))), *(h.name for h in spec.rows.histories)]
         return cls(spec, {name: _Tail.read(store, folder_of_tails(table.record.job, name)) for name in names})
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,10 @@ from etl.fields import Field
 from etl.identity import Identity
 from etl.keys import SpecError, column, known, needed, section, sections, texts, value
 from etl.names import nearest
-from etl.ops import Fitted
+from etl.ops import Fitted, OperatorError
 from etl.ops.order import Steps
+from etl.ops.user import Python
+from etl.permission import NOTHING, Permission
 from etl.rows import SECTIONS, Rows, read_rows
 
 FORMATS = ("tsv", "csv", "json", "parquet", "delta")
@@ -106,20 +108,37 @@ class Spec:
     """Of every column that operators may start from: what `etl.ops.base` calls kinds."""
     identity: Identity | None = None
     """The rule of the table that a job goes on with; None: this spec begins one."""
+    name: str = "spec"
+    """What to call it in messages."""
+    permission: Permission = NOTHING
+    """Which of the functions that it names may be imported. It goes wherever the spec goes, to Spark's workers, too."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Spec:
+        """A spec that its user wrote: see `own`."""
         try:
             text = Path(path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise SpecError(f"{path}: the spec cannot be read ({reason})") from None
-        return cls.parse(text, str(path))
+        return cls.own(text, str(path))
 
     @classmethod
-    def parse(cls, text: str, name: str = "spec") -> Spec:
+    def own(cls, text: str, name: str = "spec") -> Spec:
+        """The user's own, not one that came with a table: the functions that it names are imported."""
+        spec = cls.parse(text, name)
+        spec = dataclasses.replace(spec, permission=Permission(functions=spec.functions))
         try:
-            return _spec(tomllib.loads(text), text)
+            spec.imported()
+        except OperatorError as error:
+            raise SpecError(f"{name}: {error}") from None
+        return spec
+
+    @classmethod
+    def parse(cls, text: str, name: str = "spec", permission: Permission = NOTHING) -> Spec:
+        """Imports nothing, whoever wrote it: `imported` does, if `permission` allows it."""
+        try:
+            return dataclasses.replace(_spec(tomllib.loads(text), text), name=name, permission=permission)
         except tomllib.TOMLDecodeError as error:
             raise SpecError(f"{name}: not TOML: {error}") from None
         except SpecError as error:
@@ -139,6 +158,24 @@ class Spec:
         for lag in self.rows.histories:
             if lag.lag:
                 found[lag.name] = found[lag.of]
+        return found
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """Those that its `python` operators name, as "module:function"."""
+        return frozenset(op.function for column in self.columns for op in column.ops if isinstance(op, Python))
+
+    def imported(self) -> dict[str, Callable[..., Any]]:
+        """Those functions, imported; OperatorError if one may not be, or cannot."""
+        found: dict[str, Callable[..., Any]] = {}
+        for made in self.columns:
+            for op in made.ops:
+                if isinstance(op, Python):
+                    try:
+                        found[op.function] = self.permission.load(op.function, self.name)
+                        op.check(found[op.function])
+                    except OperatorError as error:
+                        raise OperatorError(f"column {made.name!r}: {error}") from None
         return found
 
     @property

@@ -10,7 +10,7 @@ import datetime
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import unquote
 
@@ -19,8 +19,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from etl.fields import DataFile, Field, Fingerprint, Version
+from etl.permission import NOTHING, Permission
 from etl.record import JobRecord, RecordError
 from etl.shards import METADATA_KEY, job_of
+from etl.spec import Spec
 from etl.state import State
 from etl.store import Store, StoreError
 from etl.verify import verify
@@ -47,9 +49,13 @@ class FeatureTable:
     """Of every file, in the order of `fields`."""
     records: Mapping[str, JobRecord]
     """Of the jobs whose files this version holds."""
+    permission: Permission = field(default=NOTHING, compare=False)
+    """Which of the functions that its spec names may be imported."""
 
     @classmethod
-    def open(cls, uri: str | os.PathLike[str], version: int | None = None) -> FeatureTable:
+    def open(cls, uri: str | os.PathLike[str], version: int | None = None, *,
+             allow_code: Permission | Iterable[str] = ()) -> FeatureTable:
+        """Nothing that the table names is imported, but functions of the modules `allow_code` where they must run."""
         try:
             store = Store(uri)
             delta = DeltaTable(**store.delta, version=version)
@@ -78,7 +84,7 @@ class FeatureTable:
         if not fields:
             raise TableError(f"{uri}: a Delta table, but not one that etl/job.py wrote: no column has a role")
         stored = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=False) for f in fields])
-        return cls(store.uri, delta.version(), fields, files, stored, records)
+        return cls(store.uri, delta.version(), fields, files, stored, records, Permission.of(allow_code))
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -108,6 +114,12 @@ class FeatureTable:
         if not self.records:
             raise TableError(f"{self.uri}: version {self.version} is empty")
         return max(self.records.values(), key=lambda r: r.version)
+
+    def spec(self) -> Spec:
+        """How its newest part was made. TableError if it was made without one."""
+        if not self.record.spec:
+            raise TableError(f"{self.uri}: version {self.version} was not made by etl/job.py: it has no feature spec")
+        return Spec.parse(self.record.spec, f"{self.uri}, version {self.version}", self.permission)
 
     def state(self) -> State | None:
         """What the operators of this version had learned; None if the spec fits nothing."""

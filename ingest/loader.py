@@ -7,12 +7,13 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from etl.fields import Fingerprint
+from etl.permission import Permission
 from ingest.aside import Aside
 from ingest.batch import Batch, Ready
 from ingest.columns import Columns
@@ -74,7 +75,8 @@ class Loader(IterableDataset[Batch]):
                  transforms: Sequence[Transform | tuple[str, Function | str]] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None, errors: ErrorPolicy | None = None,
                  quarantine: str | os.PathLike[str] = "quarantine.jsonl", files: Files | None = None,
-                 before_read: Callable[[Read], None] | None = None, machine: Machine | None = None):
+                 before_read: Callable[[Read], None] | None = None, machine: Machine | None = None,
+                 allow_code: Permission | Iterable[str] = ()):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
         `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` stands where a number is missing, for
         all columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are
@@ -82,13 +84,14 @@ class Loader(IterableDataset[Batch]):
         before them. `memory_limit` is in bytes for the whole process tree, and never more than the machine's. `errors`
         says what happens to rows that fail (default: the run stops); those set aside are listed in the file
         `quarantine`. `files` opens remote files with other retries, or a cache; it is closed with the loader.
-        `before_read` runs in the reader before each row group: it stands in for a store's latency."""
+        `before_read` runs in the reader before each row group: it stands in for a store's latency. `allow_code` names
+        the modules whose functions a table's spec may have imported where they must run (`etl.permission`)."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
         self._limit = memory_limit
         self._books = Quarantine(errors or ErrorPolicy(), quarantine)
-        source = table_of(source, roles)
+        source = table_of(source, roles, allow_code)
         given = [t if isinstance(t, Transform) else Transform(*t) for t in transforms]
         spec = "" if isinstance(source, ParquetFiles) or not source.records else source.record.spec
         state = source.state() if any(f.online for f in source.fields) else None

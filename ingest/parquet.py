@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl.fields import DataFile, Field
+from etl.permission import Permission
 from ingest.knobs import nearest
 
 if TYPE_CHECKING:
@@ -258,12 +259,13 @@ def _check_types(fields: Sequence[Field], paths: Sequence[str], footers: Sequenc
                                    f"holds {field.type}; write the files with one schema, or load them apart")
 
 
-def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | None = None) -> FeatureTable | ParquetFiles:
+def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | None = None,
+             allow_code: Permission | Iterable[str] = ()) -> FeatureTable | ParquetFiles:
     """What a loader was given, as a table: a feature table by its folder or its URI, other Parquet as files."""
     if isinstance(source, (str, os.PathLike)) and ("://" in str(source) or os.path.isdir(Path(source, "_sluice"))):
         from etl.table import FeatureTable  # needs delta-rs, which plain Parquet does not
 
-        source = FeatureTable.open(source)
+        source = FeatureTable.open(source, allow_code=allow_code)
     if isinstance(source, (str, os.PathLike, Iterable)):
         return ParquetFiles.open(source, roles)
     if roles is not None:

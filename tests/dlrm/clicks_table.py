@@ -120,7 +120,7 @@ def write(path: Path, raw: pa.Table, *, text: str | None = None, mode: str = "cr
     base = Base.read(store)
     parent = FeatureTable.open(store.uri) if base.version is not None else None
     before = parent.state() if parent else None
-    spec, _ = under_rule(Spec.parse(text or spec_text()), parent.record if parent else None, accept=False)
+    spec, _ = under_rule(Spec.own(text or spec_text()), parent.record if parent else None, accept=False)
     columns = {name: raw[name].combine_chunks() for name in spec.input.columns}
     state = fitted(spec, columns, before)
     state.save(store)

@@ -35,7 +35,7 @@ class Said:
 
 
 def run(spark, output: Path, *inputs: object, text: str, said: Said | None = None, **options: object) -> Result:
-    job = Job(spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=Store(output), **options)
+    job = Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=Store(output), **options)
     return job.run(spark, Progress(said or Said()))
 
 
@@ -46,7 +46,7 @@ def rows_of(table: FeatureTable, split: str | None = None) -> list[dict]:
 
 def in_one_process(text: str, table: FeatureTable, columns: dict[str, pa.Array]) -> list[dict]:
     """What a table's rows must be: all rows at once, through the state that the table has, without Spark."""
-    spec = Spec.parse(text)
+    spec = Spec.own(text)
     parsed = Parser(spec).parse(pa.record_batch(list(columns.values()), list(columns)))
     kept, keys = selected(spec, parsed)
     made = Features(spec, table.state()).apply(kept, row_keys(kept, spec) if keys is None else keys)

@@ -151,7 +151,7 @@ role = "sparse"
 ops = [{op = "python", function = "tests.etl.test_jobs:noted", inputs = "text", output = "text"}, {op = "categorify"}]
 """
     assert len({learned.op for learned in Spec.parse(text).fitted}) == 5
-    state, counted = fit(Raw(spark, Spec.parse(text), (str(tmp_path / "rows.parquet"),)))
+    state, counted = fit(Raw(spark, Spec.own(text), (str(tmp_path / "rows.parquet"),)))
     assert counted.rows == 4
     assert [state[f"item{n}/0"].num_rows for n in (2, 3, 4)] == [1, 0, 0]
     assert len(list(passes.iterdir())) == 1

@@ -31,6 +31,7 @@ from etl.ops.sparse import Categorify, Cross, Hash, Modulus, Vocabulary
 from etl.ops.sums import parts, total
 from etl.ops.texts import Concat, Map, Ngram, Split
 from etl.ops.user import Python
+from etl.permission import Permission
 from etl.state import State
 
 ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.integers(-5, 5).map(float)
@@ -383,20 +384,24 @@ def short(x: pa.Array) -> pa.Array:
     return x.slice(1)
 
 
-def test_a_users_own_function_is_checked_when_it_is_named_and_when_it_returns():
+def test_a_users_own_function_is_checked_when_it_is_imported_and_when_it_returns():
+    """To name one imports nothing."""
+    allowed = Permission.of((__name__, "no_such_module"))
     own = Python(function=f"{__name__}:double", inputs=("number",), output="number")
-    assert own.apply(pa.array([1.5, None]), None).to_pylist() == [3.0, None]
-    for function, inputs, message in ((f"{__name__}:nothing", ("number",), "cannot be imported"),
-                                      ("no_such_module:f", ("number",), "cannot be imported"),
-                                      (f"{__name__}:double", ("number", "text"), "cannot take 2 arrays"),
-                                      (f"{__name__}:double", ("numeral",), "inputs = 'numeral'"),
-                                      (f"{__name__}:TEXTS", ("number",), "must be module:function")):
+    assert own.apply(pa.array([1.5, None]), allowed.load(own.function, "mine")).to_pylist() == [3.0, None]
+    for function, message in ((f"{__name__}:nothing", "cannot be imported"), ("no_such_module:f", "cannot be imported"),
+                              (f"{__name__}:TEXTS", "must be module:function"), ("os:system", "names the function")):
+        Python(function=function, inputs=("number",), output="number")
         with pytest.raises(OperatorError, match=message):
-            Python(function=function, inputs=inputs, output="number")
+            allowed.load(function, "mine")
+    with pytest.raises(OperatorError, match="cannot take 2 arrays"):
+        Python(function=own.function, inputs=("number", "text"), output="number").check(double)
+    with pytest.raises(OperatorError, match="inputs = 'numeral'"):
+        Python(function=own.function, inputs=("numeral",), output="number")
     with pytest.raises(OperatorError, match="returned 1 values"):
-        Python(function=f"{__name__}:short", inputs=("number",), output="number").apply(pa.array([1.0, 2.0]), None)
+        own.apply(pa.array([1.0, 2.0]), short)
     with pytest.raises(OperatorError, match="size: must say"):
-        Python(function=f"{__name__}:double", inputs=("number",), output="id")
+        Python(function=own.function, inputs=("number",), output="id")
 
 
 def test_kinds_follow_each_other_only_where_that_means_something():
@@ -443,7 +448,7 @@ def test_every_operator_takes_an_empty_column_learns_from_none_and_says_what_it_
     column = pa.array([], pa.struct([("a", EMPTY["texts"]), ("b", EMPTY["texts"])]) if name == "overlap" else kind)
     if op.needs:
         column = clicks([], [], [])
-    state = op.prepare(learned(op, column)) if hasattr(op, "learn") else None
+    state = op.prepare(learned(op, column)) if hasattr(op, "learn") else double if name == "python" else None
     assert len(op.apply(column, state)) == 0
     assert type(op).__doc__
 

@@ -104,8 +104,6 @@ def test_criteo_spec_is_good(repo):
     ("{op = \"hash\", size = 10}", '{op = "categorify", joint = 3}', r"ops\[0\]\.joint = 3: must be str"),
     ("{op = \"hash\", size = 10}", '{op = "bucketize", boundaries = [2, 1]}',
      r"boundaries = \[2.0, 1.0\]: must be numbers that rise"),
-    ("{op = \"hash\", size = 10}", '{op = "python", function = "no:f", inputs = "text", output = "id", size = 9}',
-     r"column\[3\]\.ops\[0\]\.function = 'no:f': cannot be imported"),
     ("{op = \"hash\", size = 10}", '{op = "vocabulary", values = ["a", "a"]}',
      r"ops\[0\]\.values: must be one or more"),
     ("{op = \"hash\", size = 10}", '{op = "map", values = ["a"], to = []}',
@@ -187,3 +185,20 @@ def test_ids_left_to_the_loader_are_stored_as_the_numbers_that_they_are_made_of(
 def test_a_missing_spec_is_named(tmp_path):
     with pytest.raises(SpecError, match=r"nothing\.toml: the spec cannot be read"):
         Spec.read(tmp_path / "nothing.toml")
+
+
+@pytest.mark.parametrize(("function", "inputs", "complaint"), [
+    ("no:f", "text", r"my\.toml: column 'C2': function = 'no:f': cannot be imported \(No module named 'no'\)"),
+    ("os.path:nothing", "text", r"'os\.path:nothing': cannot be imported"),
+    ("os.path:sep", "text", r"'os\.path:sep': must be module:function"),
+    ("os", "text", r"'os': must be module:function"),
+    ("os:../x", "text", r"must be module:function"),
+    ("os.path:basename", '["text", "text"]', r"'os\.path:basename': cannot take 2 arrays"),
+])
+def test_a_users_own_spec_says_at_once_what_is_wrong_with_its_functions(function, inputs, complaint):
+    text = GOOD.replace('{op = "hash", size = 10}', f'''{{op = "python", function = "{function}", '''
+                        f'inputs = {inputs if inputs.startswith("[") else repr(inputs)}, output = "id", size = 9}}')
+    if not inputs.startswith("["):
+        assert Spec.parse(text).functions == {function}  # which imports nothing
+    with pytest.raises(SpecError, match=complaint):
+        Spec.own(text, "my.toml")
