@@ -1,11 +1,12 @@
 """A run served on one core: the time to an answer for one client, answers a second for many, and a soak below that.
 
-    python benchmarks/serving.py RUN [--clients 64] [--seconds 10] [--soak 600] [--tables int8]
+    python benchmarks/serving.py RUN [--clients 64] [--seconds 10] [--soak 600] [--tables int8] [--attack 128]
 
 RUN was trained on a table of synthetic clicks (as the demo's); its server is a process of its own, bound to one core,
 and the clients are in this process, on the others. Each request is one row as JSON, over connections that stay open.
 The soak asks at a steady rate, 80 % of the most that was answered, and looks at the server's memory at its first
-fifth and at its end.
+fifth and at its end. The attack is so many requests of 4,096 empty rows at one time: how they are answered, and how
+long /health takes meanwhile, asked every 20 ms over connections of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +36,7 @@ from etl.synthetic import CATEGORIES, INTEGERS, Clicks
 
 _ROWS = 2000
 _WARM = 200
+_MOST_ROWS = 4096
 
 
 @dataclass
@@ -83,14 +86,19 @@ class Client:
     async def ask(self, seen: Seen, due: float | None = None) -> None:
         """One request. Its time counts from when it was due: a client that comes late must not hide a wait."""
         began = time.perf_counter() if due is None else due
+        status = await self.said()
+        seen.seconds.append(time.perf_counter() - began)
+        seen.errors += status != "200"
+
+    async def said(self) -> str:
+        """The status of the next request's answer."""
         self._writer.write(self._asked[self._next % len(self._asked)])
         self._next += 1
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", head)
         assert length is not None
         await self._reader.readexactly(int(length[1]))
-        seen.seconds.append(time.perf_counter() - began)
-        seen.errors += not head.startswith(b"HTTP/1.1 200")
+        return head.split()[1].decode()
 
     def close(self) -> None:
         self._writer.close()
@@ -146,6 +154,44 @@ async def steady(port: int, asked: list[bytes], *, clients: int, seconds: float,
     return seen
 
 
+async def attack(port: int, requests: int) -> dict[str, Any]:
+    """How many requests of the most rows are answered in which way, and the times that /health took meanwhile."""
+    body = b'{"rows":[%s]}' % b",".join([b"{}"] * _MOST_ROWS)
+    empty_rows = [b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+                  + str(len(body)).encode() + b"\r\n\r\n" + body]
+    statuses: Counter[str] = Counter()
+    times: list[float] = []
+
+    async def large() -> float:
+        client = Client(port, empty_rows, 0)
+        await client.open()
+        began = time.perf_counter()
+        statuses[await client.said()] += 1
+        client.close()
+        return time.perf_counter() - began
+
+    async def well() -> None:
+        client = Client(port, [b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"], 0)
+        began = time.perf_counter()
+        await client.open()
+        await client.said()
+        times.append(time.perf_counter() - began)
+        client.close()
+
+    asked = [asyncio.ensure_future(large()) for _ in range(requests)]
+    looks = []
+    while not all(task.done() for task in asked):
+        looks.append(asyncio.ensure_future(well()))
+        await asyncio.sleep(0.02)
+    took = await asyncio.gather(*asked)
+    await asyncio.gather(*looks)
+    seen = Seen(seconds=times)
+    return {"requests": requests, "rows_each": _MOST_ROWS, "statuses": dict(statuses),
+            "last_answer_s": round(max(took), 2), "health": len(times),
+            "health_median_ms": round(1000 * statistics.median(times), 1),
+            "health_p99_ms": round(1000 * seen.percentile(0.99), 1), "health_max_ms": round(1000 * max(times), 1)}
+
+
 def main(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN")
@@ -153,6 +199,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--seconds", type=float, default=10, help="of each measurement (default: %(default)s)")
     parser.add_argument("--soak", type=float, default=600, help="seconds of the soak; 0: none (default: %(default)s)")
     parser.add_argument("--tables", default="int8")
+    parser.add_argument("--attack", type=int, default=128, metavar="N", help="requests of 4,096 empty rows at one "
+                        "time; 0: none (default: %(default)s)")
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -191,6 +239,9 @@ def main(argv: list[str]) -> dict[str, Any]:
             found["soak"] = {**soak.to_dict(args.soak), "seconds": args.soak,
                              "grown_bytes": server.memory_info().rss - memory[0], "bytes": memory[0]}
             say(f"soak: {found['soak']}")
+        if args.attack:
+            found["attack"] = asyncio.run(attack(port, args.attack))
+            say(f"attack: {found['attack']}")
         return {**found, "tables": told.splitlines()[0]}
     finally:
         process.send_signal(signal.SIGTERM)

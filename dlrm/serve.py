@@ -20,8 +20,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,11 +33,39 @@ from typing import Any
 from dlrm.config import ConfigError
 from dlrm.limits import Limits
 from dlrm.narrow import KINDS
+from dlrm.pace import Pace
 from etl import permission
 from etl.hold import Hold
 from etl.names import Parser
 from etl.program import UsageError, run, say
 from ingest.knobs import format_bytes, parse_bytes
+
+_SWITCH_S = 1e-4
+"""A large batch is worked on in a thread: as long at most does it keep the interpreter's lock from the event loop."""
+_ACCEPTED = 256
+"""Connections that are taken in before one that they push out is closed."""
+_FILES = _ACCEPTED + 256
+"""Beside the connections."""
+
+
+def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
+    """How many connections may be open, and the limit of files (RLIMIT_NOFILE) to be asked for, if a process has these
+    limits; -1: none."""
+    needed = connections + _FILES
+    if soft < 0 or soft >= needed:
+        return connections, soft
+    if hard < 0 or hard >= needed:
+        return connections, needed
+    return max(1, hard - _FILES), hard
+
+
+def _connections(wanted: int) -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found, files = affordable(wanted, soft, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    if found < wanted:
+        say(f"--max-connections {wanted}: {found}, as this process may open {hard} files (ulimit -Hn)")
+    return found
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,8 +99,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> dict[str, Any]:
     args = parser().parse_args(argv)
+    connections = _connections(args.max_connections)
     limits = Limits(body_bytes=args.max_body, rows=args.max_rows, seconds=args.timeout, rate=args.rate,
-                    waiting=args.max_waiting, connections=args.max_connections)
+                    waiting=args.max_waiting, connections=connections)
     # The port before the model: a wrong one is told at once.
     with _listening(args.host, args.port) as listener, Hold(f"serve-{args.run.name}", say) as hold:
         return _serve(args, limits, listener, hold)
@@ -80,35 +111,38 @@ def _serve(args: argparse.Namespace, limits: Limits, listener: socket.socket, ho
     import torch
     import uvicorn
 
+    from dlrm.connections import protocol
     from dlrm.quiet import quiet
     from dlrm.reload import ERRORS, Reload
     from dlrm.scorer import Scorer
     from dlrm.servable import Servable
-    from dlrm.service import Service, in_time
+    from dlrm.service import Service
 
     quiet()
     torch.set_num_threads(args.threads)
+    sys.setswitchinterval(_SWITCH_S)
 
-    def load() -> Scorer:
+    def load() -> tuple[Scorer, Pace]:
         scorer = Scorer(Servable.load(args.run, args.tables, take_best=args.best,
                                       allow_code=permission.given(args)), most_rows=limits.rows)
+        pace = scorer.warmed_up()
         hold.take(scorer.servable.table.uri, scorer.servable.table.version)
-        return scorer
+        return scorer, pace
 
     try:
-        first = load()
+        first, pace = load()
         servable = first.servable
         say(_tables(servable, args.measure_rows))
     except ERRORS as error:
         raise UsageError(str(error)) from None
 
-    follow = Reload(args.run, load, every_s=args.reload_every, say=say,
+    follow = Reload(args.run, lambda: load()[0], every_s=args.reload_every, say=say,
                     take_best=args.best) if args.reload_every else None
-    service = Service(first, limits, beside=follow)
+    service = Service(first, limits, beside=follow, pace=pace)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hostile requests may not fill a log
     server = uvicorn.Server(uvicorn.Config(
-        service.app, http=in_time(limits.seconds), loop="asyncio", ws="none", log_config=None, access_log=False,
-        limit_concurrency=limits.connections, timeout_keep_alive=60, timeout_graceful_shutdown=args.drain,
+        service.app, http=protocol(limits.seconds, limits.connections), loop="asyncio", ws="none", log_config=None,
+        access_log=False, backlog=_ACCEPTED, timeout_keep_alive=60, timeout_graceful_shutdown=args.drain,
         server_header=False))
 
     def leave() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -15,10 +16,10 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as Http
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dlrm.batcher import Batcher, Full
 from dlrm.limits import Bucket, Limits
+from dlrm.pace import Pace
 from dlrm.request import Refusal
 from dlrm.scorer import Answer, Request, Scorer
 from dlrm.served import Served
@@ -27,19 +28,33 @@ from etl.names import nearest
 ROUTES = ("/predict", "/model", "/health", "/metrics")
 
 
+class Beside(Protocol):
+    """What runs beside a server, and says how it goes."""
+
+    async def __call__(self, service: Service) -> None: ...
+    def about(self) -> dict[str, Any]: ...
+
+
+def at(moment: float) -> str:
+    """A time of the clock on the wall, as text."""
+    return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat(timespec="seconds")
+
+
 class Service:
     """Answers with one model, and after `take` with another; nothing that was asked before is lost."""
 
-    def __init__(self, scorer: Scorer, limits: Limits, *, beside: Callable[[Service], Any] | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
-        """`beside(service)` is a coroutine that runs as long as the server does."""
+    def __init__(self, scorer: Scorer, limits: Limits, *, beside: Beside | None = None,
+                 clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
+                 pace: Pace | None = None) -> None:
+        """`beside` runs as long as the server does; `pace` is how fast the model is, as far as that is known."""
         self.served = Served()
         self.scorer, self.limits = scorer, limits
-        self._beside, self._clock = beside, clock
+        self._beside, self._clock, self._now = beside, clock, now
+        self._since = now()
         self._bucket = Bucket(limits.rate, clock)
         self.batcher: Batcher[Request, Answer | Refusal] = Batcher(
             self._score, size=lambda request: len(request.body), most=limits.body_bytes, together=limits.together,
-            waiting=limits.waiting)
+            waiting=limits.waiting, units=lambda request: request.units, within=limits.seconds, pace=pace, clock=clock)
         self.batcher.sizes = self.served.batch
         self.served.model(scorer.servable.about())
         self.app = Starlette(lifespan=self._life, routes=[
@@ -49,8 +64,8 @@ class Service:
 
     def take(self, scorer: Scorer) -> None:
         """From the next batch on."""
-        self.scorer = scorer
         self.served.model(scorer.servable.about())
+        self.scorer, self._since = scorer, self._now()
 
     def _score(self, requests: Sequence[Request]) -> Sequence[Answer | Refusal]:
         return self.scorer.answer(requests)
@@ -75,6 +90,8 @@ class Service:
             answer = await self._asked(http)
             self.served.answered(len(answer.probabilities), answer.missing)
             response: Response = JSONResponse(answer.to_dict())
+        except Full as full:
+            response = _said(503, str(full), {"retry-after": str(full.retry_after)})
         except Refusal as refusal:
             response = _said(refusal.status, str(refusal), extra)
             if refusal.status in (408, 413):
@@ -97,9 +114,8 @@ class Service:
             async with asyncio.timeout(self.limits.seconds):
                 answer = await self.batcher.ask(Request(http.headers.get("content-type", ""), body))
         except TimeoutError:
-            raise Refusal(503, f"no answer within {self.limits.seconds:g} s: the server is busy") from None
-        except Full as full:
-            raise Refusal(503, str(full)) from None
+            wait = max(1, math.ceil(self.batcher.ahead_s))
+            raise Full(f"no answer within {self.limits.seconds:g} s: the server is busy", wait) from None
         if isinstance(answer, Refusal):
             raise answer
         return answer
@@ -121,7 +137,8 @@ class Service:
         return JSONResponse({**self.scorer.servable.about(), "features": self.scorer.decoder.kinds})
 
     async def _health(self, _http: Http) -> Response:
-        return JSONResponse({"ok": True, **self.scorer.servable.about()})
+        beside = {"reload": self._beside.about()} if self._beside else {}
+        return JSONResponse({"ok": True, **self.scorer.servable.about(), "since": at(self._since), **beside})
 
     async def _metrics(self, _http: Http) -> Response:
         return Response(self.served.text(self.batcher.waiting), media_type=CONTENT_TYPE_LATEST)
@@ -141,45 +158,3 @@ async def _not_so(http: Http, _error: Exception) -> Response:
 
 async def _failed(_http: Http, _error: Exception) -> Response:
     return _said(500, "the server failed on this request; its log says why")
-
-
-def in_time(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol, with an end to waiting for a request's head: it has none of its own."""
-
-    class InTime(H11Protocol):
-        _late: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._late = self.loop.call_later(seconds, self._too_late)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self._between():
-                if self._late is None:
-                    self._late = self.loop.call_later(seconds, self._too_late)
-            else:
-                self._in_time()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._in_time()
-            super().connection_lost(exc)
-
-        def _between(self) -> bool:
-            """No request has begun whose answer is not complete."""
-            return self.cycle is None or self.cycle.response_complete
-
-        def _in_time(self) -> None:
-            if self._late is not None:
-                self._late.cancel()
-                self._late = None
-
-        def _too_late(self) -> None:
-            self._late = None
-            if self._between() and not self.transport.is_closing():
-                text = f'{{"error":"the request\'s head did not come within {seconds:g} s"}}'
-                self.transport.write(f"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\n"
-                                     f"content-length: {len(text)}\r\nconnection: close\r\n\r\n{text}".encode())
-                self.transport.close()
-
-    return InTime

@@ -8,6 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -93,6 +96,76 @@ def test_slow_broken_and_good_clients_and_a_clean_end(folder):
     found = json.loads(out.strip().splitlines()[-1])
     assert code == 0
     assert (found["statuses"], found["rows"], found["step"]) == ({"200": 2, "408": 1}, 4, 9)
+    assert "Traceback" not in server.said
+
+
+GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+DOUBTFUL = {
+    "both lengths": POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GOOD,
+    "both, the other way round": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n" + GOOD,
+    "two lengths": POST + b"content-length: 2\r\ncontent-length: 30\r\n\r\n{}" + GOOD,
+    "two lengths in one": POST + b"content-length: 2, 30\r\n\r\n{}" + GOOD,
+    "a sign": POST + b"content-length: +2\r\n\r\n{}" + GOOD,
+    "a negative length": POST + b"content-length: -2\r\n\r\n{}" + GOOD,
+    "another base": POST + b"content-length: 0x2\r\n\r\n{}" + GOOD,
+    "bare line feeds": GOOD.replace(b"\r\n", b"\n") + GOOD,
+    "one bare line feed": POST + b"x: y\ncontent-length: 2\r\n\r\n{}" + GOOD,
+    "a bare carriage return": POST + b"x: y\rcontent-length: 2\r\n\r\n{}" + GOOD,
+    "a folded header": POST + b"x: y\r\n content-length: 30\r\ncontent-length: 2\r\n\r\n{}" + GOOD,
+    "a blank before the colon": POST + b"content-length : 2\r\n\r\n{}" + GOOD,
+    "an empty chunk size": POST + b"transfer-encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "a chunk size in hexadecimal": POST + b"transfer-encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "a negative chunk": POST + b"transfer-encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "a chunk longer than it says": POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "chunked twice": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GOOD,
+    "chunked, and another": POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n" + GOOD,
+    "an old version": POST.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "no host": GOOD.replace(b"host: x\r\n", b"") + GOOD, "two hosts": GOOD.replace(b"host", b"host: y\r\nhost") + GOOD,
+}
+
+
+def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folder):
+    """One server: each is refused and closed, what is smuggled behind it is not answered; idle connections give way;
+    and under many large requests the server says that it is well, answers what it can in time, and refuses the rest."""
+    rows = b'{"rows":[%s]}' % b",".join([b"{}"] * 4096)
+    with Server(folder, "--measure-rows", 0, "--timeout", 1.5, "--max-connections", 300) as server:
+        for name, sent in DOUBTFUL.items():
+            heard = server.raw(sent)
+            assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
+            assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
+            assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"].startswith("this is no proper HTTP"), name
+        assert b"exclude each other" in server.raw(DOUBTFUL["both lengths"])
+
+        with ExitStack() as open_ones, httpx.Client(base_url=server.url) as http:
+            assert http.get("/health").status_code == 200
+            for _ in range(400):  # of which each 300 would be all that may be open
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+            assert server.raw(GOOD.replace(b"host", b"connection: close\r\nhost")).startswith(b"HTTP/1.1 200")
+
+        requests = [POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)] * 128
+        with ThreadPoolExecutor(len(requests)) as pool:
+            asked = [pool.submit(server.raw, one) for one in requests]
+            health = []
+            while not all(one.done() for one in asked):
+                began = time.monotonic()
+                assert httpx.get(f"{server.url}/health").json()["ok"]
+                assert httpx.get(f"{server.url}/metrics").status_code == 200
+                health.append(time.monotonic() - began)
+            heard = [one.result().partition(b"\r\n\r\n") for one in asked]
+        statuses = Counter(head.split()[1] for head, _, _ in heard)
+        assert statuses.keys() <= {b"200", b"503"}
+        assert statuses[b"200"] >= 1
+        for head, _, body in heard:
+            found = json.loads(body)
+            if head.split()[1] == b"503":
+                assert b"retry-after: " in head
+            else:
+                assert len(found["probabilities"]) == 4096
+        assert len(health) >= 3  # while they waited, others were answered
+        code, out = server.ended(signal.SIGTERM)
+    assert code == 0
+    assert json.loads(out.strip().splitlines()[-1])["rows"] == 4096 * statuses[b"200"]
     assert "Traceback" not in server.said
 
 

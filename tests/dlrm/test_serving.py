@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -430,6 +431,119 @@ def test_a_newer_checkpoint_takes_over_without_a_dropped_request(folder, scorer,
     assert "step-000000999 cannot be read" in said[0]
     assert 'sluice_serve_reloads_total{result="taken"} 1.0' in metrics
     assert 'sluice_serve_reloads_total{result="refused"} 1.0' in metrics
+
+
+def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_path):
+    """Each damage is seen by a look, named in /health, and once it is mended a newer checkpoint takes over again."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    checkpoints = run / "checkpoints"
+    newest = latest(checkpoints)[0]
+    pointer, meta, values = checkpoints / "LATEST", newest / "meta.json", json.loads((newest / "meta.json").read_text())
+    now = [0.0]
+
+    def written(**changed: object) -> bytes:
+        return json.dumps({**values, **changed}).encode()
+
+    def vanishes() -> Scorer:
+        shutil.move(newest, tmp_path / "away")
+        return Scorer(Servable.load(run, "fp32"), most_rows=100)
+
+    def leaves() -> Scorer:
+        raise SystemExit("a user's module")
+
+    model = values["config"]["model"]
+    damages = [*((pointer, text) for text in (b"\xff\xfe\x00", b"", b"..\n", b"/\n", b"step-\x00", b"step-7 8\n",
+                                             b"x" * 5000, None)),
+               *((meta, text) for text in (b"", b"\xff", b"[]", b"null", b"{}", b'"a"', b"[" * 10**5,
+                                          written(config=[]), written(config={}), written(version="x"),
+                                          written(columns=3), written(dense=[1]),
+                                          written(config={**values["config"], "data": None}),
+                                          written(config={**values["config"], "model": {**model, "width": 32}}), None))]
+
+    async def talk(http, service):
+        for number, (path, damage) in enumerate(damages):
+            service.take(first)
+            whole = path.read_bytes()
+            path.unlink()
+            if damage is None:
+                path.mkdir()
+            else:
+                path.write_bytes(damage)
+            now[0] = 100.0 * number
+            assert not await reload.look(service)
+            now[0] += 5
+            assert not await reload.look(service)
+            health = (await http.get("/health")).json()
+            assert (health["ok"], health["checkpoint"]) == (True, "step-000000030")
+            about = health["reload"]
+            assert about["failing"], damage
+            assert (about["last_failure"]["times"], about["failures"]) == (2, 2 * number + 2), damage
+            assert about["last_failure"]["error"]
+            path.rmdir() if damage is None else path.unlink()
+            path.write_bytes(whole)
+            now[0] += 5
+            assert await reload.look(service), damage
+            health = (await http.get("/health")).json()
+            assert (health["checkpoint"], health["reload"]["failing"]) == (newest.name, False)
+            assert health["reload"]["last_failure"]["times"] == 2  # what last failed stays to be read
+        service.take(first)
+        for load, error in ((leaves, "SystemExit: a user's module"), (vanishes, "No such file or directory")):
+            reload._load = load
+            assert not await reload.look(service)
+            assert error in (await http.get("/health")).json()["reload"]["last_failure"]["error"]
+        shutil.move(tmp_path / "away", newest)
+        reload._load = load_newest
+        # The same checkpoint, saved once more, is another one.
+        assert await reload.look(service)
+        assert not await reload.look(service)
+        meta.write_text(json.dumps({**values, "rows": values["rows"] + 1}))
+        assert await reload.look(service)
+        return (await http.get("/health")).json()
+
+    def load_newest() -> Scorer:
+        return Scorer(Servable.load(run, "fp32"), most_rows=100)
+
+    def broken(_text: str) -> None:
+        raise BrokenPipeError
+
+    pointer.write_text("step-000000030\n")
+    first = load_newest()
+    pointer.write_text(newest.name + "\n")
+    reload = Reload(run, load_newest, every_s=1.0, say=broken, now=lambda: now[0])
+
+    async def whole() -> dict:
+        service = Service(first, Limits(), beside=reload, now=lambda: now[0])
+        async with client(service) as http:
+            return await talk(http, service)
+
+    health = asyncio.run(whole())
+    assert (health["since"], health["reload"]["failing"]) == ("1970-01-01T00:36:50+00:00", False)
+
+
+def test_a_look_that_fails_does_not_end_the_looking(scorer, tmp_path):
+    looks: list[int] = []
+
+    def load() -> Scorer:
+        looks.append(1)
+        if len(looks) == 3:
+            seen.set()
+        raise ValueError("spoilt")
+
+    async def run() -> bool:
+        service = Service(scorer, Limits())
+        task = asyncio.create_task(Reload(tmp_path, load, every_s=1e-4, say=lambda _: None)(service))
+        await asyncio.wait_for(asyncio.to_thread(seen.wait), 20)
+        alive = not task.done()
+        task.cancel()
+        return alive
+
+    seen = threading.Event()
+    assert not (tmp_path / "checkpoints").exists()
+    (tmp_path / "checkpoints").mkdir()
+    shutil.copytree(scorer.servable.path, tmp_path / "checkpoints" / "step-1")
+    (tmp_path / "checkpoints" / "LATEST").write_text("step-1\n")
+    assert asyncio.run(run())
 
 
 def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(folder, tmp_path):

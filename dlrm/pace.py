@@ -1,0 +1,67 @@
+"""How long a batch takes, learned from what batches took: `Pace`, and what it means for one more request. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+_KEPT = 0.9  # of what was seen, at each new batch
+_JUMP = 4.0  # one batch that was held up, or cut short, says little
+_LEAST = 1e-9
+_ALIKE = 1e-3  # sizes that differ less say nothing about which part of the time each unit takes
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A batch takes `fixed` seconds, and `each` more for every unit of work in it."""
+
+    fixed: float = 1e-3
+    each: float = 1e-5
+    seen: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    """Sums over batches (1, units, units², seconds, units × seconds), each batch by 1 / seconds², so that what is off
+    counts as a share of its own time, and the older the less."""
+
+    @classmethod
+    def of(cls, small: tuple[int, float], large: tuple[int, float]) -> Pace:
+        """From two batches, each (units, seconds)."""
+        each = max(_LEAST, (large[1] - small[1]) / (large[0] - small[0]))
+        return cls(max(_LEAST, small[1] - each * small[0]), each)
+
+    def seconds(self, units: int) -> float:
+        return self.fixed + self.each * units if units else 0.0
+
+    def after(self, units: int, seconds: float) -> Pace:
+        """What a batch teaches: the line that fits those seen best."""
+        expected = self.seconds(units)
+        took = min(max(seconds, expected / _JUMP), expected * _JUMP)
+        seen = self.seen or _sums(*(_terms(n, self.seconds(n)) for n in (1, 1000)))
+        one, x, xx, y, xy = seen = _sums(tuple(_KEPT * value for value in seen), _terms(units, took))
+        spread = one * xx - x * x
+        if spread < _ALIKE * one * xx:
+            share = (took / expected) ** (1 - _KEPT)
+            return Pace(self.fixed * share, self.each * share, seen)
+        fixed, each = (xx * y - x * xy) / spread, (one * xy - x * y) / spread
+        if fixed < _LEAST:
+            fixed, each = _LEAST, xy / xx
+        if each < _LEAST:
+            fixed, each = y / one, _LEAST
+        return Pace(fixed, each, seen)
+
+    def units_within(self, seconds: float) -> int:
+        """At least one, as a request cannot be cut."""
+        return max(1, int((seconds - self.fixed) / self.each))
+
+    def retry_after(self, ahead_s: float, units: int, within: float) -> int:
+        """0 if a request of so many units, with `ahead_s` of work before it, is answered within so many seconds; else
+        after how many it may be. With nothing before it, it always gets its try."""
+        late = ahead_s + self.seconds(units) - within
+        return max(1, math.ceil(late)) if ahead_s > 0 and late > 0 else 0
+
+
+def _terms(units: int, seconds: float) -> tuple[float, ...]:
+    weight = 1 / max(_LEAST, seconds) ** 2
+    return weight, weight * units, weight * units * units, weight * seconds, weight * units * seconds
+
+
+def _sums(*many: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(map(sum, zip(*many, strict=True)))
