@@ -26,6 +26,23 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
+class Turns:
+    """Lets `most` pass in each turn of the event loop: however many come at once, others have their say in between."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._passed = most, 0
+
+    async def mine(self) -> None:
+        while self._passed >= self._most:
+            await asyncio.sleep(0)
+        if not self._passed:
+            asyncio.get_running_loop().call_soon(self._begin)
+        self._passed += 1
+
+    def _begin(self) -> None:
+        self._passed = 0
+
+
 class Full(Exception):
     """More waits already than may, or than can be answered in time; `retry_after` says in how many seconds to ask."""
 

@@ -23,9 +23,10 @@ class Pace:
 
     @classmethod
     def of(cls, small: tuple[int, float], large: tuple[int, float]) -> Pace:
-        """From two batches, each (units, seconds)."""
-        each = max(_LEAST, (large[1] - small[1]) / (large[0] - small[0]))
-        return cls(max(_LEAST, small[1] - each * small[0]), each)
+        """From two batches, each (units, seconds). Held up, the small one may have taken as long: at least half of the
+        large one's time is its units'."""
+        each = max(large[1] - small[1], large[1] / 2) / (large[0] - small[0])
+        return cls(max(_LEAST, min(small[1], large[1]) - each * small[0]), each)
 
     def seconds(self, units: int) -> float:
         return self.fixed + self.each * units if units else 0.0

@@ -17,7 +17,7 @@ from starlette.requests import Request as Http
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dlrm.batcher import Batcher, Full
+from dlrm.batcher import Batcher, Full, Turns
 from dlrm.limits import Bucket, Limits
 from dlrm.pace import Pace
 from dlrm.request import Refusal
@@ -25,6 +25,8 @@ from dlrm.scorer import Answer, Request, Scorer
 from dlrm.served import Served
 from etl.names import nearest
 
+_EACH_TURN = 8
+"""Requests for predictions that are taken in before others, such as /health, have their turn."""
 ROUTES = ("/predict", "/model", "/health", "/metrics")
 
 
@@ -51,7 +53,7 @@ class Service:
         self.scorer, self.limits = scorer, limits
         self._beside, self._clock, self._now = beside, clock, now
         self._since = now()
-        self._bucket = Bucket(limits.rate, clock)
+        self._bucket, self._turns = Bucket(limits.rate, clock), Turns(_EACH_TURN)
         self.batcher: Batcher[Request, Answer | Refusal] = Batcher(
             self._score, size=lambda request: len(request.body), most=limits.body_bytes, together=limits.together,
             waiting=limits.waiting, units=lambda request: request.units, within=limits.seconds, pace=pace, clock=clock)
@@ -82,6 +84,7 @@ class Service:
 
     async def _predict(self, http: Http) -> Response:
         began = self._clock()
+        await self._turns.mine()
         extra = {}
         try:
             if wait := self._bucket.take():

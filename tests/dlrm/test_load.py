@@ -28,6 +28,9 @@ def test_a_pace_is_learned_from_batches_of_any_size_whatever_it_begins_with(fixe
         for units in (1, 100, 10_000):
             assert pace.seconds(units) == pytest.approx(fixed + each * units, rel=0.35)
     assert Pace.of((1, 0.002), (257, 0.0276)) == Pace(pytest.approx(0.0019), pytest.approx(1e-4))
+    held_up = Pace.of((1, 0.5), (1025, 0.1))  # the small one by other programs
+    assert held_up.seconds(1025) > 0.1
+    assert held_up.each > 4e-5
     assert Pace(0.001, 1e-4).after(1000, 60.0).seconds(1000) < 0.3  # one that was held up is no rule
 
 
