@@ -15,6 +15,7 @@ from etl.program import FAILED, UsageError, run, say
 from etl.rawlog import FORMATS, synthesize
 from etl.shapes import SHAPES, synthesize_shape
 from etl.show import describe_table, draw_table
+from etl.state import StateError
 from etl.store import Store, StoreError
 from etl.table import FeatureTable, TableError
 from etl.vacuum import vacuum
@@ -85,6 +86,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
             return None  # a person has read it all
         fields = [{"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality} for f in table.fields]
         return {"version": table.version, "rows": table.rows, "splits": {s: table.rows_of(s) for s in table.splits},
+                "fitted_on": table.fitted_on if table.records else None,
                 "drift": dict(table.record.drift) if table.records else {},
                 "fingerprint": {"layout": table.fingerprint.layout, "vocabulary": table.fingerprint.vocabulary},
                 "fields": fields}
@@ -122,4 +124,4 @@ def _synth(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(TableError, StoreError))
+    run(main, input_errors=(TableError, StoreError, StateError))

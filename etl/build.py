@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from etl.census import Census, there_already, trained_on, under_rule
+from etl.census import Census, rule_of, there_already, trained_on, under_rule
 from etl.commit import Base, CommitConflict, new_job, publish
 from etl.features import Placement, cardinalities
 from etl.fields import Field, Fingerprint
@@ -30,6 +30,7 @@ from etl.state import State, StateError
 from etl.store import Store
 from etl.table import FeatureTable
 from etl.tails import folder_of_tails, write_tails
+from etl.training import learned_from, saw_others, why_not
 from etl.unread import refuse_lost, shares
 from etl.ways import JOIN, WORKER_BYTES, collected, head, ways
 from etl.write import write
@@ -70,6 +71,8 @@ class Job:
     max_rejects: float = MAX_REJECTS
     reuse_state: bool = False
     update_state: bool = False
+    refit: bool = False
+    """Of an overwrite: learn everything anew, whatever the version before learned."""
     worker_bytes: int = WORKER_BYTES
     """What a Python worker may hold of what was learned; vocabularies beyond it are joined."""
     split_moved: str = "refuse"
@@ -99,11 +102,18 @@ class Job:
         if base.version is not None:
             table = FeatureTable.open(self.store.uri, base.version)
             parent = table.record if table.records else None
-        if self.reuse_state or self.update_state or self.mode == "append":
+        if self.refit and (self.mode != "overwrite" or self.reuse_state):
+            raise StateError("--refit learns everything anew, and gives every id anew: it goes with --mode overwrite "
+                             "and all of the input, without --reuse-state")
+        if not self.refit and (self.reuse_state or self.update_state or self.mode == "append"):
             # An append that learned anew would give one id two values.
             before = _state_before(self.spec, self.store, parent.state if parent else None,
                                    partly=self.update_state and self.mode == "overwrite")
         spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
+        if before is not None and parent is not None and (why := why_not(
+                before, parent.spec, spec, mode=self.mode, update=self.update_state,
+                moved=not spec.rule.same(rule_of(parent) or spec.rule))):
+            raise StateError(f"{self.store.uri}: what version {base.version} learned cannot be built on: {why}")
         for name, value in (("base", base), ("parent", parent), ("before", before), ("spec", spec),
                             ("rule_before", rule_before)):
             object.__setattr__(self, name, value)
@@ -119,6 +129,10 @@ class Job:
         for join in self.spec.rows.joins:
             refuse_unread(spark, join, self.accept_nulls)
         learning, named = self.before is None or self.update_state, False
+        if self.before is not None and saw_others(self.before, self.spec):
+            progress.say(f"note: what is applied here was learned from {learned_from(self.before.fitted_on)}, so tests "
+                         "on this table may look better than they are; --mode overwrite --refit with all of the input "
+                         f"learns it from split {self.spec.table.training!r} alone")
         try:
             with progress.stage("fitting" if learning else "counting rows"):
                 state, counted = self._learned(raw) if learning else (self.before or State(), count(raw))
@@ -201,6 +215,10 @@ class Job:
                              "values")
         if not counted.rows:
             raise InputError(f"{raw.named}: no row is left after the spec's filters and samples")
+        learns = any(not learned.op.of_all_splits for learned in self.spec.fitted)
+        if self.before is None and learns and not counted.training:
+            raise InputError(f"{raw.named}: none of {counted.rows:,} rows lies in split {self.spec.table.training!r}, "
+                             "from which everything is learned; look at table.split")
         if not self.spec.rows.negatives and not self.spec.rows.relational and counted.rows < counted.parsed:
             progress.say(f"  {counted.parsed - counted.rows:,} rows are left out by filters, a sample, or a "
                          "split_column that names no split")
@@ -307,7 +325,7 @@ def _state_before(spec: Spec, store: Store, name: str | None, *, partly: bool = 
     if partly:
         chains = json.loads(json.dumps(spec.chains))  # as a stored state has them
         same = {key: table for key, table in state.tables.items() if state.chains.get(key) == chains.get(key)}
-        return State(spec=spec.fitted_hash, tables=same, chains=spec.chains)
+        return State(spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on)
     if state.spec != spec.fitted_hash:
         raise StateError(f"{store.uri}: its fitted state is another spec's: {_difference(state.chains, spec.chains)}; "
                          "use --mode overwrite without --reuse-state")

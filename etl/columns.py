@@ -180,7 +180,7 @@ def _fits_its_role(name: str, role: str, kind: str, before_loader: list[Operator
                 "text": "leave them out"}.get(wanted, "add an operator that gives numbers")
         raise SpecError(f"{path}: column {name!r} has role {role!r}, which needs {wanted}, but its operators end in "
                         f"{kind}; {hint}")
-    filled = any(isinstance(op, (*_FILLS, Missing, OneHot)) or op.needs for op in before_loader)
+    filled = any(isinstance(op, (*_FILLS, Missing, OneHot)) or not op.may_be_null for op in before_loader)
     if role in ("dense", "weight") and not filled:
         raise SpecError(f"{path}: column {name!r} may have nulls, which a {role} column cannot store; add "
                         '{op = "fill"}')

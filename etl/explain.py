@@ -10,6 +10,7 @@ from etl.columns import ColumnSpec
 from etl.large import may_be_stored
 from etl.ops.base import MAX_VALUES
 from etl.spec import Spec
+from etl.training import learned_from
 from etl.ways import BROADCAST, HELD, JOIN, VALUE_BYTES, collected, head, ways
 
 
@@ -35,6 +36,7 @@ def explain(job: Job) -> tuple[list[str], dict[str, Any]]:
     if learning:
         lines += [f"  level {level + 1}: {', '.join(x.key for x in spec.fitted if x.level == level)}"
                   for level in range(spec.levels)]
+        lines += [f"  all is learned from {learned_from(spec.table.training)} alone"] if spec.fitted else []
     else:
         lines.append(f"  what version {job.base.version} learned is applied as it is")
     lines += _ways(spec, known, job.worker_bytes)

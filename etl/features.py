@@ -72,9 +72,23 @@ def _cast(value: pa.Scalar, kind: pa.DataType) -> Any:
         return None
 
 
+def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.bool_]:
+    """Whether each row lies in the split that everything is learned from."""
+    if len(spec.table.split) == 1 and not spec.table.split_column:
+        return np.ones(len(keys), bool)
+    number = list(spec.table.split).index(spec.table.training)
+    return np.asarray(Placement(spec, ()).split(keys, columns) == number)
+
+
 def _joined(column: pa.Array) -> pa.Array:
     """A list as one text, for its hash."""
     return pc.binary_join(column.cast(pa.list_(pa.string())), "\x1f") if pa.types.is_list(column.type) else column
+
+
+def _times(column: pa.Array) -> npt.NDArray[np.float64]:
+    """As splits by time take them: what is missing lies before all else, and what is no number behind it."""
+    at = pc.fill_null(as_number(column), -math.inf).to_numpy(zero_copy_only=False)
+    return np.where(np.isnan(at), math.inf, at)
 
 
 class Features:
@@ -96,7 +110,8 @@ class Features:
               ) -> list[pa.Array]:
         """The table's columns, in the spec's order, as Spark stores them; without those that `but` names.
 
-        Without `keys`, as in serving, rows belong to no fold, and labels need not be there."""
+        Without `keys`, as in serving, rows belong to no fold, and labels need not be there; nor do rows of other splits
+        than the training one, from which nothing was learned: they are seen as a server sees them."""
         extras = self.extras(columns, keys)
         return [stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
                 for column in self.spec.columns if column.name not in but
@@ -115,8 +130,14 @@ class Features:
             return {}
         count = len(next(iter(columns.values())))
         label = columns.get(self.spec.label)
-        return {"label": pa.nulls(count, pa.int8()) if label is None else label.cast(pa.int8()),
-                "key": pa.nulls(count, pa.int64()) if keys is None else pa.array(keys.view(np.int64))}
+        found = {"label": pa.nulls(count, pa.int8()) if label is None else label.cast(pa.int8()),
+                 "key": pa.nulls(count, pa.int64()), "time": pa.nulls(count, pa.float64())}
+        if keys is not None:
+            others = ~in_training(columns, keys, self.spec)
+            found["key"] = pa.array(keys.view(np.int64), mask=others)
+            if "time" in self._needs:
+                found["time"] = pa.array(_times(columns[self.spec.table.split_time or ""]), mask=others)
+        return found
 
     def run(self, column: ColumnSpec, ops: Sequence[Operator], columns: Mapping[str, pa.Array],
             extras: Mapping[str, pa.Array]) -> pa.Array:

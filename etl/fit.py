@@ -1,7 +1,8 @@
 """Learning, with Spark: `fit` takes one pass a level. The workers count, Spark adds up, the driver keeps what is small.
 
 Workers get lines, or columns, as Arrow batches, parse them and run the operators' own code; what crosses back to
-Spark are counts per batch.
+Spark are counts per batch. Operators learn from the training split alone. What only says how many rows there are and
+where they lie (rows, rejects, nulls, partitions, the steps of `table.order`) is counted over all splits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from etl.features import Features, Keys, Placement, row_keys
+from etl.features import Features, Keys, Placement, in_training, row_keys
 from etl.large import Large, extended, may_be_stored
 from etl.ops.bags import flat
 from etl.ops.base import MAX_VALUES
@@ -29,7 +30,7 @@ from etl.unread import unread
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_EXAMPLE_KEY, _UNREAD_KEY = -7, -6
+_TRAINING_KEY, _EXAMPLE_KEY, _UNREAD_KEY = -8, -7, -6
 _PAIRS_KEY, _PARSED_KEY, _KEPT_KEY, _NULLS_KEY, _REJECT_KEY = -5, -4, -3, -2, -1
 _BETWEEN = "\x1f"  # no keyboard types it
 _COUNT_ROWS = 1 << 18  # rows over which a worker counts before it hands on what it counted
@@ -44,6 +45,8 @@ class Counted:
     rows: int
     """Rows that filters and samples leave, with those that are drawn."""
     rejected: dict[str, int]
+    training: int = 0
+    """Rows of the training split among those that fitting read; drawn ones are not."""
     nulls: dict[str, float] = field(default_factory=dict)
     """Share of missing values in each input column."""
     unread: dict[str, float] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class Counted:
         examples = sorted((pair.split(_BETWEEN, 1) for pair in found.get(_EXAMPLE_KEY, {})), reverse=True)
         return cls(parsed=parsed, rows=sum(found.get(_KEPT_KEY, {}).values()),
                    rejected=dict(sorted(found.get(_REJECT_KEY, {}).items())),
+                   training=sum(found.get(_TRAINING_KEY, {}).values()),
                    nulls=shares(_NULLS_KEY), unread=shares(_UNREAD_KEY), examples=dict(examples),
                    pairs=found.get(_PAIRS_KEY, {}))
 
@@ -92,7 +96,8 @@ def fit(raw: Raw, large: Large | None = None, before: State | None = None) -> tu
             tables[learned.key] = new
         counted = counted or Counted.of(table.filter(pa.array(keys < 0)))
     assert counted is not None
-    return State(spec=spec.fitted_hash, tables=tables, chains=spec.chains), _with_rejects(raw, counted)
+    state = State(spec=spec.fitted_hash, tables=tables, chains=spec.chains, fitted_on=spec.table.training)
+    return state, _with_rejects(raw, counted)
 
 
 def count(raw: Raw) -> Counted:
@@ -131,7 +136,8 @@ def _learned_from(raw: Raw, counted: Callable[[], DataFrame], wanted: Mapping[in
             kept.unpersist()
     if table is None:
         raise InputError(f"{raw.named}: its columns have more than {MAX_VALUES:,} values to keep in all; give the "
-                         "largest a min_count or max_size, or hash them")
+                         "largest a min_count or max_size, or hash them; with past = true each moment of a value "
+                         "counts: give past_step")
     return table, stored
 
 
@@ -182,10 +188,15 @@ def _count(spec: Spec, level: int | None, packed: Callable[[], Packed], batches:
             placement = Placement(spec, ())
             pairs = pa.compute.value_counts(placement.paired(placement.split(keys, columns), columns))
             yield _counts(_PAIRS_KEY, pairs.field("values"), pairs.field("counts"))
-        extras = features.extras(columns, _keys(spec, columns, keys))
-        for key, learned in wanted:
-            yield from _of_state(key, learned, lambda column, number: features.run(
-                column, column.ops[:number], columns, extras), extras)  # noqa: B023  used before the next turn
+        for of_all in {learned.op.of_all_splits for _, learned in wanted}:
+            chosen, kept = (columns, keys) if of_all else _training(spec, columns, keys)
+            if not of_all:
+                yield _counts(_TRAINING_KEY, ["rows"], [len(chosen[spec.label])])
+            extras = features.extras(chosen, kept)
+            for key, learned in wanted:
+                if learned.op.of_all_splits == of_all and len(chosen[spec.label]):
+                    yield from _of_state(key, learned, lambda column, number: features.run(
+                        column, column.ops[:number], chosen, extras), extras)  # noqa: B023  used before the next turn
 
 
 def _of_state(key: int, learned: Learned, values_of: Callable[..., pa.Array], extras: dict[str, pa.Array]) -> Batches:
@@ -237,10 +248,15 @@ def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | No
     return columns, keys
 
 
-def _keys(spec: Spec, columns: dict[str, pa.Array], keys: Keys | None) -> Keys | None:
-    if keys is None and any("key" in op.needs for c in spec.columns for op in c.ops):
-        return row_keys(columns, spec)
-    return keys
+def _training(spec: Spec, columns: dict[str, pa.Array], keys: Keys | None
+              ) -> tuple[dict[str, pa.Array], Keys]:
+    """The rows of the training split, and their keys."""
+    keys = row_keys(columns, spec) if keys is None else keys
+    there = in_training(columns, keys, spec)
+    if there.all():
+        return columns, keys
+    mask = pa.array(there)
+    return {name: values.filter(mask) for name, values in columns.items()}, keys[there]
 
 
 def _with_drawn(spec: Spec, columns: dict[str, pa.Array]) -> int:

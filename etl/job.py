@@ -69,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
                            help="what to do where rows would change their split, because a column that it hangs on is "
                                 "missing, renamed or of another type, or the split is cut in another way (default: "
                                 "%(default)s)")
+    described.add_argument("--refit", action="store_true",
+                           help="learn everything anew on the training split, whatever the table's newest version "
+                                "learned; every id is given anew; with overwrite")
     described.add_argument("--worker-memory", type=_mebibytes, default=256, metavar="MIB",
                            help="what a Python worker may hold of what was learned (default: %(default)s); larger "
                                 "vocabularies are joined with the rows instead, and the driver collects fewer of them")
@@ -103,7 +106,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     args, start, progress = parser().parse_args(argv), time.monotonic(), Progress(sys.stderr)
     job = Job(spec=Spec.read(args.spec), inputs=tuple(args.input), store=Store(args.output), mode=args.mode,
               rejects=args.rejects, max_rejects=args.max_rejects, reuse_state=args.reuse_state,
-              update_state=args.update_state, accept_nulls=tuple(args.accept_nulls), split_moved=args.split_moved,
+              update_state=args.update_state, refit=args.refit, accept_nulls=tuple(args.accept_nulls),
+              split_moved=args.split_moved,
               worker_bytes=args.worker_memory * 2**20)
     if args.explain:
         lines, about = explain(job)

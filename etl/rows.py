@@ -57,8 +57,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negatives:
-    """For each row with label 1, `each` more of label 0 with another value of `column`, drawn from all there are:
-    `by` their count, or evenly."""
+    """For each row with label 1, `each` more of label 0 with another value of `column`, drawn from all that the
+    training split has: `by` their count, or evenly."""
 
     column: str
     each: int

@@ -8,6 +8,7 @@ from typing import Any
 
 from etl.fields import Field
 from etl.table import FeatureTable
+from etl.training import learned_from
 
 _SHOWN_VERSIONS = 5
 _SHOWN_COLUMNS = 60
@@ -18,7 +19,8 @@ def describe_table(table: FeatureTable) -> str:
     size = sum(f.bytes for f in table.files)
     title = (f"{table.uri}, version {table.version}: {table.rows:,} rows in {len(table.files)} files, "
              f"{size / 2**20:,.1f} MiB")
-    lines = [title, f"fingerprint: layout {table.fingerprint.layout}, vocabulary {table.fingerprint.vocabulary}", ""]
+    lines = [title, f"fingerprint: layout {table.fingerprint.layout}, vocabulary {table.fingerprint.vocabulary}",
+             *([f"learned from {learned_from(table.fitted_on)}"] if table.records and table.record.state else []), ""]
     lines += aligned([("split", "rows", "files"),
                        *((s, f"{table.rows_of(s):,}", str(len(table.files_of(s)))) for s in table.splits)])
     shown = table.fields[:_SHOWN_COLUMNS]

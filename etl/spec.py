@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -81,6 +80,11 @@ class TableSpec:
     """Rows that agree in this column lie next to each other."""
     plain_lists: bool = False
     """Bags as Parquet lists, for readers other than ours, instead of packed bytes."""
+
+    @property
+    def training(self) -> str:
+        """The split that is learned from, here and by a trainer: `train`, or the first where none is called so."""
+        return "train" if "train" in self.split else next(iter(self.split))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +217,8 @@ class Spec:
     @property
     def chains(self) -> dict[str, Any]:
         """All that the fitted states depend on, by their keys, as plain values."""
-        return {learned.key: [[list(c.sources), [{"op": op.name, **dataclasses.asdict(op)}
-                                                 for op in c.ops[:number + 1]]] for c, number in learned.users]
+        return {learned.key: [[list(c.sources), [op.described for op in c.ops[:number + 1]]]
+                              for c, number in learned.users]
                 for learned in self.fitted}
 
     @property
@@ -256,6 +260,10 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
         columns = (*columns, _weight(columns, rows, labels[0]))
     if sum(c.role == "weight" for c in columns) > 1:
         raise SpecError("column: at most one can have role = \"weight\"")
+    for c in columns:
+        if table.split_time is None and (past := next((op for op in c.ops if "time" in op.needs), None)):
+            raise SpecError(f"column {c.name!r}: {past.name} with past = true needs table.split_time, the column that "
+                            "says when a row was")
     if table.partition and rows.negatives:
         raise SpecError("table.partition: cannot stand beside [negatives]")
     return Spec(input=source, table=table, columns=columns, text=text, rows=rows, drift=_drift(section(raw, "drift")),

@@ -33,6 +33,8 @@ class State:
     """Stored: it lies in files, and only who needs it reads it."""
     chains: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What `spec` is the hash of, to show a difference by; see `Spec.chains`."""
+    fitted_on: str | None = None
+    """The split whose rows were learned from; None: those of all splits, as in tables of older programs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", MappingProxyType(dict(sorted(self.tables.items()))))
@@ -58,6 +60,8 @@ class State:
     def hash(self) -> str:
         """Names the state: the same content has the same name, wherever its tables lie."""
         digest = hashlib.sha256(self.spec.encode())
+        if self.fitted_on is not None:
+            digest.update(f"\0fitted on {self.fitted_on}\0".encode())
         for key, table in self.tables.items():
             found = table.digest if isinstance(table, Stored) else digest_of(table.schema, table.to_batches())
             digest.update(f"\0{key}\0{found}\0".encode())
@@ -89,7 +93,7 @@ class State:
             pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
             store.write(f"{folder}/{quote(key, safe='')}.parquet", sink.getvalue())
         store.write_json(f"{folder}/state.json", {
-            "spec": self.spec, "keys": list(small), "chains": dict(self.chains),
+            "spec": self.spec, "fitted_on": self.fitted_on, "keys": list(small), "chains": dict(self.chains),
             "stored": {key: table.to_json() for key, table in self.stored.items()}})
         return self.hash
 
@@ -103,10 +107,21 @@ class State:
             tables |= {key: Stored.from_json(store.uri, found) for key, found in about["stored"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
             raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
-        state = cls(spec=about["spec"], tables=tables, chains=about.get("chains", {}))
+        state = cls(spec=about["spec"], tables=tables, chains=about.get("chains", {}),
+                    fitted_on=about.get("fitted_on"))
         if state.hash != name:
             raise StateError(f"{store.url(folder)}: the fitted state was changed since it was written; fit again")
         return state
+
+    @staticmethod
+    def learned_from(store: Store, name: str) -> str | None:
+        """`fitted_on` of a saved state, without its tables."""
+        folder = f"_sluice/state/{name}"
+        try:
+            found = store.read_json(f"{folder}/state.json").get("fitted_on")
+        except (OSError, ValueError, AttributeError) as error:
+            raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
+        return None if found is None else str(found)
 
     @staticmethod
     def files(store: Store, name: str) -> set[str]:

@@ -125,6 +125,11 @@ class FeatureTable:
         """What the operators of this version had learned; None if the spec fits nothing."""
         return State.load(Store(self.uri), self.record.state) if self.record.state else None
 
+    @property
+    def fitted_on(self) -> str | None:
+        """The split whose rows `state` was learned from; None: those of all splits, as by older programs, or none."""
+        return State.learned_from(Store(self.uri), self.record.state) if self.record.state else None
+
     def history(self) -> tuple[Version, ...]:
         """Newest first, up to this version."""
         return tuple(v for v in self._every_version() if v.version <= self.version)

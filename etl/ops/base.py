@@ -9,6 +9,7 @@ from the sums; so it never sees rows one by one, and what it learns does not dep
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -42,8 +43,8 @@ class Operator(ABC):
     takes: ClassVar[tuple[str, ...]]
     """The kinds it works on, best first: what is none of them is turned into the first, if it can be."""
     gives: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]] = ()
-    """What it must know of a row besides the column: `label`, `key`. It then gets a struct (value, *needs)."""
+    may_be_null: ClassVar[bool] = True
+    """Whether it gives nulls, or leaves them, unless another operator fills them."""
     reads: ClassVar[bool] = False
     """Whether it turns a value that it cannot read into null: each job counts these, see `etl.unread`."""
     online_too: ClassVar[bool] = False
@@ -51,6 +52,18 @@ class Operator(ABC):
     left_as: ClassVar[str] = "double"
     """What a column of ids is stored as if this is the first operator that is left to the loader: `double`, NaN where
     there is none, or `int64`, as `whole_numbers` makes them."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What it must know of a row besides the column: `label`, `key`, `time`. It then gets a struct (value, *needs).
+
+        Rows that were not learned from, as in serving, have no key and no time."""
+        return ()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Its name and parameters, as plain values."""
+        return {"op": self.name, **dataclasses.asdict(self)}
 
     @abstractmethod
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
@@ -73,6 +86,8 @@ class Operator(ABC):
 class Fitted(Operator):
     """An operator that learns a table, kept with the version it belongs to."""
 
+    of_all_splits: ClassVar[bool] = False
+    """Whether it counts the rows of all splits: only what says where rows lie, and becomes no column, may."""
     may_be_stored: ClassVar[bool] = False
     """Whether the table is (value, count) by falling count, ties by value, so that it may lie in files, too large for a
     driver, and rows may meet it by a join."""

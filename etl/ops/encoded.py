@@ -1,4 +1,7 @@
-"""Operators that give a value what is known of all its rows: count (and share), target, group statistics."""
+"""Operators that give a value what is known of all its rows: count (and share), target, group statistics.
+
+With `past = true` a row of the training split is given what was known before it alone: see `etl.ops.past`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ import pyarrow.compute as pc
 from etl.ops.base import Fitted, OperatorError, as_number, as_text, values_of, within
 from etl.ops.hashing import hash_texts, mix
 from etl.ops.lookup import Lookup
-from etl.ops.sums import parts, total
+from etl.ops.past import Timeline, check_step, coded, moments_of, running, stamped, unstamped
+from etl.ops.sums import FINEST, parts, total
 
 _FOLD = np.uint64(0xF01DF01D00000001)
 _NULL_TEXT = "n"
@@ -27,7 +31,30 @@ def _keys(column: pa.Array) -> pa.Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count(Fitted):
+class _Encoded(Fitted):
+    """What all of them have: whether rows see only what lay before them."""
+
+    past: bool = False
+    past_step: float = 0.0
+    """Of time that counts as one moment: the coarser, the fewer there are to know of."""
+
+    def __post_init__(self) -> None:
+        check_step(self.past, self.past_step)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("time",) if self.past else ()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Without what older programs did not know, as long as it asks for nothing: their states stay this spec's."""
+        whole = super().described
+        return whole if self.past else {name: given for name, given in whole.items()
+                                        if name not in ("past", "past_step")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(_Encoded):
     """In how many rows the value occurs; with `share = true` in what share of the rows with any. Unseen values have 0,
     nulls stay."""
 
@@ -37,39 +64,64 @@ class Count(Fitted):
     share: bool = False
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        if self.past:
+            value, time = column.flatten()
+            column = stamped(time, self.past_step, value)
         counted = pc.value_counts(column.drop_null())
         return counted.field("values"), counted.field("counts")
 
     def learn(self, kept: pa.Table) -> pa.Table:
+        if self.past:
+            values, at = unstamped(_one(kept["value"]))
+            return running(pa.table({"value": values, "at": at, "count": _one(kept["count"])}), ("count",))
         return kept.select(["value", "count"]).sort_by("value").combine_chunks()
 
-    def prepare(self, state: pa.Table) -> tuple[Lookup, npt.NDArray[np.float64]]:
+    def prepare(self, state: pa.Table) -> Any:
+        if self.past:
+            timeline, counts = Timeline.of(state), state["count"].to_numpy()
+            return timeline, np.append(counts, 0), timeline.totals(counts)
         counts = state["count"].to_numpy().astype(np.float64)
         if self.share:
             counts = counts / max(1.0, float(counts.sum()))
         return Lookup.of(_one(state["value"])), np.append(counts, 0.0)  # the last is for place -1
 
-    def apply(self, column: pa.Array, state: tuple[Lookup, npt.NDArray[np.float64]]) -> pa.Array:
+    def apply(self, column: pa.Array, state: Any) -> pa.Array:
+        if self.past:
+            return self._before(column, *state)
         lookup, counts = state
         nulls = pc.is_null(column).to_numpy(zero_copy_only=False)
         return pa.array(counts[lookup.places(hash_texts(column))], mask=nulls)
 
+    def _before(self, column: pa.Array, timeline: Timeline, counts: npt.NDArray[np.int64],
+                totals: npt.NDArray[np.int64]) -> pa.Array:
+        value, time = column.flatten()
+        rank = timeline.rank(*moments_of(time, self.past_step))
+        found = counts[timeline.before(hash_texts(value), rank)].astype(np.float64)
+        return pa.array(found / np.maximum(totals[rank], 1) if self.share else found,
+                        mask=pc.is_null(value).to_numpy(zero_copy_only=False))
+
 
 @dataclass(frozen=True, kw_only=True)
-class Target(Fitted):
+class Target(_Encoded):
     """The share of clicks among rows with the value, drawn towards the whole's by `smoothing` rows.
 
-    A row is encoded from the other `folds` - 1 of the folds alone, so its own label is not in it; serving, which knows
-    no label, has the encoding from all rows. Folds go by the row's key. A null is a value like others."""
+    A row of the training split is encoded from the other `folds` - 1 of its folds alone, or, with `past = true`, from
+    what lay before it, so its own label is not in it; other rows, and serving, have the encoding from all of the
+    training split. Folds go by the row's key. A null is a value like others."""
 
     name: ClassVar[str] = "target"
     takes: ClassVar[tuple[str, ...]] = ("text",)
     gives: ClassVar[str] = "number"
-    needs: ClassVar[tuple[str, ...]] = ("label", "key")
+    may_be_null: ClassVar[bool] = False
     folds: int = 5
     smoothing: float = 20.0
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("label", "time" if self.past else "key")
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         within(self, folds=(2, 100))
         if not (self.smoothing > 0 and math.isfinite(self.smoothing)):
             raise OperatorError(f"smoothing = {self.smoothing}: must be a number above 0")
@@ -83,12 +135,23 @@ class Target(Fitted):
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         value, label, keys = column.flatten()
+        if self.past:
+            stamp = stamped(keys, self.past_step, _keys(value))
+            counted = pc.value_counts(pc.binary_join_element_wise(label.cast(pa.string()), stamp, ""))
+            return counted.field("values"), counted.field("counts")
         cell = self._folds(keys) * 2 + label.cast(pa.int64()).to_numpy(zero_copy_only=False)
         counted = pc.value_counts(pc.binary_join_element_wise(pa.array(np.char.mod("%03d", cell)), _keys(value), ""))
         return counted.field("values"), counted.field("counts")
 
     def learn(self, kept: pa.Table) -> pa.Table:
         names = _one(kept["value"])
+        if self.past:
+            values, at = unstamped(pc.utf8_slice_codeunits(names, 1))
+            counts = kept["count"].to_numpy()
+            clicked = pc.starts_with(names, "1").to_numpy(zero_copy_only=False)
+            both = pa.table({"value": values, "at": at, "count": counts, "clicks": np.where(clicked, counts, 0)})
+            both = both.group_by(["value", "at"]).aggregate([("count", "sum"), ("clicks", "sum")])
+            return running(both.rename_columns(["value", "at", "count", "clicks"]), ("count", "clicks"))
         cell = pc.utf8_slice_codeunits(names, 0, 3).cast(pa.int32()).to_numpy(zero_copy_only=False)
         counts = kept["count"].to_numpy()
         table = pa.table({"value": pc.utf8_slice_codeunits(names, 3), "fold": pa.array(cell // 2),
@@ -97,9 +160,12 @@ class Target(Fitted):
         renamed = grouped.rename_columns(["value", "fold", "count", "clicks"])
         return renamed.sort_by([("value", "ascending"), ("fold", "ascending")]).combine_chunks()
 
-    def prepare(self, state: pa.Table) -> tuple[Lookup, npt.NDArray[np.float64]]:
+    def prepare(self, state: pa.Table) -> Any:
         """Encodings by place of the value and fold left out; the last row is for values not seen, the last column for
-        rows of no fold."""
+        rows of no fold. Of the past: what was known when."""
+        if self.past:
+            timeline, both = Timeline.of(state), [state[name].to_numpy() for name in ("clicks", "count")]
+            return timeline, [np.append(known, 0) for known in both], [timeline.totals(known) for known in both]
         values = pc.unique(_one(state["value"]))
         place = pc.index_in(_one(state["value"]), values).to_numpy(zero_copy_only=False)
         sums = np.zeros((2, len(values) + 1, self.folds + 1))
@@ -111,14 +177,20 @@ class Target(Fitted):
         prior = whole[0] / np.maximum(whole[1], 1.0)
         return Lookup.of(values), (without[0] + self.smoothing * prior) / (without[1] + self.smoothing)
 
-    def apply(self, column: pa.Array, state: tuple[Lookup, npt.NDArray[np.float64]]) -> pa.Array:
-        lookup, encodings = state
+    def apply(self, column: pa.Array, state: Any) -> pa.Array:
         value, _, keys = column.flatten()
+        if self.past:
+            timeline, sums, totals = state
+            rank = timeline.rank(*moments_of(keys, self.past_step))
+            clicks, count = (known[timeline.before(hash_texts(_keys(value)), rank)] for known in sums)
+            prior = totals[0][rank] / np.maximum(totals[1][rank], 1.0)
+            return pa.array((clicks + self.smoothing * prior) / (count + self.smoothing))
+        lookup, encodings = state
         return pa.array(encodings[lookup.places(hash_texts(_keys(value))), self._folds(keys)])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(Fitted):
+class Group(_Encoded):
     """A statistic of the second column's numbers over all rows that have the first column's value: `mean`, `sum`,
     `std`, `count`, `min` or `max`. Null where there are none."""
 
@@ -128,11 +200,14 @@ class Group(Fitted):
     of: str = "mean"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.of not in ("mean", "sum", "std", "count", "min", "max"):
             raise OperatorError(f"of = {self.of!r}: must be mean, sum, std, count, min or max")
 
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        keys, numbers = _pair(column)
+        keys, numbers = self._pair(column)
+        if self.past:
+            keys = stamped(column.flatten()[-1], self.past_step, keys)
         values, nulls = values_of(numbers)
         there = np.flatnonzero(np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls)
         coded = keys.take(pa.array(there)).dictionary_encode()
@@ -161,7 +236,15 @@ class Group(Fitted):
         cut = pc.extract_regex(_one(kept["value"]), "(?s)^(?P<number>[^:]*):(?P<key>.*)$")
         found = pa.table({"value": cut.field("key"), "end": cut.field("number").cast(pa.float64())})
         ends = found.group_by("value").aggregate([("end", self.of)]).rename_columns(["value", "end"])
-        return ends.sort_by("value").combine_chunks()
+        if not self.past:
+            return ends.sort_by("value").combine_chunks()
+        values, at = unstamped(_one(ends["value"]))
+        ordered = running(pa.table({"value": values, "at": at, "end": _one(ends["end"])}), ())
+        _, place = coded(ordered)
+        further = np.minimum if self.of == "min" else np.maximum
+        whole = [further.accumulate(part) for part in np.split(ordered["end"].to_numpy(),
+                                                               np.flatnonzero(np.diff(place)) + 1)]
+        return ordered.set_column(2, "end", pa.array(np.concatenate(whole), pa.float64()))
 
     def _moments(self, kept: pa.Table) -> pa.Table:
         sums: dict[str, dict[str, list[tuple[int, int]]]] = {}
@@ -169,6 +252,8 @@ class Group(Fitted):
             head, _, key = name.partition(":")
             power, _, scale = head.partition(",")
             sums.setdefault(key, {}).setdefault(power, []).append((int(scale or 0), count))
+        if self.past:
+            return self._running_moments(sums)
         table: dict[str, list[Any]] = {"value": [], "count": [], "sum": [], "std": []}
         for key in sorted(sums):
             rows = sums[key]["n"][0][1]
@@ -179,24 +264,46 @@ class Group(Fitted):
         return pa.table(table, schema=pa.schema([("value", pa.string()), ("count", pa.int64()),
                                                  ("sum", pa.float64()), ("std", pa.float64())]))
 
-    def prepare(self, state: pa.Table) -> tuple[Lookup, npt.NDArray[np.float64]]:
+    def _running_moments(self, sums: dict[str, dict[str, list[tuple[int, int]]]]) -> pa.Table:
+        """The same of each key and moment, over all its rows up to that moment: in whole numbers, without rounding."""
+        names, times = unstamped(pa.array(sums, pa.string()))
+        table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
+        last, rows, first, second = None, 0, 0, 0
+        for key, at, stamp in sorted(zip(names.to_pylist(), times.to_pylist(), sums, strict=True)):
+            rows, first, second = (rows, first, second) if key == last else (0, 0, 0)
+            last, found = key, sums[stamp]
+            rows += found["n"][0][1]
+            first, second = (known + sum(count << (scale + FINEST) for scale, count in found.get(power, ()))
+                             for known, power in ((first, "1"), (second, "2")))
+            spread = ((second * rows << FINEST) - first * first) / (rows * rows << 2 * FINEST)
+            for name, value in (("value", key), ("at", at), ("count", rows), ("sum", first / (1 << FINEST)),
+                                ("std", math.sqrt(max(0.0, spread)))):
+                table[name].append(value)
+        kinds = {"value": pa.string(), "count": pa.int64()}
+        return pa.table(table, schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in table]))
+
+    def prepare(self, state: pa.Table) -> Any:
+        known = Timeline.of(state) if self.past else Lookup.of(_one(state["value"]))
         if self.of in ("min", "max"):
-            return Lookup.of(_one(state["value"])), np.append(state["end"].to_numpy(), 0.0)
+            return known, np.append(state["end"].to_numpy(), 0.0)
         counts, sums = state["count"].to_numpy(), state["sum"].to_numpy()
         chosen = {"count": counts, "sum": sums, "mean": sums / np.maximum(counts, 1), "std": state["std"].to_numpy()}
-        return Lookup.of(_one(state["value"])), np.append(chosen[self.of].astype(np.float64), 0.0)
+        return known, np.append(chosen[self.of].astype(np.float64), 0.0)
 
-    def apply(self, column: pa.Array, state: tuple[Lookup, npt.NDArray[np.float64]]) -> pa.Array:
-        lookup, statistic = state
-        place = lookup.places(hash_texts(_pair(column)[0]))
+    def apply(self, column: pa.Array, state: Any) -> pa.Array:
+        known, statistic = state
+        hashes = hash_texts(self._pair(column)[0])
+        if self.past:
+            place = known.before(hashes, known.rank(*moments_of(column.flatten()[-1], self.past_step)))
+        else:
+            place = known.places(hashes)
         return pa.array(statistic[place], mask=place < 0)
 
-
-def _pair(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    fields = column.flatten()
-    if len(fields) != 2:
-        raise OperatorError("group takes two columns: what groups, and a number")
-    return _keys(as_text(fields[0])), as_number(fields[1])
+    def _pair(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        fields = (column.flatten()[0] if self.past else column).flatten()
+        if len(fields) != 2:
+            raise OperatorError("group takes two columns: what groups, and a number")
+        return _keys(as_text(fields[0])), as_number(fields[1])
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

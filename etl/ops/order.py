@@ -14,11 +14,14 @@ from etl.ops.base import Fitted, values_of
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(Fitted):
-    """The number of whole `step`s below a value; missing values lie before all others."""
+    """The number of whole `step`s below a value; missing values lie before all others.
+
+    It says which file a row goes to, of whatever split, and nothing that a model reads."""
 
     name: ClassVar[str] = "steps"
     takes: ClassVar[tuple[str, ...]] = ("number",)
     gives: ClassVar[str] = "number"
+    of_all_splits: ClassVar[bool] = True
     step: float
 
     def _of(self, column: pa.Array) -> npt.NDArray[np.int64]:

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -106,9 +107,19 @@ def content(table: FeatureTable, split: str | None = None) -> list[tuple]:
                                               strict=True)]
 
 
+def splits_of(raw: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Each line's key, and the number of its split."""
+    from etl.parse import Parser
+    spec, lines = Spec.parse(TEXT), [line + b"\n" for line in raw.read_bytes().splitlines()]
+    columns = Parser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"])).columns
+    keys = row_keys(columns, spec)
+    return keys, Placement.of(spec, len(lines)).split(keys, columns)
+
+
 def twin(raw: Path) -> list[tuple]:
-    """Every row of the table, made one at a time from the raw lines."""
+    """Every row of the table, made one at a time from the raw lines; vocabularies from those of the training split."""
     lines = [dict(zip(COLUMNS, line.split("\t"), strict=True)) for line in raw.read_text().splitlines()]
+    _, split = splits_of(raw)
     made = {"label": [int(line["label"]) for line in lines]}
     for i in range(1, 4):
         values = [float(line[f"I{i}"] or 0) for line in lines]
@@ -120,10 +131,10 @@ def twin(raw: Path) -> list[tuple]:
             made[name] = [1 if v is None else 2 + int(hash_texts(pa.array([v]))[0]) % 100 for v in values]
             continue
         least, most, oov = (1, 50, 1) if name == "C7" else (3, None, 4)
-        counted = Counter(v for v in values if v is not None)
+        counted = Counter(v for v, number in zip(values, split, strict=True) if v is not None and number == 0)
         words = sorted((w for w, n in counted.items() if n >= least), key=lambda w: (-counted[w], w.encode()))[:most]
         ids = {w: 2 + oov + place for place, w in enumerate(words)}
-        bucket = {v: 2 + int(hash_texts(pa.array([v]), 0x0F0F)[0]) % oov for v in counted}
+        bucket = {v: 2 + int(hash_texts(pa.array([v]), 0x0F0F)[0]) % oov for v in values if v is not None}
         made[name] = [1 if v is None else ids.get(v, bucket[v]) for v in values]
     return list(zip(*made.values(), strict=True))
 
@@ -158,17 +169,10 @@ def test_splits_have_their_shares_and_the_table_its_numbers_of_files(made):
 
 def test_rows_are_where_their_keys_say(made, raw):
     """Recomputed from the raw lines alone: split, file and order within it."""
-    from etl.parse import Parser
-    spec = Spec.parse(TEXT)
-    lines = [line + b"\n" for line in raw.read_bytes().splitlines()]
-    columns = Parser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"])).columns
-    placement = Placement.of(spec, len(lines))
-    keys = row_keys(columns, spec)
-    split = placement.split(keys, columns)
-    files = placement.file(keys, split)
-    want = twin(raw)
+    spec, (keys, split) = Spec.parse(TEXT), splits_of(raw)
+    files, want = Placement.of(spec, ROWS).file(keys, split), twin(raw)
     names = list(spec.table.split)
-    order = sorted(range(len(lines)), key=lambda i: (int(files[i]), int(keys.view("int64")[i])))
+    order = sorted(range(ROWS), key=lambda i: (int(files[i]), int(keys.view("int64")[i])))
     by_split = [[want[i] for i in order if split[i] == number] for number in range(2)]
     for number, name in enumerate(names):
         assert [row[4:] for row in content(made, name)] == [row[4:] for row in by_split[number]]

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 
 from etl.build import Job
 from etl.explain import explain
+from etl.features import in_training, row_keys
 from etl.fit import fit
 from etl.profile import DriftError
 from etl.raw import InputError, Raw
@@ -130,7 +131,9 @@ ops = [{op = "count"}, {op = "fill"}, {op = "log"}]
     assert {f.name: f.type for f in table.fields if f.name.endswith("_left")} == {"price_left": "double",
                                                                                   "click_left": "int64"}
     assert {row["click_left"] for row in rows_of(table)} == {0, 1}
-    counts = Counter(raw[1]["item"].to_pylist())
+    training = in_training(raw[1], row_keys(raw[1], spec), spec)
+    assert 0.75 < training.mean() < 0.85
+    counts = Counter(raw[1]["item"].filter(pa.array(training)).to_pylist())
     state = table.state()
     assert dict(zip(state["seen/0"]["value"].to_pylist(), state["seen/0"]["count"].to_pylist(), strict=True)) == counts
 
@@ -143,7 +146,8 @@ def test_operators_that_learn_differently_share_one_pass_over_the_input(spark, t
     table = pa.table({"click": pa.array([0, 1, 0, 1], pa.int64()), "user": [str(passes)] * 4, "item": items,
                       "at": [0.0] * 4, "price": [1.0] * 4})
     pq.write_table(table, tmp_path / "rows.parquet")
-    text = HEAD + LABEL + ITEM + "".join(ITEM.replace('"item"', f'"item{n}"\nfrom = "item"').replace(
+    head = HEAD + "[table]\nsplit = {all = 1.0}\n"
+    text = head + LABEL + ITEM + "".join(ITEM.replace('"item"', f'"item{n}"\nfrom = "item"').replace(
         "oov", f"min_count = {n}, oov") for n in (2, 3, 4)) + """
 [[column]]
 name = "user"

@@ -1,0 +1,259 @@
+"""What is fitted is fitted on the training split alone: on noise, no learned column says anything of the test."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.build import Job
+from etl.explain import explain
+from etl.features import Features, row_keys
+from etl.raw import InputError
+from etl.show import describe_table
+from etl.spec import Spec
+from etl.state import State, StateError
+from etl.store import Store
+from etl.table import FeatureTable, TableError
+from etl.training import saw_others, why_not
+from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
+
+# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+BORDER = 1000.0
+HEAD = """
+[input]
+format = "parquet"
+columns = ["click:int", "user:text", "spent:float", "noise:float", "at:float"]
+[table]
+split_time = "at"
+split = {train = 0, test = 1000}
+row_group_rows = 4096
+[[column]]
+name = "click"
+role = "label"
+"""
+CHAINS = {  # each learned operator by itself, so that nothing but it could say anything
+    "user_rate": ("user", '{op = "target"}'), "user_rate_before": ("user", '{op = "target", past = true}'),
+    "seen": ("user", '{op = "count"}, {op = "fill"}'),
+    "seen_before": ("user", '{op = "count", past = true, past_step = 50}, {op = "fill"}'),
+    "share": ("user", '{op = "count", share = true}, {op = "fill"}'),
+    **{f"{of}_spent": (["user", "spent"], f'{{op = "group", of = "{of}"}}, {{op = "fill"}}')
+       for of in ("mean", "sum", "std", "count", "min", "max")},
+    "clicks_of_user": (["user", "click"], '{op = "group"}, {op = "fill"}'),
+    "spent_before": (["user", "spent"], '{op = "group", past = true}, {op = "fill"}'),
+    "mean_filled": ("noise", '{op = "fill_mean"}, {op = "standardise"}, {op = "min_max"}'),
+    "median_filled": ("noise", '{op = "fill_median"}'),
+}
+SPARSE = {"user_id": ("user", '{op = "categorify"}'), "joint_id": ("user", '{op = "categorify", joint = "u"}'),
+          "frequent_id": ("user", '{op = "categorify", min_count = 60, oov = 1}'),
+          "noise_id": ("noise", '{op = "quantiles", buckets = 20}')}
+TEXT = HEAD + "".join(
+    f'[[column]]\nname = "{name}"\nfrom = {json.dumps(source)}\nrole = "{role}"\nops = [{ops}]\n'
+    for role, chains in (("dense", CHAINS), ("sparse", SPARSE)) for name, (source, ops) in chains.items())
+
+
+def noise_by_time() -> dict[str, pa.Array]:
+    """Clicks that nobody can foretell from the time before: each user clicks, spends and comes at one rate until the
+    border and at another, of which the first says nothing, from then on."""
+    generator = np.random.default_rng(7)
+    parts = []
+    for number in range(320):
+        late, early, many = number & 1, number >> 1 & 1, number >> 2 & 1
+        for rate, count, first in ((early, (30, 60)[many], 0.0), (late, (45, 105)[late], BORDER)):
+            clicks = np.arange(count) < count * (0.2, 0.8)[rate]  # exactly so many
+            parts.append({"click": clicks.astype(np.int64), "user": np.full(count, f"u{number:03d}"),
+                          "spent": generator.random(count) * (1 + 3 * rate) + 5 * rate,
+                          "noise": generator.normal(size=count) * (1 + first), "late": np.full(count, first > 0),
+                          "at": first + generator.integers(0, 400, count).astype(float)})
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    mixed = generator.permutation(len(whole["at"]))
+    assert whole["late"].sum() >= 20_000
+    return {"click": pa.array(whole["click"][mixed]), "user": pa.array(whole["user"][mixed]),
+            "spent": pa.array(whole["spent"][mixed]), "at": pa.array(whole["at"][mixed]),
+            "noise": pa.array(whole["noise"][mixed], mask=generator.random(len(mixed)) < 0.1)}
+
+
+def auc(scores: np.ndarray, clicks: np.ndarray) -> float:
+    """The share of pairs that stand in the right order; equal scores count half."""
+    kinds, place = np.unique(scores, return_inverse=True)
+    ones, others = (np.bincount(place, clicks == label, len(kinds)) for label in (1, 0))
+    below = np.cumsum(others) - others
+    return float((ones * (below + 0.5 * others)).sum() / (ones.sum() * others.sum()))
+
+
+def learned_by_hand(spec: Spec, columns: dict[str, pa.Array]) -> dict[str, pa.Table]:
+    """Every fitted table, from these rows, all of them in one batch."""
+    found: dict[str, pa.Table] = {}
+    for learned in sorted(spec.fitted, key=lambda one: one.level):
+        features = Features(spec, State(tables=found), ahead=False)
+        extras, counts = features.extras(columns, row_keys(columns, spec)), Counter[str]()
+        for column, number in learned.users:
+            values = features.run(column, column.ops[:number], columns, extras)
+            if learned.op.needs:
+                values = pa.StructArray.from_arrays([values, *(extras[n] for n in learned.op.needs)],
+                                                    ["value", *learned.op.needs])
+            for name, count in zip(*(part.to_pylist() for part in learned.op.count(values)), strict=True):
+                counts[name] += count
+        kept = [(name, count) for name, count in counts.items() if count >= learned.op.least]
+        found[learned.key] = learned.op.learn(pa.table({"value": pa.array([n for n, _ in kept], pa.string()),
+                                                        "count": pa.array([c for _, c in kept], pa.int64())}))
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(spark, tmp_path_factory):
+    """The rows, and the table that a job makes of them."""
+    folder, columns = tmp_path_factory.mktemp("noise"), noise_by_time()
+    columns = {name: columns[name] for name in Spec.parse(TEXT).input.columns}
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+    run(spark, folder / "t", folder / "rows.parquet", text=TEXT)
+    return columns, FeatureTable.open(folder / "t")
+
+
+def test_no_learned_column_says_anything_of_the_test(made):
+    _, table = made
+    test = pa.Table.from_pylist(rows_of(table, "test"))
+    assert test.num_rows >= 20_000
+    clicks = test["click"].to_numpy()
+    found = {name: auc(test[name].to_numpy(), clicks) for name in (*CHAINS, *SPARSE)}
+    assert {name: value for name, value in found.items() if abs(value - 0.5) > 0.02} == {}
+    # In the rows that were learned from, they do say much.
+    train = pa.Table.from_pylist(rows_of(table, "train"))
+    assert min(auc(train[name].to_numpy(), train["click"].to_numpy()) for name in ("user_rate", "mean_spent")) > 0.7
+
+
+def test_each_state_is_what_the_training_rows_give_and_rows_meet_it_as_in_one_process(made):
+    columns, table = made
+    mask = pa.array(columns["at"].to_numpy() < BORDER)
+    state, spec = table.state(), Spec.parse(TEXT)
+    want = learned_by_hand(spec, {name: values.filter(mask) for name, values in columns.items()})
+    assert set(want) == set(state.tables) == {learned.key for learned in spec.fitted}
+    assert {key for key, kept in want.items() if not state[key].equals(kept)} == set()
+    alike(rows_of(table), in_one_process(TEXT, table, columns))
+
+
+def test_a_row_of_the_test_has_the_features_that_a_server_gives_it(made):
+    columns, table = made
+    late = pa.array(columns["at"].to_numpy() >= BORDER)
+    served = Features(Spec.parse(TEXT), table.state()).inputs({n: values.filter(late) for n, values in columns.items()})
+    alike([{name: row[name] for name in served} for row in rows_of(table, "test")], pa.table(served).to_pylist())
+
+
+def test_the_state_says_what_it_was_learned_from_and_show_and_explain_say_it(made):
+    table = made[1]
+    assert (table.state().fitted_on, table.fitted_on) == ("train", "train")
+    assert "learned from the rows of split 'train'" in describe_table(table)
+    job = Job(spec=Spec.parse(TEXT), inputs=("rows",), store=Store(table.uri), mode="overwrite")
+    assert "  all is learned from the rows of split 'train' alone" in explain(job)[0]
+
+
+SMALL = """
+[input]
+format = "parquet"
+columns = ["click:int", "user:text", "at:float"]
+[table]
+seed = 3
+split = {train = 0.6, test = 0.4}
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "user"
+role = "sparse"
+ops = [{op = "categorify"}]
+[[column]]
+name = "rate"
+from = "user"
+role = "dense"
+ops = [{op = "target"}]
+"""
+
+
+@pytest.fixture(scope="module")
+def older(spark, tmp_path_factory):
+    """A table as older programs left it: its state does not say what it was learned from; and rows to append."""
+    folder, generator = tmp_path_factory.mktemp("older"), np.random.default_rng(1)
+    for name, count in (("rows", 200), ("more", 50)):
+        pq.write_table(pa.table({"click": generator.integers(0, 2, count), "at": generator.random(count),
+                                 "user": [f"u{n}" for n in generator.integers(0, 40, count)]}),
+                       folder / f"{name}.parquet")
+    run(spark, folder / "t", folder / "rows.parquet", text=SMALL)
+    table = FeatureTable.open(folder / "t")
+    store, (record,) = Store(table.uri), (folder / "t" / "_sluice" / "jobs").glob("*.json")
+    name = dataclasses.replace(table.state(), fitted_on=None).save(store)
+    about = folder / "t" / "_sluice" / "state" / name / "state.json"
+    about.write_text(json.dumps({k: v for k, v in json.loads(about.read_text()).items() if k != "fitted_on"}))
+    record.write_text(json.dumps({**json.loads(record.read_text()), "state": name}))
+    return folder
+
+
+def test_a_state_of_all_splits_is_applied_again_and_said_so_but_not_added_to(spark, older, tmp_path):
+    out, store = shutil.copytree(older / "t", tmp_path / "t"), Store(tmp_path / "t")
+    assert "learned from the rows of all splits, validation and test included" in describe_table(FeatureTable.open(out))
+
+    def job(mode: str, **options: bool) -> Job:
+        return Job(spec=Spec.parse(SMALL), inputs=(str(older / "more.parquet"),), store=store, mode=mode, **options)
+
+    for mode in ("append", "overwrite"):
+        with pytest.raises(StateError, match=r"version 0 learned cannot be built on: it was learned from the rows of "
+                                             r"all splits.*anew on split 'train': .* --mode overwrite --refit"):
+            job(mode, update_state=True)
+    for mode, options in (("append", {}), ("overwrite", {"reuse_state": True})):
+        with pytest.raises(StateError, match=r"--refit learns everything anew.*--mode overwrite"):
+            job(mode, refit=True, **options)
+    said, before = Said(), FeatureTable.open(out).state()
+    run(spark, out, older / "more.parquet", text=SMALL, mode="append", said=said)
+    assert said.text.count("note: what is applied here was learned from the rows of all splits") == 1
+    after = FeatureTable.open(out)
+    assert (after.rows, after.state().hash, after.fitted_on) == (250, before.hash, None)
+    run(spark, out, older / "rows.parquet", text=SMALL, mode="overwrite", update_state=True, refit=True)
+    assert FeatureTable.open(out).fitted_on == "train"
+    assert job("append", update_state=True).before.fitted_on == "train"  # and now it may
+
+
+def test_a_training_split_without_rows_is_refused(spark, older, tmp_path):
+    text = SMALL.replace("split = {train = 0.6, test = 0.4}", 'split_time = "at"\nsplit = {past = 0, train = 2}')
+    with pytest.raises(InputError, match=r"none of 200 rows lies in split 'train', from which everything is learned"):
+        run(spark, tmp_path / "t", older / "rows.parquet", text=text)
+    with pytest.raises(TableError):
+        FeatureTable.open(tmp_path / "t")
+
+
+@pytest.mark.parametrize(("was", "now", "why"), [
+    ("seed = 3", "seed = 4", "rows go to their splits by other keys"),
+    ("seed = 3", 'seed = 4\nsplit_column = "user"', "table.split_column was None and is 'user'"),
+    ("{train = 0.6, test = 0.4}", "{train = 0.5, test = 0.5}", "split 'train' was from 0 to 0.6 and is from 0 to 0.5"),
+    ("{train = 0.6, test = 0.4}", "{test = 0.4, train = 0.6}", "is from 0.4 to 1"),
+    ("{train = 0.6, test = 0.4}", '{train = 0, test = 4}\nsplit_time = "at"', "table.split_time was None and is 'at'"),
+    ("{train = 0.6, test = 0.4}", '{train = 0.6, test = 0.4}\nsplit_by = "user"', "by other keys"),
+    ("{train = 0.6, test = 0.4}", "{train = 0.7, test = 0.3}", None),  # all that were learned from are training rows
+    ("{train = 0.6, test = 0.4}", "{train = 0.6, late = 0.2, test = 0.2}", None)])
+def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, now, why):
+    before = State(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
+    spec = Spec.parse(SMALL.replace(was, now))
+    moved = not spec.rule.same(Spec.parse(SMALL).rule)
+    found = why_not(before, SMALL, spec, mode="overwrite", update=False, moved=moved)
+    assert (found is None) if why is None else why in found
+    assert why_not(before, SMALL, spec, mode="append", update=True, moved=moved) is None  # rows that were not there before
+
+
+def test_a_bound_in_time_may_move_on_but_not_back():
+    def spec(border: int) -> str:
+        return SMALL.replace("{train = 0.6, test = 0.4}", f'{{train = 0, test = {border}}}\nsplit_time = "at"')
+
+    before = State(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
+    assert why_not(before, spec(5), Spec.parse(spec(6)), mode="overwrite", update=True,
+                   moved=True) is None
+    assert "was from -inf to 5 and is from -inf to 4" in why_not(before, spec(5), Spec.parse(spec(4)),
+                                                                 mode="overwrite", update=True, moved=False)
+    assert saw_others(dataclasses.replace(before, fitted_on=None), Spec.parse(SMALL))
+    assert not saw_others(dataclasses.replace(before, fitted_on=None), Spec.parse(SMALL.replace(
+        "{train = 0.6, test = 0.4}", "{all = 1.0}")))
