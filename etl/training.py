@@ -24,8 +24,8 @@ def saw_others(before: State, spec: Spec) -> bool:
 
 
 def why_not(before: State, text: str, spec: Spec, *, mode: str, update: bool, moved: bool) -> str | None:
-    """Why `spec` may not build on a state of a version whose spec was `text`, and whose rows had other keys if they have
-    `moved`; None if it may.
+    """Why `spec` may not build on a state of a version whose spec was `text`, and whose rows had other keys if they
+    have `moved`; None if it may.
 
     What is only applied again may have seen all splits, so that older tables go on; it cannot be added to. Of an append
     no row was there before, but in an overwrite the rows that were learned from must still be training rows."""

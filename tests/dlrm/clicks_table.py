@@ -86,7 +86,7 @@ def raw_rows(rows: int, first: int = 0, seed: int = 0) -> pa.Table:
 
 
 def fitted(spec: Spec, columns: dict[str, pa.Array], before: State | None = None) -> State:
-    """What Spark's fit gives for operators that count values: here in plain Python."""
+    """What Spark's fit gives for operators that count values, of these rows: here in plain Python."""
     tables = {}
     plain = Features(spec, State())
     for learned in spec.fitted:
@@ -103,7 +103,7 @@ def fitted(spec: Spec, columns: dict[str, pa.Array], before: State | None = None
                                            "place": pa.array(range(1, len(kept) + 1), pa.int32())}))
         old = before.tables.get(learned.key) if before is not None else None
         tables[learned.key] = table if old is None else learned.op.update(old, table)
-    return State(spec=spec.fitted_hash, tables=tables, chains=spec.chains)
+    return State(spec=spec.fitted_hash, tables=tables, chains=spec.chains, fitted_on="train")
 
 
 def _until(plain: Features, column: Any, number: int, columns: dict[str, pa.Array]) -> pa.Array:
@@ -122,7 +122,9 @@ def write(path: Path, raw: pa.Table, *, text: str | None = None, mode: str = "cr
     before = parent.state() if parent else None
     spec, _ = under_rule(Spec.own(text or spec_text()), parent.record if parent else None, accept=False)
     columns = {name: raw[name].combine_chunks() for name in spec.input.columns}
-    state = fitted(spec, columns, before)
+    rows = raw.num_rows
+    first, second = rows * 8 // 10, rows * 9 // 10
+    state = fitted(spec, {name: values[:first] for name, values in columns.items()}, before)
     state.save(store)
     keys = row_keys(columns, spec)
     made = pa.table(Features(spec, state).apply(columns, keys), [c.name for c in spec.columns])
@@ -130,8 +132,6 @@ def write(path: Path, raw: pa.Table, *, text: str | None = None, mode: str = "cr
     bags = {c.name: _bag(columns[c.sources[0]]) for c in lists}
     fields = spec.fields(sizes, bags)
     made = made.cast(arrow_schema(fields))
-    rows = made.num_rows
-    first, second = rows * 8 // 10, rows * 9 // 10
     sketches = {}
     for split, start, stop in (("train", 0, first), ("validation", first, second), ("test", second, rows)):
         sketches[split] = Sketch.of(keys[start:stop]).to_json()

@@ -32,7 +32,9 @@ def test_pandas_and_the_loop_make_the_same_features_as_the_job(spark, work):
         out.mkdir()
         assert ARMS[name](raw, out) == ROWS
         found[name] = {"content": content(out), "scaled": 1}
-    run(spark, work / "table", raw, text=(ROOT / "features/criteo.toml").read_text())
+    text, split = (ROOT / "features/criteo.toml").read_text(), "split = {train = 0.8, validation = 0.1, test = 0.1}"
+    assert split in text  # the others learn from all rows, as the job does of a table that is all training
+    run(spark, work / "table", raw, text=text.replace(split, "split = {train = 1.0}"))
     found["job"] = {"content": content(work / "table/data"), "scaled": 1}
     assert found["job"]["content"]["rows"] == ROWS
     alike(found)

@@ -242,7 +242,7 @@ def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, n
     moved = not spec.rule.same(Spec.parse(SMALL).rule)
     found = why_not(before, SMALL, spec, mode="overwrite", update=False, moved=moved)
     assert (found is None) if why is None else why in found
-    assert why_not(before, SMALL, spec, mode="append", update=True, moved=moved) is None  # rows that were not there before
+    assert why_not(before, SMALL, spec, mode="append", update=True, moved=moved) is None  # its rows were not there
 
 
 def test_a_bound_in_time_may_move_on_but_not_back():
