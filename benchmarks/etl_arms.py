@@ -4,10 +4,10 @@
 
 Each makes what features/criteo.toml makes: logarithms of 13 counts; vocabularies of 23 columns (values seen four times
 or more, by falling count, ties by value, from id 10; 1 for missing, 2 to 9 by hash for the rest); three hashed columns;
-rows in random order; three splits in Parquet files of lz4 row groups of 32,768 rows. Their vocabularies are of all rows,
-the job's of the training split, which it has to pick out. Each is written as its own
-documentation advises (columns at once, factorised or joined, Python per row in the loop alone). None hashes whole rows,
-checks what it wrote, keeps rejects, or publishes. The last line is JSON."""
+rows in random order; three splits in Parquet files of lz4 row groups of 32,768 rows. Their vocabularies are of all
+rows; the job's are of the training split, which it has to pick out. Each is written as its own documentation advises
+(columns at once, factorised or joined, Python per row in the loop alone). None hashes whole rows, checks what it wrote,
+keeps rejects, or publishes. The last line is JSON."""
 
 from __future__ import annotations
 
