@@ -72,12 +72,13 @@ def _cast(value: pa.Scalar, kind: pa.DataType) -> Any:
         return None
 
 
-def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.bool_]:
-    """Whether each row lies in the split that everything is learned from."""
+def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec, split: npt.NDArray[np.int32] | None = None
+                ) -> npt.NDArray[np.bool_]:
+    """Whether each row lies in the split that everything is learned from; `split` are the rows', if they are known."""
     if len(spec.table.split) == 1 and not spec.table.split_column:
         return np.ones(len(keys), bool)
     number = list(spec.table.split).index(spec.table.training)
-    return np.asarray(Placement(spec, ()).split(keys, columns) == number)
+    return np.asarray((Placement(spec, ()).split(keys, columns) if split is None else split) == number)
 
 
 def _joined(column: pa.Array) -> pa.Array:
@@ -106,13 +107,13 @@ class Features:
                 self.prepared(learned.key, learned.op)
         self._needs = {name for column in spec.columns for op in column.ops for name in op.needs}
 
-    def apply(self, columns: Mapping[str, pa.Array], keys: Keys | None = None, but: Container[str] = ()
-              ) -> list[pa.Array]:
+    def apply(self, columns: Mapping[str, pa.Array], keys: Keys | None = None, but: Container[str] = (),
+              split: npt.NDArray[np.int32] | None = None) -> list[pa.Array]:
         """The table's columns, in the spec's order, as Spark stores them; without those that `but` names.
 
         Without `keys`, as in serving, rows belong to no fold, and labels need not be there; nor do rows of other splits
         than the training one, from which nothing was learned: they are seen as a server sees them."""
-        extras = self.extras(columns, keys)
+        extras = self.extras(columns, keys, split)
         return [stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
                 for column in self.spec.columns if column.name not in but
                 and (column.sources[0] in columns or column.role != "label")]
@@ -124,7 +125,8 @@ class Features:
         return {column.name: _values(self.run(column, column.left_to_spark, columns, extras), column)
                 for column in self.spec.columns if column.role in MODEL_ROLES}
 
-    def extras(self, columns: Mapping[str, pa.Array], keys: Keys | None) -> dict[str, pa.Array]:
+    def extras(self, columns: Mapping[str, pa.Array], keys: Keys | None, split: npt.NDArray[np.int32] | None = None
+               ) -> dict[str, pa.Array]:
         """What operators may need to know of a row besides their column."""
         if not self._needs:
             return {}
@@ -133,7 +135,7 @@ class Features:
         found = {"label": pa.nulls(count, pa.int8()) if label is None else label.cast(pa.int8()),
                  "key": pa.nulls(count, pa.int64()), "time": pa.nulls(count, pa.float64())}
         if keys is not None:
-            others = ~in_training(columns, keys, self.spec)
+            others = ~in_training(columns, keys, self.spec, split)
             found["key"] = pa.array(keys.view(np.int64), mask=others)
             if "time" in self._needs:
                 found["time"] = pa.array(_times(columns[self.spec.table.split_time or ""]), mask=others)

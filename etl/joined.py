@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -106,10 +108,11 @@ class Joins:
                  if isinstance(table := state.kept(cell.key), Stored)}
         return replace(state, tables={**state.tables, **heads})
 
-    def opened(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys) -> list[pa.Array]:
+    def opened(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys,
+               split: npt.NDArray[np.int32] | None = None) -> list[pa.Array]:
         if not self.cells:
             return []
-        extras = features.extras(columns, keys)
+        extras = features.extras(columns, keys, split)
         return [part for cell in self.cells for part in cell.opened(features, columns, extras)]
 
     def closed(self, rows: DataFrame, state: State, types: Mapping[str, str]) -> DataFrame:

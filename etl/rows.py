@@ -70,12 +70,12 @@ class Negatives:
         return Categorify(min_count=1, max_size=MAX_VALUES)
 
     def drawn(self, columns: Mapping[str, pa.Array], label: str, keys: npt.NDArray[np.uint64],
-              state: pa.Table) -> dict[str, pa.Array]:
-        """The rows, each followed by none of its own: first all rows as they are, then what was drawn."""
+              state: pa.Table) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64]]:
+        """First all rows as they are, then what was drawn; and for each the number of the row that it comes from."""
         positive = np.flatnonzero(pc.equal(columns[label], pa.scalar(1, columns[label].type)).to_numpy(
             zero_copy_only=False))
         if not len(positive) or state.num_rows < 2:
-            return dict(columns)
+            return dict(columns), np.arange(len(columns[label]))
         from_row = np.repeat(positive, self.each)
         turn = np.tile(np.arange(self.each, dtype=np.uint64), len(positive))
         bits = mix(keys[from_row] ^ _DRAW ^ mix(turn + np.uint64(1)))
@@ -90,7 +90,8 @@ class Negatives:
         made = {name: values.take(pa.array(from_row)) for name, values in columns.items()}
         made[self.column] = values.take(pa.array(drawn)).cast(columns[self.column].type)
         made[label] = pa.array(np.zeros(len(from_row), np.int8)).cast(columns[label].type)
-        return {name: pa.concat_arrays([columns[name], made[name]]) for name in columns}
+        origin = np.concatenate([np.arange(len(columns[label])), from_row])
+        return {name: pa.concat_arrays([columns[name], made[name]]) for name in columns}, origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,13 +115,14 @@ def _apply(placement: Placement, joins: Joins, look: _Look, packed: Callable[[],
     for batch in batches:
         columns, keys = selected(spec, parser.parse(batch))
         keys = row_keys(columns, spec) if keys is None else keys
-        if spec.rows.negatives:
-            columns = spec.rows.negatives.drawn(columns, spec.label, keys, state["rows/negatives/0"])
-            keys = row_keys(columns, spec)
         split = placement.split(keys, columns)
+        if spec.rows.negatives:
+            columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, state["rows/negatives/0"])
+            # What is drawn for a row of the test is a row of the test: elsewhere it would tell of that one's label.
+            keys, split = row_keys(columns, spec), split[origin]
         gather(seen, look.at(split, columns, keys))
         files, first = placement.place(features, columns, keys, split)
-        made = [*features.apply(columns, keys, joins.names), *joins.opened(features, columns, keys)]
+        made = [*features.apply(columns, keys, joins.names, split), *joins.opened(features, columns, keys, split)]
         yield pa.record_batch([*made, *([] if first is None else [first]),
                                *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),
                                pa.array(keys.view(np.int64)), pa.array(files)], names)

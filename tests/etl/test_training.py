@@ -219,6 +219,20 @@ def test_a_state_of_all_splits_is_applied_again_and_said_so_but_not_added_to(spa
     assert job("append", update_state=True).before.fitted_on == "train"  # and now it may
 
 
+def test_what_is_drawn_for_a_row_lies_in_its_split_and_is_known_to_the_training_split(spark, older, tmp_path):
+    """A row of label 0 with the other values of one of the test would tell a learner of that one's label."""
+    text = SMALL + '[negatives]\ncolumn = "user"\neach = 3\n[[column]]\nname = "at"\nrole = "time"\n'
+    run(spark, tmp_path / "t", older / "rows.parquet", text=text)
+    table, raw = FeatureTable.open(tmp_path / "t"), pq.read_table(older / "rows.parquet")
+    times = {split: {row["at"] for row in rows_of(table, split)} for split in ("train", "test")}
+    assert not times["train"] & times["test"]
+    assert sum(map(len, times.values())) == raw.num_rows  # each row's own
+    known = {user for user, at in zip(raw["user"].to_pylist(), raw["at"].to_pylist(), strict=True)
+             if at in times["train"]}
+    assert set(table.state()["rows/negatives/0"]["value"].to_pylist()) == known
+    assert known < set(raw["user"].to_pylist())
+
+
 def test_a_training_split_without_rows_is_refused(spark, older, tmp_path):
     text = SMALL.replace("split = {train = 0.6, test = 0.4}", 'split_time = "at"\nsplit = {past = 0, train = 2}')
     with pytest.raises(InputError, match=r"none of 200 rows lies in split 'train', from which everything is learned"):
