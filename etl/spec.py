@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ class Spec:
     def own(cls, text: str, name: str = "spec") -> Spec:
         """The user's own, not one that came with a table: the functions that it names are imported."""
         spec = cls.parse(text, name)
-        spec = dataclasses.replace(spec, permission=Permission(functions=spec.functions))
+        spec = replace(spec, permission=Permission(functions=spec.functions))
         try:
             spec.imported()
         except OperatorError as error:
@@ -142,7 +142,7 @@ class Spec:
     def parse(cls, text: str, name: str = "spec", permission: Permission = NOTHING) -> Spec:
         """Imports nothing, whoever wrote it: `imported` does, if `permission` allows it."""
         try:
-            return dataclasses.replace(_spec(tomllib.loads(text), text), name=name, permission=permission)
+            return replace(_spec(tomllib.loads(text), text), name=name, permission=permission)
         except tomllib.TOMLDecodeError as error:
             raise SpecError(f"{name}: not TOML: {error}") from None
         except SpecError as error:
