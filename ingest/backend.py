@@ -47,7 +47,7 @@ class Stage:
         self.function = function_of(transform)
         self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
         self._lock = threading.Lock()
-        self._workers: set[Worker] = set()
+        self._workers: dict[Worker, None] = {}  # in the order in which they were started
         self._closed = False
 
     def runner(self) -> Runner:
@@ -62,13 +62,13 @@ class Stage:
             worker = Worker(WorkerProcess(
                 self.transform.function, limit_s=self.transform.limit_s, memory_limit=self.transform.memory_limit,
                 budget=self._budget, charge=lambda size: self._charge(size, False)), self._charge)
-            self._workers.add(worker)
+            self._workers[worker] = None
         return worker
 
     def leave(self, worker: Worker) -> None:
         worker.close()
         with self._lock:
-            self._workers.discard(worker)
+            self._workers.pop(worker, None)
 
     def workers(self) -> list[Worker]:
         with self._lock:

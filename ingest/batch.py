@@ -20,7 +20,7 @@ from ingest.buffers import Buffers
 from ingest.columns import Columns
 from ingest.governor import Charge
 from ingest.plan import RowsPlan, Schedule
-from ingest.shuffle import Block, Chunk, chunk_steps
+from ingest.shuffle import Block, Chunk, Chunks, chunk_steps
 
 STRETCH_ROWS = 65536
 
@@ -113,10 +113,11 @@ def most_steps(plan: RowsPlan, ranks: int) -> int:
     return max(1, STRETCH_ROWS * ranks // plan.batch_size)
 
 
-def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int) -> Iterator[Cut]:
+def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks) -> Iterator[Cut]:
     """A stretch of batches as soon as all its rows are there. Blocks come in the order of need.
 
-    The first stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
+    The last batch of an epoch may be padding alone on some ranks, so its chunk is asked for by its number. The first
+    stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
     each, most, inside = plan.stream_rows, most_steps(plan, ranks), chunk_steps(plan, ranks)
     schedule: Schedule | None = None
     queues: dict[int, deque[tuple[Block, int]]] = {}  # of each stream: blocks, and the first row not yet cut
@@ -135,7 +136,7 @@ def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int) -> Iterator[Cut]:
         while (steps := min(wished, plan.steps - step, inside - step % inside)) and \
                 all(held[s] >= min(steps * each, wanted[s]) for s in schedule.streams):
             wished = min(2 * wished, most)
-            chunk = next(queue[0][0].chunks[step // inside] for queue in queues.values() if queue)
+            chunk = chunks.take(schedule.epoch, step // inside)
             pieces = []
             for s in schedule.streams:
                 count = min(steps * each, wanted[s])

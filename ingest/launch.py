@@ -70,7 +70,15 @@ class Child:
         self._poll.register(self._sock, select.POLLIN)
         self._poll.register(self._pidfd, select.POLLIN)
         self._knows: set[int] = set()
-        self.send({"function": function})
+        self._greet(function)
+
+    def _greet(self, function: str) -> None:
+        """Says what it is to call. Nothing is left open if it has ended before."""
+        try:
+            self.send({"function": function})
+        except Died:
+            self.close()
+            raise
 
     def send(self, message: dict[str, Any], region: Region | None = None) -> None:
         """The first message that names a region brings it along."""

@@ -27,9 +27,10 @@ from ingest.pipeline import Parts, Pipeline
 from ingest.plan import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
 from ingest.pool import Closed
 from ingest.quarantine import ErrorPolicy, Quarantine
-from ingest.source import RowGroups, source_of
+from ingest.source import RowGroups, SourceError, source_of
 from ingest.stats import Snapshot
 from ingest.transform import Function, Transform, fused
+from ingest.workers import WorkerClosed
 
 if TYPE_CHECKING:
     from etl.table import FeatureTable
@@ -184,8 +185,10 @@ class Loader(IterableDataset[Batch]):
                 del ready, batch  # what is given back is held no longer
                 charge.release()
             self._under_way = False
-        except Closed:
-            self._check_current(iteration)
+        except (Closed, SourceError, WorkerClosed) as error:
+            self._check_current(iteration)  # whoever closes it interrupts reads and processes: that is why, then
+            if isinstance(error, SourceError):
+                raise
             raise LoaderError("this loader was closed while a batch was waited for") from None
         finally:
             if iteration == self._iteration:

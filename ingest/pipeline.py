@@ -158,9 +158,9 @@ class Pipeline:
         """Batches from `position` to the end of epoch number `epochs - 1`. A run before this one is stopped."""
         self.stop()
         parts, plan, columns = self._parts, self._parts.plan, self._parts.columns
-        steps: list[Step] = []
         with self._turning:
             self._governor = self._new_governor()
+            steps = [self._step(transform) for transform in parts.transforms]  # all: a fused stage does others' work
 
             def read(tasks: Iterator[Task], make_work: Callable[[], Work]) -> Pool[Task, Decoded]:
                 return self._pool("read", tasks, lambda _: make_work(), size=lambda t: t.read.rows * columns.row_bytes,
@@ -173,10 +173,9 @@ class Pipeline:
                 size=lambda g: g.window.rows * columns.row_bytes, measure=lambda b: (b.rows, b.nbytes))
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
-                "batch", cuts(blocks, plan, parts.ranks), self._marked(cutter), size=cutter.size,
+                "batch", cuts(blocks, plan, parts.ranks, chunks), self._marked(cutter), size=cutter.size,
                 measure=_measured)
             for number, transform in enumerate(parts.transforms):
-                steps.append(self._step(transform))
                 stretches = self._pool(transform.name, stretches, self._transformer(number, steps),
                                        size=lambda s: s.nbytes, measure=_measured,
                                        passes=functools.partial(_done, number))

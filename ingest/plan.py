@@ -237,13 +237,21 @@ class RowsPlan:
         return window_halves(window.rows, self.seed, epoch, window.stream, window.number) if self.shuffle else None
 
     def schedule(self, epoch: int, rank: int = 0, ranks: int = 1, step: int = 0) -> Schedule:
-        """What a rank has to do from a step of an epoch to its end. Windows that lie wholly before are left out."""
+        """What a rank has to do from a step of an epoch to its end. Windows that lie wholly before are left out.
+
+        A rank that has no rows left still has its batch of padding: it comes of a window without rows."""
         if not 0 <= step <= self.steps:
             raise PlanError(f"step {step} is outside an epoch of {self.steps} steps")
         streams, done = self.streams_of(rank, ranks), step * self.stream_rows
         windows = sorted((w for w in self.windows(epoch, streams) if w.first + w.rows > done),
                          key=lambda w: (w.first, w.stream))
+        if not windows and step < self.steps:
+            windows = [Window(streams[0], 0, done, (self._no_rows(),))]
         return Schedule(epoch, step, streams, tuple(windows), tuple(self._reads(windows)))
+
+    def _no_rows(self) -> Slice:
+        file, group = next((f, g) for f, counts in enumerate(self.groups) for g, rows in enumerate(counts) if rows)
+        return Slice(file, group, 0, 0)
 
     def _reads(self, windows: list[Window]) -> list[Read]:
         """One read for all the parts of a row group that are needed at about the same time."""

@@ -123,7 +123,7 @@ class Pool(Generic[In, Out]):
     def __next__(self) -> Out:
         while True:
             with self._lock:
-                while self._next_out not in self._results and not self._empty:
+                while self._next_out not in self._results and (not self._empty or self._pull.locked()):
                     if self._closed:
                         raise Closed
                     if self._end is not None and self._next_out >= self._end:
@@ -150,7 +150,10 @@ class Pool(Generic[In, Out]):
 
     def _past(self) -> Any:
         """What the stage before gives, if it passes; None: it needs work, or workers have come meanwhile."""
-        with self._pull:
+        # Never waited for: a worker that has come may hold it until its room is there, which only we make.
+        if not self._pull.acquire(blocking=False):
+            return None
+        try:
             with self._lock:
                 if self._closed:
                     raise Closed
@@ -162,6 +165,8 @@ class Pool(Generic[In, Out]):
             with self._lock:
                 self._left, self._behind = item, 1
                 self._staff()
+        finally:
+            self._pull.release()
         return None
 
     def close(self) -> None:
@@ -211,6 +216,7 @@ class Pool(Generic[In, Out]):
         finally:
             with self._lock:
                 self._tally.change(waiting=-1)
+                self._ready.notify_all()  # who asks for results may have waited for the pull to be free
             if close := getattr(work, "close", None):  # a worker that holds more than memory
                 close()
 
@@ -228,6 +234,7 @@ class Pool(Generic[In, Out]):
                 passes = self._passes(item)
                 expected = 0 if passes else self._size(item)
             except Closed:
+                self.close()  # a generator in between has ended by this: its next item would look like the end
                 return None
             except StopIteration:
                 self._finish(None)

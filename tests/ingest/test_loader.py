@@ -14,6 +14,7 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from ingest.governor import MemoryLimitError
 from ingest.knobs import KnobError, Knobs
 from ingest.loader import Loader, LoaderError
 from ingest.machine import Machine
+from ingest.parquet import ParquetFiles
 from ingest.pipeline import PipelineError
 from ingest.plan import PlanError
 from ingest.source import SourceError
@@ -417,3 +419,55 @@ class TestEnds:
 def test_what_cannot_be_is_refused_at_the_start(table, options, error, message):
     with pytest.raises(error, match=message):
         Loader(table, **options)
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(17, 2), (17, 8), (3, 8)])
+def test_a_rank_without_rows_in_the_last_batch_has_its_batch_of_padding(tmp_path, rows, ranks):
+    """Also where a run is resumed at that batch, and where there are fewer rows than ranks."""
+    path = str(tmp_path / "part.parquet")
+    pq.write_table(pa.table({"label": np.zeros(rows, np.float32), "x": np.arange(rows, dtype=np.float32),
+                             "a": np.arange(rows, dtype=np.int32)}), path, row_group_size=5)
+    source = ParquetFiles.open([path], {"label": "label", "dense": "x", "sparse": "a"})
+    files, empty = twin.Table(source.files), 0
+    for rank in range(ranks):
+        with Loader(source, batch_size=8, rank=rank, ranks=ranks, last="pad", reader="arrow") as loader:
+            expected, states = twin.batches(loader.plan, 0, rank, ranks), [loader.state_dict()]
+            for batch, wanted in zip(loader, expected, strict=True):
+                twin.expect(loader, files, batch, wanted)
+                states.append(loader.state_dict())
+                empty += batch.rows == 0
+            whole = loader.order_hash
+            for step, state in enumerate(states[:-1]):
+                loader.load_state_dict(state)
+                for batch, wanted in zip(loader, expected[step:], strict=True):
+                    twin.expect(loader, files, batch, wanted)
+                assert loader.order_hash == whole
+    assert empty, "there is such a rank"
+
+
+def test_a_loader_that_is_closed_says_so_and_not_that_its_store_was(table):
+    """Closing interrupts the reads first: their errors may come to the consumer before the end does."""
+    reading, interrupted, said = threading.Event(), threading.Event(), threading.Event()
+    errors = []
+
+    def before(_read):
+        reading.set()
+        assert interrupted.wait(20)
+        raise SourceError("the store was closed")
+
+    def consume():
+        try:
+            next(iter(loader))
+        except Exception as error:
+            errors.append(error)
+        said.set()
+
+    loader = Loader(table, batch_size=80, before_read=before)
+    loader._groups.interrupt = lambda: (interrupted.set(), said.wait(20))
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    assert reading.wait(20)
+    loader.close()
+    consumer.join()
+    assert [type(error) for error in errors] == [LoaderError]
+    assert "closed" in str(errors[0])

@@ -224,3 +224,30 @@ def test_time_is_shared_out_between_work_and_waits():
     clock.now = 10.0
     stats = tally.stats(2, "thread", 0, 0)
     assert (stats.wait_input_s, stats.wait_output_s, stats.busy_s) == (2 * 3 + 2 + 1, 4, 7)
+
+
+def test_who_asks_for_results_does_not_wait_for_a_worker_that_waits_for_it(make):
+    """The worker pulls, and holds the pull until there is room, which only the one who asks makes."""
+    pool = make(range(3), lambda n: n, limit_bytes=0)
+    eventually(lambda: pool.stats().queue_bytes == 1 and pool._pull.locked())
+    found = []
+    asking = threading.Thread(target=lambda: found.append(pool._past()), daemon=True)
+    asking.start()
+    asking.join(WAIT_S)
+    assert found == [None], "it looks for results again"
+
+
+def test_a_closed_pool_is_no_end_for_the_one_behind_a_generator(make):
+    never = threading.Event()
+
+    def upstream():
+        yield 0
+        never.wait(WAIT_S)
+
+    first = make(upstream(), lambda n: n)
+    second = make((n for n in first), lambda n: n, workers=2)
+    assert next(second) == 0
+    first.close()
+    with pytest.raises(Closed):
+        next(second)
+    never.set()

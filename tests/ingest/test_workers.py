@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingest import wire
 from ingest.launch import Child, Died
 from ingest.memfd import SharedMemoryError
 from ingest.workers import (
@@ -489,3 +490,15 @@ def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
         assert sum(charges) == worker.shared_bytes
         assert worker.call({"count": np.array([2])})["out"].tolist() == [7.0, 7.0]
         assert worker.pid == pid, "the worker lives"
+
+
+def test_a_process_that_ends_before_it_hears_its_first_word_leaves_nothing_open(monkeypatch):
+    def gone(*_):
+        raise wire.Gone
+
+    monkeypatch.setattr(wire, "send", gone)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Died):
+        Child(NAME + "double", time.monotonic)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
