@@ -25,6 +25,10 @@ test-petastorm: setup  ## Petastorm's own tests on today's Arrow, with Spark and
 policy: setup  ## train the learned policy's weights again: minutes on 2 cores; what was tried is kept in build/policy
 	@$(PY) -m agent train --policy auto
 
+.PHONY: storm
+storm: setup  ## the loader under schedules and faults drawn from seeds, held against its one-thread twin (SEEDS=1000, SEED=7)
+	@$(PY) -m tests.storm $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
+
 check: setup  ## style and types
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy

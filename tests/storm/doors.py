@@ -1,0 +1,135 @@
+"""Lets a `Scheduler` into the loader: `storm` puts its threads and clock where modules have `threading` and `time`.
+
+Nothing of the product changes for that, and no module can be forgotten: every loaded module of the room is looked
+through, for the names and for defaults of functions. The world is made small as well: what counts in MiB counts in
+hundreds of bytes, so that tables of a few rows meet every bound that large ones do.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ingest.backend
+import ingest.batch
+import ingest.loader
+import ingest.memfd
+import ingest.pipeline
+import ingest.shuffle
+import ingest.tally
+import ingest.workers
+from ingest.governor import Charge, Governor
+from ingest.knobs import Limits
+from tests.storm import store
+from tests.storm.children import StormChild
+from tests.storm.scheduler import Crew
+from tests.storm.threads import Threading, Time
+
+# What a module does with the machine that has no place in a run of one seed, and what is too large for it.
+_INSTEAD = {
+    "ingest.loader": {"RowGroups": store.MemoryGroups},
+    "ingest.workers": {"Child": StormChild},
+    "ingest.tally": {"core_wait_s": lambda: 0.0},
+    "ingest.pipeline": {"give_back": lambda: None, "BASE_BYTES": 300,
+                        "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40))},
+    "ingest.backend": {"BASE_BYTES": 300, "anonymous_bytes": lambda _pid: 0, "core_seconds": lambda _pid: (0.0, 0.0)},
+    "ingest.memfd": {"_GRAIN": 64},
+}
+_CLOCKS = {time.monotonic: Time.monotonic, time.thread_time: Time.monotonic}
+
+_UNDER_NAMES = (threading.Lock, threading.RLock, threading.Thread, threading.Condition, threading.Event)
+
+
+_BY_LINES = tuple(f"/ingest/{name}.py" for name in (
+    "aside", "backend", "batch", "governor", "launch", "loader", "memfd", "pipeline", "pool", "quarantine", "retry",
+    "shuffle", "source", "tally", "transform", "workers"))
+
+
+def by_lines(file: str) -> bool:
+    """Whether a source file's lines count, in runs that go by lines: those of code that threads share. Not `buffers`:
+    who looks at a frame's names holds what they name, and buffers go by who holds what. Nor what remembers results."""
+    return file.endswith(_BY_LINES)
+
+
+@contextmanager
+def storm() -> Iterator[Crew]:
+    """While it lasts the loader's modules run under the current `Scheduler` alone."""
+    undo: list[Callable[[], None]] = []
+    crew = Crew()
+    automatic = gc.isenabled()
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("ingest."):
+            _enter(module, undo)
+    for name, changes in _INSTEAD.items():
+        for attribute, value in changes.items():
+            _set(sys.modules[name], attribute, value, undo)
+    _set(Governor, "move", _watched(Governor.move), undo)
+    for module, attribute in ((ingest.batch, "STRETCH_ROWS"), (ingest.shuffle, "CHUNK_ROWS")):
+        _set(module, attribute, getattr(module, attribute), undo)  # each seed has its own
+    gc.disable()  # it would run in the middle of a run, at another place each time
+    try:
+        yield crew
+    finally:
+        for one in reversed(undo):
+            one()
+        crew.close()
+        if automatic:
+            gc.enable()
+
+
+def _watched(move: Callable[[Governor, Charge, int], None]) -> Callable[[Governor, Charge, int], None]:
+    """Remembers the most that was charged at a time."""
+    def moved(governor: Governor, charge: Charge, size: int) -> None:
+        move(governor, charge, size)
+        governor.peak = max(getattr(governor, "peak", 0), governor.charged)  # type: ignore[attr-defined]
+
+    return moved
+
+
+def _enter(module: Any, undo: list[Callable[[], None]]) -> None:
+    for attribute, mine in (("threading", Threading), ("time", Time)):
+        if getattr(module, attribute, None) in (threading, time):
+            _set(module, attribute, mine, undo)
+    for attribute, value in vars(module).items():
+        assert not any(value is real for real in _UNDER_NAMES), \
+            f"{module.__name__} takes {attribute} out of threading: import the module"
+    functions = [f for f in vars(module).values() if callable(f) and getattr(f, "__module__", "") == module.__name__]
+    for function in functions:
+        for one in (function, *(vars(function).values() if isinstance(function, type) else ())):
+            for kind in ("__defaults__", "__kwdefaults__"):
+                _defaults(one, kind, undo)
+
+
+def _defaults(function: Any, kind: str, undo: list[Callable[[], None]]) -> None:
+    """Clocks that are a function's default."""
+    given = getattr(function, kind, None)
+    if not isinstance(given, (tuple, dict)):
+        return
+    values = given.values() if isinstance(given, dict) else given
+    if not any(_clock(value) for value in values):
+        return
+    mine = {n: _clock(v) or v for n, v in given.items()} if isinstance(given, dict) else \
+        tuple(_clock(v) or v for v in given)
+    _set(function, kind, mine, undo)
+
+
+def _clock(value: Any) -> Any:
+    return next((mine for real, mine in _CLOCKS.items() if value is real), None)
+
+
+def _set(owner: Any, attribute: str, value: Any, undo: list[Callable[[], None]]) -> None:
+    before = getattr(owner, attribute)
+    undo.append(lambda: setattr(owner, attribute, before))
+    setattr(owner, attribute, value)
+
+
+def chance_of(seed: int) -> random.Random:
+    """All that one run leaves to chance."""
+    return random.Random(f"storm/{seed}")

@@ -1,0 +1,98 @@
+"""A store in memory for a storm: `MemoryGroups`, the loader's own `RowGroups` over tables that lie in `TABLES`.
+
+Its reads are slow, fail for a while, or for good, as the run's `Weather` says; they are tried again by the loader's own
+`Retrier` on the run's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from etl.fields import DataFile
+from ingest.files import Files
+from ingest.plan import Read
+from ingest.retry import Clock, Retrier, RetryPolicy
+from ingest.source import RowGroups
+from tests.storm.scheduler import Scheduler
+from tests.storm.threads import current
+
+TABLES: dict[str, tuple[pa.Table, ...]] = {}
+"""A file's path → its row groups."""
+
+
+class Weather:
+    """How the store does in one run."""
+
+    def __init__(self, run: Scheduler, *, slow: float = 0.0, failing: float = 0.0, lost: tuple[str, int] | None = None,
+                 broken: tuple[str, int] | None = None):
+        """Shares of reads that take long, and that fail, three times in a row at most. `lost` is a row group whose
+        reads always fail, `broken` one that is no Parquet any more."""
+        self._run, self._slow, self._failing, self._lost, self._broken = run, slow, failing, lost, broken
+        self._failed: dict[tuple[str, int], int] = {}
+        self.stalls = self.errors = self.reads = 0
+
+    def read(self, path: str, group: int, clock: Clock) -> pa.Table:
+        run, key = self._run, (path, group)
+        run.point("read")
+        self.reads += 1
+        if run.chance.random() < self._slow:
+            self.stalls += 1
+            clock.sleep(run.chance.random() * 2.0)
+        if key == self._broken:
+            raise pa.ArrowInvalid("no Parquet any more")
+        if key == self._lost or (run.chance.random() < self._failing and self._failed.get(key, 0) < 3):
+            self.errors += 1
+            self._failed[key] = self._failed.get(key, 0) + 1
+            raise OSError("the store does not answer")
+        self._failed.pop(key, None)
+        return TABLES[path][group]
+
+
+class _File:
+    """Where a reader has a ParquetFile."""
+
+    def __init__(self, path: str, read: Callable[[str, int], pa.Table]):
+        self._path, self._read = path, read
+
+    def read_row_group(self, group: int, columns: list[str], use_threads: bool) -> pa.Table:
+        assert not use_threads
+        return self._read(self._path, group).select(columns)
+
+    def close(self, force: bool = False) -> None:
+        """Nothing is open."""
+
+
+class MemoryGroups(RowGroups):
+    """Row groups in memory."""
+
+    def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
+                 before_read: Callable[[Read], None] | None = None, opened: Files | None = None):
+        run = current()
+        self._weather: Weather = run.world.weather
+        self._clock = Clock()
+        self._retrier = Retrier(RetryPolicy(), self._clock, run.chance.random)
+        super().__init__(files, columns, before_read, opened)
+
+    def interrupt(self) -> None:
+        self._clock.stop()
+        super().interrupt()
+
+    def close(self) -> None:
+        self._clock.stop()
+        super().close()
+
+    def _take(self, number: int) -> Any:
+        return _File(self.files[number].path, lambda path, group: self._retrier.call(
+            lambda: self._weather.read(path, group, self._clock), path))
+
+    def _give_back(self, number: int, file: Any) -> None:
+        """Nothing was opened."""
+
+    def _check_sizes(self) -> None:
+        """They are as they are."""
+
+    def _schema(self) -> pa.Schema:
+        whole = TABLES[self.files[0].path][0].schema
+        return pa.schema([whole.field(name) for name in self.columns])

@@ -1,0 +1,191 @@
+"""Storms: a few hundred seeds without a deviation, each the same whenever it is run; and that storms find what is
+wrong: every mutant below is found, those of mistakes that were there once included."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from ingest import buffers, governor, loader, pipeline, pool, shuffle, workers
+from tests.storm.doors import by_lines, chance_of, storm
+from tests.storm.loading import run_loader
+from tests.storm.pools import run_pools
+from tests.storm.runs import run_seed, some_seeds
+from tests.storm.scheduler import Deadlock, Scheduler, Way
+from tests.storm.threads import Condition, Event, Lock, Thread, Time, entered
+
+
+def test_seeds_deviate_in_nothing():
+    total, found = some_seeds(range(150))
+    assert not found, found[0].text
+    assert total.deviations == 0
+    assert min(total.kills, total.resizes, total.stalls, total.errors, total.resumes) > 0
+
+
+def test_a_seed_is_the_same_run_in_every_process(repo):
+    """Whatever ran before it, and however names are hashed; and its replay shows it to a person."""
+    with storm() as crew:
+        here = [run_seed(seed, crew).digest() for seed in (3, 14, 15)][-1]
+    other = subprocess.run([sys.executable, "-m", "tests.storm", "--seed", "15"], capture_output=True, text=True,
+                           check=True, timeout=120, cwd=repo, env={**os.environ, "PYTHONHASHSEED": "7"})
+    assert json.loads(other.stdout)["trace"] == here
+    assert "no deviation" in other.stderr
+    assert "0 main: releases (Lock of pipeline.py" in other.stderr
+
+
+def test_two_threads_that_wait_for_each_other_are_named():
+    with storm() as crew, entered(Scheduler(chance_of(0), Way(switch=0.9), crew)) as run:
+        first, second = Lock(), Lock()
+
+        def other():
+            with second:
+                Time.sleep(1)
+                with first:
+                    pass
+
+        Thread(target=other, name="other").start()
+        first.acquire()
+        Time.sleep(1)
+        with pytest.raises(Deadlock, match=r"(?s)0 main: waits for .*Lock 2.*, which 1 other holds.*1 other: waits for "
+                                           r".*Lock 1.*, which 0 main holds"):
+            second.acquire()
+        assert run.now >= 1, "its own clock went on, and nobody slept"
+
+
+def test_a_wait_ends_by_its_time_when_nobody_can_go_on_and_at_no_other():
+    with storm() as crew, entered(Scheduler(chance_of(0), Way(), crew)) as run:
+        condition, event = Condition(), Event()
+        with condition:
+            assert not condition.wait(0.25)
+        assert run.now == 0.25
+        Thread(target=lambda: (Time.sleep(1), event.set()), name="other").start()
+        assert event.wait(2)
+        assert run.now == 1.25
+        run.finish()
+
+
+# ---- what a storm finds
+
+def changed(monkeypatch, mutant):
+    """Puts the mistake in."""
+    function = getattr(mutant.owner, mutant.method)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert mutant.old in source, f"{mutant.method} has no {mutant.old!r}: write this mutant anew"
+    made = {}
+    exec(compile("from __future__ import annotations\n" + source.replace(mutant.old, mutant.new),
+                 inspect.getfile(function), "exec"), sys.modules[function.__module__].__dict__, made)
+    monkeypatch.setattr(mutant.owner, mutant.method, made[mutant.method])
+
+
+def closed(case):
+    """Somebody closes it while it is in use."""
+    return dataclasses.replace(case, close_at=0.3, turns=0)
+
+
+def closed_chain(chain):
+    return dataclasses.replace(chain, close_after=chain.items // 2, between=(True,) * chain.stages, turns=0)
+
+
+def elastic(chain):
+    """Stages that may have no workers, and get some, again and again."""
+    return dataclasses.replace(chain, passing=(True,) * chain.stages, turns=20)
+
+
+def tight(chain):
+    """Hardly any room for early work."""
+    return dataclasses.replace(chain, room=3)
+
+
+def by_processes(case):
+    return dataclasses.replace(case, transforms=case.transforms or ("raised",), apart=True, limit=10**9, kill=0.1,
+                               deaths=2)
+
+
+def same(case):
+    return case
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A mistake in one method: what stands there, and what stands there with the mistake."""
+
+    kind: Any
+    seeds: int
+    owner: Any
+    method: str
+    old: str
+    new: str
+    bend: Any = same
+    first: int = 0
+    """The seed with which looking begins: a rare one is found not long after it."""
+
+
+MUTANTS = {
+    "nobody hears that a result was taken": Mutant(
+        run_pools, 100, pool.Pool, "__next__", "self._room.notify_all()", "pass"),
+    "nobody hears of a result": Mutant(
+        run_pools, 100, pool.Pool, "_put", "self._ready.notify_all()", "pass"),
+    "before it pulls itself, a consumer does not look again": Mutant(
+        run_pools, 4000, pool.Pool, "_past", "if not self._empty:", "if False:", elastic, first=780),
+    "a charge is given back twice": Mutant(
+        run_pools, 100, governor.Charge, "release", "self._governor.move(self, 0)",
+        "self._governor._charged -= 1; self._governor.move(self, 0)"),
+    "early work is let in though there is no room": Mutant(
+        run_pools, 100, governor.Governor, "admit", "(tight or", "(False or", tight),
+    "due work has to wait for room as well": Mutant(
+        run_pools, 100, pool.Pool, "_reserve", "fits = due or", "fits ="),
+    "a resize mixes up two results": Mutant(
+        run_pools, 300, pool.Pool, "resize", "self._staff()", """self._staff()
+        if len(self._results) > 1:
+            first, second, *_ = self._results
+            self._results[first], self._results[second] = self._results[second], self._results[first]""", elastic),
+    "the item of a killed process is lost": Mutant(
+        run_loader, 100, workers.WorkerProcess, "call", "if self._closed:", """return {}
+            if self._closed:""", by_processes),
+    "what a killed process left half done is handed on": Mutant(
+        run_loader, 300, workers.WorkerProcess, "_attempt", "reply, refused = self._reply(child), None", """try:
+            reply, refused = self._reply(child), None
+        except Died:
+            self._forget()
+            data, lent = self._shelf.lend(region), True
+            return wire.read(data, index)[0]""", by_processes),
+    "memory that a user still looks at is written again": Mutant(
+        run_loader, 100, buffers.Buffers, "take", "== _OURS", ">= _OURS"),
+    "a process that died is never closed": Mutant(
+        run_loader, 100, workers.WorkerProcess, "_forget", "child.close()", "child.kill()", by_processes),
+    "rows lie one place further": Mutant(
+        run_loader, 100, shuffle.Gatherer, "_places", "row - window.first)", "max(0, row - window.first - 1))"),
+    # What was there, and was found so.
+    "workers start before all fused stages are there": Mutant(
+        run_loader, 1000, pipeline.Pipeline, "_transformer", "lambda stint: Transformer(number, steps,",
+        "lambda stint: Transformer(number, steps[:len(self._pools) - 2],", first=40),
+    "a consumer waits for a worker that waits for the consumer": Mutant(
+        run_pools, 4000, pool.Pool, "_past", "self._pull.acquire(blocking=False)", "self._pull.acquire()", elastic,
+        first=1080),
+    "a generator that a closed pool ended looks like the end": Mutant(
+        run_pools, 1000, pool.Pool, "_take", "self.close()  #", "pass  #", closed_chain),
+    "a loader that is closed says that its store was closed": Mutant(
+        run_loader, 1000, loader.Loader, "_epoch", "(Closed, SourceError, WorkerClosed)", "Closed", closed),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_found(name, monkeypatch):
+    mutant = MUTANTS[name]
+    changed(monkeypatch, mutant)
+    with storm() as crew:
+        for seed in range(mutant.first, mutant.first + mutant.seeds):
+            try:
+                mutant.kind(chance_of(seed), crew, by_lines, mutant.bend)
+            except (Exception, Deadlock) as error:
+                print(f"{name}: seed {seed}, {type(error).__name__}: {str(error)[:200]}")
+                return
+    pytest.fail(f"{mutant.seeds} seeds did not find it")
