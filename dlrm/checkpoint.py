@@ -1,29 +1,42 @@
 """Checkpoints: weights, both optimisers' states, and a `Meta` with the loader's position. Saved by all ranks together,
 while training goes on.
 
-Each lies in a folder of its own, complete once it holds meta.json. torch.distributed.checkpoint cuts the saved tables
-anew for another number of ranks or another sharding.
+Each lies in a folder of its own, complete once it holds meta.json; LATEST leads to the one that was saved last. Saved
+tables are cut anew for another number of ranks or another sharding. Nothing in a checkpoint is a pickle.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint.api import CheckpointException  # not an Exception
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_parts
-from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
-from dlrm.meta import CheckpointError, Meta, best, damage, refuse
-from dlrm.weights import whole_rows
+from dlrm import tensors
+from dlrm.files import Files
+from dlrm.meta import (
+    BEST,
+    LATEST,
+    LAYOUT,
+    META,
+    CheckpointError,
+    Meta,
+    damage,
+    lead,
+    refuse,
+    superfluous,
+    whole,
+)
+from dlrm.sums import damaged
+from dlrm.tensors import Entry, Index
+from dlrm.weights import Piece, Stored, whole_rows
 from dlrm.world import World
 
 if TYPE_CHECKING:
@@ -31,32 +44,38 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """A run's, in one folder: the newest `keep` stay, and the best. Every rank has one and calls the same methods."""
+    """A run's, in one folder: those that were saved last stay, `keep` of them, and the best. Every rank has one and
+    calls the same methods."""
 
     def __init__(self, folder: Path, parts: Parts, world: World, *, keep: int,
-                 record: Callable[[dict[str, Any]], None]) -> None:
+                 record: Callable[[dict[str, Any]], None], files: Files | None = None) -> None:
         self.folder, self._parts, self._world = folder, parts, world
-        self._keep, self._record = keep, record
+        self._keep, self._record, self.files = keep, record, files or Files()
         self._pending: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-checkpoint")
-        self._path = folder
+        self.path: Path | None = None
+        """Of the last one that `save` began."""
 
     def save(self, meta: Meta) -> None:
         """Copies the state and returns; the copy is written meanwhile. LATEST moves when all ranks have written."""
         self.wait()
         began = time.perf_counter()
-        self._path = path = self.folder / f"step-{meta.step:09d}"
+        made: tuple[str | None, str | None] = (None, None)
         if self._world.first:
-            shutil.rmtree(path, ignore_errors=True)  # a half-written one of a run that was killed here
-        self._world.barrier()
+            try:
+                made = (self._place(meta.step).name, None)
+            except OSError as error:
+                made = (None, _words(error))
+        name, wrong = self._world.gather_objects(made)[0]
+        if wrong is not None:
+            raise _unwritten(self.folder / f"step-{meta.step:09d}", wrong)
+        self.path = path = self.folder / name
         state = _copied(_state(self._parts), self._world)
         held = time.perf_counter() - began
 
         def write() -> None:
-            save_parts(state, checkpoint_id=path, process_group=self._world.saving)
-            if self._world.first:  # it comes back after all ranks have written
-                meta.write(path)
-                self._forget()
+            self._write(path, state, meta)
+            if self._world.first:
                 self._record({"kind": "checkpoint", "step": meta.step, "path": path.name, "held_s": round(held, 3),
                               "seconds": round(time.perf_counter() - began, 3)})
 
@@ -65,25 +84,114 @@ class Checkpoints:
     def wait(self) -> None:
         """Until the last one is complete; CheckpointError if it could not be written. Those before it stay."""
         pending, self._pending = self._pending, None
-        if pending is None:
-            return
         try:
-            pending.result()
-        except (Exception, CheckpointException) as error:
-            if self._world.first:
-                shutil.rmtree(self._path, ignore_errors=True)
-            raise CheckpointError(f"checkpoint {self._path} could not be written ({_root(error)}); the one before it "
-                                  "is whole") from error
+            if pending is not None:
+                pending.result()
+        except CheckpointError:
+            raise
+        except Exception as error:  # another rank is gone
+            raise _unwritten(self.path or self.folder, _words(error)) from error
 
     def close(self) -> None:
         """Ends the writing thread, after what it still writes."""
         self._thread.shutdown()
 
+    def _place(self, step: int) -> Path:
+        """An empty folder for a checkpoint of this step. Whole ones stay: another one of the same step may be the best,
+        or what LATEST leads to."""
+        self.files.make(self.folder)
+        taken = {one.name for one in whole(self.folder)}
+        name, number = f"step-{step:09d}", 1
+        while name in taken:
+            number += 1
+            name = f"step-{step:09d}-{number}"
+        path = self.folder / name
+        if path.exists():  # a half-written one of a run that was killed here
+            self.files.clear(path, META)
+        self.files.make(path)
+        return path
+
+    def _write(self, path: Path, state: dict[str, Any], meta: Meta) -> None:
+        """On all ranks the same way: what stops one of them stops all."""
+        world = self._world
+        held = [(key, value) for key, value, _ in _leaves(state)]
+        whole_ones = {key: value.nbytes for key, value in held if _is_tensor(value) and not _is_cut(value)}
+        owners = owners_of(world.gather_objects(whole_ones, world.saving))
+        mine = [entry for key, value in held if _is_tensor(value) and owners.get(key, world.rank) == world.rank
+                for entry in _entries(key, value)]
+        file = f"rank-{world.rank:05d}.safetensors"
+
+        def write() -> dict[str, Any]:
+            found = tensors.write(self.files, path, file, mine)
+            _compare(path, {file: found["sum"]})
+            return found
+
+        written = self._together(path, write)
+        values = {key: value for key, value in held if not _is_tensor(value)}
+        self._together(path, lambda: self._complete(path, written, values, meta) if world.first else None)
+        if world.first:
+            self._forget()
+
+    def _complete(self, path: Path, written: list[dict[str, Any]], values: dict[str, Any], meta: Meta) -> None:
+        layout = Index.joined(written, values).to_json().encode()
+        self.files.write(path / LAYOUT, [layout])
+        sums = {one["file"]: one["sum"] for one in written} | {LAYOUT: zlib.crc32(layout)}
+        _compare(path, {LAYOUT: sums[LAYOUT]})
+        self.files.settle(path)  # whatever meta.json speaks for is there before it
+        meta.write(path, sums, self.files)
+
+    def _together(self, path: Path, act: Callable[[], Any]) -> list[Any]:
+        """What each rank's `act` came to, on every rank; CheckpointError on every rank if one of them failed."""
+        found, wrong = None, None
+        try:
+            found = act()
+        except Exception as error:
+            wrong = _words(error)
+        answers = self._world.gather_objects((found, wrong), self._world.saving)
+        failed = [text for _, text in answers if text is not None]
+        if not failed:
+            return [one for one, _ in answers]
+        with suppress(OSError, CheckpointError):
+            if self._world.first and path.name not in self._needed():
+                self.files.clear(path, META)
+        raise _unwritten(path, failed[0])
+
+    def _needed(self) -> set[str]:
+        """What LATEST and BEST lead to."""
+        found = set()
+        for name in (LATEST, BEST):
+            if (self.folder / name).exists():
+                found.add(lead(self.folder / name)[0])
+        return found
+
     def _forget(self) -> None:
-        good = best(self.folder)
-        for old in sorted(self.folder.glob("step-*"))[:-self._keep]:
-            if good is None or old.name != good[0].name:
-                shutil.rmtree(old, ignore_errors=True)
+        """Once the last one is whole: removes what is superfluous, and what others left half-written."""
+        try:
+            complete = whole(self.folder)
+            gone = superfluous(complete, self._keep, self._needed())
+            half = {p.name for p in self.folder.glob("step-*")} - {one.name for one in complete}
+            for name in (*gone, *sorted(half)):
+                self.files.clear(self.folder / name, META)
+        except (OSError, CheckpointError) as error:
+            self._record({"kind": "warning", "text": f"old checkpoints could not be removed: {_words(error)}"})
+
+
+def owners_of(ranks: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Which rank writes each tensor that is whole on several, if each rank has these, of so many bytes: as evenly as it
+    goes, and the same on every rank."""
+    load: dict[int, int] = {}
+    holders: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    for rank, held in enumerate(ranks):
+        load[rank] = 0
+        sizes |= held
+        for key in held:
+            holders.setdefault(key, []).append(rank)
+    found = {}
+    for key in sorted(sizes, key=lambda key: (-sizes[key], key)):
+        found[key] = min(holders[key], key=lambda rank: (load[rank], rank))
+        load[found[key]] += sizes[key]
+    return found
 
 
 def load(path: Path, parts: Parts, world: World, *, optimisers: bool = True) -> None:
@@ -93,13 +201,14 @@ def load(path: Path, parts: Parts, world: World, *, optimisers: bool = True) -> 
         parts.dense.init_state()  # Adam makes its state at the first step only; the values come from the file
         parts.dense.zero_grad()
     state = _state(parts) if optimisers else {"model": parts.model.state_dict()}
+    wrong = None
     try:
-        recut = _otherwise_cut(path, state) if optimisers else []
-        load_parts(state, checkpoint_id=path, process_group=world.control)
-    except (Exception, CheckpointException) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be loaded: {_root(error)}") from error
-    for one in recut:
-        one.fill()
+        _fill(Stored(path), state)
+    except CheckpointError as error:
+        wrong = str(error)
+    for text in world.gather_objects(wrong):
+        if text is not None:
+            raise CheckpointError(text)
     parts.model.load_state_dict(state["model"])
     if optimisers:
         parts.model.fused_optimizer.load_state_dict(state["tables"])
@@ -112,40 +221,62 @@ def check(path: Path, world: World) -> None:
     refuse(path, [text for texts in wrong for text in texts])
 
 
-@dataclass(frozen=True, slots=True)
-class _Recut:
+def _fill(stored: Stored, state: dict[str, Any]) -> None:
+    """A state's tensors with the saved ones; its other values become the saved ones."""
+    rows = {f"tables.state.{table}.{key}": state["model"][table].size(0)
+            for table, values in state.get("tables", {}).get("state", {}).items() for key in values}
+    pieces = []
+    for key, value, put in _leaves(state):
+        if not _is_tensor(value):
+            if key not in stored.values:
+                raise CheckpointError(f"checkpoint {stored.path} holds no {key}")
+            put(tuple(stored.values[key]) if isinstance(value, tuple) else stored.values[key])
+            continue
+        size, saved = tuple(value.size()), stored.sizes.get(key, ())
+        if size == saved or key not in stored.sizes:
+            pieces += [Piece(key, entry.value(), entry.first) for entry in _entries(key, value)]
+        elif len(saved) == len(size) == 1 and key in rows and not saved[0] % rows[key]:
+            _recut(value, whole_rows(stored.whole([key])[key], rows[key]))
+        else:
+            raise CheckpointError(f"checkpoint {stored.path}: {key} has the size {saved} there, and {size} is needed")
+    stored.read(pieces)
+
+
+def _recut(now: Any, rows: torch.Tensor) -> None:
     """A row-wise state of a table that was cut into other runs of columns than now: each run that is cut anew begins
     with the whole row's."""
-
-    values: dict[str, Any]
-    """What the optimiser takes: filled under `key`."""
-    key: str
-    now: ShardedTensor
-    saved: torch.Tensor
-    """[runs × rows], as in the checkpoint; every rank reads all of it."""
-    rows: int
-
-    def fill(self) -> None:
-        whole = whole_rows(self.saved, self.rows)
-        for part in self.now.local_shards():
-            first = part.metadata.shard_offsets[0] % self.rows
-            part.tensor.copy_(whole[first:first + len(part.tensor)])
-        self.values[self.key] = self.now
+    for entry in _entries("", now):
+        first = entry.first[0] % len(rows)
+        entry.value().copy_(rows[first:first + entry.size[0]])
 
 
-def _otherwise_cut(path: Path, state: dict[str, Any]) -> list[_Recut]:
-    """Row-wise states whose size differs from the saved: replaced by tensors that the saved fit into."""
-    saved = FileSystemReader(path).read_metadata().state_dict_metadata
-    found = []
-    for table, values in state["tables"]["state"].items():
-        rows = state["model"][table].size(0)
-        for key, now in values.items():
-            size = getattr(saved.get(f"tables.state.{table}.{key}"), "size", None)
-            if size is not None and now.dim() == len(size) == 1 and tuple(size) != tuple(now.size()) \
-                    and not size[0] % rows:
-                found.append(_Recut(values, key, now, torch.zeros(size), rows))
-                values[key] = found[-1].saved
-    return found
+def _entries(key: str, value: Any) -> Iterator[Entry]:
+    """The pieces of a tensor that this rank holds."""
+    whole_size = tuple(value.size())
+    if not _is_cut(value):
+        yield Entry(key, value.dtype, whole_size, (0,) * len(whole_size), whole_size, value.detach)
+        return
+    for part in value.local_shards():
+        size = tuple(part.metadata.shard_sizes)
+        yield Entry(key, part.tensor.dtype, whole_size, tuple(part.metadata.shard_offsets), size,
+                    partial(part.tensor.detach().view, size))
+
+
+def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
+    """What a state holds, by the names that a checkpoint has for it, and how to put something else in its place."""
+    for key, value in (list(values.items()) if isinstance(values, dict) else enumerate(values)):
+        if isinstance(value, dict) or (isinstance(value, list) and any(map(_is_tensor, value))):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value, partial(values.__setitem__, key)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_cut(value: Any) -> bool:
+    return isinstance(value, ShardedTensor)
 
 
 def _state(parts: Parts) -> dict[str, Any]:
@@ -166,11 +297,16 @@ def _copied(value: Any, world: World) -> Any:
     return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
-def _root(error: BaseException) -> str:
-    """The innermost cause's words: the libraries wrap it."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        error = next(iter(failures.values()))[0]
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+def _compare(folder: Path, sums: Mapping[str, int]) -> None:
+    """With what the disk holds now."""
+    found = damaged(folder, sums, sums)
+    if found:
+        raise OSError("; ".join(found))
+
+
+def _unwritten(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"checkpoint {path} could not be written ({why}); the one before it is whole")
+
+
+def _words(error: BaseException) -> str:
+    return (f"{type(error).__name__}: {error}".splitlines() or [""])[0]

@@ -135,10 +135,14 @@ class _Rough:
                 part.add(*rows[:3, ids == number])
 
     def found(self, world: World) -> tuple[Quality, list[dict[int, Quality]], int]:
-        wholes, parts, positives = zip(*world.gather_objects((self._whole, self._parts, self._positives)), strict=True)
-        joined = [{i: sum((p[n][i] for p in parts), Binned()).quality for i in ids}
-                  for n, ids in enumerate(self._parts)]
-        return sum(wholes, Binned()).quality, joined, sum(positives)
+        # All ranks slice by the same ids in the same order.
+        mine = [self._whole.to_array(), *(part.to_array() for parts in self._parts for part in parts.values())]
+        ranks = world.gather_objects((mine, self._positives))
+        joined = [sum(map(Binned.of, arrays), Binned()).quality
+                  for arrays in zip(*(arrays for arrays, _ in ranks), strict=True)]
+        rest = iter(joined[1:])
+        return (joined[0], [{i: next(rest) for i in parts} for parts in self._parts],
+                sum(positives for _, positives in ranks))
 
 
 def _frequent(ids: Any) -> list[int]:

@@ -10,7 +10,7 @@ from dlrm.config import Config
 from dlrm.evaluation import Findings, evaluate
 from dlrm.gate import Gate, Stopped
 from dlrm.guard import Guard
-from dlrm.meta import Meta, best, mark_best
+from dlrm.meta import Meta, best, latest, mark_best
 from dlrm.symptoms import stuck
 from etl.table import FeatureTable
 
@@ -83,7 +83,7 @@ class Judge:
         folder = self._checkpoints.folder
         so_far = best(folder)
         if self._world.first and (so_far is None or auc > so_far[1]):
-            mark_best(folder / f"step-{meta.step:09d}", auc)
+            mark_best(self._checkpoints.path or latest(folder)[0], auc, self._checkpoints.files)
         reached = self._config.stop_auc is not None and auc >= self._config.stop_auc
         if reached:
             self._journal.event({"kind": "reached", "step": meta.step, "auc": auc})

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dlrm.sums import damaged, sums_of
+from dlrm.files import Files
+from dlrm.sums import damaged
 from etl.census import Census
 from etl.table import FeatureTable, TableError
 
-LATEST, BEST, META = "LATEST", "BEST", "meta.json"
+LATEST, BEST, META, LAYOUT = "LATEST", "BEST", "meta.json", "layout.json"
+PICKLED = ".metadata"
+"""What older programs had instead of layout.json."""
 
 
 class CheckpointError(ValueError):
@@ -53,6 +56,9 @@ class Meta:
     """The checkpoint's other files and their checksums; none in those of older programs."""
     trained: dict[str, Any] = field(default_factory=dict, repr=False)
     """Which rows it has seen, over all versions, to know them again: see `etl.census.Census`. Empty in those of older
+    programs."""
+    saved: int = 0
+    """Which save of its run folder it is: a later one has a higher number, whatever its step. 0 in those of older
     programs."""
 
     @classmethod
@@ -109,11 +115,52 @@ class Meta:
                    if now.get(name) != then]
         return f"the checkpoint was written with {', '.join(changed)}" if changed else None
 
-    def write(self, folder: Path) -> None:
-        """Makes a checkpoint's folder complete, then moves LATEST to it."""
-        whole = replace(self, sums=sums_of(folder))
-        _replace(folder / META, json.dumps(asdict(whole), indent=1))
-        _replace(folder.parent / LATEST, folder.name + "\n")
+    def put(self, folder: Path, files: Files) -> None:
+        """Makes a checkpoint's folder complete."""
+        files.write_whole(folder / META, json.dumps(asdict(self), indent=1))
+
+    def write(self, folder: Path, sums: Mapping[str, int], files: Files) -> Meta:
+        """Makes a checkpoint's folder complete, then moves LATEST to it; CheckpointError if LATEST does not lead there
+        afterwards. Gives what was written."""
+        number = 1 + max((one.number for one in whole(folder.parent)), default=0)
+        written = replace(self, sums=dict(sums), saved=number)
+        written.put(folder, files)
+        files.settle(folder.parent)  # before anything leads there
+        files.write_whole(folder.parent / LATEST, folder.name + "\n")
+        path, found = latest(folder.parent)
+        if (path, found.saved) != (folder, number):
+            raise CheckpointError(f"{folder.parent / LATEST} leads to {path.name}, although {folder.name} was written "
+                                  "there: another program writes into this run folder")
+        return written
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A complete checkpoint, as far as its place among the others of its run goes."""
+
+    number: int
+    """Of its save; 0: unknown."""
+    name: str
+
+
+def whole(checkpoints: Path) -> list[Whole]:
+    """The complete checkpoints of a run, the one that was saved last at the end. One whose meta.json says nothing that
+    can be read is among the first."""
+    found = []
+    for path in checkpoints.glob(f"step-*/{META}"):
+        try:
+            number = json.loads(path.read_text()).get("saved", 0)
+        except (OSError, ValueError, AttributeError, RecursionError):
+            number = 0
+        found.append(Whole(number if isinstance(number, int) else 0, path.parent.name))
+    return sorted(found, key=lambda one: (one.number, one.name))
+
+
+def superfluous(found: Iterable[Whole], keep: int, needed: Iterable[str]) -> list[str]:
+    """Which of a run's complete checkpoints go: all but the `keep` that were saved last, and none that is needed."""
+    names = [one.name for one in sorted(found, key=lambda one: (one.number, one.name))]
+    stay = {*names[-keep:], *needed} if keep else set(needed)
+    return [name for name in names if name not in stay]
 
 
 def latest(checkpoints: Path) -> tuple[Path, Meta]:
@@ -122,7 +169,7 @@ def latest(checkpoints: Path) -> tuple[Path, Meta]:
     pointer = checkpoints / LATEST
     if not pointer.exists():
         raise CheckpointError(f"no checkpoint in {checkpoints} ({LATEST} is missing): nothing to go on from")
-    path = checkpoints / pointer.read_text().strip()
+    path = checkpoints / lead(pointer)[0]
     return path, read(path)
 
 
@@ -144,7 +191,7 @@ def check(path: Path) -> None:
 
 def damage(path: Path, *, rank: int = 0, ranks: int = 1) -> list[str]:
     """What is wrong with this rank's part of a checkpoint's files: together the ranks look at all."""
-    sums = read(path).sums
+    sums = read_any(path).sums
     return damaged(path, sums, sorted(sums)[rank::ranks])
 
 
@@ -152,7 +199,7 @@ def refuse(path: Path, wrong: list[str]) -> None:
     """CheckpointError that says what is wrong and which other checkpoints there are, if anything is."""
     if not wrong:
         return
-    others = [p.parent.name for p in sorted(path.parent.glob(f"step-*/{META}")) if p.parent != path]
+    others = [one.name for one in whole(path.parent) if one.name != path.name]
     advice = (f"copy it here anew, or delete it and write {others[-1]} into {path.parent / LATEST} to go on from there"
               if others else "copy it here anew; there is no other")
     raise CheckpointError(f"checkpoint {path} is damaged: {'; '.join(wrong)}; {advice}")
@@ -163,22 +210,52 @@ def best(checkpoints: Path) -> tuple[Path, float] | None:
     pointer = checkpoints / BEST
     if not pointer.exists():
         return None
-    name, auc = pointer.read_text().split()
-    return checkpoints / name, float(auc)
+    name, *figures = lead(pointer)
+    try:
+        return checkpoints / name, float(*figures)
+    except (TypeError, ValueError):
+        raise CheckpointError(f"{pointer} holds no single figure after {name!r}: write a checkpoint's name and its AUC "
+                              "into it, or delete it") from None
 
 
-def mark_best(folder: Path, auc: float) -> None:
+def mark_best(folder: Path, auc: float, files: Files | None = None) -> None:
     """Says that this checkpoint is the best so far."""
-    _replace(folder.parent / BEST, f"{folder.name} {auc!r}\n")
+    (files or Files()).write_whole(folder.parent / BEST, f"{folder.name} {auc!r}\n")
 
 
 def read(path: Path) -> Meta:
-    """What a complete checkpoint says."""
+    """What a complete checkpoint says. One whose tensors lie in pickles is refused."""
+    found = read_any(path)
+    if pickled(path, found):
+        raise CheckpointError(f"checkpoint {path} was written by an older version of this program, its layout as a "
+                              "pickle, and those are never read; write it anew, once, by `python -m dlrm.convert "
+                              f"{path.parent.parent}`")
+    return found
+
+
+def read_any(path: Path) -> Meta:
+    """As `read`, of one that an older program wrote, too."""
     try:
         values = json.loads((path / META).read_text())
         return Meta(**{**values, "dense": tuple(values["dense"])})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from None
+
+
+def pickled(path: Path, meta: Meta) -> bool:
+    """Whether an older program wrote it."""
+    return LAYOUT not in meta.sums and (path / PICKLED).exists()
+
+
+def lead(pointer: Path) -> list[str]:
+    """The words of LATEST or BEST, the first of which is a folder beside it."""
+    try:
+        words = pointer.read_text().split()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{pointer} cannot be read: {error}") from None
+    if not words or Path(words[0]).name != words[0] or words[0] in (".", ".."):
+        raise CheckpointError(f"{pointer} names no checkpoint beside it: write the name of one there into it")
+    return words
 
 
 def _there(run: Path) -> None:
@@ -195,12 +272,3 @@ def _shape(table: FeatureTable) -> dict[str, Any]:
             "columns": {f.name: f.cardinality for f in table.fields if f.role in ("sparse", "id_list")},
             "dense": tuple(f.name for f in table.fields if f.role == "dense")}
 
-
-def _replace(path: Path, text: str) -> None:
-    """Whole or not at all, and on the disk."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)

@@ -82,6 +82,17 @@ class Binned:
         both._counts, both._total = self._counts + other._counts, self._total + other._total
         return both
 
+    def to_array(self) -> Array:
+        """For another rank."""
+        return np.concatenate([self._counts.ravel(), self._total])
+
+    @classmethod
+    def of(cls, array: Array) -> Binned:
+        """What `to_array` gave."""
+        found = cls()
+        found._counts, found._total = array[:2 * _BINS].reshape(2, _BINS), array[2 * _BINS:]
+        return found
+
     @property
     def quality(self) -> Quality:
         bins = np.arange(_BINS, dtype=np.float64)

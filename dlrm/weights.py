@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException  # not an Exception
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from dlrm.meta import CheckpointError
+from dlrm.tensors import Index, overlap
 
 _TABLE = ".embedding_bags."
 
@@ -36,32 +34,47 @@ class Stored:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _told(path):
-            self._metadata = FileSystemReader(path).read_metadata()
-        self._tensors = {key: about for key, about in self._metadata.state_dict_metadata.items()
-                         if isinstance(about, TensorStorageMetadata)}
+        index = Index.read(path)
+        self._tensors, self.values = index.tensors, index.values
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
         """Of every tensor: weights under `model.`, the optimisers' states under `tables.` and `dense.`"""
-        return {key: tuple(about.size) for key, about in self._tensors.items()}
+        return {key: about.size for key, about in self._tensors.items()}
 
     def read(self, pieces: Iterable[Piece]) -> None:
-        """Fills all of them."""
-        pieces = list(pieces)
-        items = []
-        for number, piece in enumerate(pieces):
-            first = torch.Size(piece.first or (0,) * piece.into.dim())
-            chunk = ChunkStorageMetadata(offsets=first, sizes=piece.into.size())
-            found = create_read_items_for_chunk_list(piece.key, self._tensors[piece.key], [chunk])
-            items += [replace(item, dest_index=MetadataIndex(str(number))) for item in found]
-        reader = FileSystemReader(self.path)
-        with _told(self.path):
-            reader.set_up_storage_reader(self._metadata, is_coordinator=True)
-            reader.read_data(LoadPlan(items), _Into([piece.into for piece in pieces])).wait()
+        """Fills all of them, one file after the other."""
+        parts: dict[str, list[tuple[str, Any, Any, Piece]]] = {}
+        for piece in pieces:
+            about = self._tensors.get(piece.key)
+            if about is None:
+                raise CheckpointError(f"checkpoint {self.path} holds no {piece.key}")
+            size, found = tuple(piece.into.shape), 0
+            if len(size) != len(about.size):
+                raise CheckpointError(f"checkpoint {self.path}: {piece.key} has the size {about.size} there, and "
+                                      f"a part of the size {size} is needed")
+            for chunk in about.chunks:
+                shared = overlap(piece.first or (0,) * len(size), size, chunk)
+                if shared is not None:
+                    parts.setdefault(chunk.file, []).append((chunk.name, *shared, piece))
+                    found += math.prod(place.stop - place.start for place in shared[0])
+            if found != math.prod(size):
+                raise CheckpointError(f"checkpoint {self.path} holds {found} of {math.prod(size)} elements of "
+                                      f"{piece.key}, whose size is {about.size} there")
+        with _as_ours(self.path):
+            for name, wanted in sorted(parts.items()):
+                self._take(name, wanted)
+
+    def _take(self, name: str, wanted: Iterable[tuple[str, list[slice], list[slice], Piece]]) -> None:
+        with safe_open(self.path / name, framework="pt") as file:
+            for key, in_piece, in_chunk, piece in wanted:
+                if in_chunk:
+                    piece.into.detach()[tuple(in_piece)].copy_(file.get_slice(key)[tuple(in_chunk)])
+                else:
+                    piece.into.detach().copy_(file.get_tensor(key))  # a single number
 
     def whole(self, keys: Iterable[str]) -> dict[str, Tensor]:
-        found = {key: torch.empty(self._tensors[key].size, dtype=self._tensors[key].properties.dtype) for key in keys}
+        found = {key: torch.empty(self._tensors[key].size, dtype=self._tensors[key].dtype) for key in keys}
         self.read(Piece(key, into) for key, into in found.items())
         return found
 
@@ -87,23 +100,12 @@ class Stored:
         return {key.rpartition("tower.")[2]: value for key, value in found.items()}
 
 
-class _Into(DefaultLoadPlanner):
-    """Hands out the tensors that are to be filled: a piece's number is its name."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._into = tensors
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return self._into[int(index.fqn)]
-
-
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _as_ours(path: Path) -> Iterator[None]:
     """Every failure of the library as ours."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, CheckpointException) as error:
+    except (OSError, RuntimeError, ValueError, TypeError, IndexError, SafetensorError) as error:
         line = (str(error).splitlines() or [""])[0]
         raise CheckpointError(f"checkpoint {path} cannot be read: {type(error).__name__}: {line}") from error
 

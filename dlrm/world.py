@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm import machines
+from dlrm.exchange import gather
 from ingest.machine import Machine
 
 
@@ -53,11 +54,10 @@ class World:
         dist.all_gather(parts, values, group=self.control)
         return torch.cat(parts)
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """One small object of every rank, in the order of ranks, on every rank."""
-        found: list[Any] = [None] * self.ranks
-        dist.all_gather_object(found, value, group=self.control)
-        return found
+    def gather_objects(self, value: Any, group: Any = None) -> list[Any]:
+        """One small value of every rank, in the order of ranks, on every rank; what a value may be, `dlrm.exchange`
+        says. Over `control`, unless another group is named."""
+        return gather(value, self.ranks, self.control if group is None else group)
 
     def barrier(self) -> None:
         dist.barrier(group=self.control)

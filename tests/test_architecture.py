@@ -17,7 +17,7 @@ CONTRACTS_OF_ETL = {"etl.table", "etl.spec", "etl.ops", "etl.fields", "etl.names
 # Composition roots: they may import every room, and nobody imports them.
 PROGRAMS = {"etl.job", "etl.__main__", "ingest.__main__", "ingest.bench", "ingest.headroom_command", "agent.__main__",
             "agent.evaluate", "agent.train", "dlrm.train", "dlrm.evaluate", "dlrm.serve", "dlrm.plan", "dlrm.__main__",
-            "dlrm.demo", "dlrm.export", "dlrm.search", "dlrm.trial"}
+            "dlrm.convert", "dlrm.demo", "dlrm.export", "dlrm.search", "dlrm.trial"}
 FOR_PROGRAMS = {"etl.program"}
 LIGHT = ("etl.table", "etl.spec", "etl.ops", "etl.fields", "ingest.knobs", "ingest.stats", "ingest.plan",
          "ingest.machine", "agent.tunable", "agent.controller", "agent.policies")

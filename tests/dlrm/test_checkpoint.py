@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import errno
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
 
 from dlrm import checkpoint
 from dlrm.checkpoint import Checkpoints
-from dlrm.meta import META as NAME
+from dlrm.exchange import packed, unpacked
+from dlrm.files import Files
 from dlrm.meta import CheckpointError, Meta, best, check, chosen, damage, latest, mark_best
+from dlrm.weights import Stored
 
 META = Meta(config={}, version=0, fingerprint={}, columns={}, dense=(), software={"torch": "1.0"})
 
@@ -25,10 +25,8 @@ class Alone:
     first, device, saving = True, torch.device("cpu"), None
     rank, ranks = 0, 1
 
-    def barrier(self) -> None: ...
-
-    def gather_objects(self, value):
-        return [value]
+    def gather_objects(self, value, _group=None):
+        return [unpacked(packed(value))]
 
 
 class Second:
@@ -48,27 +46,27 @@ class Weights:
         return {"weight": self.tensor}
 
 
+class Disk(Files):
+    """That is full where `room` is False."""
+
+    room = True
+
+    def write(self, path, parts):
+        super().write(path, parts if self.room else [b"half"])
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
 @pytest.fixture
-def saved(tmp_path, monkeypatch):
-    """Checkpoints of one number; it is written as JSON, into a full disk if `room` is False."""
-    weights = Weights(1.0)
-    room = SimpleNamespace(left=True)
-
-    def write(state, checkpoint_id, process_group):
-        checkpoint_id.mkdir(parents=True)
-        (checkpoint_id / "half").write_text("x")
-        if not room.left:
-            full = OSError(errno.ENOSPC, "No space left on device")
-            raise CheckpointException("write", {0: (full, None)})  # as the library tells it: no Exception
-        (checkpoint_id / "weight").write_text(json.dumps(state["model"]["weight"].tolist()))
-
-    monkeypatch.setattr(checkpoint, "save_parts", write)
-    nothing = Weights(0.0)
+def saved(tmp_path):
+    """Checkpoints of one number."""
+    weights, disk = Weights(1.0), Disk()
+    nothing = SimpleNamespace(state_dict=dict)
     parts = SimpleNamespace(model=SimpleNamespace(state_dict=weights.state_dict, fused_optimizer=nothing),
                             dense=nothing)
     lines = []
-    found = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lines.append)  # type: ignore[arg-type]
-    yield SimpleNamespace(checkpoints=found, folder=tmp_path, weights=weights, room=room, lines=lines)
+    found = Checkpoints(tmp_path, parts, Alone(), keep=2, record=lines.append, files=disk)  # type: ignore[arg-type]
+    yield SimpleNamespace(checkpoints=found, folder=tmp_path, weights=weights, disk=disk, lines=lines)
     found.close()
 
 
@@ -81,7 +79,7 @@ def test_what_is_saved_is_the_state_at_the_call_though_training_goes_on(saved):
     saved.weights.tensor.fill_(9.0)
     saved.checkpoints.wait()
     path, meta = latest(saved.folder)
-    assert json.loads((path / "weight").read_text()) == [1.0] * 3
+    assert Stored(path).whole(["model.weight"])["model.weight"].tolist() == [1.0] * 3
     assert meta.step == 1
     assert saved.lines[0]["path"] == path.name
 
@@ -97,16 +95,71 @@ def test_the_newest_and_the_best_stay(saved):
     assert latest(saved.folder)[1].step == 6
 
 
+def test_what_was_saved_last_stays_whatever_its_step_and_where_latest_was_set_back_to(saved):
+    """A run goes on from an older checkpoint: its new ones have lower steps than those that were set aside."""
+    _with_steps(saved, 10, 20, 30)
+    mark_best(saved.folder / "step-000000030", 0.9)
+    for step in (40, 50, 60):
+        (saved.folder / f"step-{step:09d}").mkdir()  # half-written: runs were killed here
+    (saved.folder / "LATEST").write_text("step-000000020\n")
+    assert _with_steps(saved, 21).name == "step-000000021"
+    assert steps(saved.folder) == [21, 30]
+    for step in (22, 23):
+        path = _with_steps(saved, step)
+        assert path.name == f"step-{step:09d}"
+        check(path)
+    assert steps(saved.folder) == [22, 23, 30]
+    assert [latest(saved.folder)[1].saved, best(saved.folder)] == [6, (saved.folder / "step-000000030", 0.9)]
+
+
+def test_a_step_that_is_saved_again_replaces_nothing_that_is_needed(saved):
+    first = _with_steps(saved, 10)
+    mark_best(first, 0.9)
+    saved.weights.tensor.fill_(2.0)
+    again = _with_steps(saved, 10)
+    assert (first.name, again.name) == ("step-000000010", "step-000000010-2")
+    assert [Stored(p).whole(["model.weight"])["model.weight"][0].item() for p in (first, again)] == [1.0, 2.0]
+
+
+def test_a_link_under_a_temporary_name_is_not_followed(saved):
+    _with_steps(saved, 1)
+    (saved.folder / "victim").write_text("as it was")
+    (saved.folder / "LATEST.part").symlink_to(saved.folder / "victim")
+    saved.checkpoints.save(replace(META, step=2))
+    with pytest.raises(CheckpointError, match=r"could not be written \(OSError: .*LATEST.part"):
+        saved.checkpoints.wait()
+    assert (saved.folder / "victim").read_text() == "as it was"
+    assert latest(saved.folder)[1].step == 1
+
+
+def test_a_file_that_the_disk_holds_otherwise_than_written_is_no_checkpoint(saved):
+    """Nor does it cost one that is."""
+    _with_steps(saved, 1, 2)
+
+    class Lying(Disk):
+        def write(self, path, parts):
+            super().write(path, parts)
+            if path.name == PART:
+                path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+    saved.checkpoints.files = Lying()
+    saved.checkpoints.save(replace(META, step=3))
+    with pytest.raises(CheckpointError, match=r"step-000000003 could not be written .*is not as it was written"):
+        saved.checkpoints.wait()
+    assert steps(saved.folder) == [1, 2]
+    check(latest(saved.folder)[0])
+
+
 def test_a_full_disk_is_an_error_that_leaves_the_one_before(saved):
     saved.checkpoints.save(replace(META, step=1))
     saved.checkpoints.wait()
-    saved.room.left = False
+    saved.disk.room = False
     saved.checkpoints.save(replace(META, step=2))
     with pytest.raises(CheckpointError, match=r"step-000000002 could not be written \(OSError: .*No space left"):
         saved.checkpoints.wait()
     assert steps(saved.folder) == [1]
     assert latest(saved.folder)[1].step == 1
-    saved.room.left = True
+    saved.disk.room = True
     saved.checkpoints.save(replace(META, step=3))
     saved.checkpoints.wait()
     assert latest(saved.folder)[1].step == 3
@@ -135,37 +188,32 @@ def _with_steps(saved, *steps):
     return latest(saved.folder)[0]
 
 
+PART = "rank-00000.safetensors"
+
+
 def test_a_file_that_changed_or_vanished_is_refused_by_name_with_the_one_before(saved):
     path = _with_steps(saved, 1, 2)
+    whole = (path / PART).read_bytes()
     for look in (check, lambda p: checkpoint.check(p, Alone()), lambda p: checkpoint.check(p, Second())):
-        (path / "weight").write_text("[1.0, 1.0, 1.0]")
+        (path / PART).write_bytes(whole)
         look(path)
-        (path / "weight").write_text("[1.0, 1.0, 9.0]")
-        with pytest.raises(CheckpointError, match=r"step-000000002 is damaged: weight is not as it was written .*"
-                                                  r"write step-000000001 into .*LATEST"):
+        (path / PART).write_bytes(whole[:-1] + b"x")
+        with pytest.raises(CheckpointError, match=r"step-000000002 is damaged: rank-00000.safetensors is not as it was "
+                                                  r"written .*write step-000000001 into .*LATEST"):
             look(path)
-    (path / "weight").unlink()
-    with pytest.raises(CheckpointError, match=r"weight cannot be read \(No such file"):
+    (path / PART).unlink()
+    with pytest.raises(CheckpointError, match=r"safetensors cannot be read \(No such file"):
         check(path)
 
 
 def test_the_ranks_look_at_every_file_between_them(saved):
     path = _with_steps(saved, 1)
-    for file in ("half", "weight"):
+    for file in ("layout.json", PART):
         (path / file).write_text("spoilt")
     parts = [damage(path, rank=rank, ranks=3) for rank in range(3)]
-    assert [[text.split()[0] for text in part] for part in parts] == [["half"], ["weight"], []]
-    with pytest.raises(CheckpointError, match=r"half is not .*; weight is not .*copy it here anew; there is no other"):
+    assert [[text.split()[0] for text in part] for part in parts] == [["layout.json"], [PART], []]
+    with pytest.raises(CheckpointError, match=r"json is not .*; rank-0.* is not .*copy it here anew; there is no"):
         check(path)
-
-
-def test_a_checkpoint_from_before_there_were_checksums_is_taken_as_it_is(saved):
-    path = _with_steps(saved, 1)
-    values = json.loads((path / NAME).read_text())
-    assert sorted(values.pop("sums")) == ["half", "weight"]
-    (path / NAME).write_text(json.dumps(values))
-    (path / "weight").write_text("spoilt")
-    check(path)
 
 
 def test_other_software_is_told():

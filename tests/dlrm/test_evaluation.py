@@ -13,6 +13,8 @@ import torch
 from dlrm import judge as judge_module
 from dlrm.config import Config, Table
 from dlrm.evaluation import evaluate
+from dlrm.exchange import packed, unpacked
+from dlrm.files import Files
 from dlrm.gate import Gate
 from dlrm.guard import Guard
 from dlrm.judge import Judge
@@ -29,7 +31,7 @@ class Alone:
     rank, local_ranks, ranks = 0, 1, 1
 
     def gather_objects(self, value):
-        return [value]
+        return [unpacked(packed(value))]
 
 
 def told(b):
@@ -119,7 +121,8 @@ def judged(tmp_path, monkeypatch):
         return Judge(config=Config(data="t", version=0, stuck_after=10, **settings), parts=PARTS, world=Alone(),
                      table=SimpleNamespace(splits=("train", "validation")), journal=journal, steps_per_epoch=20,
                      gate=Gate(Alone(), asked_to_stop, time.monotonic),
-                     checkpoints=SimpleNamespace(wait=lambda: None, folder=tmp_path))
+                     checkpoints=SimpleNamespace(
+                         wait=lambda: None, folder=tmp_path, path=tmp_path / "step-000000010", files=Files()))
 
     return make, lines, shown, tmp_path
 

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict_saver import save
 
 import dlrm.model  # noqa: F401  torch makes a folder of its own: before a test is watched
 from dlrm import exported as made
@@ -14,6 +13,7 @@ from dlrm.config import Config, ModelConfig
 from dlrm.export import NOT_EXPORTED, main
 from dlrm.exported import SIZES, Head, NotEqual, difference, example, exported
 from dlrm.meta import Meta
+from tests.dlrm.rig import written
 
 DENSE, COLUMNS = 3, 4
 KINDS = [{}, {"kind": "dcn"}, {"kind": "dcn", "cross_rank": 4, "cross_experts": 2}, {"kind": "wide_deep"},
@@ -46,10 +46,9 @@ def run(tmp_path):
     head = Head(model, DENSE, COLUMNS)
     path = tmp_path / "run" / "checkpoints" / "step-000000007"
     state = {f"tower.{name}": value for name, value in head.tower.state_dict().items()}
-    with pytest.warns(UserWarning, match="assuming the intent is to save in a single process"):
-        save({"model": state}, checkpoint_id=path, no_dist=True)
-    Meta(config=Config(data="/nowhere", version=0, model=model).to_dict(), version=0, fingerprint={},
-         columns=dict.fromkeys("abcd", 10), dense=("x", "y", "z"), step=7).write(path)
+    written({f"model.{name}": value for name, value in state.items()}, path, Meta(
+        config=Config(data="/nowhere", version=0, model=model).to_dict(), version=0, fingerprint={},
+        columns=dict.fromkeys("abcd", 10), dense=("x", "y", "z"), step=7))
     return tmp_path / "run", head.eval()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import pickle  # noqa: TID251  it makes what must not be read
 import shutil
 import threading
 from collections import Counter
@@ -20,6 +21,7 @@ import torch
 from dlrm import build, checkpoint, feed, setting
 from dlrm.batcher import Batcher, Full
 from dlrm.config import Config, ConfigError, Table
+from dlrm.files import Files
 from dlrm.limits import Bucket, Limits
 from dlrm.meta import CheckpointError, latest, mark_best
 from dlrm.narrow import NarrowTables
@@ -34,7 +36,7 @@ from etl.small import small_table
 from etl.spec import Spec
 from etl.table import FeatureTable, TableError
 from tests.dlrm import clicks_table
-from tests.dlrm.rig import last_json, launch
+from tests.dlrm.rig import Bomb, last_json, launch
 
 ROWS, BATCH = 12_000, 256
 
@@ -567,6 +569,27 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(fo
 # ---- runs that cannot be served
 
 
+def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
+    """Every one would make a file; nor does a program look up a name for a pickle, but for numba, which keeps what it
+    compiled beside our code, and torch, which reads the program that the exporter has just written."""
+    run, marker = tmp_path / "run", tmp_path / "code ran"
+    shutil.copytree(folder / "run", run)
+    bomb = pickle.dumps(Bomb(marker))
+    (run / "export").mkdir()
+    for place in (run, run / "export", run / "checkpoints", *(run / "checkpoints").glob("step-*")):
+        for name in (".metadata", "__0_0.distcp", "__0.metadata", "data.pkl", "meta.pkl", "layout.pkl", "state.pt",
+                     "model.pt", "model.pth", "model.bin", "optimizer.pt", "checkpoint.ckpt", "config.pkl", "agent.pkl",
+                     "knobs.pkl", "dense.pt2", "dense-compiled.pt2", "rank-00001.safetensors", "_common_metadata"):
+            (place / name).write_bytes(bomb)
+    process = launch(0, "tests.dlrm.no_pickles", run, tmp=tmp_path)
+    assert process.returncode == 0, process.stderr[-3000:]
+    found = last_json(process)
+    assert (found["evaluate"], found["serve"], found["resume"]) == (37, 37, 37)
+    assert [stack for stack in found["looked_up"] if "/numba/" not in stack] == []
+    assert all("torch/export" in stack or "torch/_export" in stack for stack in found["exporting"])
+    assert not marker.exists()
+
+
 def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_vanished(folder, tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         Servable.load(tmp_path, "int8")
@@ -578,7 +601,7 @@ def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_va
     values["config"]["data"] = str(table)
     meta.write_text(json.dumps(values))
     assert Servable.load(run, "int8").meta.step == 37
-    part = next(meta.parent.glob("*.distcp"))
+    part = next(meta.parent.glob("rank-*"))
     data = part.read_bytes()
     part.write_bytes(data[:-1] + bytes([255 - data[-1]]))
     with pytest.raises(CheckpointError, match=f"is damaged: {part.name} is not as it was written"):
@@ -603,6 +626,6 @@ def test_a_table_without_a_spec_cannot_be_served(folder, tmp_path):
 
     path = tmp_path / "run" / "checkpoints" / "step-1"
     path.mkdir(parents=True)
-    Meta.of(table, {**values["config"], "data": table.uri, "version": 0}).write(path)
+    Meta.of(table, {**values["config"], "data": table.uri, "version": 0}).write(path, {}, Files())
     with pytest.raises(CheckpointError, match=r"was not made by etl/job\.py"):
         Servable.load(tmp_path / "run", "int8")

@@ -1,0 +1,34 @@
+"""What ranks say to each other arrives as it was said, and what cannot be said is refused before it is sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm.exchange import packed, unpacked
+
+
+def test_words_numbers_and_arrays_arrive_as_they_were():
+    said = {"text": "é\0", "none": None, "inf": float("inf"), "yes": True, "list": [1, [2.5, "x"], {}],
+            "array": np.arange(6, dtype=np.int64).reshape(2, 3).T, "empty": np.zeros((0, 3), np.float32),
+            "number": torch.tensor(7), "bytes": np.array([True, False]), "tensor": torch.arange(3.0)}
+    got = unpacked(packed(said))
+    assert list(got) == list(said)
+    for key, value in said.items():
+        if isinstance(value, (np.ndarray, torch.Tensor)):
+            assert (type(got[key]), got[key].dtype, got[key].shape) == (type(value), value.dtype, value.shape)
+            assert got[key].tolist() == value.tolist()
+        else:
+            assert got[key] == value
+    got["tensor"] += 1  # memory of its own
+    assert unpacked(packed((1, (2,)))) == [1, [2]]
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, {"an array": []}, np.array([object()]), np.array(["text"]), {1, 2},
+                                   b"bytes", [Counter(a=1), print]])
+def test_what_is_no_plain_value_cannot_be_said(value):
+    with pytest.raises(TypeError, match="cannot be said to another rank"):
+        packed(value)
