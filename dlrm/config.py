@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dlrm import use
+from dlrm.activity import MOST_S
 from etl.fields import Field
 from ingest.wishes import Wishes
 
@@ -199,6 +200,9 @@ class Config:
     """Steps from which an evaluation near chance is a warning."""
     metrics_port: str = ""
     """[HOST:]PORT of an endpoint for Prometheus on each rank; empty: none."""
+    stall_after: float = MOST_S
+    """Seconds after which a rank that stands still ends the run, at most: steps that are usually quick count for less.
+    """
     profile: int = 0
     """Steps that a trace is made of, from the tenth on; 0: none."""
     mllog: bool = False
@@ -216,6 +220,8 @@ class Config:
         _one_of("wire", self.wire, WIRES)
         _one_of("missing", self.missing, MISSING)
         _one_of("follow", self.follow, FOLLOWS)
+        if not 1 <= self.stall_after < float("inf"):
+            raise ConfigError(f"stall_after: {self.stall_after!r} is not a number of seconds from 1 on")
         if not 0 <= self.follow_wait < float("inf"):
             raise ConfigError(f"follow_wait: {self.follow_wait!r} is not a number of seconds")
 

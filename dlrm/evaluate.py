@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.config import Config, ConfigError
+from dlrm.ending import Ending, with_torchrun
 from dlrm.follow import seen_in
 from dlrm.guard import BadData
 from dlrm.meta import CheckpointError, chosen
@@ -45,6 +46,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
                         help="what to do where the split holds rows that were trained on (default: %(default)s)")
     permission.add_options(parser)
     args = parser.parse_args(argv)
+    with_torchrun(Ending(first=os.environ.get("RANK", "0") == "0"))
 
     path, meta = chosen(args.run / "checkpoints", take_best=args.best)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import record_function
 
+from dlrm.activity import Activity
 from dlrm.world import World
 from ingest.loader import LoaderError
 
@@ -33,12 +36,27 @@ class Stopped(Exception):
     """The ranks were asked to stop, before the same batch."""
 
 
+def work_of(feed: Any) -> Callable[[], Any]:
+    """What a loader has done so far: anything that changes as long as it gets somewhere."""
+    snapshot = getattr(feed, "snapshot", None)
+
+    def work() -> Any:
+        with suppress(Exception):  # it is being closed
+            return [(stage.items, stage.rows, stage.bytes) for stage in snapshot().stages] if snapshot else None
+        return None
+
+    return work
+
+
 class Gate:
     """All ranks meet before each batch, and end before the same one if any of them was asked to stop. So none is in the
     middle of a step while another still waits for its batch, and that wait can be ended: by `stalled`."""
 
-    def __init__(self, world: World, asked_to_stop: Callable[[], bool], clock: Callable[[], float]) -> None:
+    def __init__(self, world: World, asked_to_stop: Callable[[], bool], clock: Callable[[], float],
+                 activity: Activity | None = None) -> None:
+        """`activity` is told what this rank is at."""
         self._world, self._asked_to_stop, self._clock = world, asked_to_stop, clock
+        self._activity = activity or Activity()
         self._lock = threading.Lock()
         self._waits_for: Feed | None = None
         self.stopped = False
@@ -46,14 +64,21 @@ class Gate:
     def batches(self, feed: Feed) -> Iterator[Fetched]:
         """What the feed has left of its epoch, or what comes before the stop."""
         batches = iter(feed)
-        while True:
-            before = self._clock()
-            batch = self._next(feed, batches) if not self._asked_to_stop() else None
-            wait = self._clock() - before
-            self.stopped = self._agreed()
-            if batch is None or self.stopped:
-                return
-            yield Fetched(batch, wait, feed.state_dict())
+        work = work_of(feed)
+        try:
+            for number in count(1):
+                self._activity.fetches(number, work)
+                before = self._clock()
+                batch = self._next(feed, batches) if not self._asked_to_stop() else None
+                wait = self._clock() - before
+                self._activity.meets(number)
+                self.stopped = self._agreed()
+                if batch is None or self.stopped:
+                    return
+                self._activity.steps(number)
+                yield Fetched(batch, wait, feed.state_dict())
+        finally:
+            self._activity.rests()
 
     def whole(self, feed: Feed) -> Iterator[Batch]:
         """All that the feed brings, for what is worth nothing by halves: Stopped if the ranks were asked to stop."""

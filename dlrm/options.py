@@ -114,6 +114,9 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
     add("--profile", type=int, metavar="STEPS", help="write a trace of so many steps (from the tenth) into DIR")
     add("--metrics-port", metavar="[HOST:]PORT", help="serve figures for Prometheus, on this machine alone unless HOST "
         "says otherwise; a machine's rank n takes PORT + n (default: none)")
+    add("--stall-after", type=float, metavar="SECONDS", help="a rank that stands still for so long is named, and all "
+        "end; less where steps are quick: 20 times the slowest of late, but at least 10 s "
+        f"(default: {of['stall_after']:g})")
     add("--mllog", action="store_true", help="write MLPerf's log lines into DIR, too")
     add = parser.add_argument_group("optimisers").add_argument
     add("--table-optimiser", choices=TABLE_OPTIMISERS, help=f"within the backward pass (default: "

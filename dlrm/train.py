@@ -29,7 +29,9 @@ from typing import TYPE_CHECKING, Any
 from agent import runs
 from agent.runs import RunError
 from dlrm import follow, options
+from dlrm.activity import Activity
 from dlrm.config import Config, ConfigError, profile_of, tables_of
+from dlrm.ending import Ending, with_torchrun
 from dlrm.footers import check_files, find
 from dlrm.guard import BadData
 from dlrm.meta import LATEST, CheckpointError, Meta, latest
@@ -66,15 +68,18 @@ class Elsewhere(RuntimeError):
 
 def main(argv: list[str]) -> dict[str, Any] | None:
     first = os.environ.get("RANK", "0") == "0"
+    ending = Ending(first=first)
+    with_torchrun(ending)
     try:
         args = options.parse(argv, __doc__)
         plan = replace(_plan(args), pause=args.pause)
-        return _check(args, plan) if args.check else _train(plan)
+        return _check(args, plan) if args.check else _train(plan, ending)
     except KeyboardInterrupt:
         if first:
             raise
         os._exit(INTERRUPTED)  # one line is enough
     except Exception as error:
+        ending.mine()
         wrong_input = isinstance(error, INPUT_ERRORS)
         if first:  # it says it for all
             if not wrong_input and not isinstance(error, Elsewhere):
@@ -141,16 +146,19 @@ def _check(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
             **now.to_dict(), "settings": config.to_dict()}
 
 
-def _train(plan: Plan) -> dict[str, Any] | None:
+def _train(plan: Plan, ending: Ending) -> dict[str, Any] | None:
     from dlrm.quiet import quiet
 
     quiet()
+    from dlrm.pulse import Pulse
     from dlrm.watch import Watch
     from dlrm.world import world
 
-    with world() as here, Watch(here.store, here.rank) as watch:
+    activity = Activity(most_s=plan.config.stall_after)
+    with (world() as here, Watch(here.store, here.rank) as watch,
+          Pulse(here.store, here.rank, here.ranks, activity, ending, workers=watch.worker_stacks)):
         try:
-            return _run(plan, here, watch)
+            return _run(plan, here, watch, activity, ending)
         except Exception as error:
             # Whoever tells first knows the cause; the others only see its connections close.
             cause = watch.told()
@@ -160,7 +168,7 @@ def _train(plan: Plan) -> dict[str, Any] | None:
             raise Elsewhere(cause) from error
 
 
-def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
+def _run(plan: Plan, here: World, watch: Watch, activity: Activity, ending: Ending) -> dict[str, Any] | None:
     """One stretch after another, each on one version of the table; without --follow there is one alone."""
     from dlrm.endpoint import Endpoint
 
@@ -169,6 +177,8 @@ def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
         journals: list[Journal | Silence] = []  # made once the first stretch knows that it can begin
         endpoint = whole.enter_context(Endpoint.at(plan.config.metrics_port, here.rank, here.local_rank))
         hold = whole.enter_context(Hold(f"train-{plan.run.name}", say)) if here.first else None
+        if hold is not None:
+            ending.before.append(hold.release)
         found: dict[str, Any] = {}
         following: Plan | None = plan
         while following is not None:
@@ -177,8 +187,8 @@ def _run(plan: Plan, here: World, watch: Watch) -> dict[str, Any] | None:
                 hold.take(plan.table.uri, plan.table.version)
             here.barrier()  # pinned before any rank looks whether all files are there
             gc.collect()  # what held the model before is gone, and this holds the next one
-            found, following = _stretch(plan, here, watch, whole=whole, journals=journals, endpoint=endpoint,
-                                         looked=looked)
+            found, following = _stretch(plan, here, watch, activity, ending, whole=whole, journals=journals,
+                                        endpoint=endpoint, looked=looked)
     if not here.first:
         return None
     return {**found, "ranks": here.ranks, "run": str(plan.run), "report": _report(plan.run)}
@@ -196,8 +206,9 @@ def _report(run: Path) -> str | None:
         return None
 
 
-def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journals: list[Journal | Silence],
-             endpoint: Endpoint, looked: Callable[[], None]) -> tuple[dict[str, Any], Plan | None]:
+def _stretch(plan: Plan, here: World, watch: Watch, activity: Activity, ending: Ending, *, whole: ExitStack,
+             journals: list[Journal | Silence], endpoint: Endpoint,
+             looked: Callable[[], None]) -> tuple[dict[str, Any], Plan | None]:
     """Trains on one version of the table; what came of it, and the plan to go on with on the next."""
     from dlrm import build, checkpoint, feed, setting
     from dlrm.carry import carry
@@ -218,6 +229,8 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
         loader = stack.enter_context(feed.training(config, table, rank=here.rank, local_ranks=here.local_ranks,
                                                    around=around))
         watch.workers = loader.stacks
+        ending.before.append(around.give_back)
+        stack.callback(ending.before.remove, around.give_back)
         steps = len(loader)
         if not journals:
             journals.append(whole.enter_context(Journal.of(plan.run, plan.config, resume=plan.go_on))
@@ -259,7 +272,7 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
                            "data": table.uri, "version": table.version, **now.to_dict()})
         saved = checkpoint.Checkpoints(plan.run / "checkpoints", parts, here, keep=config.keep, record=journal.event)
         stack.callback(saved.close)
-        gate = Gate(here, watch.stop.is_set, time.perf_counter)
+        gate = Gate(here, watch.stop.is_set, time.perf_counter, activity)
         watch.stalled = gate.stalled
         judge = Judge(config=config, table=table, parts=parts, world=here, journal=journal, checkpoints=saved,
                       steps_per_epoch=steps, gate=gate, looked=looked)
@@ -269,10 +282,15 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
                 judge.measure("train", plan.meta)
 
         def save(at: Meta) -> None:
-            saved.save(replace(at, knobs=loader.knobs.to_dict(), agent=build.agent_of(controller, kept)))
+            with activity.apart("saved a checkpoint"):
+                saved.save(replace(at, knobs=loader.knobs.to_dict(), agent=build.agent_of(controller, kept)))
             if not at.loader["step"]:
                 journal.event({"kind": "epoch", "epoch": at.epoch, "step": at.step, "rows": at.rows,
                                "order_hash": loader.order_hash})
+
+        def good_enough(at: Meta) -> bool:
+            with activity.apart("evaluated"):
+                return judge.good_enough(at)
 
         def moved(at: Meta) -> bool:
             return here.gather_objects(follow.later(config, at) if here.first else None)[0] is not None
@@ -284,7 +302,7 @@ def _stretch(plan: Plan, here: World, watch: Watch, *, whole: ExitStack, journal
                           observe=journal.metric, agent=plan.meta.agent) as controller,
               traced(config.profile if here.first else 0, plan.run) as tick):
             trainer = Trainer(config=config, world=here, parts=parts, guard=guard, save=save, observe=journal.metric,
-                              evaluate=judge.good_enough, gate=gate, tick=tick, moved=moved,
+                              evaluate=good_enough, gate=gate, tick=tick, moved=moved,
                               memory_used=Machine().memory_used)
             outcome = trainer.train(loader, plan.meta)
             saved.wait()

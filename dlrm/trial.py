@@ -53,7 +53,9 @@ def _import() -> None:
 def _train(asked: dict[str, Any]) -> NoReturn:
     """In the new process: as the trainer's own command line would, its output in the log."""
     from dlrm import train
+    from dlrm.ending import Ending, with_launcher
 
+    with_launcher(Ending(first=True))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)

@@ -53,6 +53,10 @@ class Watch:
         os.close(self._read)
         os.close(self._write)
 
+    def worker_stacks(self) -> str:
+        """What worker processes do now."""
+        return self.workers()
+
     def fault(self, text: str) -> None:
         """Tells the other ranks why this one ends, before its connections close. The first to tell counts."""
         if not self._store.check([_FAULT]):

@@ -44,6 +44,10 @@ class Hold:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        self.release()
+
+    def release(self) -> None:
+        """Removes the pin, from any thread; for a process that ends without leaving the context."""
         if self._held is not None:
             self._release(self._held[0])
 

@@ -47,6 +47,11 @@ class Conditions:
         with Injection(self._wishes.faults, loader, self._files, record) as self._injection:
             yield
 
+    def give_back(self) -> None:
+        """For a process that ends within `around`, without leaving it: what would outlast it."""
+        if self._injection is not None:
+            self._injection.give_back()
+
     def outcome(self, loader: Loader) -> dict[str, Any]:
         """For the last line of a program's output."""
         found: dict[str, Any] = {"memory": loader.memory(), "worker_restarts": loader.worker_restarts,

@@ -52,11 +52,15 @@ class Injection:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        self._share.restore()
+        self.give_back()
         for timer in self._timers:
             timer.cancel()
             timer.function()
             timer.join()
+
+    def give_back(self) -> None:
+        """What would outlast this process: its share of the cores is as it was before."""
+        self._share.restore()
 
     def _run(self) -> None:
         while not self._over.wait(_LOOK_S):

@@ -1,0 +1,148 @@
+"""Whether all ranks go on: what each says of itself (`Activity`, `Beat`), and what follows from it (`verdict`)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+MOST_S = 120.0
+_LEAST_S, _TIMES, _MEASURED = 10.0, 20.0, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a rank is at."""
+
+    count: int
+    """Phases it has begun. Ranks go through the same ones together, so the one with the fewest is waited for."""
+    phase: str
+    waits: bool
+    """Whether it waits there for the other ranks alone."""
+    age_s: float
+    """Since it last got anywhere in this phase."""
+    limit_s: float | None
+    """After which that is too long; None: it may take as long as it likes."""
+    silence_s: float
+    """How long it may say nothing at all before it counts as standing still."""
+    process: int
+    parent: int
+    over: bool = False
+    """It has nothing to do any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Ranks that stand still, and what is to be said of it."""
+
+    ranks: tuple[int, ...]
+    silent: bool
+    """Nothing at all is heard of them."""
+    text: str
+
+
+def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
+    """What to think of the ranks' last words, if each is so many seconds old. None: they go on, or may yet.
+
+    No rank stands still as long as another gets anywhere: they meet before every batch."""
+    there = {rank: (beat, silent) for rank, (beat, silent) in beats.items() if not beat.over}
+    silent = {rank: beat for rank, (beat, seconds) in there.items() if seconds > beat.silence_s}
+    if silent:
+        rest = [(beat, seconds) for rank, (beat, seconds) in there.items() if rank not in silent]
+        if any(beat.limit_s is not None and beat.age_s + seconds <= beat.silence_s for beat, seconds in rest):
+            return None
+        return Verdict(tuple(silent), True, "; ".join(
+            f"rank {rank} stands still: nothing was heard of it for {there[rank][1]:.0f} s; the last was: it "
+            f"{beat.phase} (at most {beat.silence_s:.0f} s)" for rank, beat in silent.items()))
+    slow = {rank: beat for rank, (beat, _) in there.items()
+            if beat.limit_s is not None and beat.age_s > beat.limit_s}
+    if not there or len(slow) < len(there):
+        return None
+    # Those that have come least far; who only waits for the others is not to blame, unless all do.
+    least = min(beat.count for beat in slow.values())
+    behind = {rank: beat for rank, beat in slow.items() if beat.count == least}
+    blamed = {rank: beat for rank, beat in behind.items() if not beat.waits} or behind
+    return Verdict(tuple(blamed), False, "; ".join(
+        f"rank {rank} stands still: for {beat.age_s:.0f} s it {beat.phase} (at most {beat.limit_s:.0f} s)"
+        for rank, beat in blamed.items()))
+
+
+class Activity:
+    """A rank's own. The main thread says what it begins; another one may ask for the `Beat` at any time."""
+
+    def __init__(self, *, most_s: float = MOST_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_s, self._clock = most_s, clock
+        self._lock = threading.Lock()
+        self._count, self._phase, self._waits = 0, "began", False
+        self._limit: Callable[[], float] | None = None
+        self._work: Callable[[], Any] | None = None
+        self._seen: Any = None
+        self._since = clock()
+        self._steps: deque[float] = deque(maxlen=100)
+        self._stepped: float | None = None
+        self._apart_s = 0.0
+
+    @property
+    def step_limit_s(self) -> float:
+        """For what belongs to a step: by the slowest of the last hundred steps, once there are a few."""
+        if len(self._steps) < _MEASURED:
+            return self._most_s
+        return min(self._most_s, max(_LEAST_S, _TIMES * max(self._steps)))
+
+    def fetches(self, number: int, work: Callable[[], Any]) -> None:
+        """It waits for its next batch; as long as `work()` changes, its loader gets somewhere."""
+        now = self._clock()
+        with self._lock:
+            if self._stepped is not None:
+                self._steps.append(max(0.0, now - self._stepped - self._apart_s))
+            self._stepped, self._apart_s = now, 0.0
+        self._begin(f"waited for batch {number}", limit=lambda: self._most_s, work=work)
+
+    def meets(self, number: int) -> None:
+        self._begin(f"waited for the other ranks before batch {number}", limit=lambda: self.step_limit_s, waits=True)
+
+    def steps(self, number: int) -> None:
+        self._begin(f"was at batch {number}", limit=lambda: self.step_limit_s)
+
+    def rests(self) -> None:
+        """A pass over the batches is over: what follows has no usual length."""
+        with self._lock:
+            self._steps.clear()
+            self._stepped = None
+        self._begin("was between two passes over the data", limit=None)
+
+    @contextmanager
+    def apart(self, what: str) -> Iterator[None]:
+        """While it lasts the rank does something that has no usual length, and no part in a step's."""
+        before, began = (self._phase, self._waits, self._limit, self._work), self._clock()
+        self._begin(what, limit=None)
+        try:
+            yield
+        finally:
+            self._apart_s += self._clock() - began
+            phase, waits, limit, work = before
+            self._begin(phase, limit=limit, waits=waits, work=work)
+
+    def beat(self, process: int, parent: int) -> Beat:
+        with self._lock:
+            count, work = self._count, self._work
+        seen = work() if work is not None else None  # not under the lock, which the main thread takes
+        with self._lock:
+            now = self._clock()
+            if work is not None and count == self._count and seen != self._seen:
+                self._seen, self._since = seen, now
+            limit = None if self._limit is None else self._limit()
+            return Beat(count=self._count, phase=self._phase, waits=self._waits, age_s=now - self._since, limit_s=limit,
+                        silence_s=max(self._most_s, MOST_S) if limit is None else self.step_limit_s, process=process,
+                        parent=parent)
+
+    def _begin(self, phase: str, *, limit: Callable[[], float] | None, waits: bool = False,
+               work: Callable[[], Any] | None = None) -> None:
+        with self._lock:
+            self._count += 1
+            self._phase, self._waits, self._limit, self._work = phase, waits, limit, work
+            self._since = self._clock()

@@ -1,0 +1,172 @@
+"""When a rank counts as standing still, by a clock of our own; and what the ranks then do, through torch's store."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+import torch.distributed as dist
+
+from dlrm.activity import Activity, Beat, verdict
+from dlrm.ending import Ending
+from dlrm.pulse import Pulse
+
+BEAT = Beat(count=5, phase="was at batch 2", waits=False, age_s=0.0, limit_s=10.0, silence_s=10.0, process=1, parent=0)
+WAITS = replace(BEAT, count=4, phase="waited for the other ranks before batch 2", waits=True)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def activities(clock: Clock, ranks: int, *, steps: int = 5, step_s: float = 0.1) -> list[Activity]:
+    """That have been through a few batches together."""
+    found = [Activity(most_s=120.0, clock=clock) for _ in range(ranks)]
+    for number in range(steps):
+        for activity in found:
+            activity.fetches(number, lambda: None)
+            activity.meets(number)
+            activity.steps(number)
+        clock.now += step_s
+    return found
+
+
+def of(clock: Clock, **how: float) -> Activity:
+    return activities(clock, 1, **how)[0]
+
+
+@pytest.mark.parametrize(("step_s", "limit_s"), [(0.1, 10.0), (1.0, 20.0), (30.0, 120.0)])
+def test_the_limit_follows_the_slowest_step_of_late(step_s, limit_s):
+    assert of(Clock(), step_s=step_s).step_limit_s == pytest.approx(limit_s)
+
+
+def test_what_was_done_between_steps_makes_none_of_them_slower():
+    clock = Clock()
+    activity = of(clock)
+    with activity.apart("saved a checkpoint"):
+        clock.now += 300.0
+        assert activity.beat(1, 0).limit_s is None
+        assert verdict({0: (activity.beat(1, 0), 0.0)}) is None
+    assert (activity.beat(1, 0).phase, activity.beat(1, 0).age_s) == ("was at batch 4", 0.0)
+    activity.fetches(5, lambda: None)
+    assert activity.step_limit_s == pytest.approx(10.0)
+
+
+def test_before_steps_were_measured_and_between_passes_nothing_is_judged_by_them():
+    clock = Clock()
+    assert of(clock, steps=2).step_limit_s == 120.0
+    activity = of(clock)
+    activity.rests()
+    clock.now += 1000.0
+    assert verdict({0: (activity.beat(1, 0), 0.0)}) is None
+
+
+def test_a_wait_for_a_batch_is_no_standstill_while_the_loader_works():
+    clock, work = Clock(), [0]
+    activity = of(clock)
+    activity.fetches(5, lambda: list(work))
+    for _ in range(30):
+        clock.now += 60.0
+        work[0] += 1
+        assert verdict({0: (activity.beat(1, 0), 0.0)}) is None
+    clock.now += 121.0
+    assert verdict({0: (activity.beat(1, 0), 0.0)}).text == \
+        "rank 0 stands still: for 121 s it waited for batch 5 (at most 120 s)"
+
+
+def test_a_rank_that_says_nothing_is_named_with_its_last_phase_once_the_others_wait_for_it():
+    stopped, other = (replace(BEAT, phase="waited for batch 7"), 10.5), replace(WAITS, age_s=10.5)
+    found = verdict({0: (other, 0.0), 1: stopped})
+    assert (found.ranks, found.silent) == ((1,), True)
+    assert found.text == ("rank 1 stands still: nothing was heard of it for 10 s; the last was: it waited for batch 7 "
+                          "(at most 10 s)")
+    assert verdict({0: (replace(other, age_s=3.0), 0.0), 1: stopped}) is None, "another rank gets somewhere"
+    assert verdict({0: (replace(other, limit_s=None), 0.0), 1: stopped}).ranks == (1,), "it writes the report, say"
+    assert verdict({0: (BEAT, 0.0), 1: (replace(stopped[0], over=True), 99.0)}) is None, "it has ended"
+    assert verdict({0: (other, 0.0), 1: (replace(BEAT, limit_s=None, silence_s=120.0), 60.0)}) is None
+
+
+def test_a_rank_that_answers_and_gets_nowhere_is_the_one_that_the_others_wait_for():
+    late = replace(BEAT, count=3, age_s=11.0, phase="was at batch 1")
+    waiting = replace(WAITS, age_s=10.5)
+    assert verdict({0: (waiting, 0.0), 1: (late, 0.0), 2: (waiting, 0.0)}).ranks == (1,)
+    same = replace(late, count=4)
+    assert verdict({0: (waiting, 0.0), 1: (same, 0.0)}).ranks == (1,), "who only waits is not to blame"
+    assert verdict({0: (waiting, 0.0), 1: (waiting, 0.0)}).ranks == (0, 1), "unless all do"
+    assert verdict({0: (waiting, 0.0), 1: (replace(late, limit_s=None), 0.0)}) is None, "it may take its time"
+    assert verdict({0: (waiting, 0.0), 1: (replace(late, age_s=2.0), 0.0)}) is None
+
+
+class Left(Exception):
+    """Instead of the end of the process."""
+
+
+def ranks_of(clock: Clock, count: int, killed: list[Beat] | None = None) -> list[tuple[Activity, Pulse]]:
+    def leave(code: int) -> None:
+        assert code == 1
+        raise Left
+
+    store = dist.HashStore()
+    kill = (killed if killed is not None else []).extend
+    return [(one, Pulse(store, rank, count, one, Ending(first=rank == 0, leave=leave), clock=clock, kill=kill,
+                        workers=lambda: "stacks of workers")) for rank, one in enumerate(activities(clock, count))]
+
+
+def beat(pulses: list[Pulse]) -> list[int]:
+    """Which of the ranks end, each with 1."""
+    ended = []
+    for number, pulse in enumerate(pulses):
+        try:
+            pulse.step()
+        except Left:
+            ended.append(number)
+    return ended
+
+
+def test_all_ranks_end_and_the_one_that_stands_still_shows_its_stacks(capfd):
+    clock = Clock()
+    ranks = ranks_of(clock, 3)
+    for rank in (0, 1):
+        ranks[rank][0].fetches(9, lambda: None)
+        ranks[rank][0].meets(9)
+    pulses = [pulse for _, pulse in ranks]
+    for _ in range(10):
+        assert beat(pulses) == []
+        clock.now += 1.0
+    clock.now += 1.0
+    assert set(beat(pulses)) | set(beat(pulses)) == {0, 1, 2}
+    out, err = capfd.readouterr()
+    assert json.loads(out) == {"error": "rank 2 stands still: for 11 s it was at batch 4 (at most 10 s)"}
+    assert err.count("rank 2 stands still") == 3
+    assert err.count("what rank 2 does now:") == 1
+    assert "stacks of workers" in err
+    assert "in test_all_ranks_end" in err
+
+
+def test_if_the_first_rank_says_nothing_the_second_judges_and_speaks(capfd):
+    clock = Clock()
+    killed: list[Beat] = []
+    pulses = [pulse for _, pulse in ranks_of(clock, 3, killed)]
+    assert beat(pulses) == []
+    for _ in range(10):
+        clock.now += 1.0
+        assert beat(pulses[1:]) == []
+    clock.now += 1.0
+    assert set(beat(pulses[1:])) | set(beat(pulses[1:])) == {0, 1}
+    assert json.loads(capfd.readouterr().out)["error"].startswith("rank 0 stands still: nothing was heard of it for 11")
+    assert {one.process for one in killed} == {os.getpid()}
+
+
+def test_ranks_that_were_all_stopped_together_go_on_together():
+    clock = Clock()
+    pulses = [pulse for _, pulse in ranks_of(clock, 2)]
+    assert beat(pulses) == []
+    clock.now += 5000.0  # a machine that slept
+    for rank in (0, 1):
+        pulses[rank]._activity.fetches(1, lambda: None)
+        assert beat([pulses[rank]]) == []
