@@ -46,7 +46,7 @@ from etl.table import FeatureTable, TableError
 from ingest.arguments import ArgumentError
 from ingest.faults import FaultError
 from ingest.governor import MemoryLimitError
-from ingest.knobs import KnobError, Knobs, format_bytes
+from ingest.knobs import KnobError, Knobs
 from ingest.machine import Machine
 from ingest.plan import PlanError
 
@@ -241,7 +241,7 @@ def _stretch(plan: Plan, here: World, watch: Watch, activity: Activity, ending: 
         endpoint.reads(loader.snapshot, table.version)
         stack.callback(endpoint.reads, None, table.version)
         journal.say(now.text)
-        journal.say(f"a rank's loader needs at least {format_bytes(loader.minimum_memory)} of memory")
+        journal.say(f"a rank's loader needs at least {loader.memory_need}")
         kept = feed.keeping(config, loader, here.local_ranks, journal.say)
         known = kept.begin()
         parts = build.parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=steps)

@@ -31,6 +31,11 @@ class Layout:
         self.widths = np.array([schema.field(name).type.bit_width // 8 for name in self.names], np.int64)
 
 
+def converted(schema: pa.Schema, columns: Columns) -> int:
+    """Columns of one number a row whose values are not taken as they lie."""
+    return int(np.count_nonzero(Layout(schema, columns).kinds == CONVERTED))
+
+
 class Addresses:
     """They hold while this object lives."""
 

@@ -24,7 +24,7 @@ from ingest.arguments import function_of, roles_of
 from ingest.columns import Columns
 from ingest.conditions import Conditions
 from ingest.decode import decode_rows_per_s
-from ingest.knobs import format_bytes, parse_bytes
+from ingest.knobs import parse_bytes
 from ingest.live import View
 from ingest.loader import Loader
 from ingest.parquet import table_of
@@ -204,7 +204,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         run = stack.enter_context(RunFolder.create(arguments.run, vars(arguments))) if arguments.run else None
         left = f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)" if loader.plan.dropped else ""
         say(f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch{left}; "
-            f"needs at least {format_bytes(loader.minimum_memory)} of memory; {loader.knobs}")
+            f"needs at least {loader.memory_need}; {loader.knobs}")
         groups = RowGroups(table.files_of(arguments.split), Columns.of(table.fields).names, stored, around.files())
         stack.callback(groups.close)
         limit = DecodeLimit(source_of(arguments.reader, groups), groups)

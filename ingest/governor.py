@@ -23,6 +23,7 @@ from ingest.knobs import format_bytes
 _LOOK_S, _PATIENCE_S, _PRESSURE_S = 0.05, 0.25, 1.0
 _FADES = 0.95  # of a peak of the overhead, from one look to the next
 _MARGIN = 16  # a part of the limit that early work leaves alone: looks come a little late
+_STARTS = 256  # a part of what a process holds by which one start differs from the next: what one prints does for it
 _PRESSED = 20.0  # per cent of the time that something waits for memory
 
 
@@ -64,13 +65,14 @@ class Charge:
 class Governor:
     """One account for a whole pipeline. Its lock is the pipeline's: pools wait on conditions of it."""
 
-    def __init__(self, limit: int, minimum: int, base: int = 0, senses: Senses | None = None):
-        """`base` is what the process held before."""
-        if base + minimum > limit:
+    def __init__(self, limit: int, minimum: int, base: int = 0, senses: Senses | None = None, parts: str = ""):
+        """`base` is what the process held before; `parts` says what the minimum is for."""
+        if base - base // _STARTS + minimum > limit:
+            needs = f"loading needs {format_bytes(minimum)}" + (f" ({parts})" if parts else "")
             raise MemoryLimitError(
                 f"memory limit {format_bytes(limit)} is too small: {format_bytes(base)} are in use before loading, and "
-                f"the windows and one batch need {format_bytes(minimum)}; take at least {base + minimum} bytes "
-                f"({format_bytes(base + minimum)}), or, in Python, Loader(window_rows=…) with smaller windows")
+                f"{needs}; take at least {base + minimum} bytes ({format_bytes(base + minimum)}), files with "
+                "smaller row groups, or, in Python, Loader(window_rows=…) with smaller windows")
         self.lock = threading.RLock()
         self.limit, self.minimum, self.base = limit, minimum, base
         self.reasons: Counter[str] = Counter()
@@ -94,6 +96,11 @@ class Governor:
     def held(self) -> int:
         """Bytes of worker processes, and of what they share with this one."""
         return self._shared + self._outside
+
+    @property
+    def outside(self) -> int:
+        """Bytes that worker processes have of their own."""
+        return self._outside
 
     @property
     def held_back(self) -> int:

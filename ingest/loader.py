@@ -14,11 +14,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from etl.fields import Fingerprint
 from etl.permission import Permission
+from ingest.addresses import converted
 from ingest.aside import Aside
 from ingest.batch import Batch, Ready
 from ingest.columns import Columns
 from ingest.files import Files
-from ingest.knobs import Knobs, Limits
+from ingest.knobs import Knobs, Limits, format_bytes
 from ingest.machine import Machine
 from ingest.operators import Operators
 from ingest.origins import Origins
@@ -104,7 +105,7 @@ class Loader(IterableDataset[Batch]):
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """Of a row in the table's files."""
         self._columns = Columns.of(source.fields, fill, source.bags if isinstance(source, ParquetFiles) else None)
-        self._groups = groups = RowGroups(read, self._columns.names, before_read, files)
+        self._groups = groups = RowGroups(read, self._columns.names, before_read, files, self._columns.bags)
         self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
                              window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
                              last=last)
@@ -116,7 +117,8 @@ class Loader(IterableDataset[Batch]):
         self._pipeline = Pipeline(
             Parts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe, columns=self._columns,
                   rank=rank, ranks=ranks, transforms=fused([*left, *given]), ids=self.operators.ids, aside=aside,
-                  memory_limit=machine.memory_limit(memory_limit), machine=machine), knobs)
+                  memory_limit=machine.memory_limit(memory_limit), machine=machine, decoding=groups.decoding,
+                  converted=converted(groups.schema, self._columns), epochs=epochs), knobs)
         self._machine = machine
         self._position = Position()
         self._order = ""
@@ -296,15 +298,22 @@ class Loader(IterableDataset[Batch]):
         return self._pipeline.stacks()
 
     def memory(self) -> dict[str, Any]:
-        """The account of memory: the limit, the least that would do, what no work is charged for, and how often work
-        was held back, by reason."""
+        """The account of memory: the limit, the least that would do and what that is for, what no work is charged for,
+        and how often work was held back, by reason."""
         return {"limit": self._machine.memory_limit(self._limit), "minimum": self.minimum_memory,
+                "parts": self._pipeline.parts,
                 "overhead": self._pipeline.overhead, "held_back": dict(self._pipeline.held_back)}
 
     @property
     def minimum_memory(self) -> int:
-        """The smallest `memory_limit` that this loader accepts."""
+        """The limit that this loader needs: of a control group where one leaves the least, else of this process."""
         return self._pipeline.least_limit
+
+    @property
+    def memory_need(self) -> str:
+        """The same for a person, with what it is for."""
+        least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
+        return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 
     # ---- its end
 

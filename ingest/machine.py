@@ -25,6 +25,29 @@ class Groups:
     path: tuple[Path, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A control group with a limit of memory. When what the kernel charges to it reaches the limit, it kills."""
+
+    version: int
+    folder: Path
+    limit: int
+
+    def charged(self) -> int | None:
+        """Bytes that the kernel charges to the group and cannot take back: of all its processes, what it holds for
+        them itself (page tables, sockets), files in memory (tmpfs), pages not yet written to disk; everything but
+        clean page cache. None: it does not tell."""
+        text = _read(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
+        if text is None or not text.isdigit():
+            return None
+        fields = (line.partition(" ") for line in (_read(self.folder / "memory.stat") or "").splitlines())
+        stat = {name: int(value) for name, _, value in fields if value.isdigit()}
+        taken_back, at_work = (("inactive_file", "active_file", "slab_reclaimable"), ("file_dirty", "file_writeback")) \
+            if self.version == 2 else (("total_inactive_file", "total_active_file"), ("total_dirty", "total_writeback"))
+        clean = sum(stat.get(name, 0) for name in taken_back) - sum(stat.get(name, 0) for name in at_work)
+        return max(0, int(text) - max(0, clean))
+
+
 class Machine:
     """The machine as process `pid` sees it. Every call looks again: quotas and groups change while a process runs."""
 
@@ -47,8 +70,15 @@ class Machine:
 
     def memory_limit(self, user: int | None = None) -> int:
         """The lowest of the control groups' limits, the host's memory, this process's own (ulimit) and `user`."""
-        limits = [self._total(), *self._memory_limits(), *self._own_limits()]
+        limits = [self._total(), *(group.limit for group in self._limited()), *self._own_limits()]
         return min(limits if user is None else [*limits, user])
+
+    def memory_group(self) -> MemoryGroup | None:
+        """Of the control groups that this process is in, the one whose limit leaves the least; None: none has a limit,
+        or the kernel does not tell what it charges."""
+        rooms = [(group.limit - charged, group) for group in self._limited()
+                 if (charged := group.charged()) is not None]
+        return min(rooms, key=lambda room: room[0])[1] if rooms else None
 
     def memory_used(self) -> int:
         """Anonymous and shared bytes of this process and its descendants, each shared page counted once between
@@ -155,12 +185,12 @@ class Machine:
                 if quota.isdigit() and period.isdigit() and int(period):
                     yield int(quota) / int(period)
 
-    def _memory_limits(self) -> Iterator[int]:
+    def _limited(self) -> Iterator[MemoryGroup]:
         for groups in self._groups("memory"):
             for folder in groups.path:
                 text = _read(folder / ("memory.max" if groups.version == 2 else "memory.limit_in_bytes")) or "max"
                 if text.isdigit() and int(text) < _UNLIMITED:
-                    yield int(text)
+                    yield MemoryGroup(groups.version, folder, int(text))
 
     def _own_limits(self) -> Iterator[int]:
         """RLIMIT_AS and RLIMIT_DATA count addresses, used or not: what they leave comes on top of what is used now."""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,10 +19,12 @@ from ingest.backend import BASE_BYTES, Stage, Worker, function_of
 from ingest.batch import Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
 from ingest.buffers import Buffers
 from ingest.columns import Columns
-from ingest.footprint import minimum_bytes
+from ingest.decoding import Decoding
+from ingest.footprint import footprint_of
 from ingest.governor import Charge, Governor, Senses
 from ingest.knobs import BACKENDS, Knobs, Limits
 from ingest.machine import Machine, give_back
+from ingest.placing import load_compiled
 from ingest.plan import Position, Read, RowsPlan
 from ingest.pool import Pool
 from ingest.shuffle import Block, Chunks, Convert, Decoded, Gatherer, Task, gatherings
@@ -56,6 +58,11 @@ class Parts:
     aside: Aside
     memory_limit: int
     machine: Machine
+    decoding: Decoding
+    converted: int = 0
+    """Columns whose values are not moved as they lie in a file."""
+    epochs: int = 1
+    """Those that follow each other without a stop."""
 
     def __post_init__(self) -> None:
         names = [*FIXED, *(t.name for t in self.transforms)]
@@ -78,8 +85,16 @@ class Pipeline:
         self.knobs = self._complete(start, knobs or Knobs())
         self._tallies = {name: Tally(name) for name in self.stages}
         self._buffers = Buffers()
-        self._base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
-        self.minimum = minimum_bytes(parts.plan, parts.columns, parts.rank, parts.ranks, len(self.stages) - 1)
+        self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
+                                      transforms=len(parts.transforms), converted=parts.converted, epochs=parts.epochs)
+        self.minimum = self.footprint.total
+        load_compiled()  # what it takes is there before anything is counted
+        self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
+        self._limit, self._group, self._charged = parts.memory_limit, parts.machine.memory_group(), 0
+        if self._group is not None:
+            self._charged = max(self.base, self._group.charged() or 0)
+            if self._group.limit - self._charged < self._limit - self.base:  # the group holds more than this process
+                self._limit, self.base = self._group.limit, self._charged
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
         self._held_back: Counter[str] = Counter()
@@ -108,7 +123,7 @@ class Pipeline:
     @property
     def _backends(self) -> tuple[str, ...]:
         """Processes only if there is memory for as many as cores keep busy."""
-        spare = self._parts.memory_limit - self._base - self.minimum
+        spare = self._limit - self.base - self.minimum
         return BACKENDS if spare >= 2 * self._cores * BASE_BYTES else ("thread",)
 
     def _complete(self, knobs: Knobs, given: Knobs) -> Knobs:
@@ -163,7 +178,8 @@ class Pipeline:
             steps = [self._step(transform) for transform in parts.transforms]  # all: a fused stage does others' work
 
             def read(tasks: Iterator[Task], make_work: Callable[[], Work]) -> Pool[Task, Decoded]:
-                return self._pool("read", tasks, lambda _: make_work(), size=lambda t: t.read.rows * columns.row_bytes,
+                return self._pool("read", tasks, lambda _: make_work(),
+                                  size=lambda t: parts.decoding.at_work(t.read.rows),
                                   measure=lambda d: (d.table.num_rows, d.table.nbytes))
 
             decoded = parts.source.open(self._tasks(position, epochs), read)
@@ -242,10 +258,16 @@ class Pipeline:
         return lambda _: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
 
     def _new_governor(self) -> Governor:
-        machine = self._parts.machine
-        return Governor(self._parts.memory_limit, self.minimum, self._base, Senses(
-            used=lambda: self._base + machine.memory_own() - self._own, idle=self._buffers.idle_bytes,
-            reclaim=self._reclaim, pressure=machine.memory_pressure))
+        return Governor(self._limit, self.minimum, self.base, Senses(
+            used=lambda: self.base + self._grown(), idle=self._buffers.idle_bytes, reclaim=self._reclaim,
+            pressure=self._parts.machine.memory_pressure), parts=str(self.footprint))
+
+    def _grown(self) -> int:
+        """Bytes that this process has taken since the start, or, if that is more, that its control group was charged
+        with besides what worker processes hold."""
+        own = self._parts.machine.memory_own() - self._own
+        charged = self._group.charged() if self._group is not None else None
+        return own if charged is None else max(own, charged - self._charged - self._governor.outside)
 
     def _reclaim(self) -> None:
         """Our buffers, Arrow's memory, and the C library's: each keeps what was freed."""
@@ -291,7 +313,12 @@ class Pipeline:
     @property
     def least_limit(self) -> int:
         """The smallest memory limit that will do."""
-        return self._base + self.minimum
+        return self.base + self.minimum
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What that limit is for, in bytes."""
+        return {"in_use_at_the_start": self.base, **asdict(self.footprint)}
 
     @property
     def held_back(self) -> Counter[str]:

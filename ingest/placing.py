@@ -88,3 +88,15 @@ def children(struct: Any, widths: Any, values: Any, nulls: Any) -> None:
         validity, data = carray(_longs(buffers), (2,))
         values[c] = data + offset * np.uint64(widths[c])
         nulls[c] = np.int64(count) if validity else 0
+
+
+def load_compiled() -> None:
+    """Has the compiled calls in memory, by one of each with the types that they are made with. They take tens of MiB,
+    and a second or two where nothing is kept of an earlier run."""
+    order = composed(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
+    row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
+    place(address, zero + 1, zero, order, np.array([[0, 0, 1, 0, 1, 0]], np.int64),
+          np.array([[into.ctypes.data]], np.uint64), zero + 4)
+    nothing = np.zeros(8, np.uint64)
+    children(np.uint64(nothing.ctypes.data), zero[:0], np.empty(0, np.uint64), zero[:0].copy())

@@ -236,6 +236,11 @@ class RowsPlan:
         is not in the window."""
         return window_halves(window.rows, self.seed, epoch, window.stream, window.number) if self.shuffle else None
 
+    def order_sizes(self) -> tuple[int, ...]:
+        """Rows of the permutations that the orders of an epoch's windows are put together from."""
+        most = {min(self._most(number), self.widest) for number in range(_EARLY + 1)}
+        return tuple(sorted({_size(n) for n in most})) if self.shuffle else ()
+
     def schedule(self, epoch: int, rank: int = 0, ranks: int = 1, step: int = 0) -> Schedule:
         """What a rank has to do from a step of an epoch to its end. Windows that lie wholly before are left out.
 
@@ -319,11 +324,16 @@ def window_halves(n: int, seed: int, epoch: int, stream: int, number: int
                   ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """For the order of a window of n rows: two random permutations of the epoch, each turned by an amount of the
     window's own. A tenth of the price of drawing one afresh, and every row goes to every place."""
-    size = 1 << max(12, (n - 1).bit_length())
+    size = _size(n)
     outer, inner = _of_epoch(size, seed, epoch)
     turn = hashlib.sha256(f"window/{seed}/{epoch}/{stream}/{number}".encode()).digest()
     first, second = (int.from_bytes(turn[at:at + 8], "little") % size for at in (0, 8))
     return outer[first:first + size], inner[second:second + size]
+
+
+def _size(n: int) -> int:
+    """Rows of the permutations for a window of n rows: windows of about one size share them."""
+    return 1 << max(12, (n - 1).bit_length())
 
 
 def put_together(outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.int64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl.fields import DataFile
+from ingest.decoding import Decoding, decoding_of
 from ingest.files import Files
 from ingest.governor import Charge
 from ingest.knobs import nearest
@@ -47,9 +48,10 @@ class RowGroups:
     """Reads row groups of some files. Safe to use from many threads; page checksums are verified."""
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
-                 before_read: Callable[[Read], None] | None = None, opened: Files | None = None):
+                 before_read: Callable[[Read], None] | None = None, opened: Files | None = None,
+                 bags: Mapping[str, float] | None = None):
         """`before_read` stands in for a store's latency; it runs in the worker that reads. `opened` opens files; it is
-        closed with this."""
+        closed with this. `bags` says how many ids a row of a column has."""
         self.files, self.columns, self._before = tuple(files), tuple(columns), before_read
         self._opened = opened or Files()
         self.rescue: Rescue | None = None
@@ -59,6 +61,7 @@ class RowGroups:
         self._check_sizes()
         self.row_groups = self._row_groups()
         self.schema = self._schema()
+        self.decoding = self._decoding(bags or {})
 
     def read(self, read: Read) -> pa.Table:
         if self._before is not None:
@@ -74,16 +77,26 @@ class RowGroups:
         file = None
         try:
             file = self._take(read.file)
-            table = file.read_row_group(read.group, columns=list(self.columns), use_threads=False)
+            table = self._decoded(file, read.group)
         except (OSError, pa.ArrowException) as error:
             if file is not None:
                 file.close(force=True)
             raise SourceError(f"{self.describe(read)}: {error}") from error
+        if self._opened.local(self.files[read.file].path) is None:  # it would keep what it fetched until it reads anew
+            file.read_row_group(read.group, columns=[], use_threads=False)
         self._give_back(read.file, file)
         if table.num_rows != read.rows:
             raise SourceError(f"{self.describe(read)}: {table.num_rows} rows where the table has {read.rows}; "
                               "the file was replaced")
         return table
+
+    def _decoded(self, file: pq.ParquetFile, group: int) -> pa.Table:
+        """A row group of large columns is not decoded all at once: all that the reader reads together it holds in its
+        stored form, too, until it is done."""
+        parts = [file.read_row_group(group, columns=list(some), use_threads=False) for some in self.decoding.portions]
+        if len(parts) == 1:
+            return parts[0]
+        return pa.table({name: part.column(name) for part in parts for name in part.column_names})
 
     def stats(self) -> dict[str, int]:
         """What stores did: reads, bytes, retries."""
@@ -176,6 +189,20 @@ class RowGroups:
         if missing:
             raise SourceError(f"{self.files[0].path}: no column {missing[0]!r}{nearest(missing[0], whole.names)}")
         return pa.schema([whole.field(name) for name in self.columns])
+
+
+    def _decoding(self, bags: Mapping[str, float]) -> Decoding:
+        """By the largest row group. Rows that take more of the disk in other files are reckoned to take more memory."""
+        largest = max(((rows, -n, -g) for n, counts in enumerate(self.row_groups) for g, rows in enumerate(counts)),
+                      default=None)
+        if largest is None:
+            return Decoding(0.0, 0, (self.columns,))
+        number, group = -largest[1], -largest[2]
+        footer = self._footer(number)
+        stored = [file.bytes / file.rows for file in self.files if file.rows]
+        own = self.files[number].bytes / max(1, self.files[number].rows)
+        scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
+        return decoding_of(footer, min(group, footer.num_row_groups - 1), self.schema, bags, scale)
 
 
 class ArrowSource:
