@@ -160,10 +160,14 @@ class Runner:
         stage = self._stage
         if stage.backend == "thread":
             self.close()
-            if stage.transform.arrow:
-                return over_arrow(stage.function, arrays, stage.columns, where)
-            given: Given = stage.function(dict(arrays))
-            return given
+            try:
+                if stage.transform.arrow:
+                    return over_arrow(stage.function, arrays, stage.columns, where)
+                given: Given = stage.function(dict(arrays))
+                return given
+            except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # as of a process: it ends no trainer
+                raise TransformError(f"{where}: the function raised {type(error).__name__}({error}), which would end "
+                                     "the program; let it raise an error") from error
         if self._worker is None:
             self._worker = stage.worker()
         try:

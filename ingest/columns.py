@@ -12,6 +12,7 @@ from ingest.knobs import nearest
 
 _NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double",
             "halffloat")
+_WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
 _GUESSED_BAG = 8.0  # ids; only what is reserved before the first bags were seen
 
@@ -54,6 +55,9 @@ class Columns:
                 wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row"
                 raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: leave "
                                   "the column out, or give it another role")
+            if f.role == "sparse" and f.type not in _WHOLE and not f.online:  # an operator left to the loader makes ids
+                raise ColumnError(f"column {f.name!r} holds {f.type} in the role sparse, which takes ids, so whole "
+                                  "numbers: 1.5 and 1 would be one id; hash or bucketize it, cast it, or make it dense")
         labels = [f.name for f in used if f.role == "label"]
         weights = [f.name for f in used if f.role == "weight"]
         if len(labels) != 1 or len(weights) > 1:

@@ -81,10 +81,18 @@ class Dataset:
 
 
 def _known(schema: pa.Schema) -> pa.Schema:
-    """As Petastorm can say it on today's numpy, where its name for bytes is gone: bags in bytes are lists to it."""
-    bytes_like = (pa.types.is_binary, pa.types.is_large_binary)
-    return pa.schema([f.with_type(pa.list_(pa.int32())) if any(known(f.type) for known in bytes_like) else f
-                      for f in schema])
+    """As Petastorm can say it: it has no name for bytes (on today's numpy), for whole numbers without a sign, for half
+    floats and for large lists. What is read has the file's own types."""
+    return pa.schema([f.with_type(_known_type(f.type)) for f in schema])
+
+
+def _known_type(kind: pa.DataType) -> pa.DataType:
+    lists = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_list, pa.types.is_large_list)
+    if any(is_one(kind) for is_one in lists):
+        return pa.list_(pa.int32())
+    if pa.types.is_unsigned_integer(kind):
+        return pa.int64()
+    return pa.float32() if pa.types.is_float16(kind) else kind
 
 
 def install() -> None:

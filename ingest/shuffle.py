@@ -23,6 +23,7 @@ from ingest.bags import BagError, Bags, shuffled
 from ingest.buffers import Buffers
 from ingest.columns import ColumnError, Columns
 from ingest.governor import Charge
+from ingest.number_types import FloatRangeError, IdRangeError, as_float32, as_int32
 from ingest.placing import CONVERTED, PLACE, WORDS, composed, place
 from ingest.plan import Read, RowsPlan, Schedule, Window
 
@@ -252,9 +253,9 @@ class Gatherer:
     def _converted(self, number: int, pieces: tuple[Piece, ...]) -> list[npt.NDArray[Any]]:
         """A column whose values `place` cannot take as they lie."""
         floats = len(self._columns.floats)
-        name, dtype = (self._columns.floats[number], np.float32) if number < floats else \
-            (self._columns.scalars[number - floats], np.int32)
-        found = []
+        name, as_type = (self._columns.floats[number], as_float32) if number < floats else \
+            (self._columns.scalars[number - floats], as_int32)
+        found: list[npt.NDArray[Any]] = []
         for piece in pieces:
             column = piece.decoded.table.column(name)
             if column.null_count:
@@ -262,9 +263,14 @@ class Gatherer:
             array = column.slice(piece.start, piece.stop - piece.start).to_numpy()
             if name in self._ids:
                 array = self._ids[name](array)
-            if dtype is np.int32 and not np.can_cast(array.dtype, np.int32):
-                self._check_range(name, piece, array)
-            found.append(np.ascontiguousarray(array, dtype))
+            try:
+                found.append(as_type(array))
+            except FloatRangeError as error:
+                raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} holds {error}; clip or "
+                                  "rescale it") from None
+            except IdRangeError as error:
+                raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {error}; hash or "
+                                  "categorify it") from None
         return found
 
     def _filled(self, name: str, piece: Piece, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -273,13 +279,6 @@ class Gatherer:
                               "empty values; fill them in the spec (op = \"fill\"), or give the loader a fill")
         value = self._columns.fill[name]
         return column.fill_null(pa.scalar(value).cast(column.type))
-
-    def _check_range(self, name: str, piece: Piece, array: npt.NDArray[Any]) -> None:
-        """Wider ids than int32 may come, if their values fit."""
-        limits = np.iinfo(np.int32)
-        if len(array) and not limits.min <= array.min() <= array.max() <= limits.max:
-            raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has ids from "
-                              f"{array.min()} to {array.max()}, which do not fit int32; hash or categorify it")
 
     # ---- bags
 

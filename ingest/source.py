@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from etl.fields import DataFile
 from ingest.decoding import Decoding, decoding_of
-from ingest.files import Files
+from ingest.files import UNREADABLE, Files
 from ingest.governor import Charge
 from ingest.knobs import nearest
 from ingest.plan import Read
@@ -78,7 +78,7 @@ class RowGroups:
         try:
             file = self._take(read.file)
             table = self._decoded(file, read.group)
-        except (OSError, pa.ArrowException) as error:
+        except UNREADABLE as error:
             if file is not None:
                 file.close(force=True)
             raise SourceError(f"{self.describe(read)}: {error}") from error
@@ -150,8 +150,8 @@ class RowGroups:
                 finally:
                     if not isinstance(opened, str):
                         opened.close()
-            except (OSError, pa.ArrowException) as error:
-                raise SourceError(f"{path}: {error}") from error
+            except UNREADABLE as error:
+                raise SourceError(f"{path}: the footer cannot be read: {error}") from error
         return self._footers[file]
 
     def _check_sizes(self) -> None:
@@ -184,12 +184,18 @@ class RowGroups:
         """The columns that are read, by the first file."""
         if not self.files:
             raise SourceError("there are no files to read")
-        whole = self._footer(0).schema.to_arrow_schema()
+        path = self.files[0].path
+        try:
+            whole = self._footer(0).schema.to_arrow_schema()
+        except UNREADABLE as error:
+            raise SourceError(f"{path}: the footer cannot be read: {error}") from error
+        twice = [name for name in self.columns if whole.names.count(name) > 1]
+        if twice:
+            raise SourceError(f"{path}: two columns are called {twice[0]!r}; give one of them another name")
         missing = [name for name in self.columns if name not in whole.names]
         if missing:
-            raise SourceError(f"{self.files[0].path}: no column {missing[0]!r}{nearest(missing[0], whole.names)}")
+            raise SourceError(f"{path}: no column {missing[0]!r}{nearest(missing[0], whole.names)}")
         return pa.schema([whole.field(name) for name in self.columns])
-
 
     def _decoding(self, bags: Mapping[str, float]) -> Decoding:
         """By the largest row group. Rows that take more of the disk in other files are reckoned to take more memory."""
@@ -202,7 +208,10 @@ class RowGroups:
         stored = [file.bytes / file.rows for file in self.files if file.rows]
         own = self.files[number].bytes / max(1, self.files[number].rows)
         scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
-        return decoding_of(footer, min(group, footer.num_row_groups - 1), self.schema, bags, scale)
+        try:
+            return decoding_of(footer, min(group, footer.num_row_groups - 1), self.schema, bags, scale)
+        except UNREADABLE as error:
+            raise SourceError(f"{self.files[number].path}: the footer cannot be read: {error}") from error
 
 
 class ArrowSource:

@@ -1,0 +1,162 @@
+"""Columns and footers that are not what they seem: each an error of ours that names file, column and value."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.columns import ColumnError
+from ingest.loader import Loader
+from ingest.parquet import REMEMBERED, ParquetError, ParquetFiles
+from ingest.source import SourceError
+from ingest.transform import Transform, TransformError
+
+ROLES = {"label": "label", "dense": "d", "sparse": "s"}
+ROWS = 64
+
+
+def written(folder, **changes):
+    """One file of two row groups, with some columns other than usual."""
+    columns = {"label": pa.array([0, 1] * (ROWS // 2), pa.int8()), "d": pa.array(np.arange(ROWS) / 2),
+               "s": pa.array(np.arange(ROWS), pa.int32()), **changes}
+    pq.write_table(pa.table(columns), folder / "a.parquet", row_group_size=ROWS // 2)
+    return folder / "a.parquet"
+
+
+def loader(folder, **options):
+    return Loader(folder, batch_size=16, roles=ROLES, **options)
+
+
+def first(folder, **options):
+    with loader(folder, **options) as opened:
+        return next(iter(opened))
+
+
+@pytest.mark.parametrize("values", [pa.array(np.full(ROWS, 1.5)), pa.array(np.full(ROWS, 1.0), pa.float32()),
+                                    pa.array([1, 2] * (ROWS // 2), pa.decimal128(5, 1)),
+                                    pa.array([0] * ROWS, pa.timestamp("s"))])
+def test_ids_are_whole_numbers(tmp_path, values):
+    written(tmp_path, s=values)
+    with pytest.raises(ColumnError, match=r"column 's' holds .* in the role sparse"):
+        loader(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.uint16(), pa.int64(), pa.uint64()])
+def test_whole_numbers_of_any_width_are_ids_as_they_are(tmp_path, kind):
+    written(tmp_path, s=pa.array(np.arange(ROWS) % 2).cast(kind))
+    assert set(first(tmp_path).values.tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize(("name", "values", "shown"), [
+    ("d", np.where(np.arange(ROWS) == 40, 1e300, 1.0), "1e\\+300, which float32 takes for infinite"),
+    ("s", np.where(np.arange(ROWS) == 40, 2**31, 1), "ids from 1 to 2147483648"),
+    ("s", np.where(np.arange(ROWS) == 40, 2**63, 1).astype(np.uint64), "ids from 1 to 9223372036854775808")])
+def test_a_value_that_a_batch_cannot_hold_is_named(tmp_path, name, values, shown):
+    written(tmp_path, **{name: pa.array(values)})
+    with pytest.raises(ColumnError, match=rf"a\.parquet, row group 1: column '{name}' (holds|has) {shown}"), \
+            loader(tmp_path, shuffle=False) as opened:
+        list(opened)
+
+
+def test_bags_of_any_whole_numbers_and_half_floats_are_read(tmp_path):
+    bags = pa.array([[n, n + 1] for n in range(ROWS)], pa.large_list(pa.uint16()))
+    written(tmp_path, d=pa.array(np.arange(ROWS).astype(np.float16)), b=bags)
+    with Loader(tmp_path, batch_size=16, roles={**ROLES, "id_list": "b"}, shuffle=False, streams=1) as opened:
+        batch = next(iter(opened))
+    assert batch.dense[:3, 0].tolist() == [0, 1, 2]
+    assert batch.lengths.view(2, -1)[1].tolist() == [2] * 16
+
+
+def test_infinite_and_missing_numbers_stay_what_they_are(tmp_path):
+    written(tmp_path, d=pa.array(np.where(np.arange(ROWS) % 2, np.inf, np.nan)))
+    batch = first(tmp_path)
+    assert batch.dense.isinf().any()
+    assert batch.dense.isnan().any()
+
+
+def too_large(columns):
+    return {"d": columns["d"].astype(np.float64) + 1e300}
+
+
+def too_wide(columns):
+    return {"s": columns["s"].astype(np.int64) + 2**31}
+
+
+def leaves(columns):
+    sys.exit(3)
+
+
+def interrupts(columns):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("function", "said"), [
+    (too_large, r"column 'd' came back with 1e\+300"), (too_wide, "column 's' came back with ids from"),
+    (leaves, r"the function raised SystemExit\(3\)"), (interrupts, "the function raised KeyboardInterrupt")])
+def test_what_a_function_does_is_said_with_its_place_and_ends_no_program(tmp_path, function, said):
+    written(tmp_path)
+    with pytest.raises(TransformError, match=rf"transform '{function.__name__}', epoch 0, step \d+: .*{said}"):
+        first(tmp_path, transforms=[Transform(function=function, name=function.__name__)])
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    table = pa.table([pa.array([0, 1]), pa.array([1.0, 2.0]), pa.array([1, 2]), pa.array([3, 4])],
+                     names=["label", "d", "s", "s"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ParquetError, match=r"a\.parquet: two columns are called 's'"):
+        loader(tmp_path)
+
+
+def test_what_was_remembered_of_footers_is_believed_only_with_its_proof(tmp_path):
+    path = written(tmp_path)
+    whole = ParquetFiles.open(tmp_path, ROLES)
+    kept = tmp_path / REMEMBERED
+    for change in ({2: [ROWS // 2]}, {2: [ROWS // 2, ROWS]}, {4: {"s": 99}}, {5: "0" * 64}, {6: ""}):
+        content = json.loads(kept.read_text())
+        for at, value in change.items():
+            content["files"][path.name][at] = value
+        kept.write_text(json.dumps(content))
+        assert ParquetFiles.open(tmp_path, ROLES) == whole
+    content = json.loads(kept.read_text())
+    content["types"][0][2] = ["s", "float"]
+    kept.write_text(json.dumps(content))
+    assert ParquetFiles.open(tmp_path, ROLES) == whole
+
+
+def test_a_draft_of_what_is_remembered_follows_no_link(tmp_path, monkeypatch):
+    written(tmp_path)
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    monkeypatch.setattr("ingest.parquet.secrets.token_hex", lambda _: "known")
+    (tmp_path / f"{REMEMBERED}.known.{os.getpid()}").symlink_to(target)
+    ParquetFiles.open(tmp_path, ROLES)
+    assert target.read_text() == "precious"
+
+
+def test_three_hundred_damaged_footers_are_errors_of_ours_or_change_nothing(tmp_path):
+    path = written(tmp_path)
+    content, random = path.read_bytes(), np.random.default_rng(8)
+    length = int.from_bytes(content[-8:-4], "little") + 8
+    with loader(tmp_path, shuffle=False) as opened:
+        whole = [batch.dense.numpy().tobytes() + batch.values.numpy().tobytes() for batch in opened]
+    refused: list[str] = []
+    for turn in range(300):
+        mutated = bytearray(content)
+        for at in random.integers(1, length, 1 + turn % 3):
+            mutated[-at] ^= 1 << int(random.integers(8))
+        path.write_bytes(mutated)
+        try:
+            with loader(tmp_path, shuffle=False) as opened:
+                found = [batch.dense.numpy().tobytes() + batch.values.numpy().tobytes() for batch in opened]
+        except (ParquetError, SourceError, ColumnError) as error:
+            refused.append(str(error))
+        else:
+            assert found == whole
+    assert all("a.parquet" in said or "column" in said for said in refused)
+    assert len(refused) > 100
