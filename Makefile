@@ -27,7 +27,7 @@ policy: setup  ## train the learned policy's weights again: minutes on 2 cores; 
 
 .PHONY: storm
 storm: setup  ## the loader under schedules and faults drawn from seeds, held against its one-thread twin (SEEDS=1000, SEED=7)
-	@$(PY) -m tests.storm $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
+	@$(PY) -m tests.storm $(if $(TABLES),--tables) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
 
 check: setup  ## style and types
 	@.venv/bin/ruff check .

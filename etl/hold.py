@@ -8,8 +8,9 @@ import time
 import uuid
 from collections.abc import Callable
 
-from etl.pins import Pin
-from etl.store import Store
+from etl.pins import Pin, being_removed, folders_of
+from etl.store import Store, StoreError
+from etl.table import FeatureTable
 
 LASTS_S = 3600.0
 """From a renewal: so long a reader that was killed keeps its version."""
@@ -30,12 +31,14 @@ class Hold:
         self._thread = threading.Thread(target=self._renewing, name="sluice-pin", daemon=True)
 
     def take(self, uri: str, version: int) -> None:
-        """Pins this version, instead of the one that was held."""
+        """Pins this version, instead of the one that was held. StoreError if a vacuum has begun to remove it."""
         with self._lock:
             before, self._held = self._held, (Store(uri), version)
-            self._save()
+            pinned = self._save()
             if before is not None and before[0].uri != self._held[0].uri:
                 self._release(before[0])
+            if pinned and (going := being_removed(self._held[0])):
+                _refuse(self._held[0], version, going)
 
     def __enter__(self) -> Hold:
         self._thread.start()
@@ -56,15 +59,18 @@ class Hold:
             with self._lock:
                 self._save()
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Whether the version is pinned now."""
         if self._held is None:
-            return
+            return False
         store, version = self._held
         try:
             Pin(name=self._pin, version=version, expires=self._clock() + LASTS_S).save(store)
         except OSError as error:
             self._tell(f"{store.uri}: version {version} cannot be pinned ({error.strerror or error}), so a vacuum may "
                        "remove it while it is read")
+            return False
+        return True
 
     def _release(self, store: Store) -> None:
         try:
@@ -77,3 +83,12 @@ class Hold:
         if not self._told:
             self._told = True
             self._say(text)
+
+
+def _refuse(store: Store, version: int, going: frozenset[str]) -> None:
+    table = FeatureTable.open(store.uri, version)
+    needs = {*(f"_sluice/jobs/{job}.json" for job in table.records), *(store.relative(f.path) for f in table.files),
+             *(f"_sluice/state/{r.state}" for r in table.records.values() if r.state)}
+    if lost := sorted(folders_of(needs) & going):
+        raise StoreError(f"{store.uri}: a vacuum is removing version {version} ({lost[0]}); start again on the newest "
+                         "version")

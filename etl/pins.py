@@ -1,14 +1,22 @@
-"""Pins: a reader's version, which vacuum leaves alone until the pin expires or is released."""
+"""Pins: a reader's version, which vacuum leaves alone until the pin expires or is released; and `Removal`, by which
+readers hear what a vacuum has begun to remove.
+
+A vacuum says what it removes, and then looks for pins; a reader pins, and then looks for what is being removed. So at
+least one of the two sees the other, whatever comes between.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from etl.store import Store, StoreError
 
 FOLDER = "_sluice/pins"
+_REMOVALS = "_sluice/vacuums"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -51,3 +59,50 @@ def pins(store: Store, now: float) -> tuple[Pin, ...]:
         if pin.expires > now:
             found.append(pin)
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What a vacuum is about to remove, by the folders of jobs and states that lose something."""
+
+    folders: frozenset[str]
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @classmethod
+    def of(cls, gone: Iterable[str], kept: Iterable[str]) -> Removal:
+        """What lies beside a kept file may go without a loss."""
+        return cls(folders=folders_of(gone) - folders_of(kept))
+
+    def begin(self, store: Store) -> None:
+        store.write_json(self._path, {"folders": sorted(self.folders)})
+
+    def end(self, store: Store) -> None:
+        store.remove(self._path)
+
+    @property
+    def _path(self) -> str:
+        return f"{_REMOVALS}/{self.name}.json"
+
+
+def being_removed(store: Store) -> frozenset[str]:
+    """What vacuums at work remove; also one that was killed, until the next one ends."""
+    found: set[str] = set()
+    for path in removals(store):
+        try:
+            found.update(map(str, store.read_json(path)["folders"]))
+        except FileNotFoundError:  # it has ended just now
+            continue
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{store.url(path)}: what a vacuum removes cannot be read ({error}); remove this file if "
+                             "no vacuum is at work") from None
+    return frozenset(found)
+
+
+def removals(store: Store) -> tuple[str, ...]:
+    """The files in which vacuums say what they remove."""
+    return tuple(path for path in store.files(_REMOVALS) if path.endswith(".json"))
+
+
+def folders_of(paths: Iterable[str]) -> frozenset[str]:
+    """Of a job or a state: `data/JOB`, `_sluice/state/HASH`; a record stands for itself."""
+    return frozenset("/".join(path.split("/")[:2 if path.startswith("data/") else 3]) for path in paths)

@@ -10,7 +10,7 @@ import errno
 import re
 from dataclasses import dataclass
 
-from etl.pins import pins
+from etl.pins import Removal, pins, removals
 from etl.shards import job_of
 from etl.state import State
 from etl.store import Store, StoreError
@@ -65,9 +65,6 @@ def vacuum(store: Store, *, keep: int, now: float, dry_run: bool = False, grace_
         files |= set(store.files(folder_of_tails(table.record.job))) if table.records else set()
         for state in {r.state for r in table.records.values() if r.state}:
             files |= State.files(store, state)
-    # A pin taken meanwhile may claim what was about to go.
-    if {pin.version for pin in pins(store, now)} - set(kept):
-        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s)
     there: list[str] = []
     passed: list[str] = []
     for folder, written in _WRITTEN.items():
@@ -78,6 +75,13 @@ def vacuum(store: Store, *, keep: int, now: float, dry_run: bool = False, grace_
             and not _young(job_of(p) or p.rsplit("/", 1)[-1], now, grace_s)]
     # Records go last: while one is there, a reader that looks for a file of its version is told which job made it.
     gone.sort(key=lambda p: (p.startswith("_sluice/jobs/"), p))
+    removal, before = Removal.of(gone, files), removals(store)
+    if not dry_run:
+        removal.begin(store)
+    # A pin taken meanwhile may claim what was about to go.
+    if {pin.version for pin in pins(store, now)} - set(kept):
+        removal.end(store)
+        return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s)
     size = sum(store.size(p) or 0 for p in gone)
     for path in gone.copy() if not dry_run else ():
         try:
@@ -89,6 +93,11 @@ def vacuum(store: Store, *, keep: int, now: float, dry_run: bool = False, grace_
             passed.append(path)
             continue
         _sweep(store, path)
+    if not dry_run:
+        removal.end(store)
+        for path in before:  # of those that were killed
+            if now - store.modified(path) > DAY_S:
+                store.remove(path)
     return Vacuumed(kept_versions=kept, pinned=pinned, files=tuple(gone), bytes=size,
                     passed_over=tuple(sorted(set(passed))))
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 
+import pytest
+
+import etl.vacuum
 from etl.hold import LASTS_S, Hold
-from etl.pins import pins
-from etl.store import Store
+from etl.pins import Removal, being_removed, pins
+from etl.small import small_table
+from etl.store import Store, StoreError
+from etl.vacuum import DAY_S, vacuum
 
 
 class Clock:
@@ -71,3 +77,35 @@ def test_a_table_that_cannot_be_written_is_told_once(tmp_path):
             hold.take(str(tmp_path), 2)
     assert len(said) == 1
     assert said[0].startswith(f"{tmp_path}: version 2 cannot be pinned (")
+
+
+def test_a_version_that_a_vacuum_has_begun_to_remove_cannot_be_taken(tmp_path):
+    """Whoever pins looks then for what is being removed; a vacuum says first what it removes, then looks for pins."""
+    table = small_table(tmp_path / "clicks", rows=100, files=1)
+    store, job = Store(table.uri), table.record.job
+    path = table.record.files[0].path
+    other, beside = Removal.of(["data/another/x.parquet"], []), Removal.of([f"data/{job}/_SUCCESS"], [path])
+    for removal in (other, beside):
+        removal.begin(store)
+    with Hold("reader", print) as hold:
+        hold.take(table.uri, 0)
+        assert versions(store, 0) == [0]
+        removal = Removal.of([path], [])
+        removal.begin(store)
+        with pytest.raises(StoreError, match=f"a vacuum is removing version 0 .data/{job}.; start again"):
+            hold.take(table.uri, 0)
+        removal.end(store)
+        hold.take(table.uri, 0)
+
+
+def test_a_vacuum_says_what_it_removes_before_it_looks_for_pins_the_last_time(tmp_path, monkeypatch):
+    """And what a vacuum that was killed has said goes with the next one, a day later."""
+    store, now = Store(small_table(tmp_path / "clicks", rows=100, files=1).uri), time.time() + 40 * DAY_S
+    small_table(store.uri, rows=100, files=1, mode="overwrite")
+    Removal(folders=frozenset({"data/before"})).begin(store)
+    said = []
+    monkeypatch.setattr(etl.vacuum, "pins", lambda *_: said.append(being_removed(store)) or pins(store, now))
+    done = vacuum(store, keep=1, now=now)
+    assert done.files
+    assert [len(folders) for folders in said] == [1, 1 + 2], "of the second look: data and record of the first version"
+    assert being_removed(store) == frozenset()

@@ -21,20 +21,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, metavar="N", help="this one alone, with its trace")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), metavar="N",
                         help="how many processes (one for each core)")
+    parser.add_argument("--tables", action="store_true", help="runs of a table instead: jobs, a vacuum, readers")
     options = parser.parse_args()
     if options.seeds < 1 or options.processes < 1:
         parser.error(f"--seeds {options.seeds}, --processes {options.processes}: each is at least 1")
-    return replay(options.seed) if options.seed is not None else many(options.first, options.seeds, options.processes)
+    if options.seed is not None:
+        return replay(options.seed, options.tables)
+    return many(options.first, options.seeds, options.processes, options.tables)
 
 
-def many(first: int, count: int, processes: int) -> int:
+def many(first: int, count: int, processes: int, tables: bool) -> int:
     """Progress and findings go to standard error, the sum to standard output."""
     began, total, findings, told = time.monotonic(), Sum(), list[Finding](), 0.0
     try:
-        for part, found in run_seeds(range(first, first + count), min(processes, count)):
+        for part, found in run_seeds(range(first, first + count), min(processes, count), tables):
             total += part
             for finding in found:
-                print(f"\nseed {finding.seed} deviates:\n{finding.text}replay it with: make storm SEED={finding.seed}",
+                print(f"\nseed {finding.seed} deviates:\n{finding.text}replay it with: make storm SEED={finding.seed}"
+                      f"{' TABLES=1' if tables else ''}",
                       file=sys.stderr)
             findings += found
             spent = time.monotonic() - began
@@ -51,10 +55,10 @@ def many(first: int, count: int, processes: int) -> int:
     return 1 if findings else 0
 
 
-def replay(seed: int) -> int:
+def replay(seed: int, tables: bool) -> int:
     """One seed: what it drew, the end of its trace, and what it found."""
     began = time.monotonic()
-    run, text = described(seed)
+    run, text = described(seed, tables)
     if run is not None:
         print(f"seed {seed}: {run.case}\n{run.way}\n{run.steps} steps, {run.now:.3f} s on its clock; the last "
               f"{_SHOWN}:", file=sys.stderr)

@@ -13,10 +13,12 @@ import random
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import etl.commit
 import ingest.backend
 import ingest.batch
 import ingest.loader
@@ -25,12 +27,13 @@ import ingest.pipeline
 import ingest.shuffle
 import ingest.tally
 import ingest.workers
+from etl.store import Store
 from ingest.governor import Charge, Governor
 from ingest.knobs import Limits
-from tests.storm import store
+from tests.storm import steps, store
 from tests.storm.children import StormChild
 from tests.storm.scheduler import Crew
-from tests.storm.threads import Threading, Time
+from tests.storm.threads import Names, Threading, Time
 
 # What a module does with the machine that has no place in a run of one seed, and what is too large for it.
 _INSTEAD = {
@@ -41,8 +44,11 @@ _INSTEAD = {
                         "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40))},
     "ingest.backend": {"BASE_BYTES": 300, "anonymous_bytes": lambda _pid: 0, "core_seconds": lambda _pid: (0.0, 0.0)},
     "ingest.memfd": {"_GRAIN": 64},
+    "etl.commit": {"DeltaTable": steps.StepTable,
+                   "create_table_with_add_actions": steps.step("create", etl.commit.create_table_with_add_actions)},
+    "etl.table": {"DeltaTable": steps.StepTable},
 }
-_CLOCKS = {time.monotonic: Time.monotonic, time.thread_time: Time.monotonic}
+_CLOCKS = {time.monotonic: Time.monotonic, time.thread_time: Time.monotonic, time.time: Time.time}
 
 _UNDER_NAMES = (threading.Lock, threading.RLock, threading.Thread, threading.Condition, threading.Event)
 
@@ -60,12 +66,12 @@ def by_lines(file: str) -> bool:
 
 @contextmanager
 def storm() -> Iterator[Crew]:
-    """While it lasts the loader's modules run under the current `Scheduler` alone."""
+    """While it lasts the modules of loader and table run under the current `Scheduler` alone."""
     undo: list[Callable[[], None]] = []
     crew = Crew()
     automatic = gc.isenabled()
     for name, module in sorted(sys.modules.items()):
-        if name.startswith("ingest."):
+        if name.startswith(("ingest.", "etl.")):
             _enter(module, undo)
     for name, changes in _INSTEAD.items():
         for attribute, value in changes.items():
@@ -73,6 +79,8 @@ def storm() -> Iterator[Crew]:
     _set(Governor, "move", _watched(Governor.move), undo)
     for module, attribute in ((ingest.batch, "STRETCH_ROWS"), (ingest.shuffle, "CHUNK_ROWS")):
         _set(module, attribute, getattr(module, attribute), undo)  # each seed has its own
+    for method in steps.OF_STORE:
+        _set(Store, method, steps.step(method, getattr(Store, method)), undo)
     gc.disable()  # it would run in the middle of a run, at another place each time
     try:
         yield crew
@@ -94,8 +102,8 @@ def _watched(move: Callable[[Governor, Charge, int], None]) -> Callable[[Governo
 
 
 def _enter(module: Any, undo: list[Callable[[], None]]) -> None:
-    for attribute, mine in (("threading", Threading), ("time", Time)):
-        if getattr(module, attribute, None) in (threading, time):
+    for attribute, mine in (("threading", Threading), ("time", Time), ("uuid", Names)):
+        if getattr(module, attribute, None) in (threading, time, uuid):
             _set(module, attribute, mine, undo)
     for attribute, value in vars(module).items():
         assert not any(value is real for real in _UNDER_NAMES), \

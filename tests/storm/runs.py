@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -14,6 +15,8 @@ from tests.storm.doors import by_lines, chance_of, storm
 from tests.storm.loading import run_loader
 from tests.storm.pools import run_pools
 from tests.storm.scheduler import Crew, Scheduler
+from tests.storm.tables import World as Table
+from tests.storm.tables import run_table
 
 _TOGETHER = 200  # seeds that a process does before it tells
 _LOADERS = 0.5
@@ -33,6 +36,8 @@ class Sum:
     errors: int = 0
     """Reads that failed, and were tried again."""
     resumes: int = 0
+    conflicts: int = 0
+    """Jobs on a table that were overtaken, and told so."""
     steps: int = 0
     switches: int = 0
 
@@ -51,9 +56,11 @@ class Finding:
     text: str
 
 
-def run_seed(seed: int, crew: Crew) -> Scheduler:
-    """The whole run of one seed; raises what it finds. Call it within `storm()`."""
+def run_seed(seed: int, crew: Crew, tables: bool = False) -> Scheduler:
+    """The whole run of one seed, of the loader or of a table; raises what it finds. Call it within `storm()`."""
     chance = chance_of(seed)
+    if tables:
+        return run_table(chance, crew, by_lines)
     kind = run_loader if chance.random() < _LOADERS else run_pools
     return kind(chance, crew, by_lines)
 
@@ -61,20 +68,22 @@ def run_seed(seed: int, crew: Crew) -> Scheduler:
 def sum_of(run: Scheduler) -> Sum:
     """What happened in a run."""
     counts = dict(seeds=1, steps=run.steps, switches=run.switches)
-    if run.world is not None:
+    if isinstance(run.world, Table):
+        counts |= dict(kills=run.world.kills, errors=run.world.refused, conflicts=run.world.conflicts)
+    elif run.world is not None:
         weather, fate = run.world.weather, run.world.fate
         counts |= dict(kills=fate.deaths, resizes=run.world.resizes, resumes=run.world.resumes,
                        stalls=weather.stalls + fate.pauses, errors=weather.errors)
     return Sum(**counts)
 
 
-def some_seeds(seeds: Iterable[int]) -> tuple[Sum, list[Finding]]:
+def some_seeds(seeds: Iterable[int], tables: bool = False) -> tuple[Sum, list[Finding]]:
     """In this process."""
     total, found = Sum(), []
     with storm() as crew:
         for number, seed in enumerate(seeds):
             try:
-                total += sum_of(run_seed(seed, crew))
+                total += sum_of(run_seed(seed, crew, tables))
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
@@ -85,11 +94,11 @@ def some_seeds(seeds: Iterable[int]) -> tuple[Sum, list[Finding]]:
     return total, found
 
 
-def run_seeds(seeds: range, processes: int) -> Iterator[tuple[Sum, list[Finding]]]:
+def run_seeds(seeds: range, processes: int, tables: bool = False) -> Iterator[tuple[Sum, list[Finding]]]:
     """In several processes, part by part as they are done."""
     parts = [seeds[at:at + _TOGETHER] for at in range(0, len(seeds), _TOGETHER)]
     with multiprocessing.get_context("spawn").Pool(processes, _begin) as pool:
-        yield from pool.imap_unordered(some_seeds, parts)
+        yield from pool.imap_unordered(functools.partial(some_seeds, tables=tables), parts)
 
 
 def _begin() -> None:
@@ -105,7 +114,7 @@ def _quiet() -> None:
     torch.set_num_threads(1)
 
 
-def described(seed: int) -> tuple[Scheduler | None, str]:
+def described(seed: int, tables: bool = False) -> tuple[Scheduler | None, str]:
     """One seed's run, and what it found; for a person."""
     seen: list[Any] = []
     with storm() as crew:
@@ -117,7 +126,7 @@ def described(seed: int) -> tuple[Scheduler | None, str]:
 
         Scheduler.__init__ = remembered  # type: ignore[method-assign]
         try:
-            run_seed(seed, crew)
+            run_seed(seed, crew, tables)
             text = ""
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):

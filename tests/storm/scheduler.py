@@ -113,7 +113,7 @@ class Crew:
 class Task:
     """One thread of a run."""
 
-    __slots__ = ("deadline", "doom", "ended", "gate", "joined", "name", "number", "on", "priority", "thread",
+    __slots__ = ("deadline", "doom", "ended", "gate", "joined", "name", "number", "on", "parent", "priority", "thread",
                  "timed_out")
 
     def __init__(self, number: int, name: str, gate: Any, priority: float):
@@ -124,6 +124,7 @@ class Task:
         self.timed_out = self.ended = False
         self.doom: BaseException | None = None
         self.joined: list[Task] = []
+        self.parent: Task | None = None
         self.thread: Any = None
         """What the code under test has for it."""
 
@@ -249,6 +250,7 @@ class Scheduler:
         """A new thread."""
         member = self._crew.take()
         task = Task(next(self._numbers), name, member.gate, self.chance.random())
+        task.parent = self.current
         self.tasks.append(task)
         self._ready.append(task)
         member.job = lambda: self._carry(task, function)
@@ -262,10 +264,12 @@ class Scheduler:
                 return
 
     def kill(self, task: Task) -> None:
-        """It ends at its next turn, whatever it does."""
-        if not task.ended:
-            task.doom = task.doom or Killed()
-            self.wake(task)
+        """It ends at its next turn, whatever it does, and so do all that it started."""
+        for one in self.tasks:
+            started = one.parent is not None and isinstance(one.parent.doom, Killed)
+            if (one is task or started) and not one.ended:
+                one.doom = one.doom or Killed()
+                self.wake(one)
 
     # ---- the run's end
 

@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from etl import commit
 from ingest import buffers, governor, loader, pipeline, pool, shuffle, workers
 from tests.storm.doors import by_lines, chance_of, storm
 from tests.storm.loading import run_loader
 from tests.storm.pools import run_pools
 from tests.storm.runs import run_seed, some_seeds
 from tests.storm.scheduler import Deadlock, Scheduler, Way
+from tests.storm.tables import run_table
 from tests.storm.threads import Condition, Event, Lock, Thread, Time, entered
 
 
@@ -28,6 +30,12 @@ def test_seeds_deviate_in_nothing():
     assert not found, found[0].text
     assert total.deviations == 0
     assert min(total.kills, total.resizes, total.stalls, total.errors, total.resumes) > 0
+
+
+def test_tables_deviate_in_nothing():
+    total, found = some_seeds(range(25), tables=True)
+    assert not found, found[0].text
+    assert min(total.kills, total.errors, total.conflicts) > 0
 
 
 def test_a_seed_is_the_same_run_in_every_process(repo):
@@ -109,6 +117,11 @@ def by_processes(case):
                                deaths=2)
 
 
+def two_jobs(plans):
+    """At the same time."""
+    return dataclasses.replace(plans, jobs=("overwrite", "update"), full=0.0, kills=0)
+
+
 def same(case):
     return case
 
@@ -163,6 +176,11 @@ MUTANTS = {
         run_loader, 100, workers.WorkerProcess, "_forget", "child.close()", "child.kill()", by_processes),
     "rows lie one place further": Mutant(
         run_loader, 100, shuffle.Gatherer, "_places", "row - window.first)", "max(0, row - window.first - 1))"),
+    "a commit that was overtaken is made on what is there then": Mutant(
+        run_table, 100, commit, "_commit", "max_commit_retries=0", "max_commit_retries=15", two_jobs),
+    "a job that was overtaken tries again whatever there is": Mutant(
+        run_table, 100, commit, "publish", "if not alone or not _same_state(store, now, record):", "if False:",
+        two_jobs),
     # What was there, and was found so.
     "workers start before all fused stages are there": Mutant(
         run_loader, 1000, pipeline.Pipeline, "_transformer", "lambda stint: Transformer(number, steps,",

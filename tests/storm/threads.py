@@ -5,12 +5,15 @@ Each object belongs to the run that was current when it was made, and does nothi
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tests.storm.scheduler import Scheduler, Task
 
+EPOCH_S = 1_900_000_000.0
+"""The date on which every run begins."""
 _runs: list[Scheduler] = []
 
 
@@ -327,8 +330,20 @@ class Time:
     def monotonic() -> float:
         return current().now
 
-    time = perf_counter = thread_time = process_time = monotonic
+    perf_counter = thread_time = process_time = monotonic
+
+    @staticmethod
+    def time() -> float:
+        return EPOCH_S + current().now
 
     @staticmethod
     def sleep(seconds: float) -> None:
         current().wait("time", seconds)
+
+
+class Names:
+    """The module `uuid`."""
+
+    @staticmethod
+    def uuid4() -> uuid.UUID:
+        return uuid.UUID(int=current().chance.getrandbits(128), version=4)
