@@ -89,9 +89,18 @@ class Activity:
     @property
     def step_limit_s(self) -> float:
         """For what belongs to a step: by the slowest of the last hundred steps, once there are a few."""
-        if len(self._steps) < _MEASURED:
-            return self._most_s
+        if not self._measured:
+            return self._unmeasured_s
         return min(self._most_s, max(_LEAST_S, _TIMES * max(self._steps)))
+
+    @property
+    def _measured(self) -> bool:
+        return len(self._steps) >= _MEASURED
+
+    @property
+    def _unmeasured_s(self) -> float:
+        """Where nothing says how long is usual: pipelines fill and kernels are compiled before the first batches."""
+        return max(self._most_s, MOST_S)
 
     def fetches(self, number: int, work: Callable[[], Any]) -> None:
         """It waits for its next batch; as long as `work()` changes, its loader gets somewhere."""
@@ -100,7 +109,8 @@ class Activity:
             if self._stepped is not None:
                 self._steps.append(max(0.0, now - self._stepped - self._apart_s))
             self._stepped, self._apart_s = now, 0.0
-        self._begin(f"waited for batch {number}", limit=lambda: self._most_s, work=work)
+        self._begin(f"waited for batch {number}", work=work,
+                    limit=lambda: self._most_s if self._measured else self._unmeasured_s)
 
     def meets(self, number: int) -> None:
         self._begin(f"waited for the other ranks before batch {number}", limit=lambda: self.step_limit_s, waits=True)
@@ -137,7 +147,7 @@ class Activity:
                 self._seen, self._since = seen, now
             limit = None if self._limit is None else self._limit()
             return Beat(count=self._count, phase=self._phase, waits=self._waits, age_s=now - self._since, limit_s=limit,
-                        silence_s=max(self._most_s, MOST_S) if limit is None else self.step_limit_s, process=process,
+                        silence_s=self._unmeasured_s if limit is None else self.step_limit_s, process=process,
                         parent=parent)
 
     def _begin(self, phase: str, *, limit: Callable[[], float] | None, waits: bool = False,

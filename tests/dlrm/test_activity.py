@@ -60,6 +60,12 @@ def test_what_was_done_between_steps_makes_none_of_them_slower():
 def test_before_steps_were_measured_and_between_passes_nothing_is_judged_by_them():
     clock = Clock()
     assert of(clock, steps=2).step_limit_s == 120.0
+    first = Activity(most_s=4.0, clock=clock)
+    first.fetches(1, lambda: None)
+    clock.now += 119.0
+    assert verdict({0: (first.beat(1, 0), 0.0)}) is None, "a pipeline fills, kernels are compiled"
+    clock.now += 2.0
+    assert verdict({0: (first.beat(1, 0), 0.0)}).ranks == (0,)
     activity = of(clock)
     activity.rests()
     clock.now += 1000.0

@@ -10,6 +10,7 @@ import pytest
 
 from dlrm import evaluate, options, train
 from dlrm.config import Config
+from dlrm.files import Files
 from dlrm.meta import Meta, read
 from etl.census import Census
 from etl.identity import SplitMoved
@@ -25,7 +26,7 @@ def begun(run: Path, table: FeatureTable) -> Path:
     folder.mkdir(parents=True)
     config = Config(data=table.uri, version=table.version, follow="epochs", epochs=2)
     meta = Meta.of(table, config.to_dict())
-    replace(meta, step=5, epoch=1, loader={"epoch": 1, "step": 0}).write(folder)
+    replace(meta, step=5, epoch=1, loader={"epoch": 1, "step": 0}).write(folder, {}, Files())
     return folder
 
 
@@ -78,10 +79,14 @@ def test_a_checkpoint_of_an_older_program_is_compared_by_its_table(table, tmp_pa
     assert plan("--run-dir", tmp_path / "run", "--resume", "--split-moved", "accept").seen
 
 
-def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(table, tmp_path):
+def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(tmp_path):
+    """Their ids are hashed, so that what the training rows hold does not give the tables other shapes."""
+    features = clicks_table.FEATURES.replace('op = "categorify", min_count = 2, oov = 4', 'op = "hash", size = 64')
+    raw, text = clicks_table.raw_rows(ROWS), clicks_table.spec_text(features=features)
+    table = clicks_table.write(tmp_path / "table", raw, text=text)
     begun(tmp_path / "run", table)
-    raw = clicks_table.raw_rows(ROWS)
-    other = clicks_table.write(tmp_path / "other", raw.take([*range(ROWS // 2, ROWS), *range(ROWS // 2)]))
+    turned = raw.take([*range(ROWS // 2, ROWS), *range(ROWS // 2)])
+    other = clicks_table.write(tmp_path / "other", turned, text=text)
     words = ["--run-dir", tmp_path / "run", "--data", other.uri]
     with pytest.raises(SplitMoved, match="100 % of the rows of split 'test' were trained on"):
         evaluate.main([str(word) for word in words])
@@ -89,7 +94,7 @@ def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(table, tm
     from dlrm.follow import seen_in
     assert seen_in(other, meta, "accept", split="test") != ""
     assert seen_in(table, meta, "refuse") == ""  # its own
-    moved = clicks_table.write(tmp_path / "moved", raw)  # the same rows elsewhere, in the same splits
+    moved = clicks_table.write(tmp_path / "moved", raw, text=text)  # the same rows elsewhere, in the same splits
     assert seen_in(moved, meta, "refuse") == ""
 
 

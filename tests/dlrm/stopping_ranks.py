@@ -1,0 +1,40 @@
+"""The trainer as a user has it, but that its first rank is stopped in the middle of a step, once something was saved
+and it has said that it goes from step to step: `python -m tests.dlrm.stopping_ranks WORDS…`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from dlrm import guard, pulse, trainer
+from dlrm.activity import MOST_S
+from dlrm.train import main
+
+
+class Speaks(pulse.Pulse):
+    of_steps = False
+
+    def _say(self, *, over: bool = False) -> None:
+        super()._say(over=over)
+        Speaks.of_steps = json.loads(self._store.get(f"sluice/beat/{self._rank}"))["silence_s"] < MOST_S
+
+
+class Stops(guard.Guard):
+    saved: Path
+
+    def check(self, batch):
+        super().check(batch)
+        if "train" in self._source and os.environ["RANK"] == "0" and Speaks.of_steps and self.saved.exists():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+if __name__ == "__main__":
+    Stops.saved = Path(sys.argv[sys.argv.index("--run-dir") + 1]) / "checkpoints" / "LATEST"
+    guard.Guard = trainer.Guard = Stops  # type: ignore[misc]
+    pulse.Pulse = Speaks  # type: ignore[misc]
+    found = main(sys.argv[1:])
+    if found is not None:
+        print(json.dumps(found), flush=True)
