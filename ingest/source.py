@@ -82,8 +82,6 @@ class RowGroups:
             if file is not None:
                 file.close(force=True)
             raise SourceError(f"{self.describe(read)}: {error}") from error
-        if self._opened.local(self.files[read.file].path) is None:  # it would keep what it fetched until it reads anew
-            file.read_row_group(read.group, columns=[], use_threads=False)
         self._give_back(read.file, file)
         if table.num_rows != read.rows:
             raise SourceError(f"{self.describe(read)}: {table.num_rows} rows where the table has {read.rows}; "
@@ -131,6 +129,8 @@ class RowGroups:
         return file
 
     def _give_back(self, number: int, file: pq.ParquetFile) -> None:
+        if self._opened.local(self.files[number].path) is None:  # it keeps what it fetched until it is asked anew
+            file.read_row_group(0, columns=[], use_threads=False)
         with self._lock:
             self._idle.append((number, file))
             oldest = self._idle.popleft()[1] if len(self._idle) > _KEPT_OPEN else None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from unittest import mock
 
 import ingest.batch
 import ingest.shuffle
@@ -17,7 +18,7 @@ from ingest.plan import RowsPlan
 from ingest.quarantine import ErrorPolicy, QuarantineError
 from ingest.source import SourceError
 from ingest.transform import Transform
-from tests.storm import twin
+from tests.storm import doors, store, twin
 from tests.storm.children import Fate
 from tests.storm.found import Deviation
 from tests.storm.functions import FUNCTIONS
@@ -143,15 +144,21 @@ def _plan(name: str, streams: int, batch: int, window: int, last: str, seed: int
 @functools.lru_cache(maxsize=4096)
 def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
     """Bytes that a run needs at least, by the loader's own reckoning: of every rank and step that a seed may draw."""
+    from ingest.addresses import converted
     from ingest.columns import Columns
-    from ingest.footprint import minimum_bytes
+    from ingest.footprint import footprint_of
 
     source = twin.TABLES[name].source
     columns = Columns.of(source.fields, None, source.bags)
+    decoding = store.decoding(source.files, columns.names)
+    schema = store.TABLES[source.files[0].path][0].schema
     found = 0
     for steps in (1, 2, 4):
         _together(plan, ranks, steps)
-        found = max(found, *(minimum_bytes(plan, columns, rank, ranks, stages) for rank in range(ranks)))
+        for rank in range(ranks):
+            with mock.patch.multiple("ingest.footprint", **doors.FOOTPRINT):
+                found = max(found, footprint_of(plan, columns, decoding, rank=rank, ranks=ranks, transforms=stages - 4,
+                                                converted=converted(schema, columns), epochs=2).total)
     return found + _BASE
 
 
@@ -174,6 +181,9 @@ class Machine:
 
     def memory_used(self) -> int:
         return _BASE
+
+    def memory_group(self) -> None:
+        """None has a limit."""
 
     def memory_own(self) -> int:
         """At times something else in the process takes memory, and gives it back."""

@@ -5,12 +5,13 @@ Its reads are slow, fail for a while, or for good, as the run's `Weather` says; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from etl.fields import DataFile
+from ingest.decoding import Decoding
 from ingest.files import Files
 from ingest.plan import Read
 from ingest.retry import Clock, Retrier, RetryPolicy
@@ -68,12 +69,13 @@ class MemoryGroups(RowGroups):
     """Row groups in memory."""
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
-                 before_read: Callable[[Read], None] | None = None, opened: Files | None = None):
+                 before_read: Callable[[Read], None] | None = None, opened: Files | None = None,
+                 bags: Mapping[str, float] | None = None):
         run = current()
         self._weather: Weather = run.world.weather
         self._clock = Clock()
         self._retrier = Retrier(RetryPolicy(), self._clock, run.chance.random)
-        super().__init__(files, columns, before_read, opened)
+        super().__init__(files, columns, before_read, opened, bags)
 
     def interrupt(self) -> None:
         self._clock.stop()
@@ -96,3 +98,12 @@ class MemoryGroups(RowGroups):
     def _schema(self) -> pa.Schema:
         whole = TABLES[self.files[0].path][0].schema
         return pa.schema([whole.field(name) for name in self.columns])
+
+    def _decoding(self, bags: Mapping[str, float]) -> Decoding:
+        return decoding(self.files, self.columns)
+
+
+def decoding(files: Sequence[DataFile], columns: Sequence[str]) -> Decoding:
+    """What row groups take: there is nothing to decode, so nothing besides."""
+    tables = [table.select(columns) for file in files for table in TABLES[file.path] if table.num_rows]
+    return Decoding(max(table.nbytes / table.num_rows for table in tables), 0, (tuple(columns),))
