@@ -76,11 +76,19 @@ def vacuum(store: Store, *, keep: int, now: float, dry_run: bool = False, grace_
     # Records go last: while one is there, a reader that looks for a file of its version is told which job made it.
     gone.sort(key=lambda p: (p.startswith("_sluice/jobs/"), p))
     removal, before = Removal.of(gone, files), removals(store)
-    if not dry_run:
-        removal.begin(store)
+    removing = bool(gone) and not dry_run
+    if removing:
+        try:
+            removal.begin(store)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise StoreError(f"{error.filename}: {error.strerror}, so readers cannot be told what is about to go; "
+                             "nothing was removed; put a folder in its place") from None
     # A pin taken meanwhile may claim what was about to go.
     if {pin.version for pin in pins(store, now)} - set(kept):
-        removal.end(store)
+        if removing:
+            removal.end(store)
         return vacuum(store, keep=keep, now=now, dry_run=dry_run, grace_s=grace_s)
     size = sum(store.size(p) or 0 for p in gone)
     for path in gone.copy() if not dry_run else ():
@@ -93,8 +101,9 @@ def vacuum(store: Store, *, keep: int, now: float, dry_run: bool = False, grace_
             passed.append(path)
             continue
         _sweep(store, path)
-    if not dry_run:
+    if removing:
         removal.end(store)
+    if not dry_run:
         for path in before:  # of those that were killed
             if now - store.modified(path) > DAY_S:
                 store.remove(path)

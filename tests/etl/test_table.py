@@ -277,6 +277,18 @@ def test_vacuum_follows_no_link_out_of_the_table(table, tmp_path, level):
     assert FeatureTable.open(uri).rows == 3000
 
 
+def test_vacuum_removes_nothing_that_readers_cannot_be_told_of(table, tmp_path):
+    """What is about to go is said in `_sluice`, which is a link here."""
+    uri, old = Path(table.uri), table.uri + "/data/20200101T000000-deadbeef/split=train/part-0.parquet"
+    Path(old).parent.mkdir(parents=True)
+    Path(old).write_text("a job's")
+    (uri / "_sluice").rename(tmp_path / "outside")
+    (uri / "_sluice").symlink_to(tmp_path / "outside")
+    with pytest.raises(StoreError, match=r"_sluice.* is a link.*nothing was removed"):
+        vacuum(Store(uri), keep=1, now=2e9)
+    assert Path(old).exists()
+
+
 def test_vacuum_removes_what_jobs_wrote_and_names_the_rest(table, tmp_path):
     uri, store, job = Path(table.uri), Store(table.uri), "20200101T000000-deadbeef"
     kept = tmp_path / "kept.parquet"
