@@ -33,8 +33,9 @@ from etl.names import nearest
 from etl.program import UsageError, run, say
 from etl.small import small_table
 from ingest.columns import Columns
+from ingest.footers import REMEMBERED
 from ingest.loader import Loader
-from ingest.parquet import REMEMBERED, ParquetFiles
+from ingest.parquet import ParquetFiles
 
 BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """Ids a row of MLPerf's 26 multi-hot features: 214."""

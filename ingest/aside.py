@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ingest.batch import Stretch
-from ingest.columns import Columns
+from ingest.columns import ColumnError, Columns
 from ingest.origins import Origin, Origins
 from ingest.plan import Read
 from ingest.quarantine import Quarantine
@@ -54,13 +55,25 @@ class Aside:
         return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
 
     def marked(self, stretch: Stretch, columns: Columns) -> Stretch:
-        """A stretch whose rows of unreadable row groups have got weight 0."""
+        """A stretch whose rows of unreadable row groups, or with what is no weight, have got weight 0."""
         for n in range(stretch.steps):
+            self._weigh(stretch, n, columns)
             lost = self.lost(stretch.schedule.epoch, stretch.step + n)
             if lost:
                 weights_of(stretch, n, columns)[lost] = 0
         self.books.saw(sum(stretch.rows))
         return stretch
+
+    def _weigh(self, stretch: Stretch, number: int, columns: Columns) -> None:
+        """A weight below 0 would have a model learn the contrary, one that is no number nothing at all."""
+        weights = weights_of(stretch, number, columns)
+        if not columns.weight or (weights.min(initial=0) >= 0 and weights.max(initial=0) < np.inf):
+            return
+        wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+        error = ColumnError(f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights are "
+                            "finite, and 0 or more")
+        self.rows(error, "batch", stretch.schedule.epoch, stretch.step + number, wrong.tolist())
+        weights[wrong] = 0
 
     def lost(self, epoch: int, step: int) -> list[int]:
         """Rows of a batch that are of row groups that could not be read."""

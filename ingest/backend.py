@@ -28,6 +28,9 @@ from ingest.workers import RestartBudget, RestartsExhausted, WorkerClosed, Worke
 BASE_BYTES = 40 * 2**20
 """What a worker process takes before anything is known of it."""
 
+# Raised by a user's function, they are errors of it and end no trainer: signals reach no worker.
+_ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+
 
 class TooLarge(MemoryError):
     """A batch for which there is not enough memory, even alone."""
@@ -136,7 +139,7 @@ class Runner:
                 return self._alone(arrays, before, where)
         except (WorkerClosed, Closed, RestartsExhausted, TransformError):
             raise
-        except Exception as error:
+        except (Exception, *_ENDS) as error:
             return _Rescue(stage, self._call, stretch, number, where).of(error, before)
 
     def close(self) -> None:
@@ -160,14 +163,10 @@ class Runner:
         stage = self._stage
         if stage.backend == "thread":
             self.close()
-            try:
-                if stage.transform.arrow:
-                    return over_arrow(stage.function, arrays, stage.columns, where)
-                given: Given = stage.function(dict(arrays))
-                return given
-            except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # as of a process: it ends no trainer
-                raise TransformError(f"{where}: the function raised {type(error).__name__}({error}), which would end "
-                                     "the program; let it raise an error") from error
+            if stage.transform.arrow:
+                return over_arrow(stage.function, arrays, stage.columns, where)
+            given: Given = stage.function(dict(arrays))
+            return given
         if self._worker is None:
             self._worker = stage.worker()
         try:
@@ -206,7 +205,7 @@ class _Rescue:
         self._stage, self._call, self._stretch, self._number, self._where = stage, call, stretch, number, where
         self._failed = 0
 
-    def of(self, error: Exception, arrays: Arrays) -> Given:
+    def of(self, error: BaseException, arrays: Arrays) -> Given:
         """The batch with the rows that fail set aside, or QuarantineError."""
         rows = self._stretch.floats.shape[2]
         if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
@@ -215,7 +214,7 @@ class _Rescue:
         try:
             good, failed = isolate(lambda start, stop: self._attempt(arrays, start, stop), rows,
                                    rows if self._stage.aside.allowed else 0)
-        except Exception as first:
+        except (Exception, *_ENDS) as first:
             self._aside(first, [self._failed])
             raise
         if not failed:  # no row is to blame
@@ -227,7 +226,7 @@ class _Rescue:
             self._aside(same[0][1], [row for row, _ in same])
         return self._together(arrays, good, [row for row, _ in failed])
 
-    def _aside(self, error: Exception, rows: Any) -> None:
+    def _aside(self, error: BaseException, rows: Any) -> None:
         """Rows that count nothing any more, or only fill the batch, need not be set aside."""
         weights = weights_of(self._stretch, self._number, self._stage.columns)
         self._stage.aside.rows(error, f"transform {self._stage.transform.name!r}", self._stretch.schedule.epoch,
@@ -265,8 +264,9 @@ def function_of(transform: Transform) -> Function:
         return transform.function
     try:
         return load(transform.function)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise TransformError(f"transform {transform.name!r}: {transform.function}: {error}") from error
+    except (Exception, SystemExit) as error:  # importing it runs the user's code
+        raise TransformError(f"transform {transform.name!r}: {transform.function}: {type(error).__name__}: "
+                             f"{error}") from error
 
 
 def anonymous_bytes(pid: int | None) -> int:

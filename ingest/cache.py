@@ -28,7 +28,7 @@ from pathlib import Path
 from ingest.knobs import format_bytes
 
 _HEADER = struct.Struct("<8sQL")
-_MAGIC = b"SluiceC1"
+_MAGIC = b"SluiceC2"
 _BLOCK = 4096  # a file takes whole blocks of a disk
 _OWN = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.part)?|ledger(\.new)?|users|name")
 _SPACE = "space"
@@ -72,7 +72,7 @@ class FileCache:
         except OSError:
             self._count("_misses")
             return None
-        if header != _HEADER.pack(_MAGIC, len(data), zlib.crc32(data)):
+        if header != _header(key, data):
             self._count("_corrupt", "_misses")
             with contextlib.suppress(OSError), self._alone():
                 size = path.stat().st_size
@@ -94,7 +94,7 @@ class FileCache:
             reserved = self._reserve(size)
             if reserved:
                 with open(part, "xb") as file:
-                    file.write(_HEADER.pack(_MAGIC, len(data), zlib.crc32(data)))
+                    file.write(_header(key, data))
                     file.write(data)
                 os.link(part, path)  # unlike a rename it says so if another rank was first
         except OSError as error:
@@ -230,6 +230,11 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
         for path in found if remove else ():
             path.unlink()
     return found
+
+
+def _header(key: str, data: bytes) -> bytes:
+    """What is kept under another key is another range: its checksum is of the key as well."""
+    return _HEADER.pack(_MAGIC, len(data), zlib.crc32(data, zlib.crc32(key.encode())))
 
 
 def _blocks(size: int) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ingest.thrift import chunks_of_group, footer_bytes
+
 _HEADER_BYTES = 64
 _CRC_FIELD = 4
 _I32 = 5  # the compact protocol's number of the type
@@ -34,11 +36,8 @@ def chunks_with_crc(file: pa.NativeFile, metadata: pq.FileMetaData) -> tuple[int
     """Column chunks whose first page has a checksum, and all chunks, of the first row group and of the last."""
     having = total = 0
     for number in sorted({0, metadata.num_row_groups - 1} - {-1}):
-        group = metadata.row_group(number)
-        for column in range(group.num_columns):
-            chunk = group.column(column)
-            start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-            file.seek(start)
+        for chunk in chunks_of_group(footer_bytes(metadata), number):
+            file.seek(chunk.start)
             having += has_crc(file.read(_HEADER_BYTES))
             total += 1
     return having, total

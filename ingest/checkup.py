@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 from etl.table import FeatureTable, TableError
 from ingest import cache, launch
 from ingest.checksums import chunks_with_crc
+from ingest.footers import REMEMBERED
 from ingest.knobs import format_bytes
 from ingest.machine import Machine
 from ingest.memfd import Region, SharedMemoryError
-from ingest.parquet import REMEMBERED
 from ingest.stores import Store
 from ingest.workers import WorkerError, WorkerProcess
 

@@ -10,9 +10,8 @@ from types import MappingProxyType
 from etl.fields import Field
 from ingest.knobs import nearest
 
-_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float", "double",
-            "halffloat")
 _WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_NUMBERS = (*_WHOLE, "float", "double", "halffloat")
 _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
 _GUESSED_BAG = 8.0  # ids; only what is reserved before the first bags were seen
 
@@ -50,14 +49,13 @@ class Columns:
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
-            fits = _BAGS.fullmatch(f.type) if f.role == "id_list" else f.type in _NUMBERS
+            ids = f.role == "sparse" and not f.online  # operators that are left to the loader make ids of any number
+            fits = _BAGS.fullmatch(f.type) if f.role == "id_list" else f.type in (_WHOLE if ids else _NUMBERS)
             if not fits:
-                wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row"
+                wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row" if not ids \
+                    else "one whole number a row (cast it, or hash, categorify or bucketize it)"
                 raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: leave "
                                   "the column out, or give it another role")
-            if f.role == "sparse" and f.type not in _WHOLE and not f.online:  # an operator left to the loader makes ids
-                raise ColumnError(f"column {f.name!r} holds {f.type} in the role sparse, which takes ids, so whole "
-                                  "numbers: 1.5 and 1 would be one id; hash or bucketize it, cast it, or make it dense")
         labels = [f.name for f in used if f.role == "label"]
         weights = [f.name for f in used if f.role == "weight"]
         if len(labels) != 1 or len(weights) > 1:

@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ingest.thrift import chunks_of_group, footer_bytes
+
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 """Bytes of a value as Parquet's readers decode it; those of other types are not of one length."""
 _ID, _OFFSET = 4, 4  # bytes: of an id in a bag, of where the bag begins
+_PAGE = 2**20  # bytes: the heads and the dictionary of what is stored for nearly no value
 _LEVEL = 2  # bytes that say of a value whether it is there, or where its list begins
 _AT_ONCE = 16 * 2**20  # columns that take more than this while they are decoded are not decoded together
 
@@ -78,10 +81,11 @@ class Decoding:
         return self.decoded(rows) + self.beside
 
 
-def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], scale: float = 1.0) -> Decoding:
-    """`metadata` is the footer of a Parquet file, `schema` that of the columns that are read; `bags` says how many ids
-    a row has. Other files' rows take up to `scale` times the bytes of this one's."""
-    chunks = chunks_of(metadata, group, schema, bags)
+def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], *, scale: float = 1.0,
+                most: int = 2**62) -> Decoding:
+    """`metadata` is the footer of a Parquet file of `most` bytes, `schema` that of the columns that are read; `bags`
+    says how many ids a row has. Other files' rows take up to `scale` times the bytes of this one's."""
+    chunks = chunks_of(metadata, group, schema, bags, most)
     portions: list[list[str]] = []
     taken = 0
     for name, parts in chunks.items():
@@ -98,24 +102,29 @@ def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float
     return Decoding(scale * decoded / rows, round(scale * beside), tuple(map(tuple, portions)))
 
 
-def chunks_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float]) -> dict[str, list[ColumnChunk]]:
-    """Of each column of `schema`, what its values take: one chunk, or several of a nested one."""
+def chunks_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], most: int
+              ) -> dict[str, list[ColumnChunk]]:
+    """Of each column of `schema`, what its values take: one chunk, or several of a nested one. ValueError, if that
+    cannot be in a file of `most` bytes."""
     wanted: dict[str, list[ColumnChunk]] = {name: [] for name in schema.names}
-    whole = metadata.row_group(group)
-    for leaf in range(metadata.num_columns):
+    rows = metadata.row_group(group).num_rows
+    for leaf, chunk in enumerate(chunks_of_group(footer_bytes(metadata), group)):
         kind = metadata.schema.column(leaf)
-        name = kind.path.split(".")[0]
+        name = kind.path if kind.path in wanted else kind.path.split(".")[0]
         if name not in wanted:
             continue
-        chunk, width = whole.column(leaf), _width(schema.field(name).type)
-        dictionary = chunk.data_page_offset - chunk.dictionary_page_offset if chunk.has_dictionary_page else 0
+        width, physical = _width(schema.field(name).type), _PHYSICAL.get(kind.physical_type, 0)
+        if min(chunk.values, chunk.stored, chunk.plain) < 0 or chunk.stored > most or \
+                (not kind.max_repetition_level and chunk.values != rows):
+            raise ValueError(f"column {name!r} has {chunk.values} values in {chunk.stored} bytes, for {rows} rows in a "
+                             f"file of {most} bytes")
         wanted[name].append(ColumnChunk(
-            values=max(chunk.num_values, whole.num_rows), width=width,
-            physical=_PHYSICAL.get(chunk.physical_type, 0),
+            values=max(chunk.values, rows), width=width, physical=physical,
             levels=(kind.max_definition_level > 0) + (kind.max_repetition_level > 0),
-            stored=chunk.total_compressed_size, plain=chunk.total_uncompressed_size, dictionary=max(0, dictionary),
-            expected=round(_ID * bags.get(name, 0.0) * whole.num_rows),
-            begins=0 if width and not kind.max_repetition_level else _OFFSET * whole.num_rows))
+            stored=chunk.stored, dictionary=chunk.dictionary,
+            plain=min(chunk.plain, 2 * chunk.values * (physical + _LEVEL) + _PAGE) if physical else chunk.plain,
+            expected=round(_ID * bags.get(name, 0.0) * rows),
+            begins=0 if width and not kind.max_repetition_level else _OFFSET * rows))
     return wanted
 
 

@@ -13,9 +13,6 @@ from ingest.latency import Disturbed
 from ingest.retry import RetryPolicy
 from ingest.stores import Store
 
-# What Arrow raises of a file that is damaged: texts of a footer that are no UTF-8 and counts beyond any size among it.
-UNREADABLE = (OSError, pa.ArrowException, ValueError, OverflowError, MemoryError)
-
 
 class Files:
     """Threads share it. Nothing is opened before it is asked for."""

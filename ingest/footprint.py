@@ -12,7 +12,7 @@ from ingest.plan import RowsPlan
 from ingest.shuffle import chunk_steps
 
 _ORDERS = 16  # bytes of a row in the order of its window: two halves put together
-_KEPT, _KEPT_PART = 4 * 2**20, 8  # what allocators were seen to keep: so much, and a part of what they gave out
+_KEPT, _KEPT_PART = 4 * 2**20, 8  # what Arrow's allocator was seen to keep: so much, and a part of what it gave out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,8 @@ def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: 
     window = plan.widest * (_ORDERS + 4 * converted)
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
     batches = (band + 2 * chunk) * columns.row_bytes + stretches
-    working = row_groups + decoding.beside + batches
     return Footprint(row_groups=row_groups, decoding=decoding.beside, batches=batches, orders=orders + window,
-                     kept=_KEPT + working // _KEPT_PART)
+                     kept=_KEPT + (row_groups + decoding.beside) // _KEPT_PART)
 
 
 def _held(windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row_bytes: int, behind: int

@@ -1,4 +1,4 @@
-"""Numbers as batches hold them, float32 and int32: what does not fit is an error, never another number."""
+"""Numbers of any type as those of a batch, float32 or int32: `numbers` refuses what would become another value."""
 
 from __future__ import annotations
 
@@ -7,33 +7,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_INT32 = np.iinfo(np.int32)
+_IDS = np.iinfo(np.int32)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
-class FloatRangeError(ValueError):
-    """A finite number that float32 would take for infinite: the message says which."""
+class ValueRefused(ValueError):
+    """A value that does not fit: the message holds it and says what would do."""
+
+    def __init__(self, at: int, text: str):
+        super().__init__(text)
+        self.at = at
+        """Its place among the values."""
 
 
-class IdRangeError(ValueError):
-    """Ids that int32 would take for others: the message says which."""
+def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
+    """`array` as float32, or as the ids that it holds; without a copy if it is that already."""
+    if array.dtype.kind not in "biuf":
+        raise ValueRefused(0, f"{array.flat[0]!r}, which is no number" if array.size else f"{array.dtype}, no numbers")
+    if kind is np.int32:
+        return _ids(array)
+    try:
+        with np.errstate(over="raise"):
+            return np.ascontiguousarray(array, np.float32)
+    except FloatingPointError:
+        at = int(np.argmax(np.isfinite(array) & (np.abs(array) > _LARGEST)))
+        raise ValueRefused(at, f"{array[at]}, which is too large for float32; clip it, or take its logarithm") from None
 
 
-def as_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Infinite and missing numbers stay what they are."""
-    if values.dtype != np.float64:  # no other number that a column may hold is too large
-        return np.ascontiguousarray(values, np.float32)
-    with np.errstate(over="ignore"):
-        narrow = np.ascontiguousarray(values, np.float32)
-    if np.isinf(narrow).any():
-        lost = np.isinf(narrow) & np.isfinite(values)
-        if lost.any():
-            raise FloatRangeError(f"{values[lost][0]:g}, which float32 takes for infinite")
-    return narrow
-
-
-def as_int32(values: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """Of whole numbers of any width."""
-    if len(values) and not np.can_cast(values.dtype, np.int32) and not \
-            _INT32.min <= values.min() <= values.max() <= _INT32.max:
-        raise IdRangeError(f"ids from {values.min()} to {values.max()}, which do not fit int32")
-    return np.ascontiguousarray(values, np.int32)
+def _ids(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if not np.can_cast(array.dtype, np.int32) and array.size:
+        if array.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):
+                wrong = ~((np.floor(array) == array) & (array >= _IDS.min) & (array <= _IDS.max))
+        else:
+            wrong = None if _IDS.min <= array.min() and array.max() <= _IDS.max else \
+                (array < _IDS.min) | (array > _IDS.max)
+        if wrong is not None and wrong.any():
+            at = int(np.argmax(wrong))
+            why = "does not fit int32" if np.floor(array[at]) == array[at] else "is no whole number"
+            raise ValueRefused(at, f"{array[at]}, which {why}, as ids do; hash, categorify or bucketize it")
+    return np.ascontiguousarray(array, np.int32)

@@ -3,35 +3,26 @@ column. What the footers say is remembered beside the files."""
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import glob
 import hashlib
 import json
 import os
-import secrets
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from etl.fields import DataFile, Field
 from etl.permission import Permission
-from ingest.files import UNREADABLE
+from ingest.footers import SEVERAL, Footer, FooterError, footers_of
 from ingest.knobs import nearest
 
 if TYPE_CHECKING:
     from etl.table import FeatureTable
 
-REMEMBERED = ".sluice-footers.json"
-_TAIL = 8  # bytes behind a footer: its length, and what marks the file's end
 ONLY_SPLIT = "train"
 ROLES = ("label", "weight", "dense", "sparse", "id_list")
 _LABELS = ("label", "target", "click", "clicked", "y", "is_click", "conversion")
@@ -44,27 +35,6 @@ Roles = Mapping[str, str | Sequence[str]]
 
 class ParquetError(ValueError):
     """Files that cannot be loaded together: the message names the file or the column, and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Footer:
-    """What is kept of a file's footer."""
-
-    bytes: int
-    modified_ns: int
-    row_groups: tuple[int, ...]
-    types: Mapping[str, str]
-    """Arrow's name of each column's type."""
-    ids: Mapping[str, int]
-    """Of each column that may hold bags, all ids in the file, as far as a footer tells."""
-    digest: str = ""
-    """Of the footer's own bytes."""
-
-    @property
-    def proof(self) -> str:
-        """Of the footer's bytes and of what was read out of them: what is remembered is believed only with this."""
-        told = json.dumps([self.digest, self.row_groups, dict(self.types), dict(self.ids)])
-        return hashlib.sha256(told.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -81,7 +51,10 @@ class ParquetFiles:
     def open(cls, source: Paths, roles: Roles | None = None) -> ParquetFiles:
         """Without `roles` they are guessed by name and type, and printed on standard error."""
         uri, paths = _paths(source)
-        footers = _footers(paths)
+        try:
+            footers = footers_of(paths)
+        except FooterError as error:
+            raise ParquetError(str(error)) from error
         types, lacking = _common_types(paths, footers)
         if roles is None:
             roles = guess(types)
@@ -182,95 +155,6 @@ def _paths(source: Paths) -> tuple[str, list[str]]:
     return text, paths
 
 
-def _footers(paths: Sequence[str]) -> list[Footer]:
-    """Of all files, in parallel; those not changed since last time are taken from what was remembered."""
-    root = os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths])
-    names = [os.path.relpath(os.path.abspath(p), root) for p in paths]
-    known = _remembered(root)
-
-    def footer(path: str, name: str) -> Footer:
-        try:
-            status = os.stat(path)
-            before, digest = known.get(name), _digest(path, status.st_size)
-            if before is not None and (before.bytes, before.modified_ns, before.digest) == (
-                    status.st_size, status.st_mtime_ns, digest):
-                return before
-            metadata = pq.read_metadata(path)
-            schema = metadata.schema.to_arrow_schema()
-            row_groups = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
-            ids = _ids(metadata, schema)
-        except UNREADABLE as error:
-            raise ParquetError(f"{path}: the footer cannot be read: {error}") from error
-        twice = [name for name, times in Counter(schema.names).items() if times > 1]
-        if twice:
-            raise ParquetError(f"{path}: two columns are called {twice[0]!r}; give one of them another name")
-        if sum(row_groups) != metadata.num_rows or any(rows < 0 for rows in row_groups):
-            raise ParquetError(f"{path}: the footer speaks of {metadata.num_rows} rows, and its row groups of "
-                               f"{sum(row_groups)}; the file is damaged")
-        types = {f.name: str(f.type) for f in schema}
-        return Footer(status.st_size, status.st_mtime_ns, row_groups, types, ids, digest)
-
-    with ThreadPoolExecutor(16, "sluice-footers") as pool:
-        found = list(pool.map(footer, paths, names))
-    if any(known.get(name) is not f for name, f in zip(names, found, strict=True)):
-        _remember(root, {**known, **dict(zip(names, found, strict=True))})
-    return found
-
-
-def _digest(path: str, size: int) -> str:
-    """Of the footer's bytes, which lie at the file's end with their length behind them. Reading them takes a tenth of
-    the time that Arrow takes to understand them."""
-    with open(path, "rb") as file:
-        file.seek(max(0, size - _TAIL))
-        length = int.from_bytes(file.read(_TAIL)[:4], "little")
-        file.seek(max(0, size - _TAIL - length))
-        return hashlib.sha256(file.read(length + _TAIL)).hexdigest()
-
-
-def _ids(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
-    """A list's values are counted (an empty list as one); of binary columns, the bytes without their lengths: with page
-    heads, and repeated bags of a dictionary once, so this is no more than a good guess."""
-    lists = {f.name for f in schema if pa.types.is_list(f.type) or pa.types.is_large_list(f.type)}
-    packed = {f.name for f in schema if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type)}
-    if not lists and not packed:
-        return {}
-    leaves = {leaf: name for leaf in range(metadata.num_columns)
-              if (name := metadata.schema.column(leaf).path.split(".")[0]) in lists | packed}
-    found = dict.fromkeys(leaves.values(), 0)
-    for group in range(metadata.num_row_groups):
-        for leaf, name in leaves.items():
-            chunk = metadata.row_group(group).column(leaf)
-            found[name] += chunk.num_values if name in lists else \
-                max(0, chunk.total_uncompressed_size // 4 - chunk.num_values)
-    return found
-
-
-def _remembered(root: str) -> dict[str, Footer]:
-    """Nothing, if there is no such file or it cannot be understood: then the footers are read again."""
-    try:
-        content = json.loads(Path(root, REMEMBERED).read_text())
-        types = [dict(t) for t in content["types"]]
-        found = {name: (Footer(size, modified, tuple(groups), types[kind], dict(ids), digest), proof)
-                 for name, (size, modified, groups, kind, ids, digest, proof) in content["files"].items()}
-        return {name: footer for name, (footer, proof) in found.items() if footer.proof == proof}
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return {}
-
-
-def _remember(root: str, footers: Mapping[str, Footer]) -> None:
-    """Many files share a schema, which is kept once. A folder that cannot be written is left as it is."""
-    kinds: dict[str, int] = {}
-    files = {name: [f.bytes, f.modified_ns, f.row_groups, kinds.setdefault(json.dumps(list(f.types.items())),
-                                                                           len(kinds)), f.ids, f.digest, f.proof]
-             for name, f in footers.items()}
-    target = Path(root, REMEMBERED)
-    new = target.with_name(f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}")  # `doctor` knows drafts by the number
-    with contextlib.suppress(OSError):
-        with open(new, "x") as draft:
-            json.dump({"types": [json.loads(kind) for kind in kinds], "files": files}, draft)
-        os.replace(new, target)
-
-
 def _common_types(paths: Sequence[str], footers: Sequence[Footer]) -> tuple[dict[str, str], dict[str, str]]:
     """The columns that all files have, and of the others a file that lacks them."""
     types = dict(footers[0].types)
@@ -286,6 +170,9 @@ def _common_types(paths: Sequence[str], footers: Sequence[Footer]) -> tuple[dict
 def _check_types(fields: Sequence[Field], paths: Sequence[str], footers: Sequence[Footer]) -> None:
     for path, footer in zip(paths, footers, strict=True):
         for field in fields:
+            if footer.types[field.name] == SEVERAL:
+                raise ParquetError(f"{path}: several columns are called {field.name!r}; write the file with one of "
+                                   "each name, or leave them out of the roles")
             if footer.types[field.name] != field.type:
                 raise ParquetError(f"{path}: column {field.name!r} holds {footer.types[field.name]}, in {paths[0]} it "
                                    f"holds {field.type}; write the files with one schema, or load them apart")

@@ -22,7 +22,8 @@ Result = TypeVar("Result")
 ON_ERROR = ("raise", "quarantine")
 # No row is to blame for these: the next row would fail as well.
 PROGRAM_ERRORS = frozenset({"NameError", "ImportError", "SyntaxError", "AttributeError", "NotImplementedError",
-                            "MemoryError", "SystemExit", "KeyboardInterrupt", "SystemError"})
+                            "MemoryError", "SystemExit", "KeyboardInterrupt", "GeneratorExit",
+                            "SystemError"})
 _REASON = 500  # characters of an error's text that are kept for each row
 
 

@@ -23,7 +23,7 @@ from ingest.bags import BagError, Bags, shuffled
 from ingest.buffers import Buffers
 from ingest.columns import ColumnError, Columns
 from ingest.governor import Charge
-from ingest.number_types import FloatRangeError, IdRangeError, as_float32, as_int32
+from ingest.number_types import ValueRefused, numbers
 from ingest.placing import CONVERTED, PLACE, WORDS, composed, place
 from ingest.plan import Read, RowsPlan, Schedule, Window
 
@@ -253,32 +253,42 @@ class Gatherer:
     def _converted(self, number: int, pieces: tuple[Piece, ...]) -> list[npt.NDArray[Any]]:
         """A column whose values `place` cannot take as they lie."""
         floats = len(self._columns.floats)
-        name, as_type = (self._columns.floats[number], as_float32) if number < floats else \
-            (self._columns.scalars[number - floats], as_int32)
-        found: list[npt.NDArray[Any]] = []
+        name, dtype = (self._columns.floats[number], np.float32) if number < floats else \
+            (self._columns.scalars[number - floats], np.int32)
+        found = []
         for piece in pieces:
             column = piece.decoded.table.column(name)
             if column.null_count:
                 column = self._filled(name, piece, column)
             array = column.slice(piece.start, piece.stop - piece.start).to_numpy()
             if name in self._ids:
-                array = self._ids[name](array)
+                array = self._made(name, piece, array)
             try:
-                found.append(as_type(array))
-            except FloatRangeError as error:
-                raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} holds {error}; clip or "
-                                  "rescale it") from None
-            except IdRangeError as error:
-                raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {error}; hash or "
-                                  "categorify it") from None
+                found.append(numbers(array, dtype))
+            except ValueRefused as refused:
+                raise ColumnError(f"{self._describe(piece.decoded.task.read)}, row {piece.start + refused.at}: column "
+                                  f"{name!r} holds {refused}") from None
         return found
+
+    def _made(self, name: str, piece: Piece, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The ids that operators make, perhaps a user's."""
+        try:
+            return self._ids[name](array)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise ColumnError(f"{self._describe(piece.decoded.task.read)}, rows {piece.start} to {piece.stop}: the "
+                              f"operators of column {name!r} failed: {type(error).__name__}: {error}") from error
 
     def _filled(self, name: str, piece: Piece, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if name not in self._columns.fill:
             raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
                               "empty values; fill them in the spec (op = \"fill\"), or give the loader a fill")
         value = self._columns.fill[name]
-        return column.fill_null(pa.scalar(value).cast(column.type))
+        try:
+            return column.fill_null(pa.scalar(value).cast(column.type))
+        except pa.ArrowException:
+            raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
+                              f"empty values, and {value:g} to fill them is no {column.type}: give the column a fill "
+                              "of its own") from None
 
     # ---- bags
 

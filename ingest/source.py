@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from etl.fields import DataFile
 from ingest.decoding import Decoding, decoding_of
-from ingest.files import UNREADABLE, Files
+from ingest.files import Files
+from ingest.footers import FooterError, metadata_of
 from ingest.governor import Charge
 from ingest.knobs import nearest
 from ingest.plan import Read
@@ -62,6 +63,7 @@ class RowGroups:
         self.row_groups = self._row_groups()
         self.schema = self._schema()
         self.decoding = self._decoding(bags or {})
+        self._usual: pa.Schema | None = None  # of a row group whose columns were checked
 
     def read(self, read: Read) -> pa.Table:
         if self._before is not None:
@@ -78,11 +80,13 @@ class RowGroups:
         try:
             file = self._take(read.file)
             table = self._decoded(file, read.group)
-        except UNREADABLE as error:
+        except Exception as error:  # a flipped bit may come out as any of them: text that is none, a length without end
             if file is not None:
                 file.close(force=True)
-            raise SourceError(f"{self.describe(read)}: {error}") from error
+            raise SourceError(f"{self.describe(read)}: {error or type(error).__name__}") from error
         self._give_back(read.file, file)
+        if table.schema != self._usual:
+            self._check_columns(read, table.schema)
         if table.num_rows != read.rows:
             raise SourceError(f"{self.describe(read)}: {table.num_rows} rows where the table has {read.rows}; "
                               "the file was replaced")
@@ -95,6 +99,16 @@ class RowGroups:
         if len(parts) == 1:
             return parts[0]
         return pa.table({name: part.column(name) for part in parts for name in part.column_names})
+
+    def _check_columns(self, read: Read, schema: pa.Schema) -> None:
+        """Files may hold numbers of other types, as long as they are numbers; and each has all columns."""
+        for field in self.schema:
+            _check_there(self.describe(read), field.name, schema.names)
+            there = schema.field(field.name).type
+            if there != field.type and _is_number(there) != _is_number(field.type):
+                raise SourceError(f"{self.describe(read)}: column {field.name!r} holds {there}, in "
+                                  f"{self.files[0].path} it holds {field.type}")
+        self._usual = schema
 
     def stats(self) -> dict[str, int]:
         """What stores did: reads, bytes, retries."""
@@ -130,7 +144,11 @@ class RowGroups:
 
     def _give_back(self, number: int, file: pq.ParquetFile) -> None:
         if self._opened.local(self.files[number].path) is None:  # it keeps what it fetched until it is asked anew
-            file.read_row_group(0, columns=[], use_threads=False)
+            try:
+                file.read_row_group(0, columns=[], use_threads=False)
+            except Exception:  # of a row group that is damaged: whoever reads that one hears of it
+                file.close(force=True)
+                return
         with self._lock:
             self._idle.append((number, file))
             oldest = self._idle.popleft()[1] if len(self._idle) > _KEPT_OPEN else None
@@ -146,12 +164,14 @@ class RowGroups:
             try:
                 opened = self._opened.open(path)
                 try:
-                    self._footers[file] = pq.read_metadata(opened)
+                    self._footers[file] = metadata_of(path, opened)[0]
                 finally:
                     if not isinstance(opened, str):
                         opened.close()
-            except UNREADABLE as error:
-                raise SourceError(f"{path}: the footer cannot be read: {error}") from error
+            except FooterError as error:
+                raise SourceError(str(error)) from error.__cause__
+            except (OSError, pa.ArrowException) as error:
+                raise SourceError(f"{path}: {error}") from error
         return self._footers[file]
 
     def _check_sizes(self) -> None:
@@ -184,18 +204,11 @@ class RowGroups:
         """The columns that are read, by the first file."""
         if not self.files:
             raise SourceError("there are no files to read")
-        path = self.files[0].path
-        try:
-            whole = self._footer(0).schema.to_arrow_schema()
-        except UNREADABLE as error:
-            raise SourceError(f"{path}: the footer cannot be read: {error}") from error
-        twice = [name for name in self.columns if whole.names.count(name) > 1]
-        if twice:
-            raise SourceError(f"{path}: two columns are called {twice[0]!r}; give one of them another name")
-        missing = [name for name in self.columns if name not in whole.names]
-        if missing:
-            raise SourceError(f"{path}: no column {missing[0]!r}{nearest(missing[0], whole.names)}")
+        whole = self._footer(0).schema.to_arrow_schema()
+        for name in self.columns:
+            _check_there(self.files[0].path, name, whole.names)
         return pa.schema([whole.field(name) for name in self.columns])
+
 
     def _decoding(self, bags: Mapping[str, float]) -> Decoding:
         """By the largest row group. Rows that take more of the disk in other files are reckoned to take more memory."""
@@ -209,9 +222,23 @@ class RowGroups:
         own = self.files[number].bytes / max(1, self.files[number].rows)
         scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
         try:
-            return decoding_of(footer, min(group, footer.num_row_groups - 1), self.schema, bags, scale)
-        except UNREADABLE as error:
-            raise SourceError(f"{self.files[number].path}: the footer cannot be read: {error}") from error
+            return decoding_of(footer, min(group, footer.num_row_groups - 1), self.schema, bags, scale=scale,
+                               most=self.files[number].bytes or 2**62)
+        except Exception as error:
+            raise SourceError(f"{self.files[number].path}: its footer cannot be ({type(error).__name__}: {error}); the "
+                              "file is damaged") from error
+
+
+def _check_there(where: str, name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        raise SourceError(f"{where}: no column {name!r}{nearest(name, names)}")
+    if names.count(name) > 1:
+        raise SourceError(f"{where}: {names.count(name)} columns are called {name!r}; write the file with "
+                          "one of each name")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 class ArrowSource:

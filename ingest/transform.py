@@ -15,7 +15,7 @@ import pyarrow as pa
 from ingest.batch import Stretch, columns_of, joined, lengths_name
 from ingest.columns import Columns
 from ingest.governor import Charge
-from ingest.number_types import FloatRangeError, IdRangeError, as_float32, as_int32
+from ingest.number_types import ValueRefused, numbers
 from ingest.tally import Stint, Tally
 
 _AT_ONCE = 8192  # rows that pass all stages that are fused, before the next ones do: they stay in the core's cache
@@ -179,10 +179,7 @@ class Transformer:
                 if not np.can_cast(ids.dtype, np.int32, "same_kind"):
                     raise TransformError(f"{where}: column {bag!r} came back as {ids.dtype}, which does not become "
                                          "int32")
-                try:
-                    changed |= {name: as_int32(lengths), bag: as_int32(ids)}
-                except IdRangeError as error:
-                    raise TransformError(f"{where}: column {bag!r} came back with {error}") from None
+                changed |= {name: lengths.astype(np.int32), bag: _fitting(ids, np.int32, f"{where}: column {bag!r}")}
         return changed
 
 
@@ -195,10 +192,16 @@ def _take(name: str, value: Any, arrays: Mapping[str, npt.NDArray[Any]], where: 
         raise TransformError(f"{what} came back with shape {value.shape} instead of {into.shape}")
     if not np.can_cast(value.dtype, into.dtype, "same_kind"):
         raise TransformError(f"{what} came back as {value.dtype}, which does not become {into.dtype}")
+    np.copyto(into, _fitting(value, into.dtype.type, what))
+
+
+def _fitting(value: npt.NDArray[Any], kind: Any, what: str) -> npt.NDArray[Any]:
+    if np.can_cast(value.dtype, kind):
+        return value
     try:
-        into[...] = as_int32(value) if into.dtype == np.int32 else as_float32(value)
-    except (IdRangeError, FloatRangeError) as error:
-        raise TransformError(f"{what} came back with {error}") from None
+        return numbers(value.reshape(-1), kind).reshape(value.shape)
+    except ValueRefused as refused:
+        raise TransformError(f"{what} came back with {refused}") from None
 
 
 def over_arrow(function: Function, arrays: Arrays, columns: Columns, where: str) -> Arrays:

@@ -94,6 +94,16 @@ def test_a_broken_entry_is_dropped_and_fetched_anew(tmp_path, damage):
         assert cache.stats()["cache_corrupt"] == 1
 
 
+def test_what_lies_under_the_name_of_another_range_is_fetched_anew(tmp_path):
+    with FileCache(tmp_path, 10 * ON_DISK, "table") as cache:
+        for number in (1, 2):
+            cache.put(f"range {number}", payload(number))
+        cache._path("range 1").write_bytes(cache._path("range 2").read_bytes())
+        assert cache.get("range 1") is None
+        assert cache.get("range 2") == payload(2)
+        assert cache.stats()["cache_corrupt"] == 1
+
+
 def test_another_data_set_makes_room_only_when_nobody_reads_it(tmp_path):
     limit = 4 * ON_DISK
     with FileCache(tmp_path, limit, "old") as old:

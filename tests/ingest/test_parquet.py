@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ingest.columns import ColumnError
+from ingest.footers import REMEMBERED
 from ingest.loader import Loader
-from ingest.parquet import REMEMBERED, ParquetError, ParquetFiles
+from ingest.parquet import ParquetError, ParquetFiles
 from ingest.transform import Transform, TransformError
 
 ROWS = (700, 0, 1, 123, 400)

@@ -1,0 +1,156 @@
+"""Footers: damaged ones give our errors, remembered ones are believed only as far as they can be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ingest.footers import REMEMBERED, FooterError, footers_of, metadata_of
+from ingest.parquet import ParquetError, ParquetFiles
+
+ROLES = {"label": "label", "dense": "d", "sparse": "s"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two files of three row groups each."""
+    for number in range(2):
+        pq.write_table(pa.table({"label": np.arange(300) % 2, "d": np.ones(300), "s": np.arange(300),
+                                 "bag": pa.array([[n] for n in range(300)])}),
+                       tmp_path / f"part-{number}.parquet", row_group_size=100, write_page_checksum=True)
+    return tmp_path
+
+
+_MUTATE = """
+import os, random, sys
+from etl.fields import DataFile
+from ingest.parquet import ParquetError, ParquetFiles
+from ingest.plan import Part, Read
+from ingest.source import RowGroups, SourceError
+
+good = open(sys.argv[1], "rb").read()
+path = os.path.join(sys.argv[2], "mutated.parquet")
+length = int.from_bytes(good[-8:-4], "little")
+chance, outcomes = random.Random(8), {}
+for n in range(300):
+    data = bytearray(good)
+    for _ in range(1 if n % 2 else chance.randint(2, 6)):
+        at = len(data) - 8 - length + chance.randrange(length + 8)
+        data[at] = data[at] ^ 1 << chance.randrange(8) if n % 3 else chance.randrange(256)
+    with open(path, "wb") as file:
+        file.write(data)
+    try:
+        files = ParquetFiles.open([path], {"label": "label", "dense": "d", "sparse": "s", "id_list": "bag"}).files
+        groups = RowGroups(files, ("label", "d", "s", "bag"))
+        try:
+            for number, rows in enumerate(groups.row_groups[0]):
+                groups.read(Read(0, number, rows, (Part(0, 0, 0, rows),)))
+        finally:
+            groups.close()
+        end = "read"
+    except (ParquetError, SourceError) as error:
+        assert "mutated.parquet" in str(error) or "'" in str(error), repr(error)
+        end = type(error).__name__
+    # As a table's file: its log says what row groups it has, only its size is compared.
+    try:
+        groups = RowGroups([DataFile(path=path, rows=300, bytes=len(data), row_group_rows=(100, 100, 100))],
+                           ("label", "d", "s", "bag"))
+        try:
+            groups.read(Read(0, 1, 100, (Part(0, 0, 0, 100),)))
+        finally:
+            groups.close()
+    except SourceError as error:
+        assert "mutated.parquet" in str(error), repr(error)
+    outcomes[end] = outcomes.get(end, 0) + 1
+print(outcomes.get("read", 0), outcomes.get("ParquetError", 0), outcomes.get("SourceError", 0))
+"""
+
+
+def test_three_hundred_mutated_footers_give_our_errors_only(folder, repo, tmp_path_factory):
+    """In a process of its own, which must live."""
+    done = subprocess.run([sys.executable, "-c", _MUTATE, folder / "part-0.parquet", tmp_path_factory.mktemp("m")],
+                          cwd=repo, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    read, at_the_start, later = map(int, done.stdout.split())
+    assert at_the_start > 100, "most are found before anything is read"
+    assert later > 0
+    assert read > 0, "some bits are of no consequence"
+
+
+def test_a_name_that_is_no_text_is_the_files_fault(folder):
+    """The bit flip that came out as a UnicodeDecodeError."""
+    path = folder / "part-0.parquet"
+    data = bytearray(path.read_bytes())
+    at = data.index(b"label")
+    data[at] ^= 0x80
+    path.write_bytes(data)
+    with pytest.raises(FooterError, match=r"part-0.parquet: its footer cannot be read \(.*; the file is damaged"):
+        metadata_of(str(path), str(path))
+    with pytest.raises(ParquetError, match=r"part-0.parquet"):
+        ParquetFiles.open(folder, ROLES)
+
+
+def change(folder, what) -> None:
+    path = folder / REMEMBERED
+    content = json.loads(path.read_text())
+    what(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("poison", [
+    lambda c: c["files"]["part-0.parquet"].__setitem__(2, [100]),
+    lambda c: c["files"]["part-0.parquet"].__setitem__(2, []),
+    lambda c: c["files"]["part-1.parquet"].__setitem__(4, {"bag": 10**12}),
+    lambda c: c["types"][0].__setitem__(2, ["s", "double"]),
+    lambda c: c["files"].update({"part-0.parquet": [*c["files"]["part-0.parquet"][:2], [7], 0, {}, "0" * 32]}),
+    lambda c: c.update(files=[1, 2]), lambda c: c.update(types=3)])
+def test_what_was_remembered_and_changed_is_not_believed(folder, poison):
+    good = ParquetFiles.open(folder, ROLES)
+    assert ParquetFiles.open(folder, ROLES) == good
+    change(folder, poison)
+    assert ParquetFiles.open(folder, ROLES) == good
+    assert ParquetFiles.open(folder, ROLES) == good, "and it was remembered anew"
+
+
+def test_another_footer_in_a_file_of_the_same_size_and_time_is_read(folder):
+    path = folder / "part-0.parquet"
+    ParquetFiles.open(folder, ROLES)
+    before, content = path.stat(), path.read_bytes()
+    renamed = content.replace(b"\x05label", b"\x05lebal")
+    assert renamed != content
+    path.write_bytes(renamed)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ParquetError, match=r"part-0.parquet: no column 'label'|no column 'label'"):
+        ParquetFiles.open(folder, ROLES)
+
+
+def reads(folder, monkeypatch) -> int:
+    """Footers that are read when the files are opened."""
+    seen, original = [], pq.read_metadata
+    monkeypatch.setattr(pq, "read_metadata", lambda path, **k: seen.append(path) or original(path, **k))
+    footers_of([str(folder / f"part-{n}.parquet") for n in range(2)])
+    monkeypatch.undo()
+    return len(seen)
+
+
+def test_a_memory_that_others_may_write_or_that_is_a_link_is_not_looked_at(folder, monkeypatch, tmp_path_factory):
+    path = folder / REMEMBERED
+    assert [reads(folder, monkeypatch) for _ in range(2)] == [2, 0]
+    for mode in (0o666, 0o664):
+        path.chmod(mode)
+        assert [reads(folder, monkeypatch) for _ in range(2)] == [2, 0], "it is replaced by one of our own"
+        assert path.stat().st_mode & 0o777 == 0o644
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "footers.json"
+    path.rename(elsewhere)
+    said = elsewhere.read_text()
+    path.symlink_to(elsewhere)
+    assert reads(folder, monkeypatch) == 2
+    assert not path.is_symlink()
+    assert elsewhere.read_text() == said, "nothing was written through the link"
