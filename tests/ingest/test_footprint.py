@@ -18,6 +18,7 @@ from ingest.decoding import decoding_of
 from ingest.footprint import Footprint, footprint_of
 from ingest.machine import Machine
 from ingest.plan import RowsPlan
+from tests.ingest import twin
 
 MIB = 2**20
 TYPES = {"label": pa.int8(), "d": pa.float64(), "s": pa.int64()}
@@ -119,6 +120,8 @@ def group():
             continue
         if any((made / knob).exists() for knob in ("memory.max", "memory.limit_in_bytes")):
             yield made
+            # A neighbour whose run was killed ends by itself, at the end of its input.
+            twin.eventually(lambda made=made: not (made / "cgroup.procs").read_text())
             made.rmdir()
             return
         made.rmdir()
