@@ -76,8 +76,8 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
 
 
 def test_a_worker_is_reached_over_sockets_and_memory_without_a_name(tmp_path):
-    """Neither a port nor a path: another user has nothing to open. What other tests keep open, as a Spark session, is not
-    looked at."""
+    """Neither a port nor a path: another user has nothing to open. A Spark session of other tests is not looked at."""
+
     def listening() -> set[tuple]:
         return {c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN}
 
