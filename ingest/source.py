@@ -209,7 +209,6 @@ class RowGroups:
             _check_there(self.files[0].path, name, whole.names)
         return pa.schema([whole.field(name) for name in self.columns])
 
-
     def _decoding(self, bags: Mapping[str, float]) -> Decoding:
         """By the largest row group. Rows that take more of the disk in other files are reckoned to take more memory."""
         largest = max(((rows, -n, -g) for n, counts in enumerate(self.row_groups) for g, rows in enumerate(counts)),
@@ -225,8 +224,8 @@ class RowGroups:
             return decoding_of(footer, min(group, footer.num_row_groups - 1), self.schema, bags, scale=scale,
                                most=self.files[number].bytes or 2**62)
         except Exception as error:
-            raise SourceError(f"{self.files[number].path}: its footer cannot be ({type(error).__name__}: {error}); the "
-                              "file is damaged") from error
+            raise SourceError(f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
+                              f"{error}); the file is damaged") from error
 
 
 def _check_there(where: str, name: str, names: Sequence[str]) -> None:
