@@ -148,18 +148,22 @@ def test_lines_that_make_up_for_each_other_are_not_counted_as_read():
 
 @pytest.mark.spark
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(spark, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("form", "head", "last"), [
+    ("tsv", b"label\tI\tF\tC", b"1\t5\t2.5\tc"), ("csv", b"label,I,F,C", b"1,5,2.5,c"),
+    ("json", None, b'{"label": 1, "I": 5, "F": 2.5, "C": "c"}')])
+def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(spark, tmp_path, form, head, last):
     """A thousand lines of any bytes in two files of several parts each, through one job; the twin cuts at line feeds.
     A header may stand anywhere, as in files that were put together, and a mark at the head of a file is none of it."""
-    text = (SPEC % "csv").replace("[[column]]", "header = true\n[table]\nsplit = {all = 1.0}\n[[column]]", 1) + (
-        '[[column]]\nname = "text"\nfrom = "C"\nrole = "key"\n')
-    draw, parser, head = random.Random(15), Parser(Spec.parse(text)), b"label,I,F,C"
+    text = (SPEC % form).replace("[[column]]", ("header = true\n" if head else "") + (
+        "[table]\nsplit = {all = 1.0}\n[[column]]"), 1) + '[[column]]\nname = "text"\nfrom = "C"\nrole = "key"\n'
+    draw, parser = random.Random(15), Parser(Spec.parse(text))
     (tmp_path / "in").mkdir()
     want: list[tuple[str, int, str, bytes]] = []
     kept: list[str] = []
-    for name, end in (("a.csv", b""), ("b.csv", b"\n")):
-        lines = [GOOD["csv"] % n if n % 10 == 0 else any_line(draw, "csv") for n in range(500)]
-        lines = [head + b"\r", *lines[:100], head, *lines[100:], b"1,5,2.5,c"]
+    for name, end in (("a", b""), ("b", b"\n")):
+        lines = [*(GOOD[form] % n if n % 10 == 0 else any_line(draw, form) for n in range(500)), last]
+        if head:
+            lines = [head + b"\r", *lines[:100], head, *lines[100:]]
         (tmp_path / "in" / name).write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines) + end)
         found = parsed(parser, lines)
         want += [(name, n + 1, reason, lines[n].rstrip(b"\r")) for n, reason in found.rejected
