@@ -39,8 +39,8 @@ class Occasion:
 
     @property
     def sentence(self) -> str:
-        noticed = f", which was noticed after {seconds(self.noticed_s)}" if self.noticed_s else ""
-        did = f"; then {', then '.join(self.did)}" if self.did else "; nothing was turned"
+        noticed = f", detected in {seconds(self.noticed_s)}" if self.noticed_s else ""
+        did = f"; then {', then '.join(self.did)}" if self.did else "; no change needed"
         rates = f"; {count(self.before)} → {count(self.after)} rows/s" if self.before and self.after else ""
         if self.recovered_s is None:
             back = ""

@@ -36,8 +36,8 @@ def test_a_fault_and_its_notice_are_one_with_what_was_done_and_the_way_back(tmp_
     (one,) = occasions(run)
     assert (one.label, one.what, one.noticed_s, one.did) == ("A", "workload", 3.0, ("udf 1 → 3",))
     assert (one.before, one.after, one.recovered_s) == (100.0, 90.0, 6.0)  # the mean of 16 s and the next is there
-    assert one.sentence == ("At 10 s slow-transform=4@10s: transforms do their work 4 times, which was noticed after "
-                            "3 s; then udf 1 → 3; 100 → 90 rows/s, settled after 6 s.")
+    assert one.sentence == ("At 10 s slow-transform=4@10s: transforms do their work 4 times, detected in 3 s; "
+                            "then udf 1 → 3; 100 → 90 rows/s, settled after 6 s.")
     assert one.sentence in story.tell(run)
     assert not story.outcome(run).faults, "a fault on purpose is no fault of the tuning"
 
@@ -46,11 +46,11 @@ def test_a_buffer_that_hides_the_dip_for_a_moment_is_no_recovery(tmp_path):
     event = {"at": 10.0, "kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}
     (one,) = occasions(_run(tmp_path, [event], [100.0] * 12 + [20.0] * 4 + [60.0] * 12))
     assert (one.noticed_s, one.recovered_s) == (None, 7.0)
-    assert "nothing was turned" in one.sentence
+    assert "no change needed" in one.sentence
 
 
 @pytest.mark.parametrize(("rates", "recovered_s", "word"), [
-    ([100.0] * 30, 0.0, "without a dip"), ([100.0] * 12, None, "nothing was turned.")])
+    ([100.0] * 30, 0.0, "without a dip"), ([100.0] * 12, None, "no change needed.")])
 def test_what_cost_nothing_or_came_at_the_very_end(tmp_path, rates, recovered_s, word):
     event = {"at": 10.0, "kind": "fault", "fault": "kill-worker=1@10s", "did": "sent SIGKILL to 7"}
     (one,) = occasions(_run(tmp_path, [event], rates))

@@ -304,19 +304,17 @@ def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
     assert not (folder / "never").exists()
 
 
-@pytest.mark.parametrize(("column", "value", "words"), [
-    ("C7", 999, "column 'C7': id 999 is outside its table of 53 rows"), ("label", 3, "label 3 is neither 0 nor 1"),
-    ("I2", float("nan"), "column 'I2': nan is not a finite number")])
-def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tmp_path, column, value, words):
-    """Without statistics in the files, only the rank that gets the row sees it, in the middle of training."""
+def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tmp_path):
+    """Without statistics in the files, only the rank that gets the row sees it, in the middle of training. (All kinds
+    of bad data: test_guard.)"""
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     spoiled = table.files_of("train")[1].path
-    spoil(spoiled, column, row=1000, value=value, statistics=False)
+    spoil(spoiled, "C7", row=1000, value=999, statistics=False)
     process = launch(2, "dlrm.train", "--run-dir", tmp_path / "run", "--data", tmp_path / "table", "--batch-size",
                      BATCH, tmp=tmp_path)
     assert process.returncode == 1
     error = last_json(process)["error"]
-    assert words in error
+    assert "column 'C7': id 999 is outside its table of 53 rows" in error
     assert f"of split 'train'; {spoiled}, row group 1)" in error
 
 

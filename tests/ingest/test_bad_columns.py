@@ -143,14 +143,14 @@ def test_a_draft_of_what_is_remembered_follows_no_link(tmp_path, monkeypatch):
     assert target.read_text() == "precious"
 
 
-def test_three_hundred_damaged_footers_are_errors_of_ours_or_change_nothing(tmp_path):
+def test_a_hundred_damaged_footers_are_errors_of_ours_or_change_nothing(tmp_path):
     path = written(tmp_path)
     content, random = path.read_bytes(), np.random.default_rng(8)
     length = int.from_bytes(content[-8:-4], "little") + 8
     with loader(tmp_path, shuffle=False) as opened:
         whole = [batch.dense.numpy().tobytes() + batch.values.numpy().tobytes() for batch in opened]
     refused: list[str] = []
-    for turn in range(300):
+    for turn in range(100):
         mutated = bytearray(content)
         for at in random.integers(1, length, 1 + turn % 3):
             mutated[-at] ^= 1 << int(random.integers(8))
@@ -163,4 +163,4 @@ def test_three_hundred_damaged_footers_are_errors_of_ours_or_change_nothing(tmp_
         else:
             assert found == whole
     assert all("a.parquet" in said or "column" in said for said in refused)
-    assert len(refused) > 100
+    assert len(refused) > 33
