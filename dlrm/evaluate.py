@@ -21,7 +21,7 @@ from dlrm.follow import seen_in
 from dlrm.guard import BadData
 from dlrm.meta import CheckpointError, chosen
 from dlrm.places import PlacementError
-from etl import permission
+from etl import code_options
 from etl.census import TRAIN
 from etl.identity import SplitMoved
 from etl.names import Parser
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
                         help="figures also for the most frequent ids of these columns")
     parser.add_argument("--split-moved", choices=("refuse", "accept"), default="refuse",
                         help="what to do where the split holds rows that were trained on (default: %(default)s)")
-    permission.add_options(parser)
+    code_options.add_options(parser)
     args = parser.parse_args(argv)
     with_torchrun(Ending(first=os.environ.get("RANK", "0") == "0"))
 
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trained = Config.from_dict(meta.config)
     version = args.version if args.data or args.version is not None else trained.version
-    table = FeatureTable.open(args.data or trained.data, version, allow_code=permission.given(args))
+    table = FeatureTable.open(args.data or trained.data, version, allow_code=code_options.given(args))
     meta.check(table, same_version=False)
     table.files_of(args.split)  # an unknown split is an error that names those there are
     if args.split != TRAIN and (seen := seen_in(table, meta, args.split_moved, split=args.split)):

@@ -16,7 +16,7 @@ from typing import Any
 
 from dlrm.config import Config, ConfigError
 from dlrm.meta import CheckpointError, check, latest
-from etl import permission
+from etl import code_options
 from etl.names import Parser
 from etl.program import run, say
 from etl.table import FeatureTable, TableError
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
     parser.add_argument("--out", type=Path, help="folder to write into (default: RUN/export)")
     parser.add_argument("--compile", action="store_true", help="also to machine code")
-    permission.add_options(parser)
+    code_options.add_options(parser)
     args = parser.parse_args(argv)
     path, meta = latest(args.run / "checkpoints")
     check(path)
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     head.tower.load_state_dict(Stored(path).tower())
     longest = 0
     if model.history:
-        allowed = permission.given(args)
+        allowed = code_options.given(args)
         fields = FeatureTable.open(meta.config["data"], meta.version, allow_code=allowed).fields
         longest = next(f.bag[2] for f in fields if f.name == model.history and f.bag)
     batches = [example(model, dense=len(meta.dense), columns=len(columns), longest=longest, rows=n) for n in SIZES]

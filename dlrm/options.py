@@ -26,7 +26,7 @@ from dlrm.config import (
     OptimConfig,
 )
 from dlrm.meta import Meta
-from etl import permission
+from etl import code_options
 from etl.names import Parser
 from etl.table import FeatureTable
 from ingest import wishes
@@ -175,7 +175,7 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
         f"(default: {of['missing']})")
     add("--reader", choices=("petastorm", "arrow"), help=f"(default: {of['reader']})")
     wishes.add_options(parser.add_argument_group("errors, stores and faults"))
-    permission.add_options(parser.add_argument_group("code that the table's spec names"))
+    code_options.add_options(parser.add_argument_group("code that the table's spec names"))
     return parser.parse_args(argv)
 
 

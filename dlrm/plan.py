@@ -13,7 +13,7 @@ from dlrm.placement import KINDS, place
 from dlrm.places import DTYPES, STATES, DoesNotFit, Placement, PlacementError, Storage, gb
 from dlrm.sharding import asked, describe
 from dlrm.use import spread_out
-from etl import permission
+from etl import code_options
 from etl.names import Parser
 from etl.program import UsageError, run, say
 from etl.table import FeatureTable, TableError
@@ -50,14 +50,14 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--sharding", choices=["auto", *KINDS], default="auto", help="default %(default)s")
     p.add_argument("--batch-size", type=int, default=65_536, metavar="B",
                    help="global batch that the step's time is reckoned for (default %(default)s)")
-    permission.add_options(p)
+    code_options.add_options(p)
     return p
 
 
 def tables(args: argparse.Namespace) -> tuple[Table, ...]:
     """What is to be placed."""
     if args.data:
-        table = FeatureTable.open(args.data, allow_code=permission.given(args))
+        table = FeatureTable.open(args.data, allow_code=code_options.given(args))
         model = ModelConfig(width=_numbers("--width", args.width, 1)[0])
         found = tables_of(table.fields, model, profile_of(table))
         spread = spread_out(model, found).compress  # as training will have them: used evenly

@@ -25,7 +25,7 @@ from agent import report
 from agent.runs import RunError, read_lines
 from dlrm.config import ConfigError
 from dlrm.space import DEFAULT, Space, words
-from etl import permission
+from etl import code_options
 from etl.names import Parser
 from etl.program import UsageError, run, say
 
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     add("--seed", type=int, default=0, help="(default: %(default)s)")
     add("--plain", action="store_true", help="at random, each to its end: what the search is compared with")
     add("rest", nargs="*", metavar="-- OPTION …", help="for every trial")
-    permission.add_options(parser)
+    code_options.add_options(parser)
     args = parser.parse_args(argv)
     if args.show_space:
         say(json.dumps(DEFAULT, indent=1))
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         return len(search.found) < args.trials and (args.budget is None or search.seconds < args.budget)
 
     with Trainers() as trainers:
-        trial = Trial(trainers, args.data, args.out, args.auc, [*permission.words(args), *args.rest])
+        trial = Trial(trainers, args.data, args.out, args.auc, [*code_options.words(args), *args.rest])
         while not reached() and (one := search.step(trial, more=more())) is not None:
             say(f"trial {one.number}: " + (f"AUC {one.auc:.5f}" if one.auc is not None else trial.error or "failed")
                 + f" after {one.seconds:.1f} s, {_STATES[one.state]}: {' '.join(words(one.settings))}")

@@ -35,7 +35,7 @@ from dlrm.config import ConfigError
 from dlrm.limits import Limits
 from dlrm.narrow import KINDS
 from dlrm.pace import Pace
-from etl import permission
+from etl import code_options
 from etl.hold import Hold
 from etl.names import Parser
 from etl.program import UsageError, run, say
@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     add("--reload-every", type=float, default=5.0, metavar="SECONDS", help="how often to look for a newer checkpoint; "
         "0: never (default: %(default)s)")
     add("--threads", type=int, default=1, help="of the model (default: %(default)s)")
-    permission.add_options(described)
+    code_options.add_options(described)
     add = described.add_argument_group("limits").add_argument
     add("--max-body", type=parse_bytes, default=of.body_bytes, metavar="BYTES", help="of a request (default: 4MiB)")
     add("--max-rows", type=int, default=of.rows, metavar="N", help="of a request (default: %(default)s)")
@@ -127,7 +127,7 @@ def _serve(args: argparse.Namespace, limits: Limits, listener: socket.socket, ho
 
     def load() -> tuple[Scorer, Pace]:
         scorer = Scorer(Servable.load(args.run, args.tables, take_best=args.best,
-                                      allow_code=permission.given(args)), most_rows=limits.rows)
+                                      allow_code=code_options.given(args)), most_rows=limits.rows)
         pace = scorer.warmed_up()
         hold.take(scorer.servable.table.uri, scorer.servable.table.version)
         return scorer, pace

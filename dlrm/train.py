@@ -38,7 +38,7 @@ from dlrm.meta import LATEST, CheckpointError, Meta, latest
 from dlrm.options import Plan
 from dlrm.places import PlacementError
 from dlrm.use import spread_out
-from etl import permission
+from etl import code_options
 from etl.hold import Hold
 from etl.identity import SplitMoved
 from etl.program import FAILED, INTERRUPTED, USAGE, UsageError, run, say
@@ -93,7 +93,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     """What the command line, the table and, to resume, the checkpoint say together."""
     if args.pause is not None and args.pause < 1:
         raise ConfigError(f"--pause-after: {args.pause} is not a whole number of 1 or more")
-    said, allowed = options.given(args), permission.given(args)
+    said, allowed = options.given(args), code_options.given(args)
     ranks = args.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun starts all ranks anew after one of them died: they go on from what was saved.
     go_on = args.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"

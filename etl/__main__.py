@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from etl import permission
+from etl import code_options
 from etl.names import Parser
 from etl.program import FAILED, UsageError, run, say
 from etl.rawlog import FORMATS, synthesize
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.{ends}")
         command.add_argument("table", metavar="TABLE", help="the table's folder or URI")
         command.add_argument("--version", type=int, help="an older version (default: the newest)")
-        permission.add_options(command)
+        code_options.add_options(command)
     commands.choices["show"].add_argument("--html", type=Path, metavar="FILE", help="also draw it, in one file")
     commands.choices["show"].add_argument("--json", action="store_true",
                                           help="end with the JSON object on a terminal, too, as into a pipe or file")
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         return _synth(args)
     if args.command == "vacuum":
         return _vacuum(args)
-    table = FeatureTable.open(args.table, args.version, allow_code=permission.given(args))
+    table = FeatureTable.open(args.table, args.version, allow_code=code_options.given(args))
     if args.command == "show":
         say(describe_table(table))
         if args.html is not None:

@@ -16,7 +16,7 @@ from agent.controller import Controller
 from agent.occasions import occasions
 from agent.runs import Run, RunFolder
 from agent.words import line
-from etl import permission
+from etl import code_options
 from etl.names import Parser
 from etl.program import UsageError, say
 from ingest import wishes
@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         "(default %(default)s)")
     keeping.add_options(parser)
     wishes.add_options(parser)
-    permission.add_options(parser)
+    code_options.add_options(parser)
     return parser
 
 
@@ -181,7 +181,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         raise UsageError("--step-ms and --store-latency-ms are not below 0")
     policy = policies.make(arguments.tuning)
     around = Conditions(arguments.table, wishes.Wishes.of(arguments), arguments.quarantine)
-    table = table_of(around.table, roles_of(arguments.roles), permission.given(arguments))
+    table = table_of(around.table, roles_of(arguments.roles), code_options.given(arguments))
     latency_s = arguments.store_latency_ms / 1000
 
     def before_read(_read: Read) -> None:

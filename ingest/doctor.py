@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from etl import permission
+from etl import code_options
 from etl.names import Parser
 from ingest import checkup
 from ingest.checkup import Finding
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     parser.add_argument("--cache", metavar="DIR", help="a cache of remote files, to be looked at for leftovers")
     parser.add_argument("--clean", action="store_true", help="remove what dead runs left, and nothing else")
     parser.add_argument("--json", action="store_true", help="no table; all findings in the JSON line")
-    permission.add_options(parser)
+    code_options.add_options(parser)
     options = parser.parse_args(argv)
     found = Machine()
     findings = [*checkup.versions(), *checkup.machine(found), *checkup.shared_memory(), *checkup.workers(),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.keeping import KNOBS
-from etl import permission
+from etl import code_options
 from etl.names import Parser
 from etl.program import UsageError, say
 from ingest.arguments import function_of, roles_of
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     add("--knobs", default="", metavar="NAME=N,…", help=f"where the knobs start: {KNOBS}")
     add("--step-ms", type=float, default=0.0, help="how long the consumer takes for a batch (default %(default)s)")
     add("--step", metavar="MODULE:FUNCTION", help="the consumer itself: a function of a batch")
-    permission.add_options(parser)
+    code_options.add_options(parser)
     arguments = parser.parse_args(argv)
     if arguments.seconds <= 0 or arguments.step_ms < 0:
         raise UsageError("--seconds is positive and --step-ms not below 0")
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
             time.sleep(arguments.step_ms / 1000)
 
     step = function_of(arguments.step, "--step")[1] if arguments.step else sleep
-    table = table_of(arguments.table, roles_of(arguments.roles), permission.given(arguments))
+    table = table_of(arguments.table, roles_of(arguments.roles), code_options.given(arguments))
     files = [file.path for file in table.files_of(arguments.split)]
     with Loader(table, batch_size=arguments.batch_size, split=arguments.split, epochs=sys.maxsize) as loader:
         loader.apply(loader.knobs.parse(arguments.knobs))

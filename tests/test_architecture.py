@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("etl", "ingest", "agent", "dlrm")
 SHARED_WITH_AGENT = {"ingest.knobs", "ingest.stats", "ingest.plan", "ingest.machine"}
-CONTRACTS_OF_ETL = {"etl.table", "etl.spec", "etl.ops", "etl.fields", "etl.names", "etl.permission"}
+CONTRACTS_OF_ETL = {"etl.table", "etl.spec", "etl.ops", "etl.fields", "etl.names", "etl.permission", "etl.code_options"}
 # Composition roots: they may import every room, and nobody imports them.
 PROGRAMS = {"etl.job", "etl.__main__", "ingest.__main__", "ingest.bench", "ingest.headroom_command", "agent.__main__",
             "agent.evaluate", "agent.train", "dlrm.train", "dlrm.evaluate", "dlrm.serve", "dlrm.plan", "dlrm.__main__",

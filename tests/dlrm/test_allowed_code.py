@@ -20,7 +20,7 @@ import dlrm.train
 import etl.__main__
 from dlrm.meta import latest
 from dlrm.servable import Servable
-from etl import permission
+from etl import code_options
 from etl.ops import OperatorError
 from etl.ops.user import Python
 from etl.permission import Permission
@@ -145,7 +145,7 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
     columns = {name: clicks_table.raw_rows(5)[name].combine_chunks() for name in clicks_table.COLUMNS}
 
     def allowed(*words: object) -> Permission:
-        return permission.given(dlrm.serve.parser().parse_args(["run", *map(str, words)]))
+        return code_options.given(dlrm.serve.parser().parse_args(["run", *map(str, words)]))
 
     for words in ((), ("--allow-code", "another.module"), ("--allow-code", MODULE.upper())):
         with pytest.raises(OperatorError, match=f"allow_code=\\('{MODULE}',\\)"):
