@@ -124,10 +124,13 @@ class Runner:
     def __init__(self, stage: Stage):
         self._stage = stage
         self._worker: Worker | None = None
+        self._backend = stage.backend
+        """Of the batch at hand: the stage's may change in the middle of it, and what was kept of the batch must fit."""
         self._kept: dict[str, npt.NDArray[Any]] = {}
 
     def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given:
         stage = self._stage
+        self._backend = stage.backend
         arrays = self._declared(arrays)
         before = self._before(arrays)
         try:
@@ -161,7 +164,7 @@ class Runner:
 
     def _call(self, arrays: Arrays, where: str, free: int | None = None) -> Given:
         stage = self._stage
-        if stage.backend == "thread":
+        if self._backend == "thread":
             self.close()
             if stage.transform.arrow:
                 return over_arrow(stage.function, arrays, stage.columns, where)
@@ -188,7 +191,7 @@ class Runner:
     def _before(self, arrays: Arrays) -> Arrays:
         """The batch as it is now: a function in a thread may write into it, and fail then."""
         transform = self._stage.transform
-        if self._stage.backend != "thread" or transform.pure or transform.arrow:
+        if self._backend != "thread" or transform.pure or transform.arrow:
             return arrays
         for name, array in arrays.items():
             kept = self._kept.get(name)

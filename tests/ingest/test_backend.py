@@ -14,6 +14,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from ingest.backend import Runner
 from ingest.knobs import KnobError, Knobs
 from ingest.loader import Loader
 from ingest.quarantine import ErrorPolicy, QuarantineError
@@ -77,6 +78,22 @@ def test_the_back_end_is_switched_while_batches_come(table):
         assert all_of(loader, turn) == expected
         assert seen, "processes were at work"
         assert len(backends) > 3
+
+
+def test_a_back_end_that_changes_within_a_batch_is_the_next_ones(table, scene, monkeypatch):
+    """In a process nothing is kept of a batch for a second try, as a process writes into a copy; in a thread it is."""
+    with loading(table, NAME + "shifted", Knobs()) as loader:
+        expected = all_of(loader)
+    before = Runner._before
+
+    def turned(self, arrays):
+        kept = before(self, arrays)
+        self._stage.backend = "thread"
+        return kept
+
+    monkeypatch.setattr(Runner, "_before", turned)
+    with loading(table, NAME + "shifted_without_memory_at_first", epochs=EPOCHS) as loader:
+        assert all_of(loader) == expected
 
 
 def test_a_stage_gives_its_processes_back_when_it_goes_over_to_threads(table):
