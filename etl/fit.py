@@ -21,8 +21,8 @@ from etl.large import Large, extended, may_be_stored
 from etl.ops.bags import flat
 from etl.ops.base import MAX_VALUES
 from etl.ops.chain import lifted, shaped
-from etl.parse import Parsed, Parser
-from etl.raw import Batches, InputError, Raw
+from etl.parse import Batches, Parsed, Parser
+from etl.raw import InputError, Raw
 from etl.spec import Learned, Spec
 from etl.state import Packed, State, Stored
 from etl.unread import unread

@@ -23,7 +23,7 @@ from etl.ops.bags import flat, relisted
 from etl.ops.base import FIRST
 from etl.ops.chain import ELEMENTS, follow, step
 from etl.ops.sparse import Categorify
-from etl.raw import Batches
+from etl.parse import Batches
 from etl.spec import Spec
 from etl.state import State, Stored
 from etl.store import Store

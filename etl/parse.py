@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ from etl.lines import FIELDS, Delimited, in_order
 from etl.objects import Objects, fits
 from etl.spec import Spec
 
-__all__ = ["ARROW_TYPES", "WRONG", "Parsed", "Parser", "fits"]
+__all__ = ["ARROW_TYPES", "WRONG", "Batches", "Parsed", "Parser", "fits"]
 
+Batches = Iterator[pa.RecordBatch]
 ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "texts": pa.list_(pa.string()),
                "floats": pa.list_(pa.float64())}
 WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",

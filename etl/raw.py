@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from etl.compressed import refuse_cut
 from etl.footers import InputError, refuse_differences, types_of
-from etl.parse import Parser
+from etl.parse import Batches, Parser
 from etl.relations import joined_by, relate
 from etl.spec import Spec
 from etl.timely import check_orders
@@ -23,9 +23,8 @@ from etl.timely import check_orders
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Batches", "InputError", "Raw"]
+__all__ = ["InputError", "Raw"]
 
-Batches = Iterator[pa.RecordBatch]
 SPARK_TYPES = {"int": "bigint", "float": "double", "text": "string", "texts": "array<string>",
                "floats": "array<double>"}
 _SAFE = {"int": ("tinyint", "smallint", "int", "bigint"), "text": ("string",),

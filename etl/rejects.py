@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from etl.lines import bare
-from etl.parse import Parser
-from etl.raw import Batches, InputError, Raw
+from etl.parse import Batches, Parser
+from etl.raw import InputError, Raw
 from etl.spec import Spec
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from etl.features import Features, Keys, Placement, hash_of, row_keys, whole_row
 from etl.fit import selected
 from etl.identity import Identity
 from etl.joined import Joins
-from etl.parse import Parser
-from etl.raw import Batches, Raw
+from etl.parse import Batches, Parser
+from etl.raw import Raw
 from etl.record import NO_PARTITION
 from etl.shards import arrow_schema
 from etl.sketch import Bounds, Gathered, Gathering, Sketch, gather

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ingest.batch import most_steps
 from ingest.columns import Columns
-from ingest.decoding import Decoding
 from ingest.knobs import format_bytes
 from ingest.plan import RowsPlan
 from ingest.shuffle import chunk_steps
+
+if TYPE_CHECKING:
+    from ingest.decoding import Decoding
 
 _ORDERS = 16  # bytes of a row in the order of its window: two halves put together
 _KEPT, _KEPT_PART = 4 * 2**20, 8  # what Arrow's allocator was seen to keep: so much, and a part of what it gave out
