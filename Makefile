@@ -49,7 +49,7 @@ bench-peers-etl: setup  ## environment for benchmarks.etl_peers: pandas, Polars,
 
 dist: setup  ## build/sluice.zip, for spark-submit --py-files
 	@mkdir -p build && rm -f build/sluice.zip && \
-	$(PY) -c "import pathlib, zipfile; z = zipfile.ZipFile('build/sluice.zip', 'w', zipfile.ZIP_DEFLATED); [z.write(p) for p in sorted(pathlib.Path('etl').rglob('*.py'))]; z.close()" && \
+	$(PY) -c "import pathlib, zipfile; z = zipfile.ZipFile('build/sluice.zip', 'w', zipfile.ZIP_DEFLATED); [z.write(p, pathlib.Path('sluice', p) if p.parts[0] == 'etl' else p) for p in sorted([*pathlib.Path('etl').rglob('*.py'), *pathlib.Path('sluice').glob('*.py')])]; z.close()" && \
 	echo build/sluice.zip
 
 clean:  ## remove what was built and the demo's output, not .venv

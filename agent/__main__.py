@@ -1,31 +1,33 @@
-"""`python -m agent report RUN` and `python -m agent explain RUN`: what a run folder holds, as a page and in words."""
+"""`sluice report RUN` and `sluice explain RUN`: what a run folder holds, as a page and in words."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from agent import evaluate, report, story, train
-from agent.runs import Run, RunError
-from agent.scenario import ScenarioError
-from etl.names import Parser
-from etl.program import run, say
-from ingest.knobs import KnobError
+from sluice.agent.evaluate import simulated
+from sluice.agent.learn import train
+from sluice.agent.report import narrative, page
+from sluice.agent.report.run_folder import Run, RunError
+from sluice.agent.simulator.scenario import ScenarioError
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import run, say
+from sluice.ingest.knobs import KnobError
 
 
 def main(argv: list[str]) -> Mapping[str, Any]:
     if argv[:1] == ["evaluate"]:
-        return evaluate.main(argv[1:])
+        return simulated.main(argv[1:])
     if argv[:1] == ["simulate"]:
-        return evaluate.simulate(argv[1:])
+        return simulated.simulate(argv[1:])
     if argv[:1] == ["train"]:
         return train.main(argv[1:])
-    parser = Parser(
-        prog="python -m agent", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n  python -m agent report runs/first\n  python -m agent explain runs/first\n\n"
-               "Both read a run folder that training or `python -m ingest bench` left, finished or not.\n"
+    parser = ArgumentParser(
+        prog="sluice", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n  sluice report runs/first\n  sluice explain runs/first\n\n"
+               "Both read a run folder that training or `sluice bench` left, finished or not.\n"
                "The last line of standard output is a JSON object.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in (("report", "write RUN/report.html again: one page that opens offline"),
@@ -41,20 +43,25 @@ def main(argv: list[str]) -> Mapping[str, Any]:
 
 
 def _report(path: str) -> dict[str, Any]:
-    written = report.write(path)
-    say(f"{story.verdict(Run.read(path))}\n{written}")
+    written = page.write(path)
+    say(f"{narrative.verdict(Run.read(path))}\n{written}")
     return {"report": str(written), **_figures(path)}
 
 
 def _explain(path: str) -> dict[str, Any]:
     found = Run.read(path)
-    print(story.tell(found))
-    return {"verdict": story.verdict(found), **_figures(path)}
+    print(narrative.tell(found))
+    return {"verdict": narrative.verdict(found), **_figures(path)}
 
 
 def _figures(path: str) -> dict[str, Any]:
-    return dataclasses.asdict(story.outcome(Run.read(path)))
+    return dataclasses.asdict(narrative.outcome(Run.read(path)))
+
+
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
+    run(main, input_errors=(RunError, ScenarioError, KnobError))
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(RunError, ScenarioError, KnobError))
+    program()

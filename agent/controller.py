@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent.lookout import Lookout
-from agent.rates import Rates, rates
-from agent.ticker import Ticker
-from agent.tunable import Policy, Reason, Tunable
-from ingest.knobs import KnobError, Knobs, Limits
-from ingest.stats import Snapshot
+from sluice.agent.costs.rates import PipelineRates, rates
+from sluice.agent.runtime.change_detector import ChangeDetector
+from sluice.agent.runtime.ticker import Ticker
+from sluice.agent.tunable import Policy, Reason, Tunable
+from sluice.ingest.knobs import KnobError, Knobs, Limits
+from sluice.ingest.stats import Snapshot
 
 _WINDOW = 5  # snapshots over which a rate before or after a change is taken
 _MINUTE_S = 60.0
@@ -52,11 +52,12 @@ class Controller:
         self._limits: Limits | None = None
         self._state: Any = None
         self._given = self._learned = learned
-        self._lookout = Lookout()
+        self._lookout = ChangeDetector()
         self._starting = False
         """For a look and longer no row has come: compilers may be at work, and what is seen tells nothing of later."""
         self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change
-        self._awaited: tuple[int, Rates | None, float | None] | None = None  # the decision whose effect is not logged
+        self._awaited: tuple[int, PipelineRates | None,
+                             float | None] | None = None  # the decision whose effect is not logged
         self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
         self._proposed: deque[Reason] = deque(maxlen=64)  # each said once, and later with the same figures
         self._reason: Reason | None = None
@@ -87,7 +88,7 @@ class Controller:
         began = bool(self._recent) and not self._recent[-1].rows
         was_starting, self._starting = self._starting, self.ticks > 1 and not snapshot.rows
         if was_starting and not self._starting:
-            self._lookout, self._limits, self._learned = Lookout(), None, self._given  # as if it began now
+            self._lookout, self._limits, self._learned = ChangeDetector(), None, self._given  # as if it began now
         for occasion in () if self._starting else self._lookout.look(snapshot, seen):
             self._record_to(occasion)
         if self._recent and (snapshot.cpu_quota != self._recent[-1].cpu_quota or was_starting or self._starting):
@@ -167,7 +168,7 @@ class Controller:
             self._record_to({"kind": "verdict", "text": self._reason.text, "bottleneck": self._reason.bottleneck,
                              "details": explain(self._state) if explain and self._limits else self._reason.details})
 
-    def _metric(self, seen: Rates, snapshot: Snapshot) -> dict[str, Any]:
+    def _metric(self, seen: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
         stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
                          "queue_bytes": s.queue_bytes} for name, s in seen.stages.items()}
         return {"kind": "loader", "rows": snapshot.rows, "rows_per_s": seen.rows_per_s, "stall": seen.stall,
@@ -222,14 +223,14 @@ class Controller:
         self.stop()
 
 
-def _seen(seen: Rates | None) -> dict[str, Any]:
+def _seen(seen: PipelineRates | None) -> dict[str, Any]:
     if seen is None:
         return {}
     return {"rows_per_s": seen.rows_per_s, "stall": seen.stall, "cpu": seen.cpu, "memory_used": seen.memory_used,
             "memory_limit": seen.memory_limit, "busy": {name: s.busy for name, s in seen.stages.items()}}
 
 
-def _choice(before: Knobs, after: Knobs, reason: Reason, seen: Rates | None) -> dict[str, Any]:
+def _choice(before: Knobs, after: Knobs, reason: Reason, seen: PipelineRates | None) -> dict[str, Any]:
     return {"before": before.to_dict(), "after": after.to_dict(), "seen": _seen(seen),
             "reason": {"text": reason.text, "bottleneck": reason.bottleneck,
                        "predicted_rows_per_s": reason.predicted_rows_per_s, "details": reason.details}}

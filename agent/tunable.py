@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ingest.knobs import Knobs, Limits
-from ingest.stats import Snapshot
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.stats import Snapshot
 
 
 @runtime_checkable

@@ -18,13 +18,13 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any
 
-from agent.mechanisms import Consumer, Machine, Stage
-from agent.policies import make
-from agent.scenario import Scenario
-from agent.trial import run as simulated
 from benchmarks.peers.peer import ROOT
 from benchmarks.results import table
-from etl.program import UsageError, run, say
+from sluice.agent.policies import make
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.simulator.rollout import run as simulated
+from sluice.agent.simulator.scenario import Scenario
+from sluice.etl.common.program import UsageError, run, say
 
 ALGORITHMS = ("HILL_CLIMB", "DEFAULT")
 _CORES = (4, 8, 16)
@@ -60,10 +60,10 @@ def theirs(todo: list[Graph], algorithm: str, seconds: float, at_once: int) -> l
 
 
 def ours(graph: Graph) -> list[int]:
-    stages = tuple(Stage(name=f"s{i}", cost_s=cost, rows_per_item=1, bytes_per_row=8, buffer_items=16)
+    stages = tuple(SimStage(name=f"s{i}", cost_s=cost, rows_per_item=1, bytes_per_row=8, buffer_items=16)
                    for i, cost in enumerate(graph.costs))
     scenario = Scenario(name="graph", seconds=_SIMULATED_S, stages=stages, consumer=Consumer(batch_rows=1),
-                        machine=Machine(cores=graph.cores, timer_noise=0, switch_cost=0))
+                        machine=SimMachine(cores=graph.cores, timer_noise=0, switch_cost=0))
     chosen = simulated(scenario, make("autotune")).knobs.workers
     return [chosen[stage.name] for stage in stages]
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.calibration [--results FILE] [--rounds 2] [--seconds 1.2] [--most 170]
 
-Every set-up of `ingest.setups` is opened once a round and its settings are taken in turn, each once what was under way
+Every set-up of `sluice.ingest.tools.live_bench` is opened once a round and its settings are taken in turn, each once
+what was under way
 has drained; the second round takes them backwards. A measurement stops after --most seconds and goes on at the next
 call. The first five settings (as many sightings as rounds) calibrate a simulated pipeline; for the others the error of
 rows a second, Kendall's τ over the pairs that differ by more than 5 % live, and what is lost, live, by the setting that
@@ -24,15 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from agent.calibration import Calibration, Sighting
 from benchmarks.results import Results, table
-from etl.program import UsageError, run, say
-from etl.small import small_table
-from etl.table import FeatureTable, TableError
-from ingest.knobs import Knobs
-from ingest.session import Session
-from ingest.setups import CALIBRATION, SETUPS, TABLE, Setup
-from ingest.stats import Snapshot
+from sluice.agent.simulator.calibration import Calibration, Sighting
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.stats import Snapshot
+from sluice.ingest.tools.live_bench import CALIBRATION, SETUPS, TABLE, Session, Setup
 
 _TIE = 0.05  # settings that are nearer than this live have no order
 

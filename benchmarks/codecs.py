@@ -26,17 +26,17 @@ import pyarrow.parquet as pq
 from benchmarks.etl import submit_words
 from benchmarks.etl_turns import ROOT, raw_of
 from benchmarks.results import Results, table
-from etl.build import Job
-from etl.fields import DataFile
-from etl.program import run, say
-from etl.progress import Progress
-from etl.session import open_session
-from etl.shapes import synthesize_shape
-from etl.spec import Spec
-from etl.store import Store
-from etl.write import parquet_options
-from ingest.decode import decode_rows_per_s
-from ingest.source import RowGroups, source_of
+from sluice.etl.common.program import run, say
+from sluice.etl.schema import DataFile
+from sluice.etl.spark.job_run import Job
+from sluice.etl.spark.progress import JobProgress
+from sluice.etl.spark.session import open_session
+from sluice.etl.spark.write import parquet_options
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.other_shapes import synthesize_shape
+from sluice.etl.table.store import TableStore
+from sluice.ingest.read.reader import RowGroupReader, source_of
+from sluice.ingest.tools.decode_limit import decode_rows_per_s
 
 ROWS = {"criteo": 1_000_000, "sessions": 400_000}
 CODECS = ("uncompressed", "snappy", "lz4_raw", "zstd")
@@ -86,7 +86,7 @@ def made(spark: Any, work: Path, name: str, bags: str, rows: int) -> Path:
             text = text.replace("[table]", "[table]\nplain_lists = true", 1)
         part = home.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
-        Job(spec=Spec.parse(text), inputs=(str(raw),), store=Store(str(part))).run(spark, Progress(sys.stderr))
+        Job(spec=Spec.parse(text), inputs=(str(raw),), store=TableStore(str(part))).run(spark, JobProgress(sys.stderr))
         part.rename(home)
     return home / "data"
 
@@ -114,7 +114,7 @@ def files_of(folder: Path) -> list[DataFile]:
 def decoded(folder: Path, seconds: float, threads: tuple[int, ...]) -> float:
     """Rows a second of the loader's reader."""
     files = files_of(folder)
-    groups = RowGroups(files, pq.read_schema(files[0].path).names)
+    groups = RowGroupReader(files, pq.read_schema(files[0].path).names)
     try:
         return max(decode_rows_per_s(source_of("arrow", groups), groups, n, seconds) for n in threads)
     finally:

@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.cluster import Cluster
 from benchmarks.results import Results, table
-from etl.program import run, say
+from sluice.etl.common.program import run, say
 
 ROOT = Path(__file__).resolve().parent.parent
 MILLION = 1_000_000

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.cluster import Cluster
 from benchmarks.etl import MILLION, ROOT, session
 from benchmarks.results import Results, table
-from etl.program import run, say
+from sluice.etl.common.program import run, say
 
 Row = dict[str, Any]
 _SPLIT = "spark.sql.files.maxPartitionBytes"
@@ -48,7 +48,8 @@ def udf(work: Path, rows: int) -> list[Row]:
 
 
 def join(work: Path, rows: int) -> list[Row]:
-    """By what a worker may hold; see etl.ways. Two million rows have some 460,000 values to keep."""
+    """By what a worker may hold; see sluice.etl.spark.vocabulary.strategy. Two million rows have some 460,000 values
+    to keep."""
     steps = {256: "sent by the driver", 32: "read by each worker", 1: "shuffle joins"}
     words = [word for mib in steps for word in (f"set:worker_mib={mib}", f"job:{rows}")]
     found = session(work, [f"job:{rows}", *words])["turns"][1:]

@@ -34,21 +34,21 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from etl.build import Job
-from etl.features import Features, Placement
-from etl.names import nearest
-from etl.parse import Parser
-from etl.program import UsageError, run, say
-from etl.progress import Progress
-from etl.raw import Batches, Raw
-from etl.rawlog import synthesize
-from etl.session import open_session
-from etl.spec import Spec
-from etl.state import State
-from etl.store import Store
-from etl.synthetic import CATEGORIES, INTEGERS
-from etl.ways import WORKER_BYTES
-from etl.write import parquet_options
+from sluice.etl.apply.features import Features, FileAssignment
+from sluice.etl.apply.parse import InputParser
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.suggest import nearest
+from sluice.etl.spark.job_run import Job
+from sluice.etl.spark.progress import JobProgress
+from sluice.etl.spark.read_input import Batches, Raw
+from sluice.etl.spark.session import open_session
+from sluice.etl.spark.vocabulary.strategy import WORKER_BYTES
+from sluice.etl.spark.write import parquet_options
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.criteo import CATEGORIES, INTEGERS
+from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.store import TableStore
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ["label", *INTEGERS, *CATEGORIES]
@@ -96,7 +96,7 @@ class Tree:
         return found
 
 
-class Stages(Progress):
+class Stages(JobProgress):
     """The job's own words, and the CPU time of each stage."""
 
     def __init__(self, tree: Tree) -> None:
@@ -114,7 +114,7 @@ class Stages(Progress):
 
 def job(spark: Any, raw: Path, out: Path, _rows: int, stages: Stages, *,
         worker_bytes: int = WORKER_BYTES) -> None:
-    Job(spec=criteo(), inputs=(str(raw),), store=Store(str(out)), worker_bytes=worker_bytes).run(spark, stages)
+    Job(spec=criteo(), inputs=(str(raw),), store=TableStore(str(out)), worker_bytes=worker_bytes).run(spark, stages)
 
 
 def criteo() -> Spec:
@@ -126,7 +126,7 @@ def rewrite(spark: Any, raw: Path, out: Path, rows: int, _stages: Stages) -> Non
     from pyspark.sql import functions as sql
 
     spec = criteo()
-    files = Placement.of(spec, rows).total
+    files = FileAssignment.of(spec, rows).total
     schema = ", ".join(["label tinyint", *(f"{n} float" for n in INTEGERS), *(f"{n} string" for n in CATEGORIES)])
     frame = spark.read.option("sep", "\t").schema(schema).csv(str(raw))
     columns = [sql.coalesce(sql.col("label"), sql.lit(0)).cast("tinyint").alias("label"),
@@ -166,7 +166,7 @@ def columns(spark: Any, raw: Path, _out: Path, _rows: int, _stages: Stages) -> N
 
 
 def _columns(spec: Spec, batches: Batches) -> Batches:
-    parser, features = Parser(spec), Features(spec, State())
+    parser, features = InputParser(spec), Features(spec, FittedState())
     for batch in batches:
         yield pa.record_batch(features.apply(parser.parse(batch).columns), NAMES)
 

@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from etl.program import UsageError, say
-from etl.program import run as program
+from sluice.etl.common.program import UsageError, say
+from sluice.etl.common.program import run as program
 
 ROOT = Path(__file__).resolve().parent.parent
 _GREEDY = "read=8,shuffle=4,batch=4"

@@ -99,11 +99,11 @@ def own_pages() -> None:
 
 def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], None], int]:
     from benchmarks.memory import WIDE
-    from ingest import petastorm_on_arrow
-    from ingest.knobs import Knobs
-    from ingest.loader import Loader
-    from ingest.machine import Machine
-    from ingest.placing import load_compiled
+    from sluice.ingest.knobs import Knobs
+    from sluice.ingest.loader import Loader
+    from sluice.ingest.machine import Machine
+    from sluice.ingest.read import petastorm_compat
+    from sluice.ingest.stages.scatter_kernel import load_compiled
 
     class Host(Machine):
         """The cgroup's limit is not looked at: the governor has the user's, or none at all."""
@@ -128,7 +128,7 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
                     return
 
     load_compiled()
-    petastorm_on_arrow.install()
+    petastorm_compat.install()
     return load, Machine().memory_used()
 
 

@@ -29,12 +29,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent import report
 from benchmarks.etl import ROOT
 from benchmarks.etl_turns import raw_of
 from benchmarks.results import Results, table
-from etl.program import run, say
-from ingest.knobs import format_bytes
+from sluice.agent.report import page as report
+from sluice.etl.common.program import run, say
+from sluice.ingest.knobs import format_bytes
 
 Row = dict[str, Any]
 FASTER = 1.02  # what counts as faster, on a machine whose times vary

@@ -22,15 +22,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from agent import policies
-from agent.controller import Controller
-from etl.program import UsageError, run, say
-from etl.small import small_table
-from etl.table import FeatureTable, TableError
-from ingest.bench import consume
-from ingest.knobs import KnobError, Knobs
-from ingest.loader import Loader
-from ingest.plan import Read
+from sluice.agent import policies
+from sluice.agent.controller import Controller
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.row_order import Read
+from sluice.ingest.tools.bench import consume
 
 _WARM_S = 1.0
 _ROWS, _ROW_GROUP_ROWS = 1_000_000, 20_000  # of the table that is made if none is named

@@ -2,12 +2,12 @@
 
     python -m benchmarks.learned [--work build/policy]
 
-All choose among the same candidates (`agent.policies.candidates`), but for `intune`:
+All choose among the same candidates (`sluice.agent.policies.learned.candidates`), but for `intune`:
 
   auto       the shipped weights and their lower bound
   distilled  the same networks' mean, whatever they take for the best, however unsure; nothing is learned of what came
   bounded    their mean less one spread; nothing is learned of what came
-  …+prior    with the caution of a kind that was never tried (`agent.policies.residual`), whatever came
+  …+prior    with the caution of a kind that was never tried (`sluice.agent.policies.learned.residual`), whatever came
   …+residual what came corrects what is foretold from then on
   …+kept     the same, and the next seed in the same pipeline begins with that, as a run with a registry does
   linear     a linear contextual bandit on the same tries (LinUCB's bound, turned round: the lower one)
@@ -33,23 +33,23 @@ from typing import Any
 
 import numpy as np
 
-from agent.generator import held_out
-from agent.learning import Samples
-from agent.mechanisms import Consumer, Machine, Stage, Truth
-from agent.policies import make
-from agent.policies.advantage import Advantage, load
-from agent.policies.auto import Auto, Judge, State
-from agent.policies.candidates import Candidate
-from agent.policies.residual import Residual
-from agent.policies.state import State as Planned
-from agent.rates import rates
-from agent.simulator import Simulator
-from agent.trial import run
-from agent.tunable import Policy, Reason
-from etl.program import UsageError, say
-from etl.program import run as program
-from ingest.knobs import Knobs, Limits
-from ingest.stats import Snapshot
+from sluice.agent.costs.rates import rates
+from sluice.agent.learn.advantage_training import Samples
+from sluice.agent.policies import make
+from sluice.agent.policies.auto import Auto, AutoState, GainEstimator
+from sluice.agent.policies.learned.advantage import Advantage, load
+from sluice.agent.policies.learned.candidates import Candidate
+from sluice.agent.policies.learned.residual import Residual
+from sluice.agent.policies.planner.state import PlannerState as Planned
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
+from sluice.agent.simulator.random_pipelines import held_out
+from sluice.agent.simulator.rollout import run
+from sluice.agent.tunable import Policy, Reason
+from sluice.etl.common.program import UsageError, say
+from sluice.etl.common.program import run as program
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.stats import Snapshot
 
 TWINS = ("distilled", "bounded")
 RIVALS = ("auto", *(twin + how for twin in TWINS for how in ("", "+prior", "+residual", "+kept")), "linear", "detector",
@@ -96,11 +96,11 @@ class Linear:
 class Deaf(Auto):
     """What came of leaving the planner's choice teaches it nothing."""
 
-    def __init__(self, judge: Judge, caution: float = 0.0) -> None:
+    def __init__(self, judge: GainEstimator, caution: float = 0.0) -> None:
         super().__init__(judge=judge)
         self._caution = caution
 
-    def _bound(self, candidate: Candidate, state: State) -> float:
+    def _bound(self, candidate: Candidate, state: AutoState) -> float:
         assert self._judge is not None
         return self._judge.lower_bound(candidate) - self._caution
 
@@ -108,13 +108,13 @@ class Deaf(Auto):
 class Kept(Auto):
     """Its next run begins with what came of leaving the planner's choice, but with nothing else that was learned."""
 
-    _last: State | None = None
+    _last: AutoState | None = None
 
-    def initial(self, limits: Limits, knobs: Knobs) -> State:
+    def initial(self, limits: Limits, knobs: Knobs) -> AutoState:
         known = {} if self._last is None else {kind: r.aged() for kind, r in self._last.residuals.items()}
         return replace(super().initial(limits, knobs), residuals=known)
 
-    def decide(self, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
+    def decide(self, snapshot: Snapshot, state: AutoState) -> tuple[Knobs, AutoState, Reason]:
         knobs, self._last, reason = super().decide(snapshot, state)
         return knobs, self._last, reason
 
@@ -127,7 +127,7 @@ class RollOuts(Auto):
     def __init__(self) -> None:
         super().__init__(judge=Detector())  # a judge there must be; it decides nothing
 
-    def _choose(self, found: Sequence[Candidate], snapshot: Snapshot, state: State) -> tuple[Candidate, float]:
+    def _choose(self, found: Sequence[Candidate], snapshot: Snapshot, state: AutoState) -> tuple[Candidate, float]:
         last = state.planner.last
         if len(found) == 1 or last is None:
             return found[0], 0.0
@@ -141,7 +141,7 @@ class RollOuts(Auto):
         return found[best], rows[best] / max(1.0, rows[0]) - 1
 
 
-def calibrated(last: Snapshot, now: Snapshot, state: Planned) -> Truth:
+def calibrated(last: Snapshot, now: Snapshot, state: Planned) -> TrueCosts:
     """The pipeline as the stage models have it."""
     seen = rates(last, now)
     assert seen is not None
@@ -152,14 +152,14 @@ def calibrated(last: Snapshot, now: Snapshot, state: Planned) -> Truth:
         few, many = min(service.points), max(service.points)
         one, cpu = service.busy_s(few), service.cpu_s(few)
         bent = (service.busy_s(many) / one - 1) / max(1, many - few)
-        stages.append(Stage(
+        stages.append(SimStage(
             name=stage.name, cost_s=max(1e-9, one * rows), rows_per_item=max(1.0, rows), sigma=min(1.0, max(0.0, bent)),
             cpu=min(1.0, cpu / one), bytes_per_row=stage.bytes / max(1, stage.rows),
             backends=state.limits.backends_of(stage.name)))
     demand = seen.demand_rows_per_s
     batch = max(1, round(now.rows / max(1, now.batches)))
-    return Truth(Machine(cores=max(0.05, now.cpu_quota), memory_limit=1e15), tuple(stages),
-                 Consumer(batch_rows=batch, step_s=batch / demand if demand and seen.stall < 0.9 else 0.0))
+    return TrueCosts(SimMachine(cores=max(0.05, now.cpu_quota), memory_limit=1e15), tuple(stages),
+                     Consumer(batch_rows=batch, step_s=batch / demand if demand and seen.stall < 0.9 else 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from etl.program import UsageError, run, say
-from etl.small import small_table
-from etl.table import FeatureTable, TableError
-from ingest.columns import Columns
-from ingest.decode import decode_rows_per_s
-from ingest.loader import Loader
-from ingest.plan import Part, Read
-from ingest.source import RowGroups, source_of
-from ingest.transform import Transform
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.columns import Columns
+from sluice.ingest.loader import Loader
+from sluice.ingest.read.reader import RowGroupReader, source_of
+from sluice.ingest.row_order import Read, WindowPart
+from sluice.ingest.stages.transform import Transform
+from sluice.ingest.tools.decode_limit import decode_rows_per_s
 
 Contender = Callable[[float], float]  # seconds → rows a second
 
@@ -60,7 +60,7 @@ def ours(table: FeatureTable, batch_size: int, reader: str, shuffle: bool = True
 
 
 def decode_only(table: FeatureTable, columns: Columns) -> Contender:
-    groups = RowGroups(table.files_of("train"), columns.names)
+    groups = RowGroupReader(table.files_of("train"), columns.names)
     source = source_of("arrow", groups)
     return lambda seconds: max(decode_rows_per_s(source, groups, n, seconds / 3) for n in (1, 2, 4))
 
@@ -68,7 +68,7 @@ def decode_only(table: FeatureTable, columns: Columns) -> Contender:
 def tight_loop(table: FeatureTable, columns: Columns) -> Contender:
     """Decode, then one shuffled gather of each column into tensors of which batches would be slices; as many threads
     as cores, no queues, no order, each thread its own row groups. No loader that shuffles does less."""
-    groups = RowGroups(table.files_of("train"), columns.names)
+    groups = RowGroupReader(table.files_of("train"), columns.names)
     every = [(f, g, n) for f, counts in enumerate(groups.row_groups) for g, n in enumerate(counts)]
 
     def work(number: int, threads: int, end: float, counts: list[int]) -> None:
@@ -77,7 +77,7 @@ def tight_loop(table: FeatureTable, columns: Columns) -> Contender:
         floats = torch.empty(len(columns.floats), most).numpy()
         ids = torch.empty(len(columns.sparse), most, dtype=torch.int32).numpy()
         for file, group, rows in itertools.cycle(every[number::threads]):
-            table = groups.read(Read(file, group, rows, (Part(0, 0, 0, rows),)))
+            table = groups.read(Read(file, group, rows, (WindowPart(0, 0, 0, rows),)))
             order = random.permutation(rows)
             for block, names in ((floats, columns.floats), (ids, columns.sparse)):
                 for row, name in enumerate(names):

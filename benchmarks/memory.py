@@ -86,9 +86,9 @@ def in_python(columns: dict[str, Any]) -> None:
 
 def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) -> dict[str, Any]:
     """Loads for a while with knobs that ask for all they can get; looks at the memory a hundred times a second."""
-    from ingest.knobs import Knobs
-    from ingest.loader import Loader
-    from ingest.machine import Machine
+    from sluice.ingest.knobs import Knobs
+    from sluice.ingest.loader import Loader
+    from sluice.ingest.machine import Machine
 
     machine, peak, over = Machine(), 0, threading.Event()
     total = None if limit is None else machine.memory_used() + limit
@@ -119,9 +119,9 @@ def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) ->
 
 
 def switches(data: str, count: int) -> dict[str, Any]:
-    from ingest.knobs import Knobs
-    from ingest.loader import Loader
-    from ingest.transform import Transform
+    from sluice.ingest.knobs import Knobs
+    from sluice.ingest.loader import Loader
+    from sluice.ingest.stages.transform import Transform
 
     def run(turn: Callable[[Any, int], None]) -> tuple[list[str | None], float, dict[str, int]]:
         hashes, longest = [], 0.0
@@ -155,15 +155,15 @@ def switches(data: str, count: int) -> dict[str, Any]:
 
 
 def leftovers() -> dict[str, int]:
-    from ingest.machine import Machine
+    from sluice.ingest.machine import Machine
 
     return {"threads": threading.active_count(), "processes": len(Machine().tree()),
             "descriptors": len(os.listdir("/proc/self/fd")), "segments": len(os.listdir("/dev/shm"))}
 
 
 def epochs(data: str, count: int) -> dict[str, Any]:
-    from ingest.loader import Loader
-    from ingest.machine import Machine
+    from sluice.ingest.loader import Loader
+    from sluice.ingest.machine import Machine
 
     machine, used = Machine(), []
     with Loader(data, batch_size=8192, epochs=count, roles=WIDE) as loader:
@@ -180,9 +180,9 @@ def epochs(data: str, count: int) -> dict[str, Any]:
 def processes(data: str, function: str, seconds: float) -> dict[str, Any]:
     """The gain of a second process, as a share of what two busy processes gain over one at the same time: medians of
     three rounds, and where the processor time went."""
-    from ingest.knobs import Knobs
-    from ingest.loader import Loader
-    from ingest.transform import Transform
+    from sluice.ingest.knobs import Knobs
+    from sluice.ingest.loader import Loader
+    from sluice.ingest.stages.transform import Transform
 
     def rate(workers: int) -> tuple[float, float]:
         """Rows a second once every worker is there, and microseconds of this process's own a row."""
@@ -223,11 +223,11 @@ def busy(count: int, seconds: float) -> float:
 
 def checksums(data: str, repeats: int) -> dict[str, Any]:
     """Best times of bare reads, and the least processor time a row of the whole loader, in turns."""
-    from ingest import source
-    from ingest.loader import Loader
+    from sluice.ingest.loader import Loader
+    from sluice.ingest.read import reader
 
     read, whole = {True: float("inf"), False: float("inf")}, {True: float("inf"), False: float("inf")}
-    plain = source.pq.ParquetFile
+    plain = reader.pq.ParquetFile
     paths, roles = sorted(Path(data).rglob("*.parquet")), None if Path(data, "_sluice").exists() else WIDE
     for verify in [True, False] * repeats:
         began = time.perf_counter()
@@ -240,7 +240,7 @@ def checksums(data: str, repeats: int) -> dict[str, Any]:
         def opened(*where: Any, verify: bool = verify, **how: Any) -> Any:
             return plain(*where, **{**how, "page_checksum_verification": verify})
 
-        with (mock.patch.object(source.pq, "ParquetFile", opened),
+        with (mock.patch.object(reader.pq, "ParquetFile", opened),
               Loader(data, batch_size=8192, epochs=4, roles=roles) as loader):
             began = time.process_time()
             rows = sum(batch.rows for _ in range(4) for batch in loader)

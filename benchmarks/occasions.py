@@ -23,18 +23,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent.controller import Controller
-from agent.live import Turn
-from agent.occasions import recovery
-from agent.policies import make
 from benchmarks.results import table
-from etl.program import run as program
-from etl.small import small_table
-from ingest.knobs import Knobs
-from ingest.machine import Machine
-from ingest.session import Session
-from ingest.setups import SETUPS, TABLE, Setup
-from ingest.share import CoreShare
+from sluice.agent.controller import Controller
+from sluice.agent.evaluate.live import Turn
+from sluice.agent.policies import make
+from sluice.agent.report.incidents import recovery
+from sluice.etl.common.program import run as program
+from sluice.etl.synth.small_table import small_table
+from sluice.ingest.faults.core_limit import CoreShare
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.machine import Machine
+from sluice.ingest.tools.live_bench import SETUPS, TABLE, Session, Setup
 
 _LOOK_S, _WARM_S = 0.4, 2.0
 _SOON_S = 10.0

@@ -17,12 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent.placement import moves
-from agent.runs import Run
 from benchmarks.jobs import ROOT, together
-from etl.program import run as program
-from etl.program import say
-from etl.table import FeatureTable
+from sluice.agent.report.operator_placement import moves
+from sluice.agent.report.run_folder import Run
+from sluice.etl.common.program import run as program
+from sluice.etl.common.program import say
+from sluice.etl.table.table import FeatureTable
 
 _ROUNDS = 3
 ACTIVATED = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}

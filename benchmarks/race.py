@@ -31,11 +31,11 @@ import torch
 from benchmarks.loaders import Contender, decode_only, made_table, ours
 from benchmarks.peers.peer import PEERS, Kind, Peer, PeerError
 from benchmarks.peers.serve import Job
-from etl.names import nearest
-from etl.program import UsageError, run, say
-from etl.table import FeatureTable
-from ingest.columns import Columns
-from ingest.transform import Transform
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.suggest import nearest
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.columns import Columns
+from sluice.ingest.stages.transform import Transform
 
 BATCH_SIZE = 8192
 BY_HAND = Kind("torch DataLoader by hand", "torch_loader", "")

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.runs import RunError
 from benchmarks.results import table
-from dlrm.config import ConfigError
-from dlrm.search import Trainers, Trial
-from dlrm.searching import Found, Search, latest
-from dlrm.space import Space
-from etl.program import run, say
+from sluice.agent.report.run_folder import RunError
+from sluice.dlrm.config import ConfigError
+from sluice.dlrm.hpo.space import Space
+from sluice.dlrm.hpo.study import Found, Search, latest
+from sluice.dlrm.search import Trainers, Trial
+from sluice.etl.common.program import run, say
 
 KINDS = {"search": False, "plain": True}
 

@@ -34,8 +34,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from etl.program import UsageError, run, say
-from etl.synthetic import CATEGORIES, INTEGERS, Clicks
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.synth.criteo import CATEGORIES, INTEGERS, Clicks
 
 _ROWS = 2000
 _WARM = 200

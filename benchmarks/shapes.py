@@ -29,13 +29,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.loaders import Contender, decode_only, ours
-from etl.names import nearest
-from etl.program import UsageError, run, say
-from etl.small import small_table
-from ingest.columns import Columns
-from ingest.footers import REMEMBERED
-from ingest.loader import Loader
-from ingest.parquet import ParquetFiles
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.suggest import nearest
+from sluice.etl.synth.small_table import small_table
+from sluice.ingest.columns import Columns
+from sluice.ingest.loader import Loader
+from sluice.ingest.read.footers import REMEMBERED
+from sluice.ingest.read.parquet_files import ParquetFiles
 
 BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 """Ids a row of MLPerf's 26 multi-hot features: 214."""

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from etl.program import run, say
-from ingest.plan import RowsPlan
+from sluice.etl.common.program import run, say
+from sluice.ingest.row_order import RowsPlan
 
 BATCH = 8192
 SEEDS = 3

@@ -32,21 +32,31 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dlrm import feed, setting
-from dlrm.build import Parts, parts_of
-from dlrm.compress import within
-from dlrm.config import OPTIMISERS, TABLE_OPTIMISERS, Config, ConfigError, ModelConfig, OptimConfig, Table, tables_of
-from dlrm.evaluation import evaluate
-from dlrm.guard import Guard
-from dlrm.model import Layout, loss_of
-from dlrm.quiet import quiet
-from dlrm.sharding import placed
-from dlrm.towers import build
-from dlrm.world import World, machine, world
-from etl.program import UsageError, run, say
-from etl.table import FeatureTable, TableError
-from ingest.batch import Batch
-from ingest.loader import Loader
+from sluice.dlrm import run_plan as setting
+from sluice.dlrm.config import (
+    OPTIMISERS,
+    TABLE_OPTIMISERS,
+    Config,
+    ConfigError,
+    ModelConfig,
+    OptimConfig,
+    Table,
+    tables_of,
+)
+from sluice.dlrm.evaluation.split import evaluate
+from sluice.dlrm.model.ranker import TableLayout, loss_of
+from sluice.dlrm.model.table_compression import within
+from sluice.dlrm.model.towers import build
+from sluice.dlrm.ranks import Ranks, machine, world
+from sluice.dlrm.sharding.apply import placed
+from sluice.dlrm.telemetry.silence_warnings import quiet
+from sluice.dlrm.training import loaders
+from sluice.dlrm.training.assemble import TrainingParts, parts_of
+from sluice.dlrm.training.input_checks import Guard
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.loader import Loader
+from sluice.ingest.stages.batch import Batch
 
 ROWS, COLUMNS, DENSE, WIDTH = 100_000, 26, 13, 16
 RATES = {"rowwise_adagrad": 0.05, "adagrad": 0.05, "adam": 0.001, "sgd": 1.0, "lamb": 0.003}
@@ -80,7 +90,7 @@ def synthetic(rows: int, count: int) -> list[Batch]:
     return found
 
 
-def step(parts: Parts, batch: Batch, number: int, here: World) -> None:
+def step(parts: TrainingParts, batch: Batch, number: int, here: Ranks) -> None:
     """As the trainer takes it."""
     parts.rates.begin(number)
     parts.dense.zero_grad()
@@ -105,10 +115,10 @@ def in_turns(contenders: dict[str, Callable[[], int]], seconds: float, rounds: i
     return found
 
 
-def plain(args: argparse.Namespace, here: World) -> dict[str, Any]:
+def plain(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     config = Config(data="none", version=0, batch_size=args.batch_size)
     columns = [Table(name=f"C{n}", rows=ROWS, width=WIDTH) for n in range(COLUMNS)]
-    layout = Layout(config.model, columns)
+    layout = TableLayout(config.model, columns)
     parts = parts_of(config, layout, DENSE, placed(config, layout.tables, machine(1, 1)), here)
     batches = cycle(synthetic(args.batch_size, 8))
     other = Plain()
@@ -131,7 +141,7 @@ def plain(args: argparse.Namespace, here: World) -> dict[str, Any]:
             "state_bytes": COLUMNS * ROWS * 4, "plain_state_bytes": COLUMNS * ROWS * WIDTH * 4}
 
 
-def cached(args: argparse.Namespace, here: World) -> dict[str, Any]:
+def cached(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     config, table, now = _run_of(args)
     wait = [0.0, 0.0]
     with Loader(table, batch_size=config.batch_size, epochs=10**6) as loader:
@@ -164,7 +174,7 @@ def cached(args: argparse.Namespace, here: World) -> dict[str, Any]:
             "stall_fraction": wait[0] / wait[1]}
 
 
-def evaluation(args: argparse.Namespace, here: World) -> dict[str, Any]:
+def evaluation(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     """The forward pass alone, as an evaluation takes it."""
     config, table, now = _run_of(args)
     with Loader(table, batch_size=config.batch_size) as loader:
@@ -189,7 +199,7 @@ def evaluation(args: argparse.Namespace, here: World) -> dict[str, Any]:
     return {**{name: statistics.median(rates) for name, rates in found.items()}, "kept_bytes": sum(kept.values())}
 
 
-def start(args: argparse.Namespace, _here: World) -> dict[str, Any]:
+def start(args: argparse.Namespace, _here: Ranks) -> dict[str, Any]:
     found = []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +215,7 @@ def start(args: argparse.Namespace, _here: World) -> dict[str, Any]:
     return {"seconds_to_first_step": statistics.median(found), "all": found}
 
 
-def learned(config: Config, table: FeatureTable, steps: int, here: World) -> dict[str, Any]:
+def learned(config: Config, table: FeatureTable, steps: int, here: Ranks) -> dict[str, Any]:
     """What so many steps come to."""
     now = setting.of(config, table, machine(1, 1))
     with Loader(table, batch_size=config.batch_size, seed=config.seed) as loader:
@@ -215,7 +225,7 @@ def learned(config: Config, table: FeatureTable, steps: int, here: World) -> dic
             step(parts, batch, number, here)
             rows += batch.rows
         seconds = time.perf_counter() - began
-    with feed.evaluation(config, table, "validation", rank=0, local_ranks=1) as batches:
+    with loaders.evaluation(config, table, "validation", rank=0, local_ranks=1) as batches:
         guard = Guard({t.name: t.rows for t in now.layout.columns}, batches.dense_names, "validation")
         quality = evaluate(parts, batches, guard, here).quality
     return {"auc": quality.auc, "ne": quality.ne, "samples_per_s": rows / seconds, "state_bytes": now.state_bytes,
@@ -223,7 +233,7 @@ def learned(config: Config, table: FeatureTable, steps: int, here: World) -> dic
             "table_bytes": sum(t.bytes for t in now.layout.tables), "parameters": now.count.parameters}
 
 
-def _each(args: argparse.Namespace, here: World, runs: dict[str, Config], table: FeatureTable) -> dict[str, Any]:
+def _each(args: argparse.Namespace, here: Ranks, runs: dict[str, Config], table: FeatureTable) -> dict[str, Any]:
     found = {}
     for name, config in runs.items():
         found[name] = learned(config, table, args.steps, here)
@@ -233,14 +243,14 @@ def _each(args: argparse.Namespace, here: World, runs: dict[str, Config], table:
     return {"steps": args.steps, "runs": found}
 
 
-def optimisers(args: argparse.Namespace, here: World) -> dict[str, Any]:
+def optimisers(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     config, table, _ = _run_of(args)
     return _each(args, here, {f"{a} × {b}": replace(config, optim=OptimConfig(
         table_optimiser=a, lr=RATES[a], dense_optimiser=b, dense_lr=DENSE_RATES[b]))
         for a in TABLE_OPTIMISERS if a != "adam" or torch.cuda.is_available() for b in OPTIMISERS}, table)
 
 
-def models(args: argparse.Namespace, here: World) -> dict[str, Any]:
+def models(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     config, table, _ = _run_of(args)
     kinds = {"dlrm": {}, "dcn": {"kind": "dcn"}, "dcn rank 64": {"kind": "dcn", "cross_rank": 64},
              "dcn 4 experts of 32": {"kind": "dcn", "cross_rank": 32, "cross_experts": 4},
@@ -249,7 +259,7 @@ def models(args: argparse.Namespace, here: World) -> dict[str, Any]:
                  table)
 
 
-def compress(args: argparse.Namespace, here: World) -> dict[str, Any]:
+def compress(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     """The large tables at an eighth of their bytes, each way."""
     config, table, _ = _run_of(args)
     large = [t for t in tables_of(table.fields, config.model) if t.rows > 4000]
@@ -263,7 +273,7 @@ def compress(args: argparse.Namespace, here: World) -> dict[str, Any]:
     return _each(args, here, runs, table)
 
 
-def seeds(args: argparse.Namespace, here: World) -> dict[str, Any]:
+def seeds(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     config, table, _ = _run_of(args)
     found = _each(args, here, {str(n): replace(config, seed=n) for n in range(3)}, table)
     aucs = [r["auc"] for r in found["runs"].values()]
@@ -277,7 +287,7 @@ def _copies(batches: Iterable[Batch]) -> Iterator[Batch]:
                       lengths=b.lengths.clone())
 
 
-def _run_of(args: argparse.Namespace) -> tuple[Config, FeatureTable, setting.Setting]:
+def _run_of(args: argparse.Namespace) -> tuple[Config, FeatureTable, setting.RunPlan]:
     if not args.data:
         raise UsageError("--data is missing: which feature table")
     table = FeatureTable.open(args.data)

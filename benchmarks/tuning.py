@@ -3,7 +3,7 @@
     python benchmarks/tuning.py                 every table, about three minutes on 2 cores
     python benchmarks/tuning.py --only speed
 
-The scenario tables come from `python -m agent evaluate`. All figures are simulated, and each says how many seeds it is
+The scenario tables come from `sluice policies`. All figures are simulated, and each says how many seeds it is
 the median of. The two settings are those of the publications (32 cores): `custom`, dozens of sparse columns and 5
 dense, batches of 10 000; `criteo`, 26 sparse and 13 dense, batches of 24 000. Costs a row and column are assumptions,
 as the publications give none; the sweeps show what the ratios owe to them.
@@ -21,15 +21,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from agent.generator import held_out
-from agent.mechanisms import Consumer, Machine, Stage
-from agent.policies import make
-from agent.policies.intune import InTune
-from agent.scenario import Change, Scenario
-from agent.simulator import Simulator
-from agent.trial import reference, run, score
-from etl.program import UsageError, say
-from etl.program import run as program
+from sluice.agent.policies import make
+from sluice.agent.policies.published.intune import InTune
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.simulator.random_pipelines import held_out
+from sluice.agent.simulator.rollout import reference, run, score
+from sluice.agent.simulator.scenario import Scenario, ScheduledChange
+from sluice.etl.common.program import UsageError, say
+from sluice.etl.common.program import run as program
 
 _COLUMN_S = {"load": 120e-9, "shuffle": 25e-9, "batch": 30e-9, "udf": 400e-9, "prefetch": 20e-9}
 _ITEM_S = 2e-3  # of each stage for a batch, whatever its size
@@ -45,14 +45,15 @@ def published(setting: str, *, udf: float = 1.0, batch: int = 0, rescale: bool =
     rows = batch or _BATCH[setting]
     width = 4.0 * (sparse + dense)
     stages = tuple(
-        Stage(name=name, rows_per_item=rows, bytes_per_row=width, item_bytes=2 * rows * width,
-              cost_s=_ITEM_S + rows * (sparse + dense) * cost * (udf if name == "udf" else 1.0),
-              cpu=0.5 if name == "load" else 1.0, memory_bound=0.5 if name == "shuffle" else 0.0,
-              kappa=2e-4 if name == "udf" else 0.0)
+        SimStage(name=name, rows_per_item=rows, bytes_per_row=width, item_bytes=2 * rows * width,
+                 cost_s=_ITEM_S + rows * (sparse + dense) * cost * (udf if name == "udf" else 1.0),
+                 cpu=0.5 if name == "load" else 1.0, memory_bound=0.5 if name == "shuffle" else 0.0,
+                 kappa=2e-4 if name == "udf" else 0.0)
         for name, cost in _COLUMN_S.items())
-    changes = (Change(at=100, key="machine.cores", value=8), Change(at=200, key="machine.cores", value=32))
+    changes = (ScheduledChange(at=100, key="machine.cores", value=8),
+               ScheduledChange(at=200, key="machine.cores", value=32))
     return Scenario(name=f"{setting} udf×{udf:g} batch {rows}", seconds=300, stages=stages,
-                    machine=Machine(cores=32, switch_cost=0.1, memory_limit=32 * 2**30),
+                    machine=SimMachine(cores=32, switch_cost=0.1, memory_limit=32 * 2**30),
                     consumer=Consumer(batch_rows=rows), changes=changes if rescale else ())
 
 
@@ -117,7 +118,7 @@ def speed_table(_: int) -> dict[str, Any]:
     found = {}
     say("\n| stages | decisions/s (processor time) |\n|---|---|")
     for count in (2, 4, 6, 9):
-        scenario = Scenario(name="speed", stages=tuple(Stage(name=f"s{i}", cost_s=0.01 + 0.003 * i)
+        scenario = Scenario(name="speed", stages=tuple(SimStage(name=f"s{i}", cost_s=0.01 + 0.003 * i)
                                                        for i in range(count)))
         simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
         began = time.process_time()
@@ -167,7 +168,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--only", choices=list(TABLES), action="append", help="this table (default: all)")
     parser.add_argument("--seeds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--blind", type=Path, metavar="FILE",
-                        help="weights of `python -m agent train --policy intune --without-model-latency --out FILE`")
+                        help="weights of `sluice teach --policy intune --without-model-latency --out FILE`")
     options = parser.parse_args(argv)
     if options.seeds < 1:
         raise UsageError("--seeds is at least 1")

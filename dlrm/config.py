@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dlrm import use
-from dlrm.activity import MOST_S
-from etl.fields import Field
-from ingest.wishes import Wishes
+from sluice.dlrm import tables as use
+from sluice.dlrm.liveness.activity import MOST_S
+from sluice.etl.schema import Field
+from sluice.ingest.options import RunOptions
 
 if TYPE_CHECKING:
-    from etl.table import FeatureTable
+    from sluice.etl.table.table import FeatureTable
 
 MODELS = ("dlrm", "dcn", "wide_deep", "deepfm", "dien")
 OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
@@ -98,9 +98,10 @@ class ModelConfig:
     precision: str = "fp32"
     """Of the dense layers' products. Weights, tables and the loss stay float32."""
     compress: dict[str, str] = field(default_factory=dict)
-    """Column → how its table is made smaller, as `dlrm.compress.Compression.read` takes it."""
+    """Column → how its table is made smaller, as `sluice.dlrm.model.table_compression.Compression.read` takes it."""
     bags: dict[str, str] = field(default_factory=dict)
-    """Column of bags → how its ids are weighed, as `dlrm.bags.Weighing.read` takes it. Others: summed up."""
+    """Column of bags → how its ids are weighed, as `sluice.dlrm.model.bag_weights.Weighing.read` takes it. Others:
+    summed up."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
@@ -126,7 +127,7 @@ class OptimConfig:
     lr: float = 0.05
     """Of the tables."""
     schedule: str = "constant"
-    """Of the tables' rate, as `dlrm.schedule.Schedule.read` takes it."""
+    """Of the tables' rate, as `sluice.dlrm.optim.schedule.Schedule.read` takes it."""
     dense_optimiser: str = "adam"
     dense_lr: float = 0.001
     dense_schedule: str = "constant"
@@ -180,7 +181,7 @@ class Config:
     registry: str | None = None
     """Folder or URI where settled knobs are kept; empty: the user's cache; None: nowhere."""
     reader: str = "petastorm"
-    conditions: Wishes = field(default_factory=Wishes)
+    conditions: RunOptions = field(default_factory=RunOptions)
     """What becomes of rows that fail, where remote files are kept, and faults on purpose."""
     memory_limit: int | None = None
     """Bytes that one rank's loader may use; None: what the machine and its control groups leave."""
@@ -233,7 +234,7 @@ class Config:
         """What `to_dict` gave; ConfigError if it holds what there is not here."""
         try:
             return cls(**{**values, "model": ModelConfig(**values["model"]), "optim": OptimConfig(**values["optim"]),
-                          "conditions": Wishes(**values.get("conditions", {}))})
+                          "conditions": RunOptions(**values.get("conditions", {}))})
         except (TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"the run's settings cannot be understood by this program ({error})") from None
 

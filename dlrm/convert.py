@@ -16,12 +16,22 @@ import zlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
-from dlrm.files import Files
-from dlrm.meta import LAYOUT, PICKLED, CheckpointError, Meta, damage, pickled, read_any, refuse, whole
-from etl.names import Parser
-from etl.program import run, say
+from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.meta import (
+    LAYOUT,
+    PICKLED,
+    CheckpointError,
+    CheckpointMeta,
+    damage,
+    pickled,
+    read_any,
+    refuse,
+    whole,
+)
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import run, say
 
 _SIGNS = "torch.distributed.checkpoint.metadata"
 _NAMES = {_SIGNS: ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "StorageMeta",
@@ -45,8 +55,8 @@ class _Listed(pickle.Unpickler):
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = Parser(prog="python -m dlrm.convert", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(prog="python -m dlrm.convert", description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
     args = parser.parse_args(argv)
     folder = args.run / "checkpoints"
@@ -57,7 +67,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     for path in found:
         meta = read_any(path)
         if pickled(path, meta):
-            convert(path, meta, Files())
+            convert(path, meta, CheckpointDisk())
             say(f"{path} is written anew")
             converted.append(path.name)
         else:
@@ -65,9 +75,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     return {"converted": converted, "left": left}
 
 
-def convert(path: Path, meta: Meta, files: Files) -> None:
+def convert(path: Path, meta: CheckpointMeta, files: CheckpointDisk) -> None:
     """One checkpoint, in its own folder: what was there is removed once meta.json says what is there instead."""
-    from dlrm.tensors import Index, write
+    from sluice.dlrm.checkpoint.tensors import Index, write
 
     refuse(path, damage(path))
     try:
@@ -94,7 +104,7 @@ def convert(path: Path, meta: Meta, files: Files) -> None:
 
 def _of_file(path: Path, name: str, layout: Any) -> tuple[list[Any], dict[str, Any]]:
     """The pieces of tensors in one of the old files, each read when its turn comes; and the other values."""
-    from dlrm.tensors import Entry
+    from sluice.dlrm.checkpoint.tensors import TensorEntry
 
     if Path(name).name != name:
         raise ValueError(f"{name!r} is no name of a file in the checkpoint's own folder")
@@ -110,7 +120,8 @@ def _of_file(path: Path, name: str, layout: Any) -> tuple[list[Any], dict[str, A
             continue
         size = next(c.sizes for c in chunks if index.offset is None or c.offsets == index.offset)
         first = index.offset if index.offset is not None else (0,) * len(size)
-        entries.append(Entry(index.fqn, about.properties.dtype, tuple(about.size), tuple(first), tuple(size), load))
+        entries.append(TensorEntry(index.fqn, about.properties.dtype, tuple(about.size), tuple(first), tuple(size),
+                                   load))
     return entries, values
 
 
@@ -123,5 +134,10 @@ def _loaded(path: Path, offset: int, length: int) -> Any:
         return torch.load(io.BytesIO(file.read(length)), map_location="cpu", weights_only=True)
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     run(main, input_errors=(CheckpointError,))
+
+
+if __name__ == "__main__":
+    program()

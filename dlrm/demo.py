@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from etl.names import Parser
-from etl.program import UsageError, run, say
-from ingest.machine import Machine
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import UsageError, run, say
+from sluice.ingest.machine import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -111,7 +111,7 @@ def _fresh(out: Path) -> None:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = Parser(
+    parser = ArgumentParser(
         prog="python -m dlrm.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for flag, kind, default, text in (
             ("--out", Path, Path("demo-out"), "folder for data, table and runs; emptied first if the demo made it"),
@@ -165,7 +165,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
   Open {trained['report']}
   and, for the picture of the ingestion, {tuned['report']}
-  Your own data: python -m ingest bench '…/*.parquet' --tuning shadow""")
+  Your own data: sluice bench '…/*.parquet' --tuning shadow""")
     return {"auc": evaluated["auc"], "bayes_auc": data["bayes_auc"], "auc_share": round(share, 4),
             "stall_one_worker": fixed["stall_fraction"], "stall_tuned": tuned["stall_fraction"],
             "decisions": tuned["decisions"] + trained["decisions"], "rows": job["rows_out"],

@@ -1,6 +1,6 @@
 """Evaluates a run's newest checkpoint over a whole split of a feature table: exact AUC, NE, logloss, calibration.
 
-    python -m dlrm.evaluate --run-dir DIR --data TABLE
+    sluice evaluate --run-dir DIR --data TABLE
     torchrun --nproc-per-node=2 -m dlrm.evaluate --run-dir DIR --data TABLE --split validation
 
 The table may be another version than the run was trained on, as long as its columns and vocabulary are the same. The
@@ -13,26 +13,26 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from dlrm.config import Config, ConfigError
-from dlrm.ending import Ending, with_torchrun
-from dlrm.follow import seen_in
-from dlrm.guard import BadData
-from dlrm.meta import CheckpointError, chosen
-from dlrm.places import PlacementError
-from etl import code_options
-from etl.census import TRAIN
-from etl.identity import SplitMoved
-from etl.names import Parser
-from etl.program import run, say
-from etl.table import FeatureTable, TableError
-from ingest.plan import PlanError
+from sluice.dlrm.checkpoint.meta import CheckpointError, chosen
+from sluice.dlrm.config import Config, ConfigError
+from sluice.dlrm.follow.versions import seen_in
+from sluice.dlrm.liveness.rank_exit import RankExit, with_torchrun
+from sluice.dlrm.sharding.types import PlacementError
+from sluice.dlrm.training.input_checks import BadData
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import run, say
+from sluice.etl.spec import code_options
+from sluice.etl.spec.row_identity import SplitMoved
+from sluice.etl.table.census import TRAIN
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.row_order import PlanError
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:
-    parser = Parser(prog="python -m dlrm.evaluate", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(prog="sluice evaluate", description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run-dir", "--run", dest="run", type=Path, required=True, metavar="DIR",
                         help="run folder of dlrm.train")
     parser.add_argument("--data", metavar="TABLE", help="feature table (default: the run's)")
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
                         help="what to do where the split holds rows that were trained on (default: %(default)s)")
     code_options.add_options(parser)
     args = parser.parse_args(argv)
-    with_torchrun(Ending(first=os.environ.get("RANK", "0") == "0"))
+    with_torchrun(RankExit(first=os.environ.get("RANK", "0") == "0"))
 
     path, meta = chosen(args.run / "checkpoints", take_best=args.best)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -60,19 +60,21 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     config = replace(trained, data=table.uri, version=table.version, ranks=ranks, batch_size=args.batch_size,
                      sharding="auto", slices=args.slices)
 
-    from dlrm.quiet import quiet
+    from sluice.dlrm.telemetry.silence_warnings import quiet
 
     quiet()
-    from dlrm import build, checkpoint, feed, setting
-    from dlrm.evaluation import evaluate
-    from dlrm.guard import Guard
-    from dlrm.world import machine, world
+    from sluice.dlrm import run_plan as setting
+    from sluice.dlrm.checkpoint import save_load
+    from sluice.dlrm.evaluation.split import evaluate
+    from sluice.dlrm.ranks import machine, world
+    from sluice.dlrm.training import assemble, loaders
+    from sluice.dlrm.training.input_checks import Guard
 
     with (world() as here,
-          feed.evaluation(config, table, args.split, rank=here.rank, local_ranks=here.local_ranks) as batches):
+          loaders.evaluation(config, table, args.split, rank=here.rank, local_ranks=here.local_ranks) as batches):
         now = setting.of(config, table, machine(here.ranks, here.local_ranks))
-        parts = build.parts_of(config, now.layout, len(batches.dense_names), now.placement, here)
-        checkpoint.load(path, parts, here, optimisers=False)
+        parts = assemble.parts_of(config, now.layout, len(batches.dense_names), now.placement, here)
+        save_load.load(path, parts, here, optimisers=False)
         guard = Guard({t.name: t.rows for t in now.layout.columns}, batches.dense_names, f"split {args.split!r}",
                       missing=config.missing)
         found = evaluate(parts, batches, guard, here, slices=config.slices)
@@ -84,7 +86,12 @@ def main(argv: list[str]) -> dict[str, Any] | None:
             "slices": {name: {i: q.to_dict() for i, q in ids.items()} for name, ids in found.slices.items()}}
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     run(main, input_errors=(ConfigError, CheckpointError, TableError, BadData, PlanError, PlacementError,
                             SplitMoved),
         at_once=True)  # as dlrm.train
+
+
+if __name__ == "__main__":
+    program()

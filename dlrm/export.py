@@ -1,7 +1,7 @@
 """Exports the dense side of a run's newest checkpoint, for programs without this package, or without Python.
 
-    python -m dlrm.export run                 run/export/dense.pt2, by torch.export, and export.json, which describes it
-    python -m dlrm.export run --compile       dense-compiled.pt2, too: machine code, by AOTInductor and a C++ compiler
+    sluice export run                 run/export/dense.pt2, by torch.export, and export.json, which describes it
+    sluice export run --compile       dense-compiled.pt2, too: machine code, by AOTInductor and a C++ compiler
 
 Both are held against the model at several batch sizes before they count. The last line of standard output is one JSON
 object: what was written, the largest difference, and what is not in it, with the reason.
@@ -12,26 +12,26 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from dlrm.config import Config, ConfigError
-from dlrm.meta import CheckpointError, check, latest
-from etl import code_options
-from etl.names import Parser
-from etl.program import run, say
-from etl.table import FeatureTable, TableError
+from sluice.dlrm.checkpoint.meta import CheckpointError, check, latest
+from sluice.dlrm.config import Config, ConfigError
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import run, say
+from sluice.etl.spec import code_options
+from sluice.etl.table.table import FeatureTable, TableError
 
 NOT_EXPORTED = {
     "embedding tables": "they are sharded, and too large for one program: look rows up where they are kept, and hand "
-                        "in the sums of each bag's rows (python -m dlrm.serve does)",
+                        "in the sums of each bag's rows (sluice serve does)",
     "compressed columns": "their parts are looked up and put together before the dense side, see dlrm/compress.py",
     "features": "text and vocabularies are no tensors: the spec and the fitted state make them, see etl/features.py",
 }
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = Parser(prog="python -m dlrm.export", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(prog="sluice export", description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
     parser.add_argument("--out", type=Path, help="folder to write into (default: RUN/export)")
     parser.add_argument("--compile", action="store_true", help="also to machine code")
@@ -43,13 +43,13 @@ def main(argv: list[str]) -> dict[str, Any]:
 
     import torch
 
-    from dlrm.exported import SIZES, Head, compiled, difference, example, exported
-    from dlrm.towers import INPUTS
-    from dlrm.weights import Stored
+    from sluice.dlrm.checkpoint.partial_read import CheckpointReader
+    from sluice.dlrm.model.towers import INPUTS
+    from sluice.dlrm.serving.exported import SIZES, Head, compiled, difference, example, exported
 
     columns = [name for name in meta.columns if name != model.history]
     head = Head(model, len(meta.dense), len(columns)).eval()
-    head.tower.load_state_dict(Stored(path).tower())
+    head.tower.load_state_dict(CheckpointReader(path).tower())
     longest = 0
     if model.history:
         allowed = code_options.given(args)
@@ -82,5 +82,10 @@ def main(argv: list[str]) -> dict[str, Any]:
     return {**found, "not_exported": list(NOT_EXPORTED)}
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     run(main, input_errors=(ConfigError, CheckpointError, TableError))
+
+
+if __name__ == "__main__":
+    program()

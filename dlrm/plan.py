@@ -1,28 +1,28 @@
-"""`python -m dlrm.plan`: where a model's tables would live on a machine that one only describes."""
+"""`sluice plan`: where a model's tables would live on a machine that one only describes."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
-from dlrm.config import ConfigError, ModelConfig, Table, profile_of, tables_of
-from dlrm.machines import MachineError, read
-from dlrm.placement import KINDS, place
-from dlrm.places import DTYPES, STATES, DoesNotFit, Placement, PlacementError, Storage, gb
-from dlrm.sharding import asked, describe
-from dlrm.use import spread_out
-from etl import code_options
-from etl.names import Parser
-from etl.program import UsageError, run, say
-from etl.table import FeatureTable, TableError
+from sluice.dlrm.config import ConfigError, ModelConfig, Table, profile_of, tables_of
+from sluice.dlrm.sharding.apply import asked, describe
+from sluice.dlrm.sharding.machine import MachineError, read
+from sluice.dlrm.sharding.placement import KINDS, place
+from sluice.dlrm.sharding.types import DTYPES, STATES, DoesNotFit, ModelPlacement, PlacementError, Storage, gb
+from sluice.dlrm.tables import spread_out
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.spec import code_options
+from sluice.etl.table.table import FeatureTable, TableError
 
 _EXAMPLES = """
 examples:
-  python -m dlrm.plan --rows 3650000000 --width 64 --dtype fp16 --machine 8x80GB
-  python -m dlrm.plan --rows 40000000,39060,17295 --lookups 3,2,1 --width 128 --machine 16x40GB
-  python -m dlrm.plan --data TABLE --machine machine.json --sharding row
+  sluice plan --rows 3650000000 --width 64 --dtype fp16 --machine 8x80GB
+  sluice plan --rows 40000000,39060,17295 --lookups 3,2,1 --width 128 --machine 16x40GB
+  sluice plan --data TABLE --machine machine.json --sharding row
 
 A machine's file is a JSON object with ranks and memory_bytes ("80GB"), and where they differ from an 80 GB A100's:
 ranks_per_host, memory_bandwidth, host_bandwidth, network_bandwidth (bytes a second, a rank), reserve (part of the
@@ -34,8 +34,8 @@ not fit ends with 2.
 
 
 def parser() -> argparse.ArgumentParser:
-    p = Parser(prog="python -m dlrm.plan", description=__doc__, epilog=_EXAMPLES,
-               formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = ArgumentParser(prog="sluice plan", description=__doc__, epilog=_EXAMPLES,
+                       formatter_class=argparse.RawDescriptionHelpFormatter)
     what = p.add_mutually_exclusive_group(required=True)
     what.add_argument("--data", metavar="TABLE", help="a feature table: its sparse columns are the tables")
     what.add_argument("--rows", metavar="N,…", help="rows of each table")
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         f"{gb(machine.usable_bytes)} of it for tables")
     result: dict[str, Any] = {"fits": False, "weights_bytes": weights, "state_bytes": state, "missing_bytes": 0,
                               "ranks": machine.ranks, "usable_bytes": machine.usable_bytes, "ways": {}}
-    placed: dict[str, Placement | PlacementError] = {}
+    placed: dict[str, ModelPlacement | PlacementError] = {}
     for way in ("auto", *KINDS):
         try:
             placed[way] = place(found, machine, storage, asked(way, found, machine.ranks))
@@ -121,14 +121,14 @@ def main(argv: list[str]) -> dict[str, Any]:
                       "ranks": list(p.ranks), "why": p.why} for p, t in zip(chosen.places, found, strict=True)]}
 
 
-def _way(placed: Placement | PlacementError) -> dict[str, Any]:
-    if isinstance(placed, Placement):
+def _way(placed: ModelPlacement | PlacementError) -> dict[str, Any]:
+    if isinstance(placed, ModelPlacement):
         return {"fits": True, "fullest_rank_bytes": max(placed.bytes_on(r) for r in range(placed.ranks)),
                 "balance": dict(zip(("bytes", "reads"), (round(b, 4) for b in placed.balance), strict=True))}
     return {"fits": False, "why": str(placed)}
 
 
-def _in_words(placed: Placement | PlacementError) -> str:
+def _in_words(placed: ModelPlacement | PlacementError) -> str:
     if isinstance(placed, PlacementError):
         return f"no: {placed}"
     held, read_ = placed.balance
@@ -136,5 +136,10 @@ def _in_words(placed: Placement | PlacementError) -> str:
             f"{held:.2f} in bytes, {read_:.2f} in reads")
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     run(main, input_errors=(ConfigError, MachineError, PlacementError, TableError))
+
+
+if __name__ == "__main__":
+    program()

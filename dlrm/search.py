@@ -1,7 +1,7 @@
 """Searches for settings of the trainer that reach an AUC on the validation split, and shows AUC against time.
 
-    python -m dlrm.search --data TABLE --out DIR --auc 0.80 --budget 3600
-    python -m dlrm.search --data TABLE --out DIR --space space.json -- --epochs 2    what follows -- goes to every trial
+    sluice search --data TABLE --out DIR --auc 0.80 --budget 3600
+    sluice search --data TABLE --out DIR --space space.json -- --epochs 2    what follows -- goes to every trial
 
 The space is a JSON file of {flag of dlrm.train: [values] or {"low": …, "high": …, "log": true}}; --show-space prints
 the default. A search in a folder that holds one goes on with it. The last line of standard output is one JSON object:
@@ -19,24 +19,24 @@ import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from agent import report
-from agent.runs import RunError, read_lines
-from dlrm.config import ConfigError
-from dlrm.space import DEFAULT, Space, words
-from etl import code_options
-from etl.names import Parser
-from etl.program import UsageError, run, say
+from sluice.agent.report import page as report
+from sluice.agent.report.run_folder import RunError, read_lines
+from sluice.dlrm.config import ConfigError
+from sluice.dlrm.hpo.space import DEFAULT, Space, words
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.spec import code_options
 
 _EVALS = 9
-"""Evaluations of an epoch; `dlrm.searching` says after which a trial is set aside."""
+"""Evaluations of an epoch; `sluice.dlrm.hpo.study` says after which a trial is set aside."""
 _STATES = {"complete": "seen to its end", "aside": "set aside", "fail": "failed"}
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = Parser(prog="python -m dlrm.search", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ArgumentParser(prog="sluice search", description=__doc__,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data", metavar="TABLE", help="feature table")
     add("--out", type=Path, metavar="DIR", help="folder of the search")
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         return {"space": DEFAULT}
     if args.data is None or args.out is None:
         raise UsageError("--data and --out are needed")
-    from dlrm.searching import Search, front
+    from sluice.dlrm.hpo.study import Search, front
 
     search = Search(args.out, Space.read(args.space), seed=args.seed, plain=args.plain)
 
@@ -78,7 +78,8 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 class Trainers:
-    """The process that starts them (`dlrm.trial`): from the first one on, for as long as the context lasts."""
+    """The process that starts them (`sluice.dlrm.hpo.trial_server`): from the first one on, for as long as the context
+    lasts."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -98,7 +99,8 @@ class Trainers:
 
     def begin(self, words: Sequence[str], log: Path) -> None:
         if self._process is None:
-            self._process = subprocess.Popen([sys.executable, "-m", "dlrm.trial"], stdin=subprocess.PIPE,
+            self._process = subprocess.Popen([sys.executable, "-m", "sluice.dlrm.hpo.trial_server"],
+                                             stdin=subprocess.PIPE,
                                              stdout=subprocess.PIPE, text=True,
                                              env={"OMP_NUM_THREADS": "1", **os.environ})
         print(json.dumps({"words": words, "log": str(log)}), file=self._process.stdin, flush=True)
@@ -118,7 +120,7 @@ class Trial:
         self.error = ""
 
     def __call__(self, number: int, settings: dict[str, Any], until: int | None) -> Any:
-        from dlrm.searching import Ended
+        from sluice.dlrm.hpo.study import Ended
 
         folder, log = self._folder / f"trial-{number:04d}", self._folder / f"trial-{number:04d}.log"
         command = ["--data", self._data, "--run-dir", str(folder), "--resume", "--evals", str(_EVALS),
@@ -150,7 +152,7 @@ def _result(log: Path) -> dict[str, Any]:
 
 
 def _page(folder: Path, found: Any) -> Path:
-    from dlrm.searching import front, picture
+    from sluice.dlrm.hpo.study import front, picture
 
     best = front(found)
     rows = "".join(f"<tr><td>{one.number}</td><td>{one.auc:.5f}</td><td>{one.seconds:.1f} s</td><td>"
@@ -166,5 +168,10 @@ def _page(folder: Path, found: Any) -> Path:
     return page
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     run(main, input_errors=(ConfigError, RunError))
+
+
+if __name__ == "__main__":
+    program()

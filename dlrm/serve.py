@@ -1,7 +1,7 @@
 """Serves a run's newest checkpoint over HTTP: raw features in, probabilities out, with the spec and the fitted state
 that the model was trained with.
 
-    python -m dlrm.serve run --port 8000
+    sluice serve run --port 8000
     curl -s http://127.0.0.1:8000/predict -H 'content-type: application/json' \\
         -d '{"rows": [{"I1": 3, "C1": "68fd1e64"}]}'
 
@@ -29,17 +29,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from dlrm.config import ConfigError
-from dlrm.limits import Limits
-from dlrm.narrow import KINDS
-from dlrm.pace import Pace
-from etl import code_options
-from etl.hold import Hold
-from etl.names import Parser
-from etl.program import UsageError, run, say
-from ingest.knobs import format_bytes, parse_bytes
+from sluice.dlrm.config import ConfigError
+from sluice.dlrm.serving.int8_tables import KINDS
+from sluice.dlrm.serving.limits import ServerLimits
+from sluice.dlrm.serving.pace import Pace
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.spec import code_options
+from sluice.etl.table.pins import Hold
+from sluice.ingest.knobs import format_bytes, parse_bytes
 
 _SWITCH_S = 1e-4
 """A large batch is worked on in a thread: as long at most does it keep the interpreter's lock from the event loop."""
@@ -70,9 +70,9 @@ def _connections(wanted: int) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    of = Limits()
-    described = Parser(prog="python -m dlrm.serve", description=__doc__,
-                       formatter_class=argparse.RawDescriptionHelpFormatter)
+    of = ServerLimits()
+    described = ArgumentParser(prog="sluice serve", description=__doc__,
+                               formatter_class=argparse.RawDescriptionHelpFormatter)
     add = described.add_argument
     add("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
     add("--best", action="store_true", help="the checkpoint that did best on validation, not the last")
@@ -101,23 +101,23 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str]) -> dict[str, Any]:
     args = parser().parse_args(argv)
     connections = _connections(args.max_connections)
-    limits = Limits(body_bytes=args.max_body, rows=args.max_rows, seconds=args.timeout, rate=args.rate,
-                    waiting=args.max_waiting, connections=connections)
+    limits = ServerLimits(body_bytes=args.max_body, rows=args.max_rows, seconds=args.timeout, rate=args.rate,
+                          waiting=args.max_waiting, connections=connections)
     # The port before the model: a wrong one is told at once.
     with _listening(args.host, args.port) as listener, Hold(f"serve-{args.run.name}", say) as hold:
         return _serve(args, limits, listener, hold)
 
 
-def _serve(args: argparse.Namespace, limits: Limits, listener: socket.socket, hold: Hold) -> dict[str, Any]:
+def _serve(args: argparse.Namespace, limits: ServerLimits, listener: socket.socket, hold: Hold) -> dict[str, Any]:
     import torch
     import uvicorn
 
-    from dlrm.connections import protocol
-    from dlrm.quiet import quiet
-    from dlrm.reload import ERRORS, Reload
-    from dlrm.scorer import Scorer
-    from dlrm.servable import Servable
-    from dlrm.service import Service
+    from sluice.dlrm.serving.connections import protocol
+    from sluice.dlrm.serving.http import HttpApp
+    from sluice.dlrm.serving.reload import ERRORS, Reload
+    from sluice.dlrm.serving.scorer import Scorer
+    from sluice.dlrm.serving.served_model import Servable
+    from sluice.dlrm.telemetry.silence_warnings import quiet
 
     quiet()
     torch.set_num_threads(args.threads)
@@ -141,7 +141,7 @@ def _serve(args: argparse.Namespace, limits: Limits, listener: socket.socket, ho
 
     follow = Reload(args.run, lambda: load()[0], every_s=args.reload_every, say=say,
                     take_best=args.best) if args.reload_every else None
-    service = Service(first, limits, beside=follow, pace=pace)
+    service = HttpApp(first, limits, beside=follow, pace=pace)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hostile requests may not fill a log
     server = uvicorn.Server(uvicorn.Config(
         service.app, http=protocol(limits.seconds, limits.connections), loop="asyncio", ws="none", log_config=None,
@@ -185,7 +185,7 @@ def _serve(args: argparse.Namespace, limits: Limits, listener: socket.socket, ho
 
 def _tables(servable: Any, rows: int) -> str:
     """What the tables take, and what that costs."""
-    from dlrm.narrowing import compared
+    from sluice.dlrm.serving.int8_accuracy import compared
 
     tables = servable.tables
     text = (f"tables: {tables.kind}, {format_bytes(tables.bytes)} instead of {format_bytes(tables.wide_bytes)} "
@@ -223,5 +223,10 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     run(main, input_errors=(ConfigError,))
+
+
+if __name__ == "__main__":
+    program()

@@ -1,8 +1,8 @@
 """Trains a DLRM on a feature table, its embedding tables spread over all ranks, its input tuned while it runs.
 
     torchrun --nproc-per-node=2 -m dlrm.train --data TABLE --run-dir DIR     two ranks on this machine
-    python -m dlrm.train --data TABLE --run-dir DIR                          one process
-    python -m dlrm.train --data TABLE --run-dir DIR --ranks 2 --check        check settings and input, train nothing
+    sluice train --data TABLE --run-dir DIR                          one process
+    sluice train --data TABLE --run-dir DIR --ranks 2 --check        check settings and input, train nothing
     torchrun --nproc-per-node=1 -m dlrm.train --run-dir DIR --resume         go on, also on another number of ranks
     torchrun --nproc-per-node=2 -m dlrm.train --data TABLE --run-dir DIR --resume     begin, or go on: for schedulers
 
@@ -24,39 +24,39 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from agent import runs
-from agent.runs import RunError
-from dlrm import follow, options
-from dlrm.activity import Activity
-from dlrm.config import Config, ConfigError, profile_of, tables_of
-from dlrm.ending import Ending, with_torchrun
-from dlrm.footers import check_files, find
-from dlrm.guard import BadData
-from dlrm.meta import LATEST, CheckpointError, Meta, latest
-from dlrm.options import Plan
-from dlrm.places import PlacementError
-from dlrm.use import spread_out
-from etl import code_options
-from etl.hold import Hold
-from etl.identity import SplitMoved
-from etl.program import FAILED, INTERRUPTED, USAGE, UsageError, run, say
-from etl.table import FeatureTable, TableError
-from ingest.arguments import ArgumentError
-from ingest.faults import FaultError
-from ingest.governor import MemoryLimitError
-from ingest.knobs import KnobError, Knobs
-from ingest.machine import Machine
-from ingest.plan import PlanError
+from sluice.agent.report import run_folder
+from sluice.agent.report.run_folder import RunError
+from sluice.dlrm import cli as options
+from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
+from sluice.dlrm.config import Config, ConfigError, profile_of, tables_of
+from sluice.dlrm.follow import versions
+from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.liveness.activity import Activity
+from sluice.dlrm.liveness.rank_exit import RankExit, with_torchrun
+from sluice.dlrm.sharding.types import PlacementError
+from sluice.dlrm.tables import spread_out
+from sluice.dlrm.training.input_checks import BadData, check_files, find
+from sluice.etl.common.program import FAILED, INTERRUPTED, USAGE, UsageError, run, say
+from sluice.etl.spec import code_options
+from sluice.etl.spec.row_identity import SplitMoved
+from sluice.etl.table.pins import Hold
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.faults.faults import FaultError
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.machine import Machine
+from sluice.ingest.memory.governor import MemoryLimitError
+from sluice.ingest.options import ArgumentError
+from sluice.ingest.row_order import PlanError
 
 if TYPE_CHECKING:
-    from dlrm.endpoint import Endpoint
-    from dlrm.journal import Journal, Silence
-    from dlrm.metrics import Quality
-    from dlrm.trainer import Outcome
-    from dlrm.watch import Watch
-    from dlrm.world import World
+    from sluice.dlrm.evaluation.metrics import Quality
+    from sluice.dlrm.ranks import Ranks
+    from sluice.dlrm.telemetry.journal import Journal, Silence
+    from sluice.dlrm.telemetry.prometheus import Endpoint
+    from sluice.dlrm.training.signals import Watch
+    from sluice.dlrm.training.trainer import TrainingOutcome
 
 INPUT_ERRORS = (ConfigError, CheckpointError, TableError, BadData, RunError, KnobError, PlanError,
                 PlacementError, SplitMoved, UsageError, ArgumentError, FaultError, MemoryLimitError)
@@ -68,7 +68,7 @@ class Elsewhere(RuntimeError):
 
 def main(argv: list[str]) -> dict[str, Any] | None:
     first = os.environ.get("RANK", "0") == "0"
-    ending = Ending(first=first)
+    ending = RankExit(first=first)
     with_torchrun(ending)
     try:
         args = options.parse(argv, __doc__)
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         raise SystemExit(USAGE if wrong_input else FAILED) from None
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> StartPoint:
     """What the command line, the table and, to resume, the checkpoint say together."""
     if args.pause is not None and args.pause < 1:
         raise ConfigError(f"--pause-after: {args.pause} is not a whole number of 1 or more")
@@ -106,13 +106,14 @@ def _plan(args: argparse.Namespace) -> Plan:
         if not meta.trained:  # of an older program: it says so from here on
             meta = replace(meta, trained=meta.seen().to_json())
         meta = replace(meta, config=config.to_dict())
-        if (version := follow.later(config, meta)) is not None:
-            return follow.taken_up(args.run, path, meta, version, split_moved=args.split_moved)
+        if (version := versions.later(config, meta)) is not None:
+            return versions.taken_up(args.run, path, meta, version, split_moved=args.split_moved)
         table = FeatureTable.open(config.data, config.version, allow_code=allowed)
         meta.check(table)
-        seen = follow.seen_in(table, meta, args.split_moved)
-        return Plan(run=args.run, config=config, table=follow.view(table, config), meta=meta, resume=path, go_on=True,
-                    split_moved=args.split_moved, seen=seen)
+        seen = versions.seen_in(table, meta, args.split_moved)
+        return StartPoint(run=args.run, config=config, table=versions.view(table, config), meta=meta, resume=path,
+                          go_on=True,
+                          split_moved=args.split_moved, seen=seen)
     if "data" not in said:
         raise ConfigError("--data is missing: which feature table to train on")
     first = 0 if said.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
@@ -120,43 +121,45 @@ def _plan(args: argparse.Namespace) -> Plan:
     config = options.fresh({**said, "data": table.uri}, version=table.version, ranks=ranks)
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=spread_out(config.model, columns))
-    return Plan(run=args.run, config=config, table=follow.view(table, config), meta=Meta.of(table, config.to_dict()),
-                resume=None, go_on=go_on, split_moved=args.split_moved)
+    return StartPoint(run=args.run, config=config, table=versions.view(table, config),
+                      meta=CheckpointMeta.of(table, config.to_dict()),
+                      resume=None, go_on=go_on, split_moved=args.split_moved)
 
 
-def _check(args: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+def _check(args: argparse.Namespace, plan: StartPoint) -> dict[str, Any]:
     """Everything that can be known before training; raises what is wrong."""
-    from dlrm import feed, setting
-    from dlrm.world import machine
+    from sluice.dlrm import run_plan as setting
+    from sluice.dlrm.ranks import machine
+    from sluice.dlrm.training import loaders
 
     config, table = plan.config, plan.table
     now = setting.of(config, table, machine(config.ranks, config.ranks))
     check_files(table)
-    around = feed.conditions(config, plan.run, 0)
-    with feed.training(config, table, rank=0, local_ranks=config.ranks, around=around) as loader:
-        feed.keeping(config, loader, config.ranks, say).begin()
+    around = loaders.conditions(config, plan.run, 0)
+    with loaders.training(config, table, rank=0, local_ranks=config.ranks, around=around) as loader:
+        loaders.keeping(config, loader, config.ranks, say).begin()
         steps = len(loader)
         if plan.meta.loader:
             loader.load_state_dict(plan.meta.loader)
-    runs.check(args.run)
-    if not args.resume and runs.has_run(args.run):
+    run_folder.check(args.run)
+    if not args.resume and run_folder.has_run(args.run):
         raise RunError(f"{args.run}: already holds a run; choose another folder, or go on with it by --resume")
     say(now.text)
     return {"ok": True, "rows": steps * config.batch_size, "steps": steps, "epochs": config.epochs,
             **now.to_dict(), "settings": config.to_dict()}
 
 
-def _train(plan: Plan, ending: Ending) -> dict[str, Any] | None:
-    from dlrm.quiet import quiet
+def _train(plan: StartPoint, ending: RankExit) -> dict[str, Any] | None:
+    from sluice.dlrm.telemetry.silence_warnings import quiet
 
     quiet()
-    from dlrm.pulse import Pulse
-    from dlrm.watch import Watch
-    from dlrm.world import world
+    from sluice.dlrm.liveness.heartbeat import Heartbeat
+    from sluice.dlrm.ranks import world
+    from sluice.dlrm.training.signals import Watch
 
     activity = Activity(most_s=plan.config.stall_after)
     with (world() as here, Watch(here.store, here.rank) as watch,
-          Pulse(here.store, here.rank, here.ranks, activity, ending, workers=watch.worker_stacks)):
+          Heartbeat(here.store, here.rank, here.ranks, activity, ending, workers=watch.worker_stacks)):
         try:
             return _run(plan, here, watch, activity, ending)
         except Exception as error:
@@ -168,9 +171,9 @@ def _train(plan: Plan, ending: Ending) -> dict[str, Any] | None:
             raise Elsewhere(cause) from error
 
 
-def _run(plan: Plan, here: World, watch: Watch, activity: Activity, ending: Ending) -> dict[str, Any] | None:
+def _run(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, ending: RankExit) -> dict[str, Any] | None:
     """One stretch after another, each on one version of the table; without --follow there is one alone."""
-    from dlrm.endpoint import Endpoint
+    from sluice.dlrm.telemetry.prometheus import Endpoint
 
     looked = _pausing(plan.pause, watch)
     with ExitStack() as whole:
@@ -180,7 +183,7 @@ def _run(plan: Plan, here: World, watch: Watch, activity: Activity, ending: Endi
         if hold is not None:
             ending.before.append(hold.release)
         found: dict[str, Any] = {}
-        following: Plan | None = plan
+        following: StartPoint | None = plan
         while following is not None:
             plan = following
             if hold is not None:
@@ -196,38 +199,40 @@ def _run(plan: Plan, here: World, watch: Watch, activity: Activity, ending: Endi
 
 def _report(run: Path) -> str | None:
     """Where it is; None if it could not be written, which costs the run nothing."""
-    from agent import report
+    from sluice.agent.report import page
 
     try:
-        return str(report.write(run))
+        return str(page.write(run))
     except OSError as error:
         say(f"{error.filename or run}: the report cannot be written ({error.strerror or error}); make room, then "
-            f"`python -m agent report {run}` writes it")
+            f"`sluice report {run}` writes it")
         return None
 
 
-def _stretch(plan: Plan, here: World, watch: Watch, activity: Activity, ending: Ending, *, whole: ExitStack,
+def _stretch(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, ending: RankExit, *, whole: ExitStack,
              journals: list[Journal | Silence], endpoint: Endpoint,
-             looked: Callable[[], None]) -> tuple[dict[str, Any], Plan | None]:
+             looked: Callable[[], None]) -> tuple[dict[str, Any], StartPoint | None]:
     """Trains on one version of the table; what came of it, and the plan to go on with on the next."""
-    from dlrm import build, checkpoint, feed, setting
-    from dlrm.carry import carry
-    from dlrm.gate import Gate, Stopped
-    from dlrm.guard import Guard
-    from dlrm.journal import Journal, Silence
-    from dlrm.judge import Judge
-    from dlrm.trace import traced
-    from dlrm.trainer import Trainer
-    from dlrm.world import machine
+    from sluice.dlrm import run_plan as setting
+    from sluice.dlrm.checkpoint import save_load
+    from sluice.dlrm.evaluation.validation import Validator
+    from sluice.dlrm.follow.transplant import carry
+    from sluice.dlrm.ranks import machine
+    from sluice.dlrm.telemetry.journal import Journal, Silence
+    from sluice.dlrm.training import assemble, loaders
+    from sluice.dlrm.training.input_checks import Guard
+    from sluice.dlrm.training.profiler import traced
+    from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
+    from sluice.dlrm.training.trainer import Trainer
 
     began = time.perf_counter()
-    config, table = replace(plan.config, epochs=follow.epochs_of(plan.config, plan.meta)), plan.table
+    config, table = replace(plan.config, epochs=versions.epochs_of(plan.config, plan.meta)), plan.table
     now = setting.of(config, table, machine(here.ranks, here.local_ranks))
     check_files(table, here.rank, here.ranks)
     with ExitStack() as stack:
-        around = feed.conditions(config, plan.run, here.rank)
-        loader = stack.enter_context(feed.training(config, table, rank=here.rank, local_ranks=here.local_ranks,
-                                                   around=around))
+        around = loaders.conditions(config, plan.run, here.rank)
+        loader = stack.enter_context(loaders.training(config, table, rank=here.rank, local_ranks=here.local_ranks,
+                                                      around=around))
         watch.workers = loader.stacks
         ending.before.append(around.give_back)
         stack.callback(ending.before.remove, around.give_back)
@@ -242,20 +247,21 @@ def _stretch(plan: Plan, here: World, watch: Watch, activity: Activity, ending: 
         stack.callback(endpoint.reads, None, table.version)
         journal.say(now.text)
         journal.say(f"a rank's loader needs at least {loader.memory_need}")
-        kept = feed.keeping(config, loader, here.local_ranks, journal.say)
+        kept = loaders.keeping(config, loader, here.local_ranks, journal.say)
         known = kept.begin()
-        parts = build.parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=steps)
+        parts = assemble.parts_of(config, now.layout, len(loader.dense_names), now.placement, here,
+                                  steps_per_epoch=steps)
         if plan.seen:
             journal.event({"kind": "warning", "step": plan.meta.step, "text": plan.seen})
             journal.say(f"warning: {plan.seen}")
         if plan.resume is not None:
             if plan.changes is not None and plan.before is not None:
                 journal.say(plan.changes.text)
-                checkpoint.check(plan.resume, here)
+                save_load.check(plan.resume, here)
                 carry(plan.resume, parts, before=plan.before, now=plan.meta, changes=plan.changes)
                 loader.load_state_dict({**loader.state_dict(), "epoch": plan.meta.epoch})
             else:
-                checkpoint.load(plan.resume, parts, here)
+                save_load.load(plan.resume, parts, here)
                 loader.load_state_dict(plan.meta.loader)
                 journal.say(_onward(plan.meta, config))
             # What the registry has for a changed table was scaled to it.
@@ -270,36 +276,36 @@ def _stretch(plan: Plan, here: World, watch: Watch, activity: Activity, ending: 
             journal.event({"kind": "start", "ranks": here.ranks,
                            "steps": plan.meta.steps_in_all(steps, config.epochs), "resumed_at": plan.meta.step,
                            "data": table.uri, "version": table.version, **now.to_dict()})
-        saved = checkpoint.Checkpoints(plan.run / "checkpoints", parts, here, keep=config.keep, record=journal.event)
+        saved = save_load.Checkpoints(plan.run / "checkpoints", parts, here, keep=config.keep, record=journal.event)
         stack.callback(saved.close)
-        gate = Gate(here, watch.stop.is_set, time.perf_counter, activity)
+        gate = SyncedBatches(here, watch.stop.is_set, time.perf_counter, activity)
         watch.stalled = gate.stalled
-        judge = Judge(config=config, table=table, parts=parts, world=here, journal=journal, checkpoints=saved,
-                      steps_per_epoch=steps, gate=gate, looked=looked)
+        judge = Validator(config=config, table=table, parts=parts, world=here, journal=journal, checkpoints=saved,
+                          steps_per_epoch=steps, gate=gate, looked=looked)
         if config.follow == "parts" and plan.changes is not None:
             journal.say("before it is trained on:")
             with suppress(Stopped):
                 judge.measure("train", plan.meta)
 
-        def save(at: Meta) -> None:
+        def save(at: CheckpointMeta) -> None:
             with activity.apart("saved a checkpoint"):
-                saved.save(replace(at, knobs=loader.knobs.to_dict(), agent=build.agent_of(controller, kept)))
+                saved.save(replace(at, knobs=loader.knobs.to_dict(), agent=assemble.agent_of(controller, kept)))
             if not at.loader["step"]:
                 journal.event({"kind": "epoch", "epoch": at.epoch, "step": at.step, "rows": at.rows,
                                "order_hash": loader.order_hash})
 
-        def good_enough(at: Meta) -> bool:
+        def good_enough(at: CheckpointMeta) -> bool:
             with activity.apart("evaluated"):
                 return judge.good_enough(at)
 
-        def moved(at: Meta) -> bool:
-            return here.gather_objects(follow.later(config, at) if here.first else None)[0] is not None
+        def moved(at: CheckpointMeta) -> bool:
+            return here.gather_objects(versions.later(config, at) if here.first else None)[0] is not None
 
         guard = Guard({t.name: t.rows for t in now.layout.columns}, loader.dense_names, "split 'train'",
                       missing=config.missing, find=partial(find, table, "train"))
         with (around.around(loader, journal.event),
-              build.tuned(config, loader, here.apart(f"version {table.version}"), kept, record=journal.event,
-                          observe=journal.metric, agent=plan.meta.agent) as controller,
+              assemble.tuned(config, loader, here.apart(f"version {table.version}"), kept, record=journal.event,
+                             observe=journal.metric, agent=plan.meta.agent) as controller,
               traced(config.profile if here.first else 0, plan.run) as tick):
             trainer = Trainer(config=config, world=here, parts=parts, guard=guard, save=save, observe=journal.metric,
                               evaluate=good_enough, gate=gate, tick=tick, moved=moved,
@@ -339,7 +345,7 @@ def _pausing(evaluations: int | None, watch: Watch) -> Callable[[], None]:
     return looked
 
 
-def _onward(meta: Meta, config: Config) -> str:
+def _onward(meta: CheckpointMeta, config: Config) -> str:
     """What a resumed run is about to do."""
     if meta.epoch < config.epochs:
         return f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
@@ -347,22 +353,22 @@ def _onward(meta: Meta, config: Config) -> str:
     return f"nothing left to train: {done} done"
 
 
-def _following(plan: Plan, meta: Meta, here: World, watch: Watch) -> Plan | None:
+def _following(plan: StartPoint, meta: CheckpointMeta, here: Ranks, watch: Watch) -> StartPoint | None:
     """The plan for the next version of the table, the same on every rank; waits for one if that was asked for."""
     end = time.monotonic() + (plan.config.follow_wait if plan.config.follow == "parts" else 0)
     while True:
-        version = follow.later(plan.config, meta) if here.first else None
+        version = versions.later(plan.config, meta) if here.first else None
         over = time.monotonic() >= end or watch.stop.is_set()
         version, over = here.gather_objects((version, over))[0]
         if version is not None:
             path, meta = latest(plan.run / "checkpoints")
-            return follow.taken_up(plan.run, path, meta, version, split_moved=plan.split_moved)
+            return versions.taken_up(plan.run, path, meta, version, split_moved=plan.split_moved)
         if over:
             return None
         watch.stop.wait(1.0)
 
 
-def _summary(outcome: Outcome, quality: Quality | None, here: World) -> dict[str, Any]:
+def _summary(outcome: TrainingOutcome, quality: Quality | None, here: Ranks) -> dict[str, Any]:
     """What training came to, over all ranks."""
     peaks = here.gather_objects(outcome.peak_bytes)
     firsts = here.gather_objects(outcome.first_batch_s)
@@ -373,5 +379,10 @@ def _summary(outcome: Outcome, quality: Quality | None, here: World) -> dict[str
             "rows_trained": outcome.meta.rows, "stopped": outcome.stopped}
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     run(main, at_once=True)  # gloo's threads abort about one ended run in ten while Python goes down
+
+
+if __name__ == "__main__":
+    program()

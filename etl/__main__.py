@@ -1,4 +1,4 @@
-"""`python -m etl synth | show | check | vacuum`."""
+"""`sluice synth | show | check | vacuum`."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from etl import code_options
-from etl.names import Parser
-from etl.program import FAILED, UsageError, run, say
-from etl.rawlog import FORMATS, synthesize
-from etl.shapes import SHAPES, synthesize_shape
-from etl.show import describe_table, draw_table
-from etl.state import StateError
-from etl.store import Store, StoreError
-from etl.table import FeatureTable, TableError
-from etl.vacuum import vacuum
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import FAILED, UsageError, run, say
+from sluice.etl.show import describe_table, draw_table
+from sluice.etl.spec import code_options
+from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape
+from sluice.etl.synth.raw_logs import FORMATS, synthesize
+from sluice.etl.table.fitted_state import StateError
+from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.vacuum import vacuum
 
 
 def parser() -> argparse.ArgumentParser:
-    described = Parser(
-        prog="python -m etl", formatter_class=argparse.RawDescriptionHelpFormatter,
+    described = ArgumentParser(
+        prog="sluice", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Synthetic raw logs, and a look at feature tables. (Tables are made by etl/job.py, with Spark.)",
-        epilog="examples:\n  python -m etl synth --rows 1000000 --seed 1 --out logs/clicks.tsv\n"
-               "  python -m etl show table\n  python -m etl check table --version 3")
+        epilog="examples:\n  sluice synth --rows 1000000 --seed 1 --out logs/clicks.tsv\n"
+               "  sluice show table\n  sluice check table --version 3")
     commands = described.add_subparsers(dest="command", required=True)
     synth = commands.add_parser(
         "synth", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
 
 
 def _vacuum(args: argparse.Namespace) -> dict[str, Any]:
-    done = vacuum(Store(args.table), keep=args.keep, now=time.time(), dry_run=args.dry_run)
+    done = vacuum(TableStore(args.table), keep=args.keep, now=time.time(), dry_run=args.dry_run)
     for path in done.files:
         say(f"{'would go' if args.dry_run else 'removed'}: {path}")
     for path in done.passed_over:
@@ -123,5 +123,10 @@ def _synth(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"{error.filename or args.out}: cannot be written ({error.strerror})") from None
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     run(main, input_errors=(TableError, StoreError, StateError))
+
+
+if __name__ == "__main__":
+    program()

@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # spark-submit puts this file's folder first on the path, where a file of ours could hide another module.
 _HERE = Path(__file__).resolve().parent
@@ -40,9 +40,9 @@ def _own_standard_error() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    from etl.names import Parser
+    from sluice.etl.common.arguments import ArgumentParser
 
-    described = Parser(
+    described = ArgumentParser(
         prog="etl/job.py", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EXAMPLES,
         description="Makes a new version of a feature table from raw logs. It appears whole, or not at all: a job "
                     "that fails\nor is stopped leaves readers with the version they had.")
@@ -93,18 +93,18 @@ def _mebibytes(text: str) -> int:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    from etl.build import Job
-    from etl.explain import explain
-    from etl.failure import clearly
-    from etl.progress import Progress
-    from etl.raw import check_paths
-    from etl.session import open_session
-    from etl.show import aligned
-    from etl.spec import Spec
-    from etl.store import Store
+    from sluice.etl.show import aligned
+    from sluice.etl.spark.errors import clearly
+    from sluice.etl.spark.explain import explain
+    from sluice.etl.spark.job_run import Job
+    from sluice.etl.spark.progress import JobProgress
+    from sluice.etl.spark.read_input import check_paths
+    from sluice.etl.spark.session import open_session
+    from sluice.etl.spec.spec import Spec
+    from sluice.etl.table.store import TableStore
 
-    args, start, progress = parser().parse_args(argv), time.monotonic(), Progress(sys.stderr)
-    job = Job(spec=Spec.read(args.spec), inputs=tuple(args.input), store=Store(args.output), mode=args.mode,
+    args, start, progress = parser().parse_args(argv), time.monotonic(), JobProgress(sys.stderr)
+    job = Job(spec=Spec.read(args.spec), inputs=tuple(args.input), store=TableStore(args.output), mode=args.mode,
               rejects=args.rejects, max_rejects=args.max_rejects, reuse_state=args.reuse_state,
               update_state=args.update_state, refit=args.refit, accept_nulls=tuple(args.accept_nulls),
               split_moved=args.split_moved,
@@ -132,7 +132,8 @@ def main(argv: list[str]) -> dict[str, Any]:
     return {**dataclasses.asdict(result), "seconds": seconds}
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     _own_standard_error()
     try:
         import deltalake  # noqa: F401
@@ -141,18 +142,22 @@ if __name__ == "__main__":
         print(f"error: {sys.executable} has no {missing.name}; tell spark-submit which Python has it: "
               "--conf spark.pyspark.python=.venv/bin/python", file=sys.stderr)
         sys.exit(2)
-    from etl.commit import CommitConflict
-    from etl.failure import SparkFailure
-    from etl.identity import SplitMoved
-    from etl.keys import SpecError
-    from etl.profile import DriftError
-    from etl.program import run
-    from etl.raw import InputError
-    from etl.shards import CommitError
-    from etl.state import StateError
-    from etl.store import StoreError
-    from etl.table import TableError
+    from sluice.etl.common.program import run
+    from sluice.etl.spark.errors import SparkFailure
+    from sluice.etl.spark.read_input import InputError
+    from sluice.etl.spec.row_identity import SplitMoved
+    from sluice.etl.spec.toml_keys import SpecError
+    from sluice.etl.table.commit import CommitConflict
+    from sluice.etl.table.data_files import CommitError
+    from sluice.etl.table.fitted_state import StateError
+    from sluice.etl.table.profile import DriftError
+    from sluice.etl.table.store import StoreError
+    from sluice.etl.table.table import TableError
 
     run(main, input_errors=(SpecError, StateError, StoreError, TableError, CommitError, InputError, DriftError,
                             SplitMoved),
         failures=(SparkFailure, CommitConflict))
+
+
+if __name__ == "__main__":
+    program()

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-import ingest
-from ingest.loader import Loader
+from sluice import ingest
+from sluice.ingest.loader import Loader
 
 BATCH_SIZE = 2048
 ID_ROWS = 1000

@@ -10,7 +10,14 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     """Only who asks for it imports the loader: contracts in this package stay light."""
     if name == "report":
-        from ingest.headroom import report
+        from sluice.ingest.tools.headroom import report
 
         return report
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if __name__ == "ingest":  # `sluice…` and `torchrun -m ingest…` in a checkout: one module, whatever its name
+    import sys
+    from importlib import import_module
+
+    sys.modules[__name__] = import_module("sluice.ingest")

@@ -1,39 +1,39 @@
-"""`python -m ingest bench`, `headroom` and `doctor`."""
+"""`sluice bench`, `headroom` and `doctor`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from agent.runs import RunError
-from etl.program import UsageError, run
-from etl.table import TableError
-from ingest import bench, doctor, headroom_command
-from ingest.arguments import ArgumentError
-from ingest.columns import ColumnError
-from ingest.faults import FaultError
-from ingest.governor import MemoryLimitError
-from ingest.headroom import HeadroomError
-from ingest.knobs import KnobError, nearest
-from ingest.loader import LoaderError
-from ingest.parquet import ParquetError
-from ingest.pipeline import PipelineError
-from ingest.plan import PlanError
-from ingest.source import SourceError
-from ingest.transform import TransformError
+from sluice.agent.report.run_folder import RunError
+from sluice.etl.common.program import UsageError, run
+from sluice.etl.table.table import TableError
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.faults.faults import FaultError
+from sluice.ingest.knobs import KnobError, nearest
+from sluice.ingest.loader import LoaderError
+from sluice.ingest.memory.governor import MemoryLimitError
+from sluice.ingest.options import ArgumentError
+from sluice.ingest.pipeline import PipelineError
+from sluice.ingest.read.parquet_files import ParquetError
+from sluice.ingest.read.reader import SourceError
+from sluice.ingest.row_order import PlanError
+from sluice.ingest.stages.transform import TransformError
+from sluice.ingest.tools import bench, doctor, headroom_cli
+from sluice.ingest.tools.headroom import HeadroomError
 
-COMMANDS = {"bench": bench.main, "doctor": doctor.main, "headroom": headroom_command.main}
+COMMANDS = {"bench": bench.main, "doctor": doctor.main, "headroom": headroom_cli.main}
 INPUT_ERRORS = (TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError, PlanError,
                 SourceError, ParquetError, HeadroomError, ArgumentError, TransformError, FaultError)
 USAGE = """\
-usage: python -m ingest COMMAND …
+usage: sluice COMMAND …
 
 commands:
   bench TABLE      load a feature table as a trainer would, and say how fast
   headroom TABLE   would faster loading help, and where?
   doctor [TABLE]   is this machine, and this table, fit for loading?
 
-python -m ingest COMMAND --help tells more."""
+sluice COMMAND --help tells more."""
 
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
@@ -45,5 +45,10 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     return COMMANDS[argv[0]](argv[1:])
 
 
-if __name__ == "__main__":
+def program() -> NoReturn:
+    """The whole program, as its command runs it."""
     run(main, input_errors=INPUT_ERRORS)
+
+
+if __name__ == "__main__":
+    program()

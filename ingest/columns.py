@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from etl.fields import Field
-from ingest.knobs import nearest
+from sluice.etl.schema import Field
+from sluice.ingest.knobs import nearest
 
 _WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _NUMBERS = (*_WHOLE, "float", "double", "halffloat")

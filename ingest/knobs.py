@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from etl.names import nearest as nearest  # noqa: PLC0414  for those who know the knobs
+from sluice.etl.common.suggest import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
 BACKENDS = ("thread", "process")
 SIZES = ("read_ahead_bytes", "prefetch_bytes")

@@ -12,30 +12,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from etl.fields import Fingerprint
-from etl.permission import Permission
-from ingest.addresses import converted
-from ingest.aside import Aside
-from ingest.batch import Batch, Ready
-from ingest.columns import Columns
-from ingest.files import Files
-from ingest.knobs import Knobs, Limits, format_bytes
-from ingest.machine import Machine
-from ingest.operators import Operators
-from ingest.origins import Origins
-from ingest.parquet import ParquetFiles, table_of
-from ingest.pipeline import Parts, Pipeline
-from ingest.plan import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
-from ingest.pool import Closed
-from ingest.quarantine import ErrorPolicy, Quarantine
-from ingest.source import RowGroups, SourceError, source_of
-from ingest.stats import Snapshot
-from ingest.transform import Function, Transform, fused
-from ingest.workers import WorkerClosed
+from sluice.etl.schema import Fingerprint
+from sluice.etl.spec.permission import Permission
+from sluice.ingest.columns import Columns
+from sluice.ingest.knobs import Knobs, Limits, format_bytes
+from sluice.ingest.machine import Machine
+from sluice.ingest.pipeline import Pipeline, PipelineParts
+from sluice.ingest.process.worker import WorkerClosed
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.parquet_files import ParquetFiles, table_of
+from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
+from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
+from sluice.ingest.stages.batch import Batch, Ready
+from sluice.ingest.stages.pool import Closed
+from sluice.ingest.stages.quarantine import ErrorPolicy, Origins, Quarantine, RowQuarantine
+from sluice.ingest.stages.scatter_kernel import converted
+from sluice.ingest.stages.table_operators import Operators
+from sluice.ingest.stages.transform import Function, Transform, fused
+from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
-    from etl.table import FeatureTable
-    from ingest.parquet import Paths, Roles
+    from sluice.etl.table.table import FeatureTable
+    from sluice.ingest.read.parquet_files import Paths, Roles
 
 _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
@@ -76,18 +74,20 @@ class Loader(IterableDataset[Batch]):
                  memory_limit: int | None = None, reader: str = "petastorm",
                  transforms: Sequence[Transform | tuple[str, Function | str]] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None, errors: ErrorPolicy | None = None,
-                 quarantine: str | os.PathLike[str] = "quarantine.jsonl", files: Files | None = None,
+                 quarantine: str | os.PathLike[str] = "quarantine.jsonl", files: FileOpener | None = None,
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None,
                  allow_code: Permission | Iterable[str] = ()):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
         `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` stands where a number is missing, for
         all columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are
-        named functions over a batch (`ingest.transform.Transform`); operators that the table leaves to the loader come
+        named functions over a batch (`sluice.ingest.stages.transform.Transform`); operators that the table leaves to
+        the loader come
         before them. `memory_limit` is in bytes for the whole process tree, and never more than the machine's. `errors`
         says what happens to rows that fail (default: the run stops); those set aside are listed in the file
         `quarantine`. `files` opens remote files with other retries, or a cache; it is closed with the loader.
         `before_read` runs in the reader before each row group: it stands in for a store's latency. `allow_code` names
-        the modules whose functions a table's spec may have imported where they must run (`etl.permission`)."""
+        the modules whose functions a table's spec may have imported where they must run
+        (`sluice.etl.spec.permission`)."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
@@ -105,20 +105,22 @@ class Loader(IterableDataset[Batch]):
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """Of a row in the table's files."""
         self._columns = Columns.of(source.fields, fill, source.bags if isinstance(source, ParquetFiles) else None)
-        self._groups = groups = RowGroups(read, self._columns.names, before_read, files, self._columns.bags)
+        self._groups = groups = RowGroupReader(read, self._columns.names, before_read, files, self._columns.bags)
         self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
                              window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
                              last=last)
         self.plan.streams_of(rank, ranks)
         self._table = {"version": source.version, "split": split}
         self._epochs = epochs
-        aside = Aside(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
+        aside = RowQuarantine(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
         groups.rescue = aside.group if aside.allowed else None
         self._pipeline = Pipeline(
-            Parts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe, columns=self._columns,
-                  rank=rank, ranks=ranks, transforms=fused([*left, *given]), ids=self.operators.ids, aside=aside,
-                  memory_limit=machine.memory_limit(memory_limit), machine=machine, decoding=groups.decoding,
-                  converted=converted(groups.schema, self._columns), epochs=epochs), knobs)
+            PipelineParts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe,
+                          columns=self._columns,
+                          rank=rank, ranks=ranks, transforms=fused([*left, *given]), ids=self.operators.ids,
+                          aside=aside,
+                          memory_limit=machine.memory_limit(memory_limit), machine=machine, decoding=groups.decoding,
+                          converted=converted(groups.schema, self._columns), epochs=epochs), knobs)
         self._machine = machine
         self._position = Position()
         self._order = ""

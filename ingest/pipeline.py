@@ -14,25 +14,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingest.aside import Aside
-from ingest.backend import BASE_BYTES, Stage, Worker, function_of
-from ingest.batch import Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
-from ingest.buffers import Buffers
-from ingest.columns import Columns
-from ingest.decoding import Decoding
-from ingest.footprint import footprint_of
-from ingest.governor import Charge, Governor, Senses
-from ingest.knobs import BACKENDS, Knobs, Limits
-from ingest.machine import Machine, give_back
-from ingest.placing import load_compiled
-from ingest.plan import Position, Read, RowsPlan
-from ingest.pool import Pool
-from ingest.shuffle import Block, Chunks, Convert, Decoded, Gatherer, Task, gatherings
-from ingest.source import Source, Work
-from ingest.stats import StageStats
-from ingest.tally import Stint, Tally
-from ingest.transform import Fused, Step, Transformer
-from ingest.workers import RestartBudget
+from sluice.ingest.columns import Columns
+from sluice.ingest.knobs import BACKENDS, Knobs, Limits
+from sluice.ingest.machine import Machine, give_back
+from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.memory.governor import Charge, Governor, Senses
+from sluice.ingest.process.worker import RestartBudget
+from sluice.ingest.read.decoding import Decoding
+from sluice.ingest.read.reader import RowGroupSource, Work
+from sluice.ingest.row_order import Position, Read, RowsPlan
+from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
+from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stages.minimum_memory import footprint_of
+from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stages.quarantine import RowQuarantine
+from sluice.ingest.stages.scatter_kernel import load_compiled
+from sluice.ingest.stages.shuffle import Block, Chunks, Convert, Decoded, Gatherer, ReadTask, gatherings
+from sluice.ingest.stages.transform import Fused, Step, Transformer
+from sluice.ingest.stages.transform_runner import BASE_BYTES, TransformStage, Worker, function_of
+from sluice.ingest.stats import StageStats
 
 PATIENCE_S = 2.5  # for workers that are in the middle of their work when a pipeline stops
 FIXED = ("read", "shuffle", "batch", "collate")
@@ -43,11 +43,11 @@ class PipelineError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class PipelineParts:
     """What a pipeline is made of."""
 
     plan: RowsPlan
-    source: Source
+    source: RowGroupSource
     describe: Callable[[Read], str]
     columns: Columns
     rank: int = 0
@@ -55,7 +55,7 @@ class Parts:
     transforms: Sequence[Fused] = ()
     ids: Mapping[str, Convert] = field(default_factory=dict)
     """Columns whose ids are made of what is stored."""
-    aside: Aside
+    aside: RowQuarantine
     memory_limit: int
     machine: Machine
     decoding: Decoding
@@ -76,14 +76,14 @@ class Pipeline:
     """Stages read → shuffle → batch → transforms → collate. It starts at a position, stops, and starts anew; its
     knobs and counters stay."""
 
-    def __init__(self, parts: Parts, knobs: Knobs | None):
+    def __init__(self, parts: PipelineParts, knobs: Knobs | None):
         self._parts = parts
         self.stages = ("read", "shuffle", "batch", *(t.name for t in parts.transforms), "collate")
         cores = max(1, math.ceil(parts.machine.cores()))
         self._cores = cores
         start = Knobs(workers={"read": max(1, cores // 2), "shuffle": max(1, cores // 2)})  # a worker for each core
         self.knobs = self._complete(start, knobs or Knobs())
-        self._tallies = {name: Tally(name) for name in self.stages}
+        self._tallies = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
         self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
                                       transforms=len(parts.transforms), converted=parts.converted, epochs=parts.epochs)
@@ -102,7 +102,7 @@ class Pipeline:
         for stage in parts.transforms:
             for transform in stage.transforms:
                 function_of(transform)  # a name that leads nowhere is said now
-        self._transforms: dict[str, list[Stage]] = {}
+        self._transforms: dict[str, list[TransformStage]] = {}
         self._budget, self._burden = RestartBudget(), 1
         self._leaving: list[Pool[Any, Any]] = []
         self._turning = threading.Lock()
@@ -177,7 +177,7 @@ class Pipeline:
             self._governor = self._new_governor()
             steps = [self._step(transform) for transform in parts.transforms]  # all: a fused stage does others' work
 
-            def read(tasks: Iterator[Task], make_work: Callable[[], Work]) -> Pool[Task, Decoded]:
+            def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, Decoded]:
                 return self._pool("read", tasks, lambda _: make_work(),
                                   size=lambda t: parts.decoding.at_work(t.read.rows),
                                   measure=lambda d: (d.table.num_rows, d.table.nbytes))
@@ -220,14 +220,14 @@ class Pipeline:
             pool.join(max(0.0, end - time.monotonic()))
         self._buffers.trim()
 
-    def _tasks(self, position: Position, epochs: int) -> Iterator[Task]:
+    def _tasks(self, position: Position, epochs: int) -> Iterator[ReadTask]:
         plan, rank, ranks = self._parts.plan, self._parts.rank, self._parts.ranks
         for epoch in range(position.epoch, max(epochs, position.epoch + 1)):
             schedule = plan.schedule(epoch, rank, ranks, position.step if epoch == position.epoch else 0)
             for one in schedule.reads:
-                yield Task(schedule, one)
+                yield ReadTask(schedule, one)
 
-    def _pool(self, name: str, upstream: Iterator[Any], make_work: Callable[[Stint], Callable[..., Any]],
+    def _pool(self, name: str, upstream: Iterator[Any], make_work: Callable[[WorkerClock], Callable[..., Any]],
               **how: Callable[[Any], Any]) -> Pool[Any, Any]:
         pool: Pool[Any, Any] = Pool(
             self._tallies[name], upstream, make_work, workers=self._workers_of(name),
@@ -244,16 +244,17 @@ class Pipeline:
                 tally.core_wait_s += core_wait_s
 
         stages = self._transforms[fused.name] = [
-            Stage(transform, columns, self._parts.aside, backend=self.knobs.backend.get(fused.name, "thread"),
-                  budget=self._budget, charge=governor.hold, spent=spent, alone=governor.alone, burden=self._burden)
+            TransformStage(transform, columns, self._parts.aside, backend=self.knobs.backend.get(fused.name, "thread"),
+                           budget=self._budget, charge=governor.hold, spent=spent, alone=governor.alone,
+                           burden=self._burden)
             for transform in fused.transforms]
         return Step(fused, tally, lambda: [stage.runner() for stage in stages])
 
-    def _transformer(self, number: int, steps: list[Step]) -> Callable[[Stint], Transformer]:
+    def _transformer(self, number: int, steps: list[Step]) -> Callable[[WorkerClock], Transformer]:
         columns = self._parts.columns
         return lambda stint: Transformer(number, steps, columns, stint, lambda: self._until(number))
 
-    def _marked(self, cutter: Cutter) -> Callable[[Stint], Callable[[Cut, Charge], Stretch]]:
+    def _marked(self, cutter: Cutter) -> Callable[[WorkerClock], Callable[[Cut, Charge], Stretch]]:
         """Batches whose rows of unreadable row groups have weight 0."""
         return lambda _: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
 

@@ -1,4 +1,5 @@
-"""Petastorm's own tests, as its wheel brings them, on today's Arrow through `ingest.petastorm_on_arrow.compat`.
+"""Petastorm's own tests, as its wheel brings them, on today's Arrow through
+`sluice.ingest.read.petastorm_compat.compat`.
 
     make test-petastorm                                  # all of them, a quarter of an hour
     python -m tests.petastorm_own test_parquet_reader    # some files
@@ -25,7 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from etl.program import UsageError, run, say
+from sluice.etl.common.program import UsageError, run, say
 
 LEFT_OUT = {
     "test_reading_legacy_datasets": "reads pickled datasets of old versions, which are not in the wheel",
@@ -62,7 +63,7 @@ class Hooks:
 def pytest_addhooks(pluginmanager):
     pluginmanager.add_hookspecs(Hooks)
 """
-STAND_IN = Path(__file__).resolve().parents[1] / "ingest" / "petastorm_on_arrow.py"
+STAND_IN = Path(__file__).resolve().parents[1] / "ingest" / "read" / "petastorm_compat.py"
 PER_TEST_S = 240
 
 

@@ -1,4 +1,5 @@
-"""Who may know whom (the table in docs/architecture.md), read from the sources; and that contracts stay light."""
+"""Who may know whom (the table in docs/architecture.md), read from the sources; that contracts stay light; and that a
+stranger finds things: small folders, no circles, one home for each class name."""
 
 from __future__ import annotations
 
@@ -6,21 +7,30 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("etl", "ingest", "agent", "dlrm")
-SHARED_WITH_AGENT = {"ingest.knobs", "ingest.stats", "ingest.plan", "ingest.machine"}
-CONTRACTS_OF_ETL = {"etl.table", "etl.spec", "etl.ops", "etl.fields", "etl.names", "etl.permission", "etl.code_options"}
+MOST_FILES = 14
+SHARED_WITH_AGENT = {"sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.row_order", "sluice.ingest.machine"}
+FOR_EVERY_ROOM = {"sluice.etl.common.arguments", "sluice.etl.common.suggest"}
+CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.spec.permission",
+                    "sluice.etl.spec.code_options",
+                    "sluice.etl.ops", "sluice.etl.schema")
 # Composition roots: they may import every room, and nobody imports them.
-PROGRAMS = {"etl.job", "etl.__main__", "ingest.__main__", "ingest.bench", "ingest.headroom_command", "agent.__main__",
-            "agent.evaluate", "agent.train", "dlrm.train", "dlrm.evaluate", "dlrm.serve", "dlrm.plan", "dlrm.__main__",
-            "dlrm.convert", "dlrm.demo", "dlrm.export", "dlrm.search", "dlrm.trial"}
-FOR_PROGRAMS = {"etl.program"}
-LIGHT = ("etl.table", "etl.spec", "etl.ops", "etl.fields", "ingest.knobs", "ingest.stats", "ingest.plan",
-         "ingest.machine", "agent.tunable", "agent.controller", "agent.policies")
+PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "sluice.ingest.tools.bench",
+            "sluice.ingest.tools.headroom_cli", "sluice.agent.__main__", "sluice.agent.evaluate.simulated",
+            "sluice.agent.learn.train", "sluice.dlrm.train", "sluice.dlrm.evaluate", "sluice.dlrm.serve",
+            "sluice.dlrm.plan", "sluice.dlrm.convert", "sluice.dlrm.demo", "sluice.dlrm.export", "sluice.dlrm.search",
+            "sluice.dlrm.hpo.trial_server"}
+FOR_PROGRAMS = {"sluice.etl.common.program"}
+LIGHT = ("sluice", "sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.ops", "sluice.etl.schema",
+         "sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.row_order", "sluice.ingest.machine",
+         "sluice.agent.tunable", "sluice.agent.controller", "sluice.agent.policies")
 HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 
 
@@ -29,40 +39,58 @@ def modules() -> dict[str, Path]:
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+            found[".".join(("sluice", *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
     return found
 
 
-def imports(path: Path, known: dict[str, Path], module_level_only: bool = False) -> set[str]:
-    """Our modules and foreign top-level packages that a file imports."""
-    tree = ast.parse(path.read_text())
-    nodes = tree.body if module_level_only else list(ast.walk(tree))
-    found = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: write imports in full"
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (names & known.keys()) or {str(node.module)}
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def is_for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+def imports(path: Path, known: dict[str, Path], with_types: bool = True) -> set[str]:
+    """Our modules and foreign top-level packages that a file imports, anywhere in it."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if not with_types and is_for_types_only(child):
+                continue
+            if isinstance(child, ast.Import):
+                found.update(alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: write imports in full"
+                names = {f"{child.module}.{alias.name}" for alias in child.names}
+                found.update((names & known.keys()) or {str(child.module)})
+            visit(child)
+
+    visit(tree(path))
     return found
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if module.startswith("sluice.") else ""
 
 
 def allowed(importer: str, imported: str) -> bool:
-    source, target = importer.split(".")[0], imported.split(".")[0]
-    if target not in ROOMS:
+    source, target = room_of(importer), room_of(imported)
+    if target not in ROOMS or importer == f"sluice.{source}":  # a room's own face may show what it holds
         return True
     if imported in PROGRAMS:
         # A room's `python -m` entry, and what starts trainers for a search, may hand over to the room's own programs.
-        return source == target and importer.endswith(("__main__", "dlrm.trial"))
+        return source == target and importer.endswith(("__main__", "dlrm.hpo.trial_server"))
     if importer in PROGRAMS:
         return True
     if imported in FOR_PROGRAMS:
         return False
-    if source == target:
+    if source == target or imported in FOR_EVERY_ROOM:
         return True
     if source == "ingest":
-        return imported in CONTRACTS_OF_ETL or imported.startswith("etl.ops.")
+        return imported.startswith(CONTRACTS_OF_ETL)
     if source == "agent":
         return imported in SHARED_WITH_AGENT
     return source == "dlrm"
@@ -75,30 +103,109 @@ def test_every_import_follows_the_table():
     assert not wrong, "\n".join(wrong)
 
 
+def test_nothing_is_imported_by_its_folder_alone():
+    """A user's own `agent/` or `etl/` must not come in our way: our rooms are parts of `sluice`."""
+    known = modules()
+    others = {str(p.relative_to(ROOT)): p for folder in ("tests", "benchmarks", "examples", "sluice")
+              for p in (ROOT / folder).rglob("*.py")}
+    wrong = [f"{name} imports {imported}" for name, path in {**known, **others}.items()
+             for imported in imports(path, known) if imported.split(".")[0] in ROOMS]
+    assert not wrong, "\n".join(wrong)
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of nodes that reach each other (Tarjan's)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        number[node] = lowest[node] = len(number)
+        stack.append(node)
+        for target in graph.get(node, ()):
+            if target not in number:
+                visit(target)
+                lowest[node] = min(lowest[node], lowest[target])
+            elif target in stack:
+                lowest[node] = min(lowest[node], number[target])
+        if lowest[node] == number[node]:
+            group = stack[stack.index(node):]
+            del stack[stack.index(node):]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in graph:
+        if node not in number:
+            visit(node)
+    return found
+
+
+def place(module: str, path: Path) -> str:
+    """A folder of a room; the files at a room's top, its contracts and programs, and a folder's face stand alone."""
+    parts = path.relative_to(ROOT).parts
+    return module if len(parts) == 2 or path.name == "__init__.py" else "/".join(parts[:-1])
+
+
+def test_no_file_and_no_folder_reaches_itself():
+    known = modules()
+    files = {name: imports(path, known, with_types=False) & known.keys() for name, path in known.items()}
+    assert not circles(files)
+    folders: dict[str, set[str]] = defaultdict(set)
+    for name, targets in files.items():
+        here = place(name, known[name])
+        folders[here] |= {place(t, known[t]) for t in targets} - {here}
+    assert not circles(folders)
+
+
+def test_no_folder_holds_more_than_a_glance():
+    crowded = {}
+    for folder in {path.parent for path in modules().values()}:
+        files = [p for p in folder.glob("*.py") if p.name != "__init__.py"]
+        if len(files) > MOST_FILES:
+            crowded[str(folder.relative_to(ROOT))] = len(files)
+    assert not crowded, crowded
+
+
+def test_a_class_name_has_one_home():
+    homes = defaultdict(list)
+    for name, path in modules().items():
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(name)
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
 def test_the_table_is_complete():
-    """Every program named here exists once its room has it, and a new top-level package must be listed."""
+    """Every program named here exists, and a new top-level package must be listed."""
     packages = {p.parent.name for p in ROOT.glob("*/__init__.py")}
-    assert packages <= {*ROOMS, "tests", "benchmarks"}, packages
+    assert packages <= {*ROOMS, "sluice", "tests", "benchmarks"}, packages
+    assert modules().keys() >= PROGRAMS
 
 
 def test_what_the_agent_shares_is_standard_library_and_numpy():
     known = modules()
-    for name in (SHARED_WITH_AGENT | {"etl.names"}) & known.keys():
-        foreign = {i.split(".")[0] for i in imports(known[name], known) - {"etl.names"}}
-        foreign -= {*sys.stdlib_module_names, "numpy"}
-        assert foreign <= {"ingest"}, f"{name} imports {foreign}"
+    for name in SHARED_WITH_AGENT | FOR_EVERY_ROOM:
+        foreign = {i.split(".")[0] for i in imports(known[name], known)
+                   if i not in SHARED_WITH_AGENT | FOR_EVERY_ROOM} - {*sys.stdlib_module_names, "numpy"}
+        assert not foreign, f"{name} imports {foreign}"
 
 
-def test_exactly_one_file_imports_petastorm():
+def test_only_the_reader_imports_petastorm():
     known = modules()
     users = {n for n, p in known.items() if any(i.split(".")[0] == "petastorm" for i in imports(p, known))}
-    assert len(users) <= 1 or users <= {"ingest.source", "ingest.petastorm_on_arrow"}, users
+    assert users <= {"sluice.ingest.read.reader", "sluice.ingest.read.petastorm_compat"}, users
+
+
+def test_only_the_spark_folder_imports_spark():
+    known = modules()
+    users = {n for n, p in known.items()
+             if any(i.split(".")[0] == "pyspark" for i in imports(p, known, with_types=False))}
+    assert all(n.startswith("sluice.etl.spark.") for n in users), users
 
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_importing_a_contract_stays_light(name):
-    if name not in modules():
-        pytest.fail(f"{name} is promised by the architecture but does not exist")
     code = f"import sys, {name}; print([m for m in {HEAVY!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert result.stdout.strip() == "[]", result.stdout
@@ -108,4 +215,4 @@ def test_the_image_holds_what_set_up_installs_and_every_room():
     image, setup = (ROOT / "docker" / "Dockerfile").read_text(), (ROOT / ".ci" / "setup").read_text()
     torch = re.findall(r"\btorch==\S+", setup)
     assert re.findall(r"\btorch==\S+", image) == torch != []
-    assert set(re.findall(r"^COPY (\w+) \1$", image, re.MULTILINE)) == set(ROOMS)
+    assert set(re.findall(r"^COPY (\w+) \1$", image, re.MULTILINE)) == {"sluice", *ROOMS}

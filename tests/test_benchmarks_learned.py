@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.policies.auto import Auto
-from agent.policies.residual import Residual, Trial
-from agent.scenario_json import shipped
 from benchmarks.learned import TWINS, Kept, Run, _policy, gain
+from sluice.agent.policies.auto import Auto
+from sluice.agent.policies.learned.residual import GainTrial, Residual
+from sluice.agent.simulator.scenario_json import shipped
 
 SCENARIO = shipped()[0]
 
@@ -33,7 +33,7 @@ def test_a_gain_is_paired_with_the_same_seed_and_each_pipeline_counts_once():
 def _known(policy):
     """Its state, when a kind has brought half the rows that were foretold."""
     state = policy.initial(SCENARIO.limits, SCENARIO.first_knobs)
-    trial = Trial(kind="probe", foretold=0.1, rows_per_s=10.0, knobs=(), seconds=20.0, missing=80.0)
+    trial = GainTrial(kind="probe", foretold=0.1, rows_per_s=10.0, knobs=(), seconds=20.0, missing=80.0)
     return dataclasses.replace(state, residuals={"probe": Residual().learn(trial)})
 
 
@@ -44,7 +44,7 @@ def test_twins_differ_in_what_they_learn_alone(twin):
     for how in ("", "+prior", "+residual", "+kept"):
         policy = _policy(twin + how, Path())
         assert isinstance(policy, Auto)
-        policy._judge = dataclasses.make_dataclass("Judge", [], namespace={"lower_bound": lambda _, one: 0.1})()
+        policy._judge = dataclasses.make_dataclass("GainEstimator", [], namespace={"lower_bound": lambda _, one: 0.1})()
         fresh = policy.initial(SCENARIO.limits, SCENARIO.first_knobs)
         bounds[how] = [policy._bound(one, state) for state in (fresh, _known(policy))]
     assert bounds[""] == [0.1, 0.1]

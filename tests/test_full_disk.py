@@ -12,20 +12,20 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent import knobs_file, report
-from agent.registry import Entry, Here, Registry
-from agent.runs import RunError, RunFolder, read_lines
-from dlrm.journal import Journal
-from dlrm.progress import Progress
-from dlrm.train import _report
-from etl.hold import Hold
-from etl.small import small_table
-from ingest.arguments import ArgumentError
-from ingest.cache import FileCache
-from ingest.conditions import Conditions
-from ingest.knobs import KnobError, Knobs
-from ingest.quarantine import ErrorPolicy, Quarantine, QuarantineError
-from ingest.wishes import Wishes
+from sluice.agent.report import page
+from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
+from sluice.agent.runtime import knobs_file
+from sluice.agent.runtime.registry import Here, Registry, RegistryEntry
+from sluice.dlrm.telemetry.journal import Journal
+from sluice.dlrm.telemetry.progress import TrainingProgress
+from sluice.dlrm.train import _report
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.pins import Hold
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.options import ArgumentError, RunOptions
+from sluice.ingest.read.cache import FileCache
+from sluice.ingest.stages.quarantine import ErrorPolicy, Quarantine, QuarantineError
+from sluice.ingest.tools.run_conditions import RunConditions
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def no_more_than(size: int):
 @pytest.fixture
 def said(monkeypatch):
     lines = []
-    monkeypatch.setattr(Progress, "say", lambda _self, text: lines.append(text))
+    monkeypatch.setattr(TrainingProgress, "say", lambda _self, text: lines.append(text))
     return lines
 
 
@@ -54,7 +54,7 @@ def metric(step: int) -> dict:
 def test_a_log_without_room_stops_no_training_and_holds_whole_lines(tmp_path, said, size):
     """The curves' file is the first to be full, or, where that was made before, the metrics'."""
     folder = RunFolder.create(tmp_path / "run", {"kind": "train"})
-    with Journal(folder, Progress()) as journal:
+    with Journal(folder, TrainingProgress()) as journal:
         for step in range(50):
             journal.metric(metric(step))
         with no_more_than(size):
@@ -79,7 +79,7 @@ def test_a_report_without_room_costs_no_result(tmp_path, capsys):
     assert "the report cannot be written (File too large); make room, then `python -m agent report" in \
         capsys.readouterr().err
     assert sorted(p.name for p in (tmp_path / "run").glob("report*")) == []
-    assert report.write(tmp_path / "run").exists()
+    assert page.write(tmp_path / "run").exists()
 
 
 def test_a_run_that_cannot_begin_to_write_is_refused(tmp_path):
@@ -92,7 +92,7 @@ def test_a_run_that_cannot_begin_to_write_is_refused(tmp_path):
 def test_a_registry_without_room_is_a_line_and_leaves_no_draft(tmp_path):
     lines: list[str] = []
     registry = Registry(tmp_path, say=lines.append)
-    entry = Entry(here=Here(machine="m", schema="s", row_bytes=10.0), knobs=Knobs(), rows_per_s=1.0)
+    entry = RegistryEntry(here=Here(machine="m", schema="s", row_bytes=10.0), knobs=Knobs(), rows_per_s=1.0)
     assert registry.remember(entry)
     with no_more_than(20):
         assert not registry.remember(entry)
@@ -133,7 +133,7 @@ def test_a_cache_without_room_costs_the_cache_and_one_that_cannot_begin_is_refus
         assert cache.bytes == 4096
     with no_more_than(2), pytest.raises(ArgumentError, match=rf"--cache {tmp_path}/b: cannot be used \(File too large\)"
                                                              "; make room there"):
-        Conditions("s3://bucket/table", Wishes(cache=str(tmp_path / "b")), tmp_path / "q")
+        RunConditions("s3://bucket/table", RunOptions(cache=str(tmp_path / "b")), tmp_path / "q")
 
 
 def test_a_pin_without_room_is_told_once_and_reading_goes_on(tmp_path):

@@ -14,24 +14,24 @@ import numpy as np
 import psutil
 import pytest
 
-from agent import knobs_file, report
-from agent.claims import Claims
-from agent.registry import Entry, Here, Registry
-from agent.runs import RunFolder
-from dlrm import serve
-from dlrm.endpoint import Endpoint
-from dlrm.journal import Journal
-from dlrm.progress import Progress
-from etl.hold import Hold
-from etl.session import DEFAULTS
-from etl.small import small_table
-from ingest.arguments import ArgumentError
-from ingest.cache import FileCache
-from ingest.conditions import Conditions
-from ingest.knobs import KnobError, Knobs
-from ingest.quarantine import ErrorPolicy, Quarantine
-from ingest.wishes import Wishes
-from ingest.workers import WorkerProcess
+from sluice.agent.report import page
+from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.runtime import knobs_file
+from sluice.agent.runtime.core_sharing import CoreClaims
+from sluice.agent.runtime.registry import Here, Registry, RegistryEntry
+from sluice.dlrm import serve
+from sluice.dlrm.telemetry.journal import Journal
+from sluice.dlrm.telemetry.progress import TrainingProgress
+from sluice.dlrm.telemetry.prometheus import Endpoint
+from sluice.etl.spark.session import DEFAULTS
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.pins import Hold
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.options import ArgumentError, RunOptions
+from sluice.ingest.process.worker import WorkerProcess
+from sluice.ingest.read.cache import FileCache
+from sluice.ingest.stages.quarantine import ErrorPolicy, Quarantine
+from sluice.ingest.tools.run_conditions import RunConditions
 
 NOBODY = 65534
 
@@ -56,17 +56,19 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         place = tmp_path / "ours"
         place.mkdir()
         table = small_table(place / "table", rows=20, files=1, splits={"train": 1.0})
-        with RunFolder.create(place / "run", {"kind": "train"}) as folder, Journal(folder, Progress()) as journal:
+        with RunFolder.create(place / "run", {"kind": "train"}) as folder, Journal(folder,
+                                                                                   TrainingProgress()) as journal:
             journal.event({"kind": "start"})
             journal.metric({"kind": "train", "step": 1, "loss": 0.5, "samples_per_s": 1.0, "stall": 0.0})
-            report.write(place / "run")
+            page.write(place / "run")
         registry = Registry(place / "registry")
-        registry.remember(Entry(here=Here(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(), rows_per_s=1.0))
+        registry.remember(RegistryEntry(here=Here(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(),
+                                        rows_per_s=1.0))
         knobs_file.save(place / "best.toml", Knobs())
         books = Quarantine(ErrorPolicy(on_error="quarantine"), place / "aside.jsonl")
         books.admit(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
         books.close()
-        with FileCache(place / "cache", 2**20, "t") as cache, Claims(place / "registry") as claims, \
+        with FileCache(place / "cache", 2**20, "t") as cache, CoreClaims(place / "registry") as claims, \
                 Hold("reader", print) as hold:
             claims.share(2.0, None)
             cache.put("a", b"b")
@@ -119,7 +121,7 @@ def test_a_link_that_waits_under_a_temporary_name_is_not_followed(tmp_path, monk
 def test_a_cache_that_another_may_write_is_refused(tmp_path):
     """He would choose the rows that are trained on."""
     def cache(place: Path) -> None:
-        Conditions("s3://bucket/table", Wishes(cache=str(place)), tmp_path / "q")
+        RunConditions("s3://bucket/table", RunOptions(cache=str(place)), tmp_path / "q")
 
     (tmp_path / "a" / "sluice-cache").mkdir(parents=True)
     (tmp_path / "a" / "sluice-cache").chmod(0o777)

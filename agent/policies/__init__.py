@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.policies.auto import Auto
-from agent.policies.autotune import Autotune, AutotuneAdaptive
-from agent.policies.bayes import Bayes
-from agent.policies.cachew import Cachew
-from agent.policies.cores import Cores
-from agent.policies.ds2 import DS2
-from agent.policies.even import Even
-from agent.policies.fixed import Fixed
-from agent.policies.grid import OfflineGrid
-from agent.policies.hill import Hill
-from agent.policies.intune import InTune
-from agent.policies.planner import Planner
-from agent.policies.plumber import Plumber, PlumberAdaptive
-from agent.policies.shadow import Shadow
-from agent.policies.trident import Trident
-from agent.tunable import Policy
-from ingest.knobs import KnobError, nearest
+from sluice.agent.policies.auto import Auto
+from sluice.agent.policies.fixed import Fixed
+from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.policies.published.autotune import Autotune, AutotuneAdaptive
+from sluice.agent.policies.published.bayes import Bayes
+from sluice.agent.policies.published.cachew import Cachew
+from sluice.agent.policies.published.cores import Cores
+from sluice.agent.policies.published.ds2 import DS2
+from sluice.agent.policies.published.even import Even
+from sluice.agent.policies.published.grid import OfflineGrid
+from sluice.agent.policies.published.hill import Hill
+from sluice.agent.policies.published.intune import InTune
+from sluice.agent.policies.published.plumber import Plumber, PlumberAdaptive
+from sluice.agent.policies.published.trident import Trident
+from sluice.agent.policies.shadow import Shadow
+from sluice.agent.tunable import Policy
+from sluice.ingest.knobs import KnobError, nearest
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "fixed": Fixed, "cores": Cores, "even": Even, "autotune": Autotune, "autotune-adaptive": AutotuneAdaptive,

@@ -1,11 +1,12 @@
 """`auto`: the planner, left where a learned advantage says that something else brings more rows, and only there.
 
-At each decision the planner proposes (`agent.policies.candidates`), a learned advantage (`agent.policies.advantage`)
+At each decision the planner proposes (`sluice.agent.policies.learned.candidates`), a learned advantage
+(`sluice.agent.policies.learned.advantage`)
 tells what each candidate is worth beside the planner's own choice, and that choice is left only for the candidate with
 the highest lower bound, if the bound is above 0. What is chosen then goes on like a change of the planner's: measured,
 and taken back if it does harm. Until it is known what came of it, the planner is not left again, as it was not when the
 advantage was learned; from then on the difference to what was foretold corrects the bounds of its kind
-(`agent.policies.residual`), in this run and in later ones on the same machine and schema.
+(`sluice.agent.policies.learned.residual`), in this run and in later ones on the same machine and schema.
 A shield stands above: no candidate that memory may not hold or that lies outside the limits, none while memory is
 short, and none once what such changes have cost exceeds `PRICE` of all rows.
 Without weights that can be read, it says so in one line and is the planner.
@@ -19,21 +20,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent.policies.advantage import WEIGHTS, WeightsError, load
-from agent.policies.candidates import KINDS, Candidate, candidates
-from agent.policies.planner import MEMORY_ALARM, Planner
-from agent.policies.residual import TRIAL_S, Residual, Trial
-from agent.policies.state import State as Planned
-from agent.rates import rates
-from agent.tunable import Reason
-from ingest.knobs import KnobError, Knobs, Limits
-from ingest.stats import Snapshot
+from sluice.agent.costs.rates import rates
+from sluice.agent.policies.learned.advantage import WEIGHTS, WeightsError, load
+from sluice.agent.policies.learned.candidates import KINDS, Candidate, candidates
+from sluice.agent.policies.learned.residual import TRIAL_S, GainTrial, Residual
+from sluice.agent.policies.planner.planner import MEMORY_ALARM, Planner
+from sluice.agent.policies.planner.state import PlannerState as Planned
+from sluice.agent.tunable import Reason
+from sluice.ingest.knobs import KnobError, Knobs, Limits
+from sluice.ingest.stats import Snapshot
 
 _FILLS = 3  # looks at the start: rows are still on their way, and what comes compares with nothing
 PRICE = 0.02  # of all rows: the most that leaving the planner's choice may have cost
 
 
-class Judge(Protocol):
+class GainEstimator(Protocol):
     def mean(self, candidate: Candidate) -> float:
         """Rows more than by the planner's choice that are expected, as a share of what that brings."""
 
@@ -42,14 +43,14 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class AutoState:
     planner: Planned
     left: int = 0
     """Times that the planner's choice was left."""
     cost_rows: float = 0.0
-    trial: Trial | None = None
+    trial: GainTrial | None = None
     """What came of the last time is being measured."""
-    known: Trial | None = None
+    known: GainTrial | None = None
     """That is known, and not told yet."""
     residuals: Mapping[str, Residual] = field(default_factory=dict)
     """By kind of candidate."""
@@ -58,7 +59,7 @@ class State:
 class Auto:
     name = "auto"
 
-    def __init__(self, weights: Path = WEIGHTS, *, judge: Judge | None = None) -> None:
+    def __init__(self, weights: Path = WEIGHTS, *, judge: GainEstimator | None = None) -> None:
         self._planner = Planner()
         self._judge = judge
         if judge is None:
@@ -68,10 +69,10 @@ class Auto:
             except WeightsError as error:
                 print(f"auto is the planner, as its weights cannot be used: {error}", file=sys.stderr)
 
-    def initial(self, limits: Limits, knobs: Knobs) -> State:
-        return State(planner=self._planner.initial(limits, knobs))
+    def initial(self, limits: Limits, knobs: Knobs) -> AutoState:
+        return AutoState(planner=self._planner.initial(limits, knobs))
 
-    def decide(self, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
+    def decide(self, snapshot: Snapshot, state: AutoState) -> tuple[Knobs, AutoState, Reason]:
         state = _measured(state, snapshot)
         if self._judge is None or not _may_leave(snapshot, state):
             knobs, planned, reason = self._planner.decide(snapshot, state.planner)
@@ -80,20 +81,20 @@ class Auto:
             knobs, after, reason = self._weigh(self._judge, snapshot, state)
         return (knobs, *_told(after, reason)) if knobs != state.planner.knobs else (knobs, after, reason)
 
-    def _weigh(self, judge: Judge, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
+    def _weigh(self, judge: GainEstimator, snapshot: Snapshot, state: AutoState) -> tuple[Knobs, AutoState, Reason]:
         found = candidates(self._planner, snapshot, state.planner)
         best, bound = self._choose(found, snapshot, state)
         after = replace(state, planner=best.state)
         if best is found[0]:
             return best.knobs, after, best.reason
-        trial = Trial(kind=best.kind, foretold=judge.mean(best), knobs=(state.planner.knobs, best.knobs),
-                      rows_per_s=_planned(found[0], snapshot, state.planner))
+        trial = GainTrial(kind=best.kind, foretold=judge.mean(best), knobs=(state.planner.knobs, best.knobs),
+                          rows_per_s=_planned(found[0], snapshot, state.planner))
         reason = replace(best.reason, text=f"{best.reason.text}; at least {bound:+.0%} rows expected of it",
                          details={**best.reason.details, "left": best.kind, "bound": bound, "foretold": trial.foretold,
                                   "residual": state.residuals.get(best.kind, Residual()).correction})
         return best.knobs, replace(after, left=state.left + 1, trial=trial), reason
 
-    def _choose(self, found: Sequence[Candidate], snapshot: Snapshot, state: State) -> tuple[Candidate, float]:
+    def _choose(self, found: Sequence[Candidate], snapshot: Snapshot, state: AutoState) -> tuple[Candidate, float]:
         best, highest = found[0], 0.0
         for one in found[1:]:
             bound = self._bound(one, state)
@@ -101,15 +102,15 @@ class Auto:
                 best, highest = one, bound
         return best, highest
 
-    def _bound(self, candidate: Candidate, state: State) -> float:
+    def _bound(self, candidate: Candidate, state: AutoState) -> float:
         assert self._judge is not None
         return self._judge.lower_bound(candidate) + state.residuals.get(candidate.kind, Residual()).correction
 
-    def learned(self, state: State) -> dict[str, Any]:
+    def learned(self, state: AutoState) -> dict[str, Any]:
         return {**self._planner.learned(state.planner),
                 "residuals": {kind: residual.to_dict() for kind, residual in state.residuals.items()}}
 
-    def recall(self, state: State, learned: Mapping[str, Any]) -> State:
+    def recall(self, state: AutoState, learned: Mapping[str, Any]) -> AutoState:
         state = replace(state, planner=self._planner.recall(state.planner, learned))
         try:
             residuals = {kind: Residual(**values).aged() for kind, values in learned.get("residuals", {}).items()
@@ -119,7 +120,7 @@ class Auto:
             return state
         return replace(state, residuals=residuals)
 
-    def explain(self, state: State) -> dict[str, Any]:
+    def explain(self, state: AutoState) -> dict[str, Any]:
         return {**self._planner.explain(state.planner), "left": state.left,
                 "residuals": {kind: {**residual.to_dict(), "correction": residual.correction}
                               for kind, residual in state.residuals.items()}}
@@ -133,7 +134,7 @@ def _within(limits: Limits, knobs: Knobs) -> bool:
     return True
 
 
-def _may_leave(snapshot: Snapshot, state: State) -> bool:
+def _may_leave(snapshot: Snapshot, state: AutoState) -> bool:
     return (state.trial is None and state.planner.tick >= _FILLS and state.cost_rows <= PRICE * snapshot.rows
             and snapshot.memory_used <= MEMORY_ALARM * snapshot.memory_limit)
 
@@ -147,7 +148,7 @@ def _planned(choice: Candidate, snapshot: Snapshot, state: Planned) -> float:
     return max(lately.rows_per_s, hoped or 0.0)
 
 
-def _measured(state: State, snapshot: Snapshot) -> State:
+def _measured(state: AutoState, snapshot: Snapshot) -> AutoState:
     """What leaving the planner's choice has cost since the last look; at the end of its trial, what came is learned."""
     before = state.planner.last
     seen = rates(before, snapshot) if before is not None else None
@@ -166,7 +167,7 @@ def _measured(state: State, snapshot: Snapshot) -> State:
                    residuals={**state.residuals, trial.kind: learned})
 
 
-def _told(state: State, reason: Reason) -> tuple[State, Reason]:
+def _told(state: AutoState, reason: Reason) -> tuple[AutoState, Reason]:
     """With what came of leaving the planner's choice the last time, if that is news."""
     if state.known is None:
         return state, reason

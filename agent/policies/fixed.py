@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.tunable import Reason
-from ingest.knobs import Knobs, Limits
-from ingest.stats import Snapshot
+from sluice.agent.tunable import Reason
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.stats import Snapshot
 
 
 class Fixed:

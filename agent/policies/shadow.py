@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.policies.planner import Planner
-from agent.policies.state import State
-from agent.tunable import Reason
-from ingest.knobs import Knobs, Limits
-from ingest.stats import Snapshot
+from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.policies.planner.state import PlannerState
+from sluice.agent.tunable import Reason
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.stats import Snapshot
 
 
 class Shadow:
@@ -19,10 +19,10 @@ class Shadow:
     def __init__(self) -> None:
         self._planner = Planner()
 
-    def initial(self, limits: Limits, knobs: Knobs) -> State:
+    def initial(self, limits: Limits, knobs: Knobs) -> PlannerState:
         return self._planner.initial(limits, knobs)
 
-    def decide(self, snapshot: Snapshot, state: State) -> tuple[Knobs, State, Reason]:
+    def decide(self, snapshot: Snapshot, state: PlannerState) -> tuple[Knobs, PlannerState, Reason]:
         wanted, after, reason = self._planner.decide(snapshot, state)
         if wanted == state.knobs:
             return wanted, after, reason
@@ -30,5 +30,5 @@ class Shadow:
             text=reason.text, bottleneck=reason.bottleneck, predicted_rows_per_s=reason.predicted_rows_per_s,
             details=reason.details, proposal=wanted)
 
-    def explain(self, state: State) -> dict[str, Any]:
+    def explain(self, state: PlannerState) -> dict[str, Any]:
         return self._planner.explain(state)

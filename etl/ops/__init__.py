@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from etl.ops.bags import Bag, FirstX, Overlap
-from etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError
-from etl.ops.chain import step
-from etl.ops.clock import Hour, ParseTime, Weekday
-from etl.ops.dense import BoxCox, Bucketize, Clip, Fill, Log, Logit, Missing, OneHot
-from etl.ops.encoded import Count, Group, Target
-from etl.ops.learned import FillMean, FillMedian, MinMax, Quantiles, Standardise
-from etl.ops.sparse import Categorify, Cross, Hash, Modulus, Vocabulary
-from etl.ops.texts import Concat, Map, Ngram, Split
-from etl.ops.user import Python
+from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError
+from sluice.etl.ops.chain import step
+from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
+from sluice.etl.ops.lists import Bag, FirstX, Overlap
+from sluice.etl.ops.numeric import BoxCox, Bucketize, Clip, Fill, Log, Logit, Missing, OneHot
+from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
+from sluice.etl.ops.statistics import Count, Group, Target
+from sluice.etl.ops.text import Concat, Map, Ngram, Split
+from sluice.etl.ops.timestamps import Hour, ParseTime, Weekday
+from sluice.etl.ops.user_function import Python
 
 if TYPE_CHECKING:
-    from etl.fields import Field
-    from etl.state import State
+    from sluice.etl.schema import Field
+    from sluice.etl.table.fitted_state import FittedState
 
 OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
     Fill, FillMean, FillMedian, Missing, Clip, Log, BoxCox, Logit, Standardise, MinMax, Bucketize, Quantiles, OneHot,
@@ -39,7 +39,7 @@ def made(described: Mapping[str, Any]) -> Operator:
     return OPERATORS[described["op"]](**given)
 
 
-def online(field: Field, state: State | None) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+def online(field: Field, state: FittedState | None) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
     """What is left to the loader for this column: a pure function of its stored values, a float or an id for each.
 
     `state` is the version's (`FeatureTable.state()`), which operators that learned something need."""

@@ -46,7 +46,8 @@ class Operator(ABC):
     may_be_null: ClassVar[bool] = True
     """Whether it gives nulls, or leaves them, unless another operator fills them."""
     reads: ClassVar[bool] = False
-    """Whether it turns a value that it cannot read into null: each job counts these, see `etl.unread`."""
+    """Whether it turns a value that it cannot read into null: each job counts these, see
+    `sluice.etl.apply.unreadable`."""
     online_too: ClassVar[bool] = False
     """Whether the loader may apply it, instead of Spark: it takes what is stored as a number of fixed size."""
     left_as: ClassVar[str] = "double"

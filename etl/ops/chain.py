@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from etl.ops.bags import flat, relisted
-from etl.ops.base import LISTS, Operator, as_number, as_text
+from sluice.etl.ops.base import LISTS, Operator, as_number, as_text
+from sluice.etl.ops.lists import flat, relisted
 
 ELEMENTS = {plural: single for single, plural in LISTS.items()}
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from agent.allocation import Request, allocate
+from sluice.agent.costs.allocation import StageRequest, allocate
 
 
 def _by_enumeration(requests, enough, memory):
@@ -26,7 +26,7 @@ def test_finds_what_enumeration_finds(seed):
     requests = []
     for i in range(draw.randint(2, 4)):
         cost, fixed, bend = draw.uniform(0.5, 9), draw.uniform(0, 0.4), draw.choice([0, 0, 0.02, 0.1])
-        requests.append(Request(
+        requests.append(StageRequest(
             name=f"s{i}", least=draw.randint(1, 2), most=draw.randint(3, 7), worker_bytes=draw.choice([0, 1, 5]),
             capacity=lambda n, c=cost, f=fixed, b=bend: n / (c * (1 + f * (n - 1) + b * n * (n - 1)))))
     enough = draw.choice([float("inf"), draw.uniform(0.2, 2)])
@@ -39,5 +39,5 @@ def test_finds_what_enumeration_finds(seed):
 
 
 def test_the_least_of_all_where_nothing_fits():
-    requests = [Request(name="a", least=2, most=5, capacity=float, worker_bytes=10)]
+    requests = [StageRequest(name="a", least=2, most=5, capacity=float, worker_bytes=10)]
     assert allocate(requests, memory=5).workers == {"a": 2}

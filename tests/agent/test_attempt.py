@@ -6,20 +6,21 @@ import dataclasses
 
 import pytest
 
-from agent.attempt import Attempt
-from agent.rates import Rates, StageRates
-from ingest.knobs import Knobs
+from sluice.agent.costs.rates import PipelineRates, StageRates
+from sluice.agent.policies.planner.trial_change import TrialChange
+from sluice.ingest.knobs import Knobs
 
 
 def _seen(rate, stall=1.0, read=None):
     stages = {} if read is None else {"read": StageRates(rows_per_s=read, busy=1, cpu=1, starved=0, blocked=0,
                                                          workers=4, queue_bytes=0)}
-    return Rates(seconds=1.0, rows_per_s=rate, stall=stall, demand_rows_per_s=None, cpu=1, cpu_quota=2, memory_used=0,
-                 memory_limit=1, stages=stages)
+    return PipelineRates(seconds=1.0, rows_per_s=rate, stall=stall, demand_rows_per_s=None, cpu=1, cpu_quota=2,
+                         memory_used=0,
+                         memory_limit=1, stages=stages)
 
 
 def _attempt(kind="grow", hoped=2.0, **more):
-    return Attempt(kind=kind, before=Knobs(workers={"read": 1}), rows_per_s=100.0, predicted=100.0 * hoped, **more)
+    return TrialChange(kind=kind, before=Knobs(workers={"read": 1}), rows_per_s=100.0, predicted=100.0 * hoped, **more)
 
 
 @pytest.mark.parametrize(("kind", "rate", "age", "verdict"), [

@@ -9,13 +9,13 @@ import struct
 import numpy as np
 import pytest
 
-from agent.policies import make
-from agent.policies.advantage import FORMAT, MEMBERS, NEVER, SHAPES, Advantage, WeightsError, load
-from agent.policies.auto import PRICE, Auto
-from agent.policies.candidates import KINDS, STAGE_INPUTS, WHOLE_INPUTS, candidates
-from agent.policies.planner import MEMORY_ALARM, Planner
-from agent.scenario_json import shipped
-from agent.trial import run
+from sluice.agent.policies import make
+from sluice.agent.policies.auto import PRICE, Auto
+from sluice.agent.policies.learned.advantage import FORMAT, MEMBERS, NEVER, SHAPES, Advantage, WeightsError, load
+from sluice.agent.policies.learned.candidates import KINDS, STAGE_INPUTS, WHOLE_INPUTS, candidates
+from sluice.agent.policies.planner.planner import MEMORY_ALARM, Planner
+from sluice.agent.simulator.rollout import run
+from sluice.agent.simulator.scenario_json import shipped
 from tests.agent.judges import Judge
 from tests.agent.walk import walk
 
@@ -157,7 +157,7 @@ def test_weights_that_say_never_are_the_planner_without_a_word(tmp_path, capsys)
 def test_the_weights_in_use_can_be_read_and_say_what_made_them(capsys):
     from safetensors import safe_open
 
-    from agent.policies.advantage import WEIGHTS
+    from sluice.agent.policies.learned.advantage import WEIGHTS
 
     make("auto")
     assert capsys.readouterr().err == ""

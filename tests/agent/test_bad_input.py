@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from agent.controller import Controller
-from agent.policies import POLICIES, make
-from agent.testing import FakePipeline, FakeStage
-from ingest.stats import Snapshot
+from sluice.agent.controller import Controller
+from sluice.agent.policies import POLICIES, make
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.ingest.stats import Snapshot
 
 SLOW = {"bayes"}  # a second a decision, and nothing in it that the others lack
 

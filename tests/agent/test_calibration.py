@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from agent.calibration import Calibration, CalibrationError, Sighting
-from agent.mechanisms import Consumer, Machine, Stage, Truth
-from agent.simulator import Simulator
-from ingest.knobs import Knobs, Limits
+from sluice.agent.simulator.calibration import Calibration, CalibrationError, Sighting
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
+from sluice.ingest.knobs import Knobs, Limits
 
 ROWS = 8192
 
 
-def seen(truth: Truth, *settings: str) -> list[Sighting]:
+def seen(truth: TrueCosts, *settings: str) -> list[Sighting]:
     """What a live pipeline of that truth would show."""
     found = []
     for text in settings:
@@ -26,21 +26,21 @@ def seen(truth: Truth, *settings: str) -> list[Sighting]:
     return found
 
 
-def limits(truth: Truth) -> Limits:
+def limits(truth: TrueCosts) -> Limits:
     return Limits(workers={s.name: (1, 64) for s in truth.stages}, backends={s.name: s.backends for s in truth.stages})
 
 
-def alone(truth: Truth) -> Knobs:
+def alone(truth: TrueCosts) -> Knobs:
     return Knobs(workers={s.name: 1 for s in truth.stages})
 
 
-def truth_of(*stages: Stage, machine: Machine | None = None, step_s: float = 0.0) -> Truth:
-    return Truth(machine or Machine(cores=2, timer_noise=0, switch_cost=0), stages,
-                 Consumer(batch_rows=ROWS, step_s=step_s))
+def truth_of(*stages: SimStage, machine: SimMachine | None = None, step_s: float = 0.0) -> TrueCosts:
+    return TrueCosts(machine or SimMachine(cores=2, timer_noise=0, switch_cost=0), stages,
+                     Consumer(batch_rows=ROWS, step_s=step_s))
 
 
-def stage(name: str, cost_s: float, **others: object) -> Stage:
-    return Stage(name=name, cost_s=cost_s, rows_per_item=ROWS, **others)  # type: ignore[arg-type]
+def stage(name: str, cost_s: float, **others: object) -> SimStage:
+    return SimStage(name=name, cost_s=cost_s, rows_per_item=ROWS, **others)  # type: ignore[arg-type]
 
 
 CASES = {
@@ -58,7 +58,7 @@ CASES = {
                                ("python=4", "python=3,python.backend=process")),
     "a trainer": (truth_of(stage("read", 0.03, cpu=0.3), step_s=0.02), ("read=1", "read=4"), ("read=2", "read=3")),
     "second threads of a core": (truth_of(stage("read", 0.01), stage("last", 0.02),
-                                          machine=Machine(cores=2, smt=0.4, timer_noise=0, switch_cost=0)),
+                                          machine=SimMachine(cores=2, smt=0.4, timer_noise=0, switch_cost=0)),
                                  ("read=1", "read=1,last=2", "read=2,last=2"), ("last=4",)),
 }
 
@@ -84,7 +84,7 @@ def held(sighting: Sighting) -> Sighting:
 
 
 def test_readers_that_memory_holds_back_are_not_taken_for_slow_ones():
-    truth = truth_of(stage("read", 0.05, cpu=0.02), machine=Machine(cores=8, timer_noise=0, switch_cost=0))
+    truth = truth_of(stage("read", 0.05, cpu=0.02), machine=SimMachine(cores=8, timer_noise=0, switch_cost=0))
     short = truth_of(stage("read", 0.15, cpu=0.02), machine=truth.machine)  # a third of what they could
     found = Calibration.of([*seen(truth, "read=1", "read=8"), *map(held, seen(short, "read=16"))])
     rates = {n: found.rows_per_s(alone(truth).with_workers(read=n)) for n in (4, 8, 16)}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.claims import Claims, Shared, fair
-from agent.controller import Controller
-from agent.policies import make
-from agent.testing import FakePipeline, FakeStage
+from sluice.agent.controller import Controller
+from sluice.agent.policies import make
+from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable, fair
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,9 +26,9 @@ def test_parts_are_fair(wants, parts):
 
 
 def test_a_job_that_ends_gives_its_part_back(tmp_path):
-    with Claims(tmp_path) as one:
+    with CoreClaims(tmp_path) as one:
         assert one.share(2.0, None) == 2.0
-        with Claims(tmp_path) as other:
+        with CoreClaims(tmp_path) as other:
             assert (one.share(2.0, None), other.share(2.0, None)) == (1.0, 1.0)
             assert (other.share(2.0, 0.5), one.share(2.0, None)) == (0.5, 1.5)
         assert one.share(2.0, None) == 2.0
@@ -37,7 +37,7 @@ def test_a_job_that_ends_gives_its_part_back(tmp_path):
 
 _JOB = """
 import signal, sys
-from agent.claims import Claims
+from sluice.agent.runtime.core_sharing import Claims
 with Claims(sys.argv[1]) as claims:
     print(claims.share(2.0, None), flush=True)
     signal.pause()
@@ -45,7 +45,7 @@ with Claims(sys.argv[1]) as claims:
 
 
 def test_a_killed_job_counts_no_more(tmp_path):
-    with Claims(tmp_path) as here:
+    with CoreClaims(tmp_path) as here:
         job = subprocess.Popen([sys.executable, "-c", _JOB, tmp_path], stdout=subprocess.PIPE, text=True, cwd=ROOT)
         try:
             assert job.stdout.readline() == "1.0\n"
@@ -59,13 +59,13 @@ def test_a_killed_job_counts_no_more(tmp_path):
 
 
 def test_a_damaged_claim_wants_everything_and_a_place_in_the_way_is_one_line(tmp_path):
-    with Claims(tmp_path) as one, Claims(tmp_path) as other:
+    with CoreClaims(tmp_path) as one, CoreClaims(tmp_path) as other:
         other._file.write("damage")
         other._file.flush()
         assert one.share(2.0, None) == 1.0
     said = []
     (tmp_path / "file").write_text("")
-    with Claims(tmp_path / "file", say=said.append) as claims:
+    with CoreClaims(tmp_path / "file", say=said.append) as claims:
         assert claims.share(2.0, None) == 2.0
     assert len(said) == 1
     assert "cores are not shared" in said[0]
@@ -84,14 +84,14 @@ def _tick(jobs):
 
 def _job(claims, step_s=0.0):
     pipeline = _pipeline(step_s)
-    return pipeline, Controller(Shared(pipeline, claims), make("planner"), record=lambda e: None,
+    return pipeline, Controller(CoreSharingTunable(pipeline, claims), make("planner"), record=lambda e: None,
                                 clock=lambda: pipeline.now)
 
 
 def test_two_jobs_plan_for_half_the_cores_each_and_one_left_alone_for_all(tmp_path):
     """Each fake has the whole machine, so that what it uses shows what was planned, not what was left."""
-    with Claims(tmp_path) as first:
-        with Claims(tmp_path) as second:
+    with CoreClaims(tmp_path) as first:
+        with CoreClaims(tmp_path) as second:
             jobs = [_job(first), _job(second)]
             for _ in range(40):
                 _tick(jobs)
@@ -104,7 +104,7 @@ def test_two_jobs_plan_for_half_the_cores_each_and_one_left_alone_for_all(tmp_pa
 
 
 def test_a_job_that_its_trainer_bounds_leaves_the_rest_to_the_others(tmp_path):
-    with Claims(tmp_path) as first, Claims(tmp_path) as second:
+    with CoreClaims(tmp_path) as first, CoreClaims(tmp_path) as second:
         jobs = [_job(first), _job(second, step_s=0.04)]  # one item in 40 ms takes 0.6 cores
         for _ in range(80):
             _tick(jobs)

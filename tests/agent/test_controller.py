@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
-from agent.controller import Controller
-from agent.policies import make
-from agent.testing import FakePipeline, FakeStage
-from agent.tunable import Reason
-from agent.words import line
-from ingest.knobs import KnobError, Knobs
-from ingest.stats import Snapshot, StatsError
+from sluice.agent.controller import Controller
+from sluice.agent.policies import make
+from sluice.agent.report.format import line
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.agent.tunable import Reason
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.stats import Snapshot, StatsError
 
 
 def _pipeline():

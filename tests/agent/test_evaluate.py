@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from agent import evaluate
-from agent.evaluate import Row, Task, missed, summary, table, tasks, work
-from agent.mechanisms import Machine, Stage
-from agent.policies import make
-from agent.scenario import Scenario, ScenarioError
-from agent.scenario_json import shipped
-from agent.trial import Outcome, reference, run
-from etl.program import UsageError
-from ingest import session
-from ingest.knobs import KnobError
-from ingest.setups import Setup
+from sluice.agent.evaluate import simulated
+from sluice.agent.evaluate.simulated import EvaluationTask, Row, missed, summary, table, tasks, work
+from sluice.agent.policies import make
+from sluice.agent.simulator.physics import SimMachine, SimStage
+from sluice.agent.simulator.rollout import Rollout, reference, run
+from sluice.agent.simulator.scenario import Scenario, ScenarioError
+from sluice.agent.simulator.scenario_json import shipped
+from sluice.etl.common.program import UsageError
+from sluice.ingest.knobs import KnobError
+from sluice.ingest.tools import live_bench
+from sluice.ingest.tools.live_bench import Setup
 
 SMALL = {"name": "small", "seconds": 12, "machine": {"cores": 4}, "consumer": {"batch_rows": 1024},
          "stages": [{"name": "read", "cost_s": 0.01}, {"name": "transform", "cost_s": 0.04}],
@@ -72,17 +72,17 @@ def test_two_processes_measure_what_one_measures(small, repo):
 
 @pytest.mark.parametrize("memory_limit", [2**36, 1.2 * 2**30])
 def test_the_run_without_the_governor_is_left_out_only_where_it_would_be_the_same(monkeypatch, memory_limit):
-    parts = tuple(Stage(name=name, cost_s=0.05, item_bytes=64 * 2**20) for name in "ab")
+    parts = tuple(SimStage(name=name, cost_s=0.05, item_bytes=64 * 2**20) for name in "ab")
     scenario = Scenario(name="held", seconds=30, stages=parts, start={"a": 8, "b": 8},
-                        machine=Machine(cores=64, memory_limit=memory_limit))
+                        machine=SimMachine(cores=64, memory_limit=memory_limit))
     ran = []
 
-    def counted(*given: Any, governor: bool = True, **named: Any) -> Outcome:
+    def counted(*given: Any, governor: bool = True, **named: Any) -> Rollout:
         ran.append(governor)
         return run(*given, governor=governor, **named)
 
-    monkeypatch.setattr(evaluate, "run", counted)
-    (found,) = work(Task(scenario, ("fixed",), seed=3, bare=True))
+    monkeypatch.setattr(simulated, "run", counted)
+    (found,) = work(EvaluationTask(scenario, ("fixed",), seed=3, bare=True))
     best = reference(scenario, seed=3)
     bare = run(scenario, make("fixed"), seed=3, governor=False)
     assert found.bare_score == bare.rows / best.rows
@@ -108,7 +108,7 @@ def test_the_program_ends_with_one_line_of_json(small, repo):
 
 
 def test_simulate_tells_each_change(small, capsys):
-    found = evaluate.simulate(["--policy", "cores", "--scenario", str(small)])
+    found = simulated.simulate(["--policy", "cores", "--scenario", str(small)])
     assert found["changes"] == 1
     assert found["knobs"]["workers"] == {"read": 4, "transform": 4}
     assert "one a core" in capsys.readouterr().err
@@ -120,15 +120,16 @@ def test_simulate_tells_each_change(small, capsys):
 ])
 def test_wrong_usage_is_refused(argv, error):
     with pytest.raises(error):
-        evaluate.main(argv)
+        simulated.main(argv)
 
 
 def test_live_set_ups_are_run_and_scored(monkeypatch, capsys):
     small = Setup(name="small", about="a lookup", settings=("light=1", "light=4"), transforms=("light",))
-    monkeypatch.setattr(evaluate, "SETUPS", (small,))
-    monkeypatch.setattr(session, "_WARM_S", 0.0)
-    monkeypatch.setattr(evaluate, "TABLE", {"rows": 65_536, "row_group_rows": 8192, "splits": {"train": 1.0}})
-    found = evaluate.main(["--live-only", "--policy", "fixed", "--rounds", "1", "--settle", "0.1", "--seconds", "0.05"])
+    monkeypatch.setattr(simulated, "SETUPS", (small,))
+    monkeypatch.setattr(live_bench, "_WARM_S", 0.0)
+    monkeypatch.setattr(simulated, "TABLE", {"rows": 65_536, "row_group_rows": 8192, "splits": {"train": 1.0}})
+    found = simulated.main(["--live-only", "--policy", "fixed", "--rounds", "1", "--settle", "0.1", "--seconds",
+                            "0.05"])
     live = found["live"]["small"]
     assert "policies" not in found  # nothing was simulated
     assert live["best"] in small.settings

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from agent.controller import Controller
-from agent.host import HostMember, HostTunable
-from agent.policies import make
-from agent.testing import FakePipeline, FakeStage
-from ingest.knobs import KnobError
+from sluice.agent.controller import Controller
+from sluice.agent.policies import make
+from sluice.agent.runtime.host_ranks import HostMember, HostTunable
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.ingest.knobs import KnobError
 
 
 class MemoryStore:

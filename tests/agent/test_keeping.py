@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import pytest
 
-from agent import keeping, knobs_file
-from agent.keeping import Best, Keeping, Wanted
-from agent.testing import FakePipeline, FakeStage
-from ingest.knobs import KnobError, Knobs
+from sluice.agent.runtime import knob_memory, knobs_file
+from sluice.agent.runtime.knob_memory import Best, KnobMemory, KnobOptions
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.ingest.knobs import KnobError, Knobs
 
 
 class FakeOperators:
@@ -68,7 +68,7 @@ def test_what_was_good_before_the_workload_changed_counts_no_more():
 
 def _ended(tmp_path, **wanted):
     loader, said = _loader(), []
-    kept = Keeping(loader, Wanted(registry=str(tmp_path / "registry"), **wanted), say=said.append)
+    kept = KnobMemory(loader, KnobOptions(registry=str(tmp_path / "registry"), **wanted), say=said.append)
     known = kept.begin()
     loader.advance(5.0)
     events = []
@@ -95,7 +95,7 @@ def test_what_a_policy_knew_of_the_stages_is_there_for_the_next_run_of_the_same_
     def begun(layout="abc"):
         loader = _loader()
         loader.layout = layout
-        kept = Keeping(loader, Wanted(registry=str(tmp_path / "registry")), say=print)
+        kept = KnobMemory(loader, KnobOptions(registry=str(tmp_path / "registry")), say=print)
         kept.begin()
         return kept.learned
 
@@ -116,22 +116,23 @@ def test_a_registry_that_cannot_be_written_is_one_line_and_the_run_goes_on(tmp_p
 
 def test_a_file_for_another_pipeline_names_the_nearest_stage(tmp_path):
     (tmp_path / "k.toml").write_text("[workers]\nonlin = 2\n")
-    kept = Keeping(_loader(), Wanted(knobs=str(tmp_path / "k.toml")), say=print)
+    kept = KnobMemory(_loader(), KnobOptions(knobs=str(tmp_path / "k.toml")), say=print)
     with pytest.raises(KnobError, match="did you mean 'online'"):
         kept.begin()
 
 
 def test_what_was_not_said_is_told_from_what_was():
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
-    keeping.add_options(parser)
+    knob_memory.add_options(parser)
     assert vars(parser.parse_args([])) == {}
-    assert Wanted.of(parser.parse_args([])) == Wanted()
-    assert Wanted.of(parser.parse_args(["--registry", "--knobs", "read=2"])) == Wanted(registry="", knobs="read=2")
+    assert KnobOptions.of(parser.parse_args([])) == KnobOptions()
+    assert KnobOptions.of(parser.parse_args(["--registry", "--knobs", "read=2"])) == KnobOptions(registry="",
+                                                                                                 knobs="read=2")
 
 
 def test_jobs_of_one_registry_share_the_cores_and_others_do_not(tmp_path):
     def kept(registry):
-        return Keeping(_loader(), Wanted(registry=registry), say=print)
+        return KnobMemory(_loader(), KnobOptions(registry=registry), say=print)
 
     one, other, apart = kept(str(tmp_path)), kept(str(tmp_path)), kept(None)
     with one.sharing(_loader()) as first, other.sharing(_loader()) as second, apart.sharing(_loader()) as third:
@@ -139,6 +140,6 @@ def test_jobs_of_one_registry_share_the_cores_and_others_do_not(tmp_path):
 
 
 def test_ranks_that_share_a_machine_have_an_entry_of_their_own():
-    alone, shared = (Keeping(_loader(), Wanted(), say=print, ranks=n).here for n in (1, 2))
+    alone, shared = (KnobMemory(_loader(), KnobOptions(), say=print, ranks=n).here for n in (1, 2))
     assert shared.machine == f"{alone.machine}, shared by 2 ranks"
     assert alone.operators == {"log": 2, "clip+log": 1}

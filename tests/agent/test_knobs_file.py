@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent import knobs_file
-from ingest.knobs import KnobError, Knobs, Limits
+from sluice.agent.runtime import knobs_file
+from sluice.ingest.knobs import KnobError, Knobs, Limits
 
 LIMITS = Limits(workers={"read": (1, 64), "my stage": (1, 4), "next": (1, 4)},
                 backends={"my stage": ("thread", "process")}, fusable={"next": "my stage"})

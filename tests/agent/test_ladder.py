@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from agent import ladder, report
-from agent.runs import Run, RunFolder
+from sluice.agent.report import ladder, page
+from sluice.agent.report.run_folder import Run, RunFolder
 
 STEPS = [{"lever": "the plainest", "step": "512 rows", "samples_per_s": 1000.0, "auc": 0.7512, "table_bytes": 2**20,
           "state_bytes": 4096, "bytes_per_step": 0, "verdict": "kept"},
@@ -18,7 +18,7 @@ def test_every_step_is_shown_with_what_is_known_of_it(tmp_path):
     with RunFolder.create(tmp_path / "run", {}) as folder:
         folder.event({"kind": "start"})
         folder.event({"kind": "ladder", "steps": STEPS})
-    text = report.write(tmp_path / "run").read_text()
+    text = page.write(tmp_path / "run").read_text()
     assert "<h2>Ladder</h2>" in text
     rows = re.findall(r"<tr><td>(?:the plainest|batch size|overlap)</td>.*?</tr>", text)
     assert len(rows) == 3

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from agent import learning, train
-from agent.environment import STAGES, Tuning
-from agent.learning import HORIZON, Samples, chosen_gains, collect, fit, predict
-from agent.policies.advantage import NEVER, SHAPES, load
-from agent.policies.candidates import KINDS, STAGE_INPUTS, WHOLE_INPUTS, Candidate
-from agent.policies.residual import TRIAL_S, Residual
-from etl.program import UsageError
+from sluice.agent.learn import advantage_training, train
+from sluice.agent.learn.advantage_training import HORIZON, Samples, chosen_gains, collect, fit, predict
+from sluice.agent.learn.gym_env import STAGES, Tuning
+from sluice.agent.policies.learned.advantage import NEVER, SHAPES, load
+from sluice.agent.policies.learned.candidates import KINDS, STAGE_INPUTS, WHOLE_INPUTS, Candidate
+from sluice.agent.policies.learned.residual import TRIAL_S, Residual
+from sluice.etl.common.program import UsageError
 
 
 def test_the_environment_keeps_the_rules():
@@ -72,7 +72,7 @@ def quick():
     """Fewer steps of training on less at a time: a toy needs no more."""
     patch = pytest.MonkeyPatch()
     for name, value in (("_STEPS", 500), ("_BATCH", 64), ("_FOLDS", 2)):
-        patch.setattr(learning, name, value)
+        patch.setattr(advantage_training, name, value)
     yield
     patch.undo()
 
@@ -93,15 +93,15 @@ def test_a_toy_with_a_known_optimum_is_solved(quick):
 
 
 def test_where_nothing_can_be_known_nothing_is_left(quick, monkeypatch):
-    monkeypatch.setattr(learning, "_STEPS", 100)
+    monkeypatch.setattr(advantage_training, "_STEPS", 100)
     samples = _toy(0.0, seed=2, count=300)
     chance = np.random.default_rng(3).normal(-0.05, 0.2, len(samples.gain)).astype(np.float32)
     assert fit(dataclasses.replace(samples, gain=chance), seed=0).weights["caution"][1] >= 0.02
 
 
 def test_collecting_has_a_gain_for_each_candidate_beside_the_first(monkeypatch):
-    monkeypatch.setattr(learning, "_OFTEN", 0.2)
-    monkeypatch.setattr(learning, "HORIZON", 5)
+    monkeypatch.setattr(advantage_training, "_OFTEN", 0.2)
+    monkeypatch.setattr(advantage_training, "HORIZON", 5)
     samples = collect([4], None, seed=0)
     assert len(samples.gain) == len(samples.moment) == len(samples.whole) > 0
     assert set(samples.pipeline) == {4}
@@ -113,7 +113,7 @@ def test_collecting_has_a_gain_for_each_candidate_beside_the_first(monkeypatch):
 def test_collecting_leaves_the_planner_as_auto_does(monkeypatch):
     """Otherwise the next round would learn of moments that `auto` never gets into."""
     for chance in ("_OFTEN", "_SELDOM"):
-        monkeypatch.setattr(learning, chance, 0.0)
+        monkeypatch.setattr(advantage_training, chance, 0.0)
     taken, step = [], Tuning.step
     monkeypatch.setattr(Tuning, "step", lambda self, action: taken.append((self.simulator.now, KINDS[action])) or step(
         self, action))
@@ -139,9 +139,9 @@ def test_training_goes_on_where_it_was_broken_off_and_one_seed_is_one_result(tmp
         collected.append(list(pipelines))
         return _toy(0.05, seed=pipelines[0], count=60)
 
-    monkeypatch.setattr(learning, "collect", few)
-    monkeypatch.setattr(learning, "_STEPS", 20)
-    monkeypatch.setattr(learning, "_PROOF", 1)
+    monkeypatch.setattr(advantage_training, "collect", few)
+    monkeypatch.setattr(advantage_training, "_STEPS", 20)
+    monkeypatch.setattr(advantage_training, "_PROOF", 1)
     told = train.main(argv)
     assert collected == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert json.loads(json.dumps(told))["tries"] == 540
@@ -159,22 +159,23 @@ def test_wrong_usage_is_refused(tmp_path):
 
 
 def test_never_is_never():
-    assert NEVER > 100 * learning._CLIP
+    assert NEVER > 100 * advantage_training._CLIP
 
 
 def test_what_does_harm_in_whole_pipelines_is_not_used(tmp_path, monkeypatch):
     """However well it does at single moments."""
-    keen = learning.Advantage({"caution": np.array([0.0, 0.0])})
-    monkeypatch.setattr(learning, "collect", lambda pipelines, judge, seed: _toy(0.0, seed=pipelines[0], count=4))
-    monkeypatch.setattr(learning, "fit", lambda samples, seed: keen)
+    keen = advantage_training.Advantage({"caution": np.array([0.0, 0.0])})
+    monkeypatch.setattr(advantage_training, "collect", lambda pipelines, judge,
+                        seed: _toy(0.0, seed=pipelines[0], count=4))
+    monkeypatch.setattr(advantage_training, "fit", lambda samples, seed: keen)
     told = []
     for gain, never in ((-0.01, True), (0.01, False)):
-        monkeypatch.setattr(learning, "proven", lambda judge, pipelines, gain=gain: gain)
-        judge, _ = learning.teach(10, 1, 0, tmp_path, processes=1, tell=told.append)
+        monkeypatch.setattr(advantage_training, "proven", lambda judge, pipelines, gain=gain: gain)
+        judge, _ = advantage_training.teach(10, 1, 0, tmp_path, processes=1, tell=told.append)
         assert judge.never == never
     assert "whole pipelines" in told[1]
 
 
 def test_a_judge_that_never_leaves_proves_nothing():
-    shy = learning.Advantage({n: np.zeros(s) for n, s in SHAPES.items()})
-    assert learning.proven(shy, [2]) == 0
+    shy = advantage_training.Advantage({n: np.zeros(s) for n, s in SHAPES.items()})
+    assert advantage_training.proven(shy, [2]) == 0

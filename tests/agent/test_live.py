@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from agent.live import Contest, LiveError, Settled, Turn, contest, score, settle, table
-from agent.mechanisms import Consumer, Machine, Stage, Truth
-from agent.simulator import Simulator
-from agent.tunable import Reason
-from ingest.knobs import Knobs, Limits
+from sluice.agent.evaluate.live import Contest, LiveError, Settled, Turn, contest, score, settle, table
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
+from sluice.agent.tunable import Reason
+from sluice.ingest.knobs import Knobs, Limits
 
-STORE = Truth(Machine(cores=2, timer_noise=0), (Stage(name="read", cost_s=0.05, cpu=0.02),), Consumer(batch_rows=1024))
-TRAINER = Truth(STORE.machine, STORE.stages, Consumer(batch_rows=1024, step_s=0.03))
-FAIL = Truth(STORE.machine, (Stage(name="read", cost_s=1e6),), STORE.consumer)
+STORE = TrueCosts(SimMachine(cores=2, timer_noise=0), (SimStage(name="read", cost_s=0.05, cpu=0.02),),
+                  Consumer(batch_rows=1024))
+TRAINER = TrueCosts(STORE.machine, STORE.stages, Consumer(batch_rows=1024, step_s=0.03))
+FAIL = TrueCosts(STORE.machine, (SimStage(name="read", cost_s=1e6),), STORE.consumer)
 LIMITS = Limits(workers={"read": (1, 64)})
 
 
 class Bench:
-    def __init__(self, truth: Truth = STORE, decided: threading.Event | None = None) -> None:
+    def __init__(self, truth: TrueCosts = STORE, decided: threading.Event | None = None) -> None:
         self.tunable = Simulator(lambda _: truth, LIMITS, Knobs(workers={"read": 1}))
         self.decided = decided
 

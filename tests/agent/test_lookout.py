@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from agent.controller import Controller
-from agent.lookout import Lookout
-from agent.policies import make
-from agent.rates import rates
-from agent.testing import FakePipeline, FakeStage
+from sluice.agent.controller import Controller
+from sluice.agent.costs.rates import rates
+from sluice.agent.policies import make
+from sluice.agent.runtime.change_detector import ChangeDetector
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
 
 
 def _pipeline(workers=None):
@@ -48,7 +48,7 @@ def test_other_cores_are_noticed_at_the_next_look(policy):
     _run(_pipeline(), 30, events, policy, [(12, cores(1.0)), (20, cores(4.0))])
     assert _occasions(events)[:2] == [("cores", "the cores at hand went from 4 to 1"),
                                       ("cores", "the cores at hand went from 1 to 4")]
-    pipeline, lookout = _pipeline(), Lookout()
+    pipeline, lookout = _pipeline(), ChangeDetector()
     before = pipeline.snapshot()
     lookout.look(before, None)
     pipeline.advance(1.0)

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from agent import report, story
-from agent.occasions import occasions
-from agent.runs import Run
 from benchmarks.occasions import After
+from sluice.agent.report import narrative, page
+from sluice.agent.report.incidents import occasions
+from sluice.agent.report.run_folder import Run
 
 KNOBS = [{"workers": {"udf": n}} for n in (1, 3)]
 
@@ -38,8 +38,8 @@ def test_a_fault_and_its_notice_are_one_with_what_was_done_and_the_way_back(tmp_
     assert (one.before, one.after, one.recovered_s) == (100.0, 90.0, 6.0)  # the mean of 16 s and the next is there
     assert one.sentence == ("At 10 s slow-transform=4@10s: transforms do their work 4 times, detected in 3 s; "
                             "then udf 1 → 3; 100 → 90 rows/s, settled after 6 s.")
-    assert one.sentence in story.tell(run)
-    assert not story.outcome(run).faults, "a fault on purpose is no fault of the tuning"
+    assert one.sentence in narrative.tell(run)
+    assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
 
 
 def test_a_buffer_that_hides_the_dip_for_a_moment_is_no_recovery(tmp_path):
@@ -65,7 +65,7 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
     first, second = occasions(run)
     assert (first.did, second.did) == (("udf 1 → 3",), ())
     assert second.text == "version 1 of the table was taken up (new C17; without C9)"
-    text = report.write(tmp_path).read_text()
+    text = page.write(tmp_path).read_text()
     assert text.count('<g class="mark occasion">') == 2 * text.count("<figure>")
     assert "What happened" in text
     assert "headroom" in text
@@ -82,7 +82,7 @@ def test_what_comes_at_once_shares_what_came_of_it(tmp_path):
 
 def test_what_the_trainer_would_take_is_left_out_where_it_is_far_away(tmp_path):
     _run(tmp_path, [], [10.0] * 9)
-    assert "headroom" not in report.write(tmp_path).read_text()
+    assert "headroom" not in page.write(tmp_path).read_text()
 
 
 def test_the_live_benchmark_counts_rows_by_time():

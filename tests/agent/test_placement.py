@@ -7,10 +7,10 @@ from collections import deque
 
 import pytest
 
-from agent import story
-from agent.placement import moves, placement
-from agent.runs import Run
-from ingest.loader import Loader
+from sluice.agent.report import narrative
+from sluice.agent.report.operator_placement import moves, placement
+from sluice.agent.report.run_folder import Run
+from sluice.ingest.loader import Loader
 from tests.dlrm import clicks_table
 
 
@@ -40,7 +40,7 @@ def test_moving_operators_into_the_etl_is_worth_what_they_cost(tmp_path):
     assert second.gain == pytest.approx(2 / 1.5 - 1)
     assert both.gain == pytest.approx(1.0)  # reading bounds it then, at 1 M
     assert [m.more_bytes for m in (both, first, second)] == pytest.approx([0.02, -0.02, 0.04])
-    assert "Moving `clip+log I1` into the ETL: +33 % rows/s, +4.0 % bytes." in story.tell(_run(tmp_path))
+    assert "Moving `clip+log I1` into the ETL: +33 % rows/s, +4.0 % bytes." in narrative.tell(_run(tmp_path))
 
 
 def test_with_the_last_operator_its_stage_goes_too(tmp_path):

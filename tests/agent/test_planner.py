@@ -10,17 +10,17 @@ import random
 
 import pytest
 
-from agent.controller import Controller
-from agent.mechanisms import Stage
-from agent.outlook import Outlook
-from agent.policies import make
-from agent.rates import Rates, StageRates
-from agent.scenario import Scenario
-from agent.scenario_json import shipped
-from agent.service import Point, Service
-from agent.testing import FakePipeline, FakeStage
-from agent.trial import frozen_rows, metric, reference, run
-from ingest.knobs import KnobError, Knobs, Limits
+from sluice.agent.controller import Controller
+from sluice.agent.costs.forecast import Forecast
+from sluice.agent.costs.rates import PipelineRates, StageRates
+from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.policies import make
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.agent.simulator.physics import SimStage
+from sluice.agent.simulator.rollout import frozen_rows, metric, reference, run
+from sluice.agent.simulator.scenario import Scenario
+from sluice.agent.simulator.scenario_json import shipped
+from sluice.ingest.knobs import KnobError, Knobs, Limits
 
 MIB = 2**20
 
@@ -263,7 +263,7 @@ def test_workers_that_wait_for_a_lock_move_to_processes_and_say_why():
 
 def test_a_switch_that_brings_nothing_is_undone_and_not_tried_again():
     """The lock is the store's, so processes wait as long."""
-    stage = Stage(name="udf", cost_s=0.02, cpu=0.2, sigma=1.0, backends=("thread", "process"), process_start_s=0.5)
+    stage = SimStage(name="udf", cost_s=0.02, cpu=0.2, sigma=1.0, backends=("thread", "process"), process_start_s=0.5)
     scenario = Scenario(name="no lock", seconds=120, stages=(stage,))
     backends = []
     run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: backends.append(knobs.backend["udf"]))
@@ -320,22 +320,23 @@ def test_the_fake_rejects_knobs_out_of_range():
 
 def test_processes_that_idle_hold_their_memory_once():
     idle = StageRates(rows_per_s=1, busy=0, cpu=0, starved=4, blocked=0, workers=4, queue_bytes=0)
-    seen = Rates(seconds=1, rows_per_s=1, stall=0, demand_rows_per_s=None, cpu=0, cpu_quota=8, memory_used=1024 * MIB,
-                 memory_limit=4096 * MIB, stages={"t": idle})
+    seen = PipelineRates(seconds=1, rows_per_s=1, stall=0, demand_rows_per_s=None, cpu=0, cpu_quota=8,
+                         memory_used=1024 * MIB,
+                         memory_limit=4096 * MIB, stages={"t": idle})
     knobs = Knobs(workers={"t": 4}, backend={"t": "process"}, read_ahead_bytes=MIB, prefetch_bytes=MIB)
     limits = Limits(workers={"t": (1, 8)}, backends={"t": ("thread", "process")})
-    known = Service(name="t", points={4: Point(busy_s=1e-6, cpu_s=1e-6)})
-    look = Outlook.of(seen, knobs, limits, {"t": known}, other_cpu_s=0, demand=math.inf)
+    known = StageCost(name="t", points={4: Point(busy_s=1e-6, cpu_s=1e-6)})
+    look = Forecast.of(seen, knobs, limits, {"t": known}, other_cpu_s=0, demand=math.inf)
     assert look.memory(knobs) == 1026 * MIB
 
 
 def test_who_leaves_a_lock_relieves_those_who_held_it_too():
     bent = {1: Point(busy_s=1e-6, cpu_s=1e-6), 4: Point(busy_s=3e-6, cpu_s=1e-6), 2: Point(busy_s=1.1e-6, cpu_s=1e-6)}
-    assert set(Service(name="t", points=bent).relieved().points) == {1, 2}
+    assert set(StageCost(name="t", points=bent).relieved().points) == {1, 2}
 
 
 def test_what_is_stale_gives_way_to_the_next_that_is_seen():
-    known = Service(name="t", points={2: Point(busy_s=3e-6, cpu_s=1e-6, seen=9)})
+    known = StageCost(name="t", points={2: Point(busy_s=3e-6, cpu_s=1e-6, seen=9)})
     assert known.stale().busy_s(2) == known.busy_s(2)
     assert known.stale().points[2].towards(1e-6, 1e-6).busy_s == pytest.approx(1e-6)
     assert known.points[2].towards(1e-6, 1e-6).busy_s == pytest.approx(2.5e-6)

@@ -5,12 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.generator import training
-from agent.policies.intune import HIDDEN, INPUTS, STAGES, STEPS, InTune, WeightsError, load, move, observe, reward
-from agent.rates import rates
-from agent.simulator import Simulator
-from agent.train import learn, save
-from ingest.knobs import Knobs, Limits
+from sluice.agent.costs.rates import rates
+from sluice.agent.learn.train import learn, save
+from sluice.agent.policies.published.intune import (
+    HIDDEN,
+    INPUTS,
+    STAGES,
+    STEPS,
+    InTune,
+    IntuneWeightsError,
+    load,
+    move,
+    observe,
+    reward,
+)
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.random_pipelines import training
+from sluice.ingest.knobs import Knobs, Limits
 
 
 @pytest.mark.parametrize(("used", "expected"), [(0, 100.0), (25, 75.0), (100, 0.0), (150, 0.0)])
@@ -67,7 +78,7 @@ def test_three_layers_of_relu_and_one_seed_one_network(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 10])
 def test_weights_that_are_none_are_refused(tmp_path, content):
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(WeightsError, match=r"x\.safetensors"):
+    with pytest.raises(IntuneWeightsError, match=r"x\.safetensors"):
         InTune(tmp_path / "x.safetensors")
-    with pytest.raises(WeightsError, match="absent"):
+    with pytest.raises(IntuneWeightsError, match="absent"):
         InTune(tmp_path / "absent")

@@ -9,31 +9,31 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.controller import Controller
-from agent.mechanisms import Consumer, Machine, Stage
-from agent.policies import POLICIES, make
-from agent.policies.autotune import climb, empty_chance, latency
-from agent.policies.bayes import propose
-from agent.policies.ds2 import DS2, parallelism
-from agent.policies.grid import grid
-from agent.policies.hill import Hill
-from agent.policies.plumber import Plumber, solve
-from agent.policies.stopwatch import Stopwatch
-from agent.policies.trident import allocate, ladder, process
-from agent.scenario import Change, Scenario
-from agent.simulator import Simulator
-from agent.testing import FakePipeline, FakeStage
-from agent.trial import run
-from ingest.knobs import KnobError, Knobs, Limits
+from sluice.agent.controller import Controller
+from sluice.agent.policies import POLICIES, make
+from sluice.agent.policies.published.autotune import climb, empty_chance, latency
+from sluice.agent.policies.published.bayes import propose
+from sluice.agent.policies.published.ds2 import DS2, parallelism
+from sluice.agent.policies.published.grid import grid
+from sluice.agent.policies.published.hill import Hill
+from sluice.agent.policies.published.plumber import Plumber, solve
+from sluice.agent.policies.published.stopwatch import Stopwatch
+from sluice.agent.policies.published.trident import allocate, ladder, process
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.simulator.rollout import run
+from sluice.agent.simulator.scenario import Scenario, ScheduledChange
+from sluice.ingest.knobs import KnobError, Knobs, Limits
 
 ROWS = 1024
 
 
 def scenario(*costs: float, cores: float = 16, seconds: float = 60, consumer: Consumer | None = None,
-             changes: tuple[Change, ...] = (), **stage: object) -> Scenario:
-    return Scenario(name="test", seconds=seconds, machine=Machine(cores=cores, switch_cost=0, timer_noise=0.001),
+             changes: tuple[ScheduledChange, ...] = (), **stage: object) -> Scenario:
+    return Scenario(name="test", seconds=seconds, machine=SimMachine(cores=cores, switch_cost=0, timer_noise=0.001),
                     consumer=consumer or Consumer(batch_rows=ROWS), changes=changes,
-                    stages=tuple(Stage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **stage)  # type: ignore[arg-type]
+                    stages=tuple(SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **stage)  # type: ignore[arg-type]
                                  for i, c in enumerate(costs)))
 
 
@@ -68,7 +68,7 @@ def test_the_climb_gives_the_dear_stage_the_workers_and_stops_at_its_budgets():
 
 
 def test_autotune_keeps_the_cores_it_saw_and_the_adaptive_one_does_not():
-    grown = scenario(0.02, 0.08, cores=4, seconds=120, changes=(Change(at=30, key="machine.cores", value=16),))
+    grown = scenario(0.02, 0.08, cores=4, seconds=120, changes=(ScheduledChange(at=30, key="machine.cores", value=16),))
     assert max(workers_of("autotune", grown)) <= 4
     assert max(workers_of("autotune-adaptive", grown)) > 6
 
@@ -89,7 +89,7 @@ def test_the_linear_programme_is_that_of_an_enumeration():
 
 def test_plumber_shares_cores_by_cost_and_rests_unless_adaptive():
     assert workers_of("plumber", scenario(0.01, 0.03)) == [4, 12]
-    shrunk = scenario(0.01, 0.03, seconds=90, changes=(Change(at=40, key="machine.cores", value=4),))
+    shrunk = scenario(0.01, 0.03, seconds=90, changes=(ScheduledChange(at=40, key="machine.cores", value=4),))
     assert workers_of("plumber", shrunk) == [4, 12]
     assert workers_of("plumber-adaptive", shrunk) == [1, 3]
     assert Plumber.name != POLICIES["plumber-adaptive"]().name

@@ -6,67 +6,67 @@ import dataclasses
 
 import pytest
 
-from agent.mechanisms import Machine, Stage
-from agent.outlook import Outlook
-from agent.policies import make
-from agent.pressure import CONTENDED, Pressure
-from agent.rates import Rates, StageRates, rates
-from agent.scenario import Change, Scenario
-from agent.simulator import Simulator
-from agent.telling import why
-from agent.trial import run
-from ingest.knobs import Knobs, Limits
+from sluice.agent.costs.contention import CONTENDED, Contention
+from sluice.agent.costs.forecast import Forecast
+from sluice.agent.costs.rates import PipelineRates, StageRates, rates
+from sluice.agent.policies import make
+from sluice.agent.policies.planner.explain import why
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import SimMachine, SimStage
+from sluice.agent.simulator.rollout import run
+from sluice.agent.simulator.scenario import Scenario, ScheduledChange
+from sluice.ingest.knobs import Knobs, Limits
 
 
 def _seen(cpu, core_wait, quota=4.0, idle=None):
     stage = StageRates(rows_per_s=1.0, busy=cpu + core_wait, cpu=cpu, starved=0.0, blocked=0.0, workers=8,
                        queue_bytes=0, core_wait=core_wait)
-    return Rates(seconds=1.0, rows_per_s=1.0, stall=1.0, demand_rows_per_s=None, cpu=cpu, cpu_quota=quota,
-                 memory_used=0, memory_limit=1, stages={"work": stage}, idle=idle)
+    return PipelineRates(seconds=1.0, rows_per_s=1.0, stall=1.0, demand_rows_per_s=None, cpu=cpu, cpu_quota=quota,
+                         memory_used=0, memory_limit=1, stages={"work": stage}, idle=idle)
 
 
 def test_free_cores_and_our_own_crowd_are_no_pressure():
-    assert Pressure.of(_seen(2.0, 0.0)) == Pressure(cores=4.0)
-    crowd = Pressure.of(_seen(4.0, 4.0))  # eight of ours on four cores, nobody else
+    assert Contention.of(_seen(2.0, 0.0)) == Contention(cores=4.0)
+    crowd = Contention.of(_seen(4.0, 4.0))  # eight of ours on four cores, nobody else
     assert (crowd.others, crowd.slow, crowd.cores) == (0.0, 1.0, 4.0)
 
 
 def test_fair_shares_tell_how_many_others_there_are():
     """Four of ours and four others on four cores: each runs half of the time."""
-    found = Pressure.of(_seen(2.0, 2.0))
+    found = Contention.of(_seen(2.0, 2.0))
     assert found.others == pytest.approx(4.0)
     assert found.slow == pytest.approx(2.0)
     assert found.cores == pytest.approx(4 * 8 / 12)  # eight of ours beside the four
 
 
 def test_who_waits_while_cores_are_idle_waits_for_no_other_program():
-    assert Pressure.of(_seen(1.0, 1.0)).slow > CONTENDED
-    found = Pressure.of(_seen(1.0, 1.0, idle=3.0))
+    assert Contention.of(_seen(1.0, 1.0)).slow > CONTENDED
+    found = Contention.of(_seen(1.0, 1.0, idle=3.0))
     assert (found.others, found.slow, found.cores) == (0.0, 1.0, 4.0)
-    assert Pressure.of(_seen(2.0, 2.0, idle=0.0)) == Pressure.of(_seen(2.0, 2.0))
+    assert Contention.of(_seen(2.0, 2.0, idle=0.0)) == Contention.of(_seen(2.0, 2.0))
 
 
 def test_what_our_own_trainer_takes_is_no_other_programs():
     seen = _seen(2.0, 2.0, idle=0.0)
-    assert Pressure.of(dataclasses.replace(seen, cpu=4.0)).others == 0
-    assert Pressure.of(dataclasses.replace(seen, cpu=3.0)).others == pytest.approx(2.0)  # one runs, another waits
+    assert Contention.of(dataclasses.replace(seen, cpu=4.0)).others == 0
+    assert Contention.of(dataclasses.replace(seen, cpu=3.0)).others == pytest.approx(2.0)  # one runs, another waits
 
 
 def test_a_person_is_told_how_many_cores_others_would_use():
     limits, knobs = Limits(workers={"work": (1, 8)}), Knobs(workers={"work": 8})
     seen = _seen(2.0, 2.0)
-    look = Outlook.of(seen, knobs, limits, {}, other_cpu_s=0.0, demand=1.0)
+    look = Forecast.of(seen, knobs, limits, {}, other_cpu_s=0.0, demand=1.0)
     assert why("cores", look, seen) == \
         "the cores are the bottleneck (2 of 4 in use, and other programs would use 4)"
 
 
 def test_a_little_work_says_nothing():
-    assert Pressure.of(_seen(0.01, 1.0)) == Pressure(cores=4.0)
+    assert Contention.of(_seen(0.01, 1.0)) == Contention(cores=4.0)
 
 
 def _scenario(**machine):
-    return Scenario(name="pressed", seconds=30, machine=Machine(cores=4, timer_noise=0, **machine),
-                    stages=(Stage(name="read", cost_s=0.02, cpu=0.5), Stage(name="work", cost_s=0.04)),
+    return Scenario(name="pressed", seconds=30, machine=SimMachine(cores=4, timer_noise=0, **machine),
+                    stages=(SimStage(name="read", cost_s=0.02, cpu=0.5), SimStage(name="work", cost_s=0.04)),
                     start={"read": 2, "work": 4})
 
 
@@ -82,12 +82,13 @@ def test_the_simulator_counts_waits_for_a_core(neighbour):
         then = before.stage(stage.name)
         spent = stage.busy_s - then.busy_s
         assert stage.core_wait_s - then.core_wait_s + stage.cpu_s - then.cpu_s <= spent * 1.001
-    slow = Pressure.of(rates(before, after)).slow
+    slow = Contention.of(rates(before, after)).slow
     assert slow > 1.5 if neighbour else slow < 1.2
 
 
 def test_rows_that_grow_are_counted_with_the_size_they_had():
-    scenario = dataclasses.replace(_scenario(), changes=(Change(at=10, key="stages.work.bytes_per_row", value=1600.0),))
+    scenario = dataclasses.replace(_scenario(),
+                                   changes=(ScheduledChange(at=10, key="stages.work.bytes_per_row", value=1600.0),))
     simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
     simulator.advance(10.0)
     before = simulator.snapshot().stage("work")
@@ -98,8 +99,8 @@ def test_rows_that_grow_are_counted_with_the_size_they_had():
 
 def test_the_planner_does_not_grow_where_others_use_the_cores():
     def sizes(neighbour):
-        scenario = Scenario(name="pressed", seconds=30, stages=(Stage(name="work", cost_s=0.04, cpu=0.5),),
-                            machine=Machine(cores=8, neighbour_cores=neighbour, timer_noise=0), start={"work": 2})
+        scenario = Scenario(name="pressed", seconds=30, stages=(SimStage(name="work", cost_s=0.04, cpu=0.5),),
+                            machine=SimMachine(cores=8, neighbour_cores=neighbour, timer_noise=0), start={"work": 2})
         seen = []
         run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: seen.append(knobs.workers["work"]))
         return seen

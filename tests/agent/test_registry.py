@@ -11,12 +11,12 @@ import threading
 
 import pytest
 
-from agent.controller import Controller
-from agent.policies import make
-from agent.registry import Entry, Here, Registry, machine_fingerprint
-from agent.testing import FakePipeline, FakeStage
-from ingest.knobs import Knobs, Limits
-from ingest.machine import Machine
+from sluice.agent.controller import Controller
+from sluice.agent.policies import make
+from sluice.agent.runtime.registry import Here, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.machine import Machine
 
 MIB = 2**20
 LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(MIB, 2**40))
@@ -24,9 +24,9 @@ LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(
 
 def _entry(schema="clicks", row_bytes=160.0, machine="here", read=8):
     knobs = Knobs(workers={"read": read, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB)
-    return Entry(here=_here(schema, row_bytes, machine), knobs=knobs, rows_per_s=1e6,
-                 stages={"read": 1e-6, "collate": 1e-7}, operators={"log": 1e-8},
-                 learned={"services": {"read": {"points": []}}})
+    return RegistryEntry(here=_here(schema, row_bytes, machine), knobs=knobs, rows_per_s=1e6,
+                         stages={"read": 1e-6, "collate": 1e-7}, operators={"log": 1e-8},
+                         learned={"services": {"read": {"points": []}}})
 
 
 def _here(schema="clicks", row_bytes=160.0, machine="here"):
@@ -68,8 +68,8 @@ def test_a_changed_schema_is_scaled_by_what_its_operators_cost(registry):
     """Three times the work in one of two stages that cost the same: twice the cost in all, half of the rate."""
     knobs = Knobs(workers={"read": 4, "online": 4}, read_ahead_bytes=8 * MIB)
     here = Here(machine="here", schema="old", row_bytes=100, operators={"log": 2, "clip+log": 1})
-    registry.remember(Entry(here=here, knobs=knobs, rows_per_s=1e6, stages={"read": 1e-6, "online": 1e-6},
-                            operators={"log": 1e-8, "clip+log": 2e-8}))
+    registry.remember(RegistryEntry(here=here, knobs=knobs, rows_per_s=1e6, stages={"read": 1e-6, "online": 1e-6},
+                                    operators={"log": 1e-8, "clip+log": 2e-8}))
     limits = Limits(workers={"read": (1, 64), "online": (1, 64)})
     now = dataclasses.replace(here, schema="new", operators={"log": 10, "clip+log": 1})
     found = registry.recall(now, limits)
@@ -84,8 +84,9 @@ def test_a_changed_schema_is_scaled_by_what_its_operators_cost(registry):
 def test_the_nearest_schema_is_near_in_operators_too(registry):
     for schema, columns, read in (("few", 2, 3), ("many", 20, 9)):
         knobs = Knobs(workers={"read": read, "collate": 1})
-        registry.remember(Entry(here=Here(machine="here", schema=schema, row_bytes=100, operators={"log": columns}),
-                                knobs=knobs, rows_per_s=1.0, operators={"log": 1e-8}))
+        registry.remember(RegistryEntry(here=Here(machine="here", schema=schema, row_bytes=100,
+                                                  operators={"log": columns}),
+                                        knobs=knobs, rows_per_s=1.0, operators={"log": 1e-8}))
     found = registry.recall(Here(machine="here", schema="new", row_bytes=100, operators={"log": 16}), LIMITS)
     assert found.knobs.workers["read"] == 9
 
@@ -197,8 +198,9 @@ def test_the_next_run_is_settled_within_three_decisions(tmp_path, schema, column
     first, _ = _run(None, 0.004)
     last = first.snapshot()
     here = dataclasses.replace(_here(), operators={"log": 4})
-    registry.remember(Entry(here=here, knobs=first.knobs, rows_per_s=last.rows / last.at, operators={"log": 1e-6},
-                            stages={s.name: s.busy_s / s.rows for s in last.stages}))
+    registry.remember(RegistryEntry(here=here, knobs=first.knobs, rows_per_s=last.rows / last.at,
+                                    operators={"log": 1e-6},
+                                    stages={s.name: s.busy_s / s.rows for s in last.stages}))
     anew, _ = _run(None, 0.004 * dearer)
     known = registry.recall(dataclasses.replace(here, schema=schema, operators={"log": columns}), first.limits)
     second, decisions = _run(known.knobs, 0.004 * dearer)
@@ -222,5 +224,6 @@ def test_machines_of_one_kind_have_one_name(tmp_path):
 
 
 def test_pyarrow_comes_only_when_it_is_used():
-    code = "import sys, agent.registry; agent.registry.Registry('x'); sys.exit('pyarrow' in sys.modules)"
+    code = ("import sys; from sluice.agent.runtime import registry; registry.Registry('x'); "
+            "sys.exit('pyarrow' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from agent import charts, report, story
-from agent.charts import decimate, moments, ticks
-from agent.controller import Controller
-from agent.policies import make
-from agent.runs import Run, RunFolder, read_lines
-from agent.testing import FakePipeline, FakeStage
+from sluice.agent.controller import Controller
+from sluice.agent.policies import make
+from sluice.agent.report import charts, narrative
+from sluice.agent.report import page as report
+from sluice.agent.report.charts import decimate, moments, ticks
+from sluice.agent.report.run_folder import Run, RunFolder, read_lines
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
 
 ROOT = Path(__file__).resolve().parents[2]
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -102,7 +103,7 @@ def test_a_little_waiting_does_not_make_the_input_the_bottleneck(tmp_path, stall
     lines = [{"kind": "loader", "at": float(at), "rows_per_s": 1000.0, "stall": stall} for at in range(9)]
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert said in story.verdict(Run.read(tmp_path))
+    assert said in narrative.verdict(Run.read(tmp_path))
 
 
 def _looked_at(path, rates, end=None):
@@ -117,11 +118,11 @@ def _looked_at(path, rates, end=None):
 
 def test_a_run_is_judged_by_what_came_after_its_start(tmp_path):
     whole = {"samples_per_s": 950.0, "stall_fraction": 0.2}
-    verdict = story.verdict(_looked_at(tmp_path / "short", [0.0, 0.0, 120.0, 1000.0], whole))
+    verdict = narrative.verdict(_looked_at(tmp_path / "short", [0.0, 0.0, 120.0, 1000.0], whole))
     assert verdict.startswith("Too short to judge the input")
     assert "the consumer counted 950 rows/s, 20 % of its time spent waiting." in verdict
     assert "bottleneck" not in verdict
-    found = story.outcome(_looked_at(tmp_path / "enough", [0.0, 0.0, 120.0, 1000.0, 1000.0, 1000.0]))
+    found = narrative.outcome(_looked_at(tmp_path / "enough", [0.0, 0.0, 120.0, 1000.0, 1000.0, 1000.0]))
     assert (found.rows_per_s_first, found.rows_per_s_settled, found.stall_first) == (1000.0, 1000.0, 0.25)
 
 
@@ -130,16 +131,16 @@ def test_a_change_during_the_start_is_told_by_what_came_after_it(tmp_path):
         folder.event({"kind": "decision", "sequence": 1, "before": {}, "after": {}, "reason": {"text": "why not"}})
         folder.event({"kind": "effect", "sequence": 1, "rows_per_s_before": None, "rows_per_s_after": 2000.0,
                       "stall_before": None, "stall_after": 0.5, "prediction_error": None})
-    assert "effect: 2 k rows/s from then on, stall 50 %; before it the pipeline only started" in story.tell(
+    assert "effect: 2 k rows/s from then on, stall 50 %; before it the pipeline only started" in narrative.tell(
         Run.read(tmp_path / "run"))
 
 
 def test_the_verdict_comes_first_and_says_what_tuning_did(tmp_path):
     _tuned_run(tmp_path / "run")
-    verdict = story.verdict(Run.read(tmp_path / "run"))
+    verdict = narrative.verdict(Run.read(tmp_path / "run"))
     assert re.match(r"Input-bound share 9\d % → 0(\.\d)? %, 1\d times the rows", verdict), verdict
     assert "The trainer is the bottleneck now. AUC 0.7700 of 0.8100 reachable." in verdict
-    told = story.tell(Run.read(tmp_path / "run"))
+    told = narrative.tell(Run.read(tmp_path / "run"))
     assert told.startswith(verdict)
     assert re.search(r"1\. at 1 s: read 1 → 8\n.*why: read is the bottleneck.*\n.*effect: (8|7\.\d) times", told)
 
@@ -148,7 +149,7 @@ def test_what_each_start_of_a_run_took_is_left_out():
     looks = [{"rows": rows, "rows_per_s": rate, **more} for rows, rate, more in (
         (0, 0.0, {}), (50, 50.0, {"began": True}), (150, 100.0, {}), (0, 0.0, {}), (30, 30.0, {"began": True}),
         (130, 100.0, {}), (130, 0.0, {}))]  # the last one waited in the middle of the run
-    assert [look["rows_per_s"] for look in story.started(looks)] == [100.0, 100.0, 0.0]
+    assert [look["rows_per_s"] for look in narrative.started(looks)] == [100.0, 100.0, 0.0]
 
 
 def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
@@ -156,7 +157,7 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
     page = Page(report.write(tmp_path / "run").read_text())
     assert page.figures == []
     assert "No loader metrics" in "".join(page.text)
-    assert "No decision was made." in story.tell(Run.read(tmp_path / "run"))
+    assert "No decision was made." in narrative.tell(Run.read(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("kind", ["loader", "train", "eval"])
@@ -193,7 +194,7 @@ def test_effects_find_their_decision_after_a_resume_that_counts_anew(tmp_path):
                           "reason": {"text": "so"}})
             folder.event({"kind": "effect", "sequence": 1, "rows_per_s_before": 10.0, "rows_per_s_after": rows,
                           "stall_before": 1.0, "stall_after": 0.5})
-    first, second = story.changes(Run.read(tmp_path / "run"))
+    first, second = narrative.changes(Run.read(tmp_path / "run"))
     assert first.effect.startswith("2 times")
     assert second.effect.startswith("3 times")
     assert (first.number, second.number) == (1, 2)
@@ -253,7 +254,7 @@ def test_explain_says_what_other_means_would_bring_and_how_well_it_knew(tmp_path
         pipeline.advance(1.0)
     controller.stop()
     run.close()
-    text = story.tell(Run.read(tmp_path / "run"))
+    text = narrative.tell(Run.read(tmp_path / "run"))
     assert re.search(r"With twice the cores: (1\.9|2) times the rows", text)
     assert re.search(r"With half the cores: 0\.5\d? times the rows", text)
     assert "With twice the memory: the same" in text
@@ -270,7 +271,7 @@ def test_explain_tells_what_a_shadow_would_have_done(tmp_path):
         pipeline.advance(1.0)
     controller.stop()
     run.close()
-    text = story.tell(Run.read(tmp_path / "run"))
+    text = narrative.tell(Run.read(tmp_path / "run"))
     assert "No decision was made." in text
     said = re.search(r"would have turned: read 1 → 8\n +why: (.*)", text)[1]
     assert f"At the end: {said}.\n" in text  # no other figures than when it was proposed

@@ -7,16 +7,16 @@ import math
 
 import pytest
 
-from agent.policies import make
-from agent.policies.auto import PRICE, Auto
-from agent.policies.candidates import KINDS
-from agent.policies.planner import MEMORY_ALARM, Planner
-from agent.policies.residual import MOST, TRIAL_S, Residual, Trial
-from agent.rates import Rates, rates
-from agent.registry import Entry, Here, Registry
-from agent.scenario_json import shipped
-from agent.trial import run
-from ingest.knobs import Knobs
+from sluice.agent.costs.rates import PipelineRates, rates
+from sluice.agent.policies import make
+from sluice.agent.policies.auto import PRICE, Auto
+from sluice.agent.policies.learned.candidates import KINDS
+from sluice.agent.policies.learned.residual import MOST, TRIAL_S, GainTrial, Residual
+from sluice.agent.policies.planner.planner import MEMORY_ALARM, Planner
+from sluice.agent.runtime.registry import Here, Registry, RegistryEntry
+from sluice.agent.simulator.rollout import run
+from sluice.agent.simulator.scenario_json import shipped
+from sluice.ingest.knobs import Knobs
 from tests.agent.judges import Judge
 from tests.agent.walk import walk
 
@@ -25,12 +25,13 @@ BEFORE, CHOSEN, OTHER = (Knobs(workers={"read": n}) for n in (1, 2, 3))
 
 
 def _seen(rows_per_s, *, stall=1.0, seconds=1.0):
-    return Rates(seconds=seconds, rows_per_s=rows_per_s, stall=stall, demand_rows_per_s=None, cpu=1.0, cpu_quota=2.0,
-                 memory_used=1, memory_limit=2, stages={})
+    return PipelineRates(seconds=seconds, rows_per_s=rows_per_s, stall=stall, demand_rows_per_s=None, cpu=1.0,
+                         cpu_quota=2.0,
+                         memory_used=1, memory_limit=2, stages={})
 
 
 def _trial(**values):
-    return Trial(**{"kind": "probe", "foretold": 0.1, "rows_per_s": 100.0, "knobs": (BEFORE, CHOSEN), **values})
+    return GainTrial(**{"kind": "probe", "foretold": 0.1, "rows_per_s": 100.0, "knobs": (BEFORE, CHOSEN), **values})
 
 
 def _came(came, foretold=0.0):
@@ -223,8 +224,8 @@ def _kept(tmp_path, learned, capsys):
     """What the next run knows, by way of the registry, and what was said meanwhile."""
     scenario, said = SCENARIOS["09"], []
     registry = Registry(tmp_path, say=said.append)
-    assert registry.remember(Entry(here=HERE, knobs=scenario.limits.clamp(scenario.first_knobs), rows_per_s=1.0,
-                                   learned=learned))
+    assert registry.remember(RegistryEntry(here=HERE, knobs=scenario.limits.clamp(scenario.first_knobs), rows_per_s=1.0,
+                                           learned=learned))
     entry = registry.recall(HERE, scenario.limits)
     policy = Auto(judge=Judge("probe", 0.2))
     state = policy.recall(policy.initial(scenario.limits, scenario.first_knobs), entry.learned)

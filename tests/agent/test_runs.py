@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.runs import Run, RunError, RunFolder, read_lines
+from sluice.agent.report.run_folder import Run, RunError, RunFolder, read_lines
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,7 +91,7 @@ def test_a_resumed_run_goes_on_in_time_after_a_torn_line(tmp_path):
 
 _HOLDER = """
 import sys, signal
-from agent.runs import RunFolder
+from sluice.agent.report.run_folder import RunFolder
 folder = RunFolder.create(sys.argv[1], {})
 folder.event({"kind": "start"})
 print("held", flush=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.service import Point, Service
-from ingest.stats import StageStats
+from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.ingest.stats import StageStats
 
 
 def _stats(items, busy_s, cpu_s=0.0, workers=1, item_bytes=100, **more):
@@ -14,7 +14,7 @@ def _stats(items, busy_s, cpu_s=0.0, workers=1, item_bytes=100, **more):
 
 
 def _watch(*observations, saturated=False):
-    service = Service(name="read")
+    service = StageCost(name="read")
     for stats in observations:
         service = service.observe(stats, saturated)
     return service
@@ -147,14 +147,14 @@ def test_a_slow_store_is_no_lock():
     ({8: 1.0, 16: 1.02, 33: 4.6}, 19),  # so near to the fewer that the peak may lie there
     ({1: 1.0, 8: 15.0}, 2)])
 def test_where_a_better_setting_may_hide(costs, count):
-    hopes = Service(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in costs.items()}).hopes(16, 1.08)
+    hopes = StageCost(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in costs.items()}).hopes(16, 1.08)
     best = max(n / s for n, s in costs.items())
     assert [n for n, hope in hopes.items() if hope >= 1.08 * best] == [count]
 
 
 def test_where_nothing_better_is_to_be_hoped_for():
-    far_worse = Service(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in {1: 1.0, 3: 7.1}.items()})
+    far_worse = StageCost(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in {1: 1.0, 3: 7.1}.items()})
     assert max(far_worse.hopes(16, 1.08).values()) < 1.08
     even = {1: 1.0, 4: 1.2, 8: 1.9, 16: 3.7}  # bent, but without a kink
-    smooth = Service(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in even.items()})
+    smooth = StageCost(name="t", points={n: Point(busy_s=s, cpu_s=s) for n, s in even.items()})
     assert min(smooth.hopes(16, 1.08)) > 8

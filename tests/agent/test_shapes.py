@@ -7,14 +7,14 @@ import itertools
 
 import pytest
 
-from agent.mechanisms import Consumer, Machine, Stage
-from agent.outlook import HANDOVER_S
-from agent.policies import make
-from agent.scenario import Scenario
-from agent.simulator import Simulator
-from agent.trial import run
-from ingest.knobs import Knobs, Limits
-from ingest.stats import Snapshot, StageStats
+from sluice.agent.costs.forecast import HANDOVER_S
+from sluice.agent.policies import make
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.simulator.rollout import run
+from sluice.agent.simulator.scenario import Scenario
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.stats import Snapshot, StageStats
 
 NAMES = ("read", "shuffle", "python", "collate")
 LIMITS = Limits(workers={"read": (1, 2), "shuffle": (1, 2), "python": (1, 2), "collate": (1, 1)},
@@ -135,7 +135,7 @@ def test_who_computes_on_more_than_a_core_needs_no_lock():
 
 def _stages(cost_s, **more):
     """Four in a row, of which the third and the fourth may be fused with the one before."""
-    return [Stage(name=n, cost_s=cost_s, rows_per_item=1024, fusable=n in "cd", **more) for n in "abcd"]
+    return [SimStage(name=n, cost_s=cost_s, rows_per_item=1024, fusable=n in "cd", **more) for n in "abcd"]
 
 
 def _settled(stages, machine, *, fused=(), ticks=60):
@@ -155,7 +155,7 @@ def _settled(stages, machine, *, fused=(), ticks=60):
 
 
 def test_cheap_stages_are_fused_where_handing_over_takes_cores_that_are_short():
-    machine = Machine(cores=2, handover_s=HANDOVER_S)
+    machine = SimMachine(cores=2, handover_s=HANDOVER_S)
     apart = [dataclasses.replace(s, fusable=False) for s in _stages(1.2 * HANDOVER_S)]
     simulator, rate, reasons = _settled(_stages(1.2 * HANDOVER_S), machine)
     assert simulator.knobs.fused == {"c", "d"}
@@ -164,8 +164,8 @@ def test_cheap_stages_are_fused_where_handing_over_takes_cores_that_are_short():
 
 
 @pytest.mark.parametrize(("cost", "machine"), [
-    (100 * HANDOVER_S, Machine(cores=2, handover_s=HANDOVER_S)),  # it is nothing beside the work
-    (1.2 * HANDOVER_S, Machine(cores=64, handover_s=HANDOVER_S)),  # cores are free
+    (100 * HANDOVER_S, SimMachine(cores=2, handover_s=HANDOVER_S)),  # it is nothing beside the work
+    (1.2 * HANDOVER_S, SimMachine(cores=64, handover_s=HANDOVER_S)),  # cores are free
 ])
 def test_nothing_is_fused_where_that_would_save_nothing_that_counts(cost, machine):
     simulator, _, _ = _settled(_stages(cost, max_workers=4), machine)
@@ -174,7 +174,7 @@ def test_nothing_is_fused_where_that_would_save_nothing_that_counts(cost, machin
 
 def test_a_fusion_that_brought_nothing_is_undone_and_not_tried_again():
     """As though handing over took time, but it is the trainer's loop on the same cores."""
-    scenario = Scenario(name="trainer", stages=tuple(_stages(1.2 * HANDOVER_S)), machine=Machine(cores=2),
+    scenario = Scenario(name="trainer", stages=tuple(_stages(1.2 * HANDOVER_S)), machine=SimMachine(cores=2),
                         consumer=Consumer(batch_rows=1024, step_s=HANDOVER_S, cpu=1.0))
     fused = []
     run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: fused.append(knobs.fused))
@@ -186,14 +186,14 @@ def test_a_fusion_that_brought_nothing_is_undone_and_not_tried_again():
 def test_a_stage_that_holds_the_lock_leaves_the_stage_with_which_it_is_fused():
     stages = _stages(0.01)
     stages[2] = dataclasses.replace(stages[2], cost_s=0.02, lock=1.0, backends=("thread", "process"))
-    simulator, _, reasons = _settled(stages, Machine(cores=16), fused={"c", "d"})
+    simulator, _, reasons = _settled(stages, SimMachine(cores=16), fused={"c", "d"})
     assert "c" not in simulator.knobs.fused
     assert simulator.knobs.backend["c"] == "process"
     assert any("c split" in text for text in reasons)
 
 
 def test_fused_stages_are_split_where_their_workers_are_at_the_most_there_may_be():
-    simulator, rate, reasons = _settled(_stages(0.01, max_workers=2), Machine(cores=16), fused={"c", "d"})
+    simulator, rate, reasons = _settled(_stages(0.01, max_workers=2), SimMachine(cores=16), fused={"c", "d"})
     assert len(simulator.knobs.fused) < 2
     assert any("b is the bottleneck, whose workers do the work of" in text for text in reasons)
     assert rate == pytest.approx(200 * 1024, rel=0.05)

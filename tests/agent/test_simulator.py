@@ -7,26 +7,26 @@ import random
 
 import pytest
 
-from agent.events import EventSimulator
-from agent.generator import held_out
-from agent.mechanisms import Consumer, Machine, SpecError, Stage, Truth, steady
-from agent.optimum import best_knobs
-from agent.scenario import Change, Scenario
-from agent.simulator import Simulator
-from agent.tunable import Tunable
-from ingest.knobs import KnobError, Knobs, Limits
+from sluice.agent.simulator.event_by_event import EventSimulator
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.optimum import best_knobs
+from sluice.agent.simulator.physics import Consumer, MechanismError, SimMachine, SimStage, TrueCosts, steady
+from sluice.agent.simulator.random_pipelines import held_out
+from sluice.agent.simulator.scenario import Scenario, ScheduledChange
+from sluice.agent.tunable import Tunable
+from sluice.ingest.knobs import KnobError, Knobs, Limits
 
 ROWS = 1024
 
 
-def stages(*costs: float, **others: object) -> tuple[Stage, ...]:
-    return tuple(Stage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **others) for i, c in enumerate(costs))  # type: ignore[arg-type]
+def stages(*costs: float, **others: object) -> tuple[SimStage, ...]:
+    return tuple(SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS, **others) for i, c in enumerate(costs))  # type: ignore[arg-type]
 
 
-def simulator(parts: tuple[Stage, ...], workers: list[int], *, machine: Machine | None = None,
+def simulator(parts: tuple[SimStage, ...], workers: list[int], *, machine: SimMachine | None = None,
               consumer: Consumer | None = None, kind: type = Simulator, governor: bool = True, seed: int = 0):
-    machine = machine or Machine(cores=64, timer_noise=0, switch_cost=0)
-    truth = Truth(machine, parts, consumer or Consumer(batch_rows=ROWS))
+    machine = machine or SimMachine(cores=64, timer_noise=0, switch_cost=0)
+    truth = TrueCosts(machine, parts, consumer or Consumer(batch_rows=ROWS))
     limits = Limits(workers={s.name: (1, 64) for s in parts}, backends={s.name: s.backends for s in parts})
     knobs = Knobs(workers={s.name: n for s, n in zip(parts, workers, strict=True)})
     return kind(lambda _: truth, limits, knobs, governor=governor, seed=seed)
@@ -52,50 +52,51 @@ def test_without_shortage_the_slowest_stage_sets_the_pace(kind, costs, workers, 
 @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
 def test_cores_are_shared_and_no_work_is_lost(kind):
     """Far more threads than cores: all cores work all the time, and rows flow as their processor time says."""
-    pipeline = simulator(stages(0.01, 0.03), [8, 8], kind=kind, machine=Machine(cores=2, timer_noise=0, switch_cost=0))
+    pipeline = simulator(stages(0.01, 0.03), [8, 8], kind=kind,
+                         machine=SimMachine(cores=2, timer_noise=0, switch_cost=0))
     assert rate_of(pipeline) == pytest.approx(2 / 0.04 * ROWS, rel=0.03)
     assert pipeline.snapshot().cpu_used_s == pytest.approx(60, rel=0.04)
 
 
 @pytest.mark.parametrize("kind", [Simulator, EventSimulator])
 def test_a_store_that_only_waits_needs_no_core(kind):
-    pipeline = simulator(stages(0.05, cpu=0.0), [20], kind=kind, machine=Machine(cores=1, timer_noise=0))
+    pipeline = simulator(stages(0.05, cpu=0.0), [20], kind=kind, machine=SimMachine(cores=1, timer_noise=0))
     assert rate_of(pipeline) == pytest.approx(20 / 0.05 * ROWS, rel=0.02)
 
 
 def test_a_locked_stage_gains_nothing_from_threads_and_everything_from_processes():
-    stage = Stage(name="s", cost_s=0.01, rows_per_item=ROWS, lock=1.0, backends=("thread", "process"))
-    truth = Truth(Machine(cores=8, convoy=0), (stage,), Consumer(batch_rows=ROWS))
+    stage = SimStage(name="s", cost_s=0.01, rows_per_item=ROWS, lock=1.0, backends=("thread", "process"))
+    truth = TrueCosts(SimMachine(cores=8, convoy=0), (stage,), Consumer(batch_rows=ROWS))
     assert steady(truth, [4], ["thread"]).rates[-1] == pytest.approx(100 * ROWS, rel=0.02)
     assert steady(truth, [4], ["process"]).rates[-1] == pytest.approx(400 * ROWS, rel=0.02)
 
 
 def test_two_stages_share_one_interpreter_lock():
-    truth = Truth(Machine(cores=8, convoy=0), stages(0.01, 0.01, lock=1.0), Consumer(batch_rows=ROWS))
+    truth = TrueCosts(SimMachine(cores=8, convoy=0), stages(0.01, 0.01, lock=1.0), Consumer(batch_rows=ROWS))
     assert steady(truth, [4, 4], ["thread"] * 2).rates[-1] == pytest.approx(50 * ROWS, rel=0.02)
 
 
 def test_convoys_make_the_lock_slower_the_more_want_it():
-    truth = Truth(Machine(cores=8, convoy=0.2), stages(0.01, lock=1.0), Consumer(batch_rows=ROWS))
+    truth = TrueCosts(SimMachine(cores=8, convoy=0.2), stages(0.01, lock=1.0), Consumer(batch_rows=ROWS))
     assert steady(truth, [8], ["thread"]).rates[-1] < 0.6 * steady(truth, [1], ["thread"]).rates[-1]
 
 
 def test_shared_bandwidth_bounds_what_many_stages_do_together():
     parts = stages(0.01, 0.01, memory_bound=1.0, bytes_per_row=100)
-    truth = Truth(Machine(cores=32, bandwidth=100 * ROWS * 200), parts, Consumer(batch_rows=ROWS))
+    truth = TrueCosts(SimMachine(cores=32, bandwidth=100 * ROWS * 200), parts, Consumer(batch_rows=ROWS))
     assert steady(truth, [8, 8], ["thread"] * 2).rates[-1] == pytest.approx(100 * ROWS, rel=0.03)
 
 
 def test_a_cap_and_a_cliff_hold():
-    capped = Truth(Machine(cores=32), stages(0.01, cap_rows_per_s=200 * ROWS), Consumer(batch_rows=ROWS))
+    capped = TrueCosts(SimMachine(cores=32), stages(0.01, cap_rows_per_s=200 * ROWS), Consumer(batch_rows=ROWS))
     assert steady(capped, [16], ["thread"]).rates[-1] == pytest.approx(200 * ROWS)
-    cliff = Truth(Machine(cores=32), stages(0.01, cliff_workers=4, cliff_factor=3), Consumer(batch_rows=ROWS))
+    cliff = TrueCosts(SimMachine(cores=32), stages(0.01, cliff_workers=4, cliff_factor=3), Consumer(batch_rows=ROWS))
     assert steady(cliff, [5], ["thread"]).rates[-1] < steady(cliff, [4], ["thread"]).rates[-1]
 
 
 def test_the_published_falling_curve_is_in_the_scenario():
     """Best at 3 workers, 3.4 times slower at 8 (SPDL's demultiplexer)."""
-    from agent.scenario_json import SHIPPED, load
+    from sluice.agent.simulator.scenario_json import SHIPPED, load
 
     scenario = load(SHIPPED / "02-falling-curve.json")
     rates = {n: steady(scenario.truth_at(0), [8, n, 8], ["thread"] * 3).rates[-1] for n in range(1, 13)}
@@ -105,7 +106,7 @@ def test_the_published_falling_curve_is_in_the_scenario():
 
 def test_a_pool_that_takes_the_trainers_cores_slows_its_steps():
     consumer = Consumer(batch_rows=ROWS, step_s=0.02, cpu=1.0, cores=1, interference=1.0)
-    truth = Truth(Machine(cores=4), stages(0.005), consumer)
+    truth = TrueCosts(SimMachine(cores=4), stages(0.005), consumer)
     assert steady(truth, [12], ["thread"]).rates[-1] < 0.6 * steady(truth, [1], ["thread"]).rates[-1]
 
 
@@ -127,7 +128,7 @@ def test_a_bursty_store_costs_what_its_bursts_last():
 
 
 def test_a_small_memory_kills_without_the_governor_and_holds_back_with_it():
-    machine = Machine(cores=64, memory_limit=1.2 * 2**30, base_bytes=2**29)
+    machine = SimMachine(cores=64, memory_limit=1.2 * 2**30, base_bytes=2**29)
     parts = stages(0.05, 0.05, item_bytes=64 * 2**20)
     bare = simulator(parts, [16, 16], machine=machine, governor=False)
     bare.advance(20)
@@ -144,7 +145,7 @@ def test_a_small_memory_kills_without_the_governor_and_holds_back_with_it():
 
 
 def test_freed_memory_goes_back_slowly():
-    pipeline = simulator(stages(0.05, item_bytes=64 * 2**20), [16], machine=Machine(cores=64, memory_lag_s=10))
+    pipeline = simulator(stages(0.05, item_bytes=64 * 2**20), [16], machine=SimMachine(cores=64, memory_lag_s=10))
     pipeline.advance(5)
     high = pipeline.memory
     pipeline.apply(pipeline.knobs.with_workers(s0=1))
@@ -178,7 +179,7 @@ def test_what_snapshots_say_adds_up(kind):
 
 def test_one_seed_one_course_another_seed_another():
     def course(seed: int) -> list[int]:
-        pipeline = simulator(stages(0.01, 0.02, tail=1.0), [2, 3], seed=seed, machine=Machine(cores=4))
+        pipeline = simulator(stages(0.01, 0.02, tail=1.0), [2, 3], seed=seed, machine=SimMachine(cores=4))
         rows = []
         for _ in range(20):
             pipeline.advance(1.0)
@@ -202,7 +203,8 @@ class Forgetful(Simulator):
 def test_what_is_kept_from_one_moment_to_the_next_is_what_it_would_be(number):
     """To the bit, while knobs, back ends and the truth change, with short memory and bursts."""
     scenario = held_out(number, changing=True)
-    sizes = [Change(at=at, key=f"stages.{s.name}.{key}", value=value) for s in scenario.stages for at, key, value in (
+    sizes = [ScheduledChange(at=at, key=f"stages.{s.name}.{key}", value=value) for s in scenario.stages for at, key,
+             value in (
         (40, "bytes_per_row", 3 * s.bytes_per_row), (70, "item_bytes", s.held_bytes / 3))]
     machine = dataclasses.replace(scenario.machine, memory_limit=1.1 * scenario.machine.memory_limit)
     scenario = dataclasses.replace(scenario, machine=machine, changes=(*scenario.changes, *sizes))
@@ -229,13 +231,13 @@ def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
 
 
 @pytest.mark.parametrize(("kind", "values", "message"), [
-    (Stage, {"name": "s", "cost_s": 0.0}, "cost_s"), (Stage, {"name": "s", "cost_s": float("nan")}, "cost_s"),
-    (Stage, {"name": "s", "cost_s": 1.0, "cpu": 1.5}, "cpu"), (Stage, {"name": "", "cost_s": 1.0}, "name"),
-    (Stage, {"name": "s", "cost_s": 1.0, "backends": ("fibre",)}, "backends"), (Machine, {"cores": -1}, "cores"),
-    (Consumer, {"batch_rows": 0}, "batch_rows"), (Machine, {"memory_limit": "much"}, "memory_limit"),
+    (SimStage, {"name": "s", "cost_s": 0.0}, "cost_s"), (SimStage, {"name": "s", "cost_s": float("nan")}, "cost_s"),
+    (SimStage, {"name": "s", "cost_s": 1.0, "cpu": 1.5}, "cpu"), (SimStage, {"name": "", "cost_s": 1.0}, "name"),
+    (SimStage, {"name": "s", "cost_s": 1.0, "backends": ("fibre",)}, "backends"), (SimMachine, {"cores": -1}, "cores"),
+    (Consumer, {"batch_rows": 0}, "batch_rows"), (SimMachine, {"memory_limit": "much"}, "memory_limit"),
 ])
 def test_parts_that_cannot_be_are_refused_by_name(kind, values, message):
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(MechanismError, match=message):
         kind(**values)
 
 
@@ -245,10 +247,10 @@ def test_the_fluid_ranks_settings_as_the_events_do():
     agree = disagree = 0
     errors = []
     for _ in range(4):
-        parts = tuple(Stage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS,
-                            cpu=draw.choice([1, 0.3]), kappa=draw.choice([0, 0.02]), tail=draw.choice([0, 0.5]))
+        parts = tuple(SimStage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS,
+                               cpu=draw.choice([1, 0.3]), kappa=draw.choice([0, 0.02]), tail=draw.choice([0, 0.5]))
                       for i in range(draw.randint(2, 4)))
-        machine = Machine(cores=draw.choice([2, 4, 8]))
+        machine = SimMachine(cores=draw.choice([2, 4, 8]))
         pairs = []
         for _ in range(4):
             workers = [draw.randint(1, 6) for _ in parts]
@@ -269,11 +271,11 @@ def test_the_fluid_ranks_settings_as_the_events_do():
 def test_the_optimum_is_that_of_an_exhaustive_search():
     draw = random.Random(9)
     for _ in range(6):
-        parts = tuple(Stage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS,
-                            cpu=draw.choice([1, 0.3]), kappa=draw.choice([0, 0.05]),
-                            cliff_workers=draw.choice([0, 3]), cliff_factor=2.0)
+        parts = tuple(SimStage(name=f"s{i}", cost_s=draw.uniform(0.005, 0.05), rows_per_item=ROWS,
+                               cpu=draw.choice([1, 0.3]), kappa=draw.choice([0, 0.05]),
+                               cliff_workers=draw.choice([0, 3]), cliff_factor=2.0)
                       for i in range(3))
-        truth = Truth(Machine(cores=4, switch_cost=0.1), parts, Consumer(batch_rows=ROWS))
+        truth = TrueCosts(SimMachine(cores=4, switch_cost=0.1), parts, Consumer(batch_rows=ROWS))
         limits = Limits(workers={s.name: (1, 6) for s in parts})
         found = best_knobs(truth, limits)
         got = steady(truth, [found.workers[s.name] for s in parts], ["thread"] * 3).rates[-1]
@@ -283,8 +285,8 @@ def test_the_optimum_is_that_of_an_exhaustive_search():
 
 
 def test_a_change_of_truth_is_taken_over_while_running():
-    machine = Machine(cores=8, timer_noise=0)
-    slow = Truth(machine, stages(0.04), Consumer(batch_rows=ROWS))
+    machine = SimMachine(cores=8, timer_noise=0)
+    slow = TrueCosts(machine, stages(0.04), Consumer(batch_rows=ROWS))
     fast = dataclasses.replace(slow, stages=stages(0.01))
     pipeline = Simulator(lambda at: slow if at < 10 else fast, Limits(workers={"s0": (1, 4)}), Knobs(workers={"s0": 1}))
     pipeline.advance(10)
@@ -297,12 +299,13 @@ def test_a_change_of_truth_is_taken_over_while_running():
 class TestFused:
     """Two stages of 10 and 30 ms an item, the second of which may be fused with the first."""
 
-    PARTS = (Stage(name="a", cost_s=0.01, rows_per_item=ROWS), Stage(name="b", cost_s=0.06, rows_per_item=2 * ROWS,
-                                                                     fusable=True))
+    PARTS = (SimStage(name="a", cost_s=0.01, rows_per_item=ROWS),
+             SimStage(name="b", cost_s=0.06, rows_per_item=2 * ROWS,
+                                                                           fusable=True))
 
     def _pipeline(self, kind, fused, workers=(4, 1), **machine):
         scenario = Scenario(name="fused", stages=self.PARTS, consumer=Consumer(batch_rows=ROWS),
-                            machine=Machine(**{"cores": 64, "timer_noise": 0, "switch_cost": 0} | machine))
+                            machine=SimMachine(**{"cores": 64, "timer_noise": 0, "switch_cost": 0} | machine))
         knobs = Knobs(workers=dict(zip("ab", workers, strict=True)), fused={"b"} if fused else ())
         return kind(scenario.truth_at, scenario.limits, knobs)
 
@@ -336,7 +339,7 @@ class TestFused:
 
     def test_a_process_for_each_stage_whose_work_a_worker_does(self):
         parts = tuple(dataclasses.replace(s, backends=("process",)) for s in self.PARTS)
-        truth = Truth(Machine(cores=8), parts, Consumer(batch_rows=ROWS))
+        truth = TrueCosts(SimMachine(cores=8), parts, Consumer(batch_rows=ROWS))
         limits = Limits(workers={"a": (1, 4), "b": (1, 4)}, backends={"a": ("process",), "b": ("process",)},
                         fusable={"b": "a"})
         backend = {"a": "process", "b": "process"}

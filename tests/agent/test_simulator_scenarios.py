@@ -8,12 +8,12 @@ import pickle  # noqa: TID251  only to see that a scenario can travel to another
 
 import pytest
 
-from agent.generator import HELD_OUT_SEEDS, MECHANISMS, held_out, training
-from agent.policies.fixed import Fixed
-from agent.policies.oracle import Oracle
-from agent.scenario import Scenario, ScenarioError
-from agent.scenario_json import METRICS, load, parse, shipped
-from agent.trial import end_score, metric, reference, run, score
+from sluice.agent.policies.fixed import Fixed
+from sluice.agent.simulator.oracle import Oracle
+from sluice.agent.simulator.random_pipelines import HELD_OUT_SEEDS, MECHANISMS, held_out, training
+from sluice.agent.simulator.rollout import end_score, metric, reference, run, score
+from sluice.agent.simulator.scenario import Scenario, ScenarioError
+from sluice.agent.simulator.scenario_json import METRICS, load, parse, shipped
 
 GOOD = {
     "name": "mine", "seconds": 20, "machine": {"cores": 4, "memory_limit": "2GiB"},

@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl.census import under_rule
-from etl.commit import Base, new_job, publish
-from etl.features import Features, cardinalities, row_keys
-from etl.ops.sparse import Categorify
-from etl.record import JobRecord
-from etl.shards import arrow_schema, describe, folder_of
-from etl.sketch import Sketch
-from etl.spec import Spec
-from etl.state import State
-from etl.store import Store
-from etl.synthetic import Clicks
-from etl.table import FeatureTable
+from sluice.etl.apply.features import Features, cardinalities, row_keys
+from sluice.etl.ops.ids import Categorify
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.criteo import Clicks
+from sluice.etl.table.census import under_rule
+from sluice.etl.table.commit import Base, new_job, publish
+from sluice.etl.table.data_files import arrow_schema, describe, folder_of
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.sketch import Sketch
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
 
 COLUMNS = {"label": "int", "number": "int", "I1": "int", "I2": "int", "I5": "float", "C1": "text", "C5": "text",
            "C9": "text", "C14": "text", "tags": "texts"}
@@ -85,10 +85,10 @@ def raw_rows(rows: int, first: int = 0, seed: int = 0) -> pa.Table:
     return pa.table(found)
 
 
-def fitted(spec: Spec, columns: dict[str, pa.Array], before: State | None = None) -> State:
+def fitted(spec: Spec, columns: dict[str, pa.Array], before: FittedState | None = None) -> FittedState:
     """What Spark's fit gives for operators that count values, of these rows: here in plain Python."""
     tables = {}
-    plain = Features(spec, State())
+    plain = Features(spec, FittedState())
     for learned in spec.fitted:
         counts: Counter[str] = Counter()
         for column, number in learned.users:
@@ -103,7 +103,7 @@ def fitted(spec: Spec, columns: dict[str, pa.Array], before: State | None = None
                                            "place": pa.array(range(1, len(kept) + 1), pa.int32())}))
         old = before.tables.get(learned.key) if before is not None else None
         tables[learned.key] = table if old is None else learned.op.update(old, table)
-    return State(spec=spec.fitted_hash, tables=tables, chains=spec.chains, fitted_on="train")
+    return FittedState(spec=spec.fitted_hash, tables=tables, chains=spec.chains, fitted_on="train")
 
 
 def _until(plain: Features, column: Any, number: int, columns: dict[str, pa.Array]) -> pa.Array:
@@ -116,7 +116,7 @@ def _until(plain: Features, column: Any, number: int, columns: dict[str, pa.Arra
 
 def write(path: Path, raw: pa.Table, *, text: str | None = None, mode: str = "create") -> FeatureTable:
     """Publishes the rows as a new version. What the version before had learned keeps its ids, and new values follow."""
-    store, job = Store(path), new_job()
+    store, job = TableStore(path), new_job()
     base = Base.read(store)
     parent = FeatureTable.open(store.uri) if base.version is not None else None
     before = parent.state() if parent else None

@@ -12,11 +12,11 @@ import sys
 import time
 from pathlib import Path
 
-from dlrm import guard, trainer
-from dlrm.train import main
+from sluice.dlrm.train import main
+from sluice.dlrm.training import input_checks, trainer
 
 
-class Witness(guard.Guard):
+class Witness(input_checks.Guard):
     """Writes down the rows of each training batch: the table has their numbers in its first dense column."""
 
     log: Path
@@ -38,7 +38,7 @@ class Witness(guard.Guard):
 
 if __name__ == "__main__":
     Witness.log, Witness.dies_at = Path(sys.argv[1]), int(sys.argv[2])
-    guard.Guard = trainer.Guard = Witness  # type: ignore[misc]
+    input_checks.Guard = trainer.Guard = Witness  # type: ignore[misc]
     found = main(sys.argv[3:])
     if found is not None:
         print(json.dumps(found), flush=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 if __name__ == "__main__":
     run = sys.argv[1]
-    from dlrm import evaluate, export, train
-    from dlrm.quiet import quiet
-    from dlrm.servable import Servable
+    from sluice.dlrm import evaluate, export, train
+    from sluice.dlrm.serving.served_model import Servable
+    from sluice.dlrm.telemetry.silence_warnings import quiet
 
     quiet()
     looked_up: list[str] = []

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import torch
 
-from dlrm.build import Parts, parts_of
-from dlrm.checkpoint import Checkpoints, load
-from dlrm.config import Config, ModelConfig, OptimConfig, Table
-from dlrm.evaluation import evaluate
-from dlrm.gate import Gate
-from dlrm.guard import Guard
-from dlrm.meta import Meta, latest
-from dlrm.model import Layout, Ranker, loss_of
-from dlrm.quiet import quiet
-from dlrm.sharding import placed, read_back
-from dlrm.trainer import Trainer
-from dlrm.world import World, machine, world
-from ingest.loader import LoaderError
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
+from sluice.dlrm.checkpoint.save_load import Checkpoints, load
+from sluice.dlrm.config import Config, ModelConfig, OptimConfig, Table
+from sluice.dlrm.evaluation.split import evaluate
+from sluice.dlrm.model.ranker import Ranker, TableLayout, loss_of
+from sluice.dlrm.ranks import Ranks, machine, world
+from sluice.dlrm.sharding.apply import placed, read_back
+from sluice.dlrm.telemetry.silence_warnings import quiet
+from sluice.dlrm.training.assemble import TrainingParts, parts_of
+from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.synced_batches import SyncedBatches
+from sluice.dlrm.training.trainer import Trainer
+from sluice.ingest.loader import LoaderError
 from tests.dlrm.rig import DENSE, SIZES, FakeFeed, FakeSplit, bagged, batch
 
 MODEL = ModelConfig(width=8, dense_layers=(16,), over_layers=(16,))
@@ -42,15 +42,15 @@ WITH_BAGS = {"bags": ModelConfig(bags={"small": "decay:0.5"}, **SMALL),
              "dien": ModelConfig(kind="dien", history="small", target="mid", **SMALL)}
 
 
-def build(here: World, how: str, optim: OptimConfig = PLAIN["adagrad"], **settings) -> tuple[Config, Parts]:
+def build(here: Ranks, how: str, optim: OptimConfig = PLAIN["adagrad"], **settings) -> tuple[Config, TrainingParts]:
     config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, sharding=how,
                     seed=1, optim=optim, **{"model": MODEL, **settings})
-    layout = Layout(config.model, [replace(t, width=config.model.width) for t in TABLES])
+    layout = TableLayout(config.model, [replace(t, width=config.model.width) for t in TABLES])
     placement = placed(config, layout.tables, machine(here.ranks, here.local_ranks))
     return config, parts_of(config, layout, len(DENSE), placement, here)
 
 
-def whole(value, here: World) -> torch.Tensor:
+def whole(value, here: Ranks) -> torch.Tensor:
     """A tensor in full on every rank, put together from its shards if it has them."""
     if not hasattr(value, "local_shards"):
         return value.detach().cpu().clone()
@@ -62,7 +62,7 @@ def whole(value, here: World) -> torch.Tensor:
     return here.sum(full)
 
 
-def whole_weights(model, here: World) -> dict[str, torch.Tensor]:
+def whole_weights(model, here: Ranks) -> dict[str, torch.Tensor]:
     return {name: whole(value, here) for name, value in model.state_dict().items()}
 
 
@@ -112,11 +112,11 @@ def twin(weights: dict[str, torch.Tensor], steps: int, optim: OptimConfig, parts
     return losses, {k: v.detach() for k, v in w.items()}
 
 
-def trained(here: World, how: str, folder: Path, optim: OptimConfig = PLAIN["adagrad"], *,
+def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["adagrad"], *,
             stop_at: int | None = None, resume: Path | None = None, ahead: bool | None = None, **settings):
     config, parts = build(here, how, optim, **settings)
     losses: list[float] = []
-    meta = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
+    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     feed = FakeFeed(STEPS, ROWS, here.rank, here.ranks, bags=bool(config.model.history))
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
     if resume is not None:
@@ -134,15 +134,17 @@ def trained(here: World, how: str, folder: Path, optim: OptimConfig = PLAIN["ada
     trainer = Trainer(config=config, world=here, parts=parts, guard=Guard(SIZES, DENSE, "fake"), save=saved.save,
                       evaluate=judge if config.evals > 1 else lambda _: False, ahead=ahead, memory_used=lambda: 0,
                       observe=lambda m: losses.append(m["loss"]),
-                      gate=Gate(here, lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(ahead) == stop_at,
-                                time.perf_counter))
+                      gate=SyncedBatches(here,
+                                         lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(
+                                             ahead) == stop_at,
+                                         time.perf_counter))
     outcome = trainer.train(feed, meta)
     saved.wait()
     saved.close()
     return losses + looks, parts, outcome
 
 
-def against_the_unsharded(here: World, how: str, model: ModelConfig) -> dict[str, float]:
+def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str, float]:
     """How far one step's logits and gradients are from those of the same model in one piece, on the whole batch.
 
     Plain gradient descent at a rate of 1 takes a table's gradient off its weights."""
@@ -173,7 +175,7 @@ def against_the_unsharded(here: World, how: str, model: ModelConfig) -> dict[str
 class StallingFeed(FakeFeed):
     """On the first rank, batch 3 never comes."""
 
-    def __init__(self, here: World) -> None:
+    def __init__(self, here: Ranks) -> None:
         super().__init__(STEPS, ROWS, here.rank, here.ranks)
         self.stalled, self.closed = threading.Event(), threading.Event()
 
@@ -189,13 +191,13 @@ class StallingFeed(FakeFeed):
         self.closed.set()
 
 
-def stopped_in_a_stall(here: World, folder: Path) -> dict:
+def stopped_in_a_stall(here: Ranks, folder: Path) -> dict:
     """The rank that waits for its batch is asked to stop; the others have theirs."""
     config, parts = build(here, "auto")
     feed, asked, losses = StallingFeed(here), threading.Event(), []
-    meta = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
+    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
-    gate = Gate(here, asked.is_set, time.perf_counter)
+    gate = SyncedBatches(here, asked.is_set, time.perf_counter)
     trainer = Trainer(config=config, world=here, parts=parts, guard=Guard(SIZES, DENSE, "fake"), save=saved.save,
                       evaluate=lambda _: False, memory_used=lambda: 0, observe=lambda m: losses.append(m["loss"]),
                       gate=gate)
@@ -217,7 +219,7 @@ def stopped_in_a_stall(here: World, folder: Path) -> dict:
     return {"stopped": outcome.stopped, "losses": losses, "saved": latest(folder)[1].loader}
 
 
-def looking_ahead(here: World, folder: Path) -> dict:
+def looking_ahead(here: Ranks, folder: Path) -> dict:
     """Two epochs with evaluations within them, and a run broken off and taken up again: steps that look ahead, beside
     steps that do not."""
     settings = {"optim": MIXED, "evals": 3}
@@ -231,7 +233,7 @@ def looking_ahead(here: World, folder: Path) -> dict:
             "at": outcome.meta.loader, "broken": broken, "rest": rest}
 
 
-def states(parts: Parts, here: World) -> dict[str, torch.Tensor]:
+def states(parts: TrainingParts, here: Ranks) -> dict[str, torch.Tensor]:
     """The optimisers' states in full: of each table, and of each dense parameter. A rank knows its own tables' only."""
     mine = {}
     for which, optimiser in (("tables", parts.model.fused_optimizer), ("dense", parts.dense)):
@@ -252,7 +254,7 @@ def states(parts: Parts, here: World) -> dict[str, torch.Tensor]:
     return found
 
 
-def against_the_twin(here: World, how: str, folder: Path) -> dict[str, float]:
+def against_the_twin(here: Ranks, how: str, folder: Path) -> dict[str, float]:
     """How far training on ranks is from the plain twin: at the start, in losses, and in the weights after it."""
     config, parts = build(here, how)
     start = first_bias_of(whole_weights(parts.model, here))
@@ -288,7 +290,7 @@ def main(folder: Path) -> None:
             print(json.dumps(found))
 
 
-def recut(here: World, folder: Path) -> dict:
+def recut(here: Ranks, folder: Path) -> dict:
     """Two ranks' checkpoints, cut by columns and by rows, under every sharding: what differs in weights and states."""
     found: dict = {}
     fake = FakeSplit([batch(6000 + i, ROWS, here.rank, here.ranks) for i in range(2)])
@@ -319,13 +321,13 @@ def recut(here: World, folder: Path) -> dict:
                                      if was == "column" and k.startswith("tables"))
     # A rank that holds no table at all.
     config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, sharding="table", model=MODEL)
-    layout = Layout(MODEL, TABLES[:1])
+    layout = TableLayout(MODEL, TABLES[:1])
     one = parts_of(config, layout, len(DENSE), placed(config, layout.tables, machine(here.ranks, here.ranks)), here)
     one.rates.begin(0)
     return found
 
 
-def judged(parts: Parts, split: FakeSplit, here: World) -> dict[str, float]:
+def judged(parts: TrainingParts, split: FakeSplit, here: Ranks) -> dict[str, float]:
     exact = evaluate(parts, split, Guard(SIZES, DENSE, "fake"), here).quality
     rough = evaluate(parts, split, Guard(SIZES, DENSE, "fake"), here, exact_rows=1).quality
     assert abs((exact.auc or 0) - (rough.auc or 0)) < 2e-2  # 128 rows, many within one bin
@@ -333,7 +335,7 @@ def judged(parts: Parts, split: FakeSplit, here: World) -> dict[str, float]:
     return {"auc": exact.auc or 0.0, "logloss": exact.logloss}
 
 
-def resumed(here: World, folder: Path) -> dict:
+def resumed(here: Ranks, folder: Path) -> dict:
     """Runs broken off and taken up again, on the same ranks and, from two ranks' checkpoint, on another number."""
     found: dict = {}
     wide = {"width": 16, "dense_layers": (8,), "over_layers": (8,), "compress": SMALLER}

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from dlrm.files import Files
-from dlrm.meta import LAYOUT, Meta
-from dlrm.tensors import Entry, Index, write
+from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointMeta
+from sluice.dlrm.checkpoint.tensors import Index, TensorEntry, write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"big": 4000, "mid": 300, "small": 7, "tiny": 3}
@@ -117,15 +117,15 @@ class Bomb:
         return open, (str(self.marker), "w")
 
 
-def written(tensors: dict[str, torch.Tensor], path: Path, meta: Meta) -> None:
+def written(tensors: dict[str, torch.Tensor], path: Path, meta: CheckpointMeta) -> None:
     """A checkpoint of these tensors, as one rank writes it."""
     path.mkdir(parents=True)
-    entries = [Entry(key, value.dtype, tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value.detach)
+    entries = [TensorEntry(key, value.dtype, tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value.detach)
                for key, value in tensors.items()]
-    found = write(Files(), path, "rank-00000.safetensors", entries)
+    found = write(CheckpointDisk(), path, "rank-00000.safetensors", entries)
     layout = Index.joined([found], {}).to_json().encode()
     (path / LAYOUT).write_bytes(layout)
-    meta.write(path, {found["file"]: found["sum"], LAYOUT: zlib.crc32(layout)}, Files())
+    meta.write(path, {found["file"]: found["sum"], LAYOUT: zlib.crc32(layout)}, CheckpointDisk())
 
 
 def launch(ranks: int, *words: object, tmp: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:

@@ -9,12 +9,13 @@ import signal
 import sys
 from pathlib import Path
 
-from dlrm import guard, pulse, trainer
-from dlrm.activity import MOST_S
-from dlrm.train import main
+from sluice.dlrm.liveness import heartbeat
+from sluice.dlrm.liveness.activity import MOST_S
+from sluice.dlrm.train import main
+from sluice.dlrm.training import input_checks, trainer
 
 
-class Speaks(pulse.Pulse):
+class Speaks(heartbeat.Heartbeat):
     of_steps = False
 
     def _say(self, *, over: bool = False) -> None:
@@ -22,7 +23,7 @@ class Speaks(pulse.Pulse):
         Speaks.of_steps = json.loads(self._store.get(f"sluice/beat/{self._rank}"))["silence_s"] < MOST_S
 
 
-class Stops(guard.Guard):
+class Stops(input_checks.Guard):
     saved: Path
 
     def check(self, batch):
@@ -33,8 +34,8 @@ class Stops(guard.Guard):
 
 if __name__ == "__main__":
     Stops.saved = Path(sys.argv[sys.argv.index("--run-dir") + 1]) / "checkpoints" / "LATEST"
-    guard.Guard = trainer.Guard = Stops  # type: ignore[misc]
-    pulse.Pulse = Speaks  # type: ignore[misc]
+    input_checks.Guard = trainer.Guard = Stops  # type: ignore[misc]
+    heartbeat.Heartbeat = Speaks  # type: ignore[misc]
     found = main(sys.argv[1:])
     if found is not None:
         print(json.dumps(found), flush=True)

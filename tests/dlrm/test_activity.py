@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from dlrm.activity import Activity, Beat, verdict
-from dlrm.ending import Ending
-from dlrm.pulse import Pulse
+from sluice.dlrm.liveness.activity import Activity, Beat, verdict
+from sluice.dlrm.liveness.heartbeat import Heartbeat
+from sluice.dlrm.liveness.rank_exit import RankExit
 
 BEAT = Beat(count=5, phase="was at batch 2", waits=False, age_s=0.0, limit_s=10.0, silence_s=10.0, process=1, parent=0)
 WAITS = replace(BEAT, count=4, phase="waited for the other ranks before batch 2", waits=True)
@@ -112,18 +112,18 @@ class Left(Exception):
     """Instead of the end of the process."""
 
 
-def ranks_of(clock: Clock, count: int, killed: list[Beat] | None = None) -> list[tuple[Activity, Pulse]]:
+def ranks_of(clock: Clock, count: int, killed: list[Beat] | None = None) -> list[tuple[Activity, Heartbeat]]:
     def leave(code: int) -> None:
         assert code == 1
         raise Left
 
     store = dist.HashStore()
     kill = (killed if killed is not None else []).extend
-    return [(one, Pulse(store, rank, count, one, Ending(first=rank == 0, leave=leave), clock=clock, kill=kill,
-                        workers=lambda: "stacks of workers")) for rank, one in enumerate(activities(clock, count))]
+    return [(one, Heartbeat(store, rank, count, one, RankExit(first=rank == 0, leave=leave), clock=clock, kill=kill,
+                            workers=lambda: "stacks of workers")) for rank, one in enumerate(activities(clock, count))]
 
 
-def beat(pulses: list[Pulse]) -> list[int]:
+def beat(pulses: list[Heartbeat]) -> list[int]:
     """Which of the ranks end, each with 1."""
     ended = []
     for number, pulse in enumerate(pulses):

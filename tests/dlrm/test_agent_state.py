@@ -6,29 +6,29 @@ import json
 
 import pytest
 
-from agent.service import Point, Service
-from dlrm import build, feed
-from dlrm.config import Config
-from dlrm.world import world
-from etl.small import small_table
+from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.dlrm.config import Config
+from sluice.dlrm.ranks import world
+from sluice.dlrm.training import assemble, loaders
+from sluice.etl.synth.small_table import small_table
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch of torchrec, see dlrm.quiet
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 @pytest.mark.parametrize("same", [True, False])
 def test_it_goes_on_with_what_it_knew_on_the_same_machine_alone(tmp_path, same):
     table = small_table(tmp_path / "table", rows=2000, values=20, row_group_rows=512)
     config = Config(data=table.uri, version=table.version, batch_size=256, reader="arrow")
-    around = feed.conditions(config, tmp_path, 0)
-    with world() as here, feed.training(config, table, rank=0, local_ranks=1, around=around) as loader:
-        kept = feed.keeping(config, loader, 1, print)
-        known = Service(name="read", backend="thread", points={7: Point(busy_s=1e-6, cpu_s=5e-7)})
+    around = loaders.conditions(config, tmp_path, 0)
+    with world() as here, loaders.training(config, table, rank=0, local_ranks=1, around=around) as loader:
+        kept = loaders.keeping(config, loader, 1, print)
+        known = StageCost(name="read", backend="thread", points={7: Point(busy_s=1e-6, cpu_s=5e-7)})
         before = {"machine": kept.here.machine if same else "another", "schema": kept.here.schema,
                   "learned": {"other_cpu_s": 0.0, "services": {"read": known.to_dict()}}}
-        with build.tuned(config, loader, here, kept, record=lambda _: None, observe=lambda _: None,
-                         agent=json.loads(json.dumps(before))) as controller:
+        with assemble.tuned(config, loader, here, kept, record=lambda _: None, observe=lambda _: None,
+                            agent=json.loads(json.dumps(before))) as controller:
             assert controller is not None
             next(iter(loader))
             controller.step()
-            after = json.loads(json.dumps(build.agent_of(controller, kept)))
+            after = json.loads(json.dumps(assemble.agent_of(controller, kept)))
     assert (after["machine"], after["schema"]) == (kept.here.machine, kept.here.schema)
     assert ("7" in after["learned"]["services"].get("read", {"points": {}})["points"]) == same

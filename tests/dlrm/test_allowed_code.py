@@ -11,25 +11,20 @@ from typing import Any
 
 import pytest
 
-import dlrm.evaluate
-import dlrm.export
-import dlrm.plan
-import dlrm.servable
-import dlrm.serve
-import dlrm.train
-import etl.__main__
-from dlrm.meta import latest
-from dlrm.servable import Servable
-from etl import code_options
-from etl.ops import OperatorError
-from etl.ops.user import Python
-from etl.permission import Permission
-from etl.program import run
-from etl.spec import Spec
-from etl.table import FeatureTable
-from ingest.__main__ import INPUT_ERRORS
-from ingest.__main__ import main as ingest_main
-from ingest.loader import Loader
+from sluice.dlrm import evaluate, export, plan, serve, train
+from sluice.dlrm.checkpoint.meta import latest
+from sluice.dlrm.serving.served_model import Servable
+from sluice.etl import __main__
+from sluice.etl.common.program import run
+from sluice.etl.ops import OperatorError
+from sluice.etl.ops.user_function import Python
+from sluice.etl.spec import code_options
+from sluice.etl.spec.permission import Permission
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.__main__ import INPUT_ERRORS
+from sluice.ingest.__main__ import main as ingest_main
+from sluice.ingest.loader import Loader
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import command, environment
 
@@ -95,28 +90,29 @@ def ended(main: Callable[[list[str]], Any], errors: tuple[type[Exception], ...],
     return int(end.value.code or 0)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch of torchrec, see dlrm.quiet
+@pytest.mark.filterwarnings("ignore::FutureWarning",
+                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys, tmp_path):
     table, trained = hostile / "table", hostile / "run"
-    etl_main, nothing = etl.__main__.main, (ValueError,)
+    etl_main, nothing = __main__.main, (ValueError,)
     assert ended(etl_main, nothing, "show", table, "--json", "--html", tmp_path / "t.html") == 0
     assert ended(etl_main, nothing, "check", table) == 0
     short = ("--batch-size", 64, "--seconds", 0.05)
     assert ended(ingest_main, INPUT_ERRORS, "bench", table, *short, "--run", tmp_path / "bench") == 0
     assert ended(ingest_main, INPUT_ERRORS, "headroom", table, *short, "--step-ms", 1) == 0
     assert ended(ingest_main, INPUT_ERRORS, "doctor", table) in (0, 1)
-    assert ended(dlrm.plan.main, nothing, "--data", table) == 0
-    assert ended(dlrm.train.main, nothing, "--data", table, "--run-dir", tmp_path / "new", "--check", "--batch-size",
+    assert ended(plan.main, nothing, "--data", table) == 0
+    assert ended(train.main, nothing, "--data", table, "--run-dir", tmp_path / "new", "--check", "--batch-size",
                  64) == 0
-    assert ended(dlrm.evaluate.main, nothing, "--run-dir", trained, "--data", table) == 0
-    assert ended(dlrm.export.main, nothing, trained, "--out", tmp_path / "export") == 0
-    assert ended(dlrm.train.main, nothing, "--run-dir", trained, "--resume", "--epochs", 2, "--check") == 0
+    assert ended(evaluate.main, nothing, "--run-dir", trained, "--data", table) == 0
+    assert ended(export.main, nothing, trained, "--out", tmp_path / "export") == 0
+    assert ended(train.main, nothing, "--run-dir", trained, "--resume", "--epochs", 2, "--check") == 0
     with Loader(table, batch_size=64) as loader:
         next(iter(loader))
         loader.operators.others()
     assert not ran()
     capsys.readouterr()
-    assert ended(dlrm.serve.main, nothing, trained, "--port", 0) == 2
+    assert ended(serve.main, nothing, trained, "--port", 0) == 2
     said = capsys.readouterr().err
     assert f"column 'I1': the spec of {table}, version 0 names the function '{MODULE}:halved'" in said
     assert f"--allow-code {MODULE}" in said
@@ -130,9 +126,9 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     assert "allow_code" not in values["config"]  # it was given, and is to be given again
     for key in ("udf", "transform", "transforms", "allow_code"):
         meta.write_text(json.dumps({**values, "config": {**values["config"], key: [f"{MODULE}:halved"]}}))
-        for main, words in ((dlrm.train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
-                            (dlrm.evaluate.main, ("--run-dir", other)), (dlrm.export.main, (other,)),
-                            (dlrm.serve.main, (other, "--port", 0))):
+        for main, words in ((train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
+                            (evaluate.main, ("--run-dir", other)), (export.main, (other,)),
+                            (serve.main, (other, "--port", 0))):
             assert ended(main, nothing, *words) == 2
         assert f"'{key}'" in capsys.readouterr().err
     assert not ran()
@@ -145,7 +141,7 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
     columns = {name: clicks_table.raw_rows(5)[name].combine_chunks() for name in clicks_table.COLUMNS}
 
     def allowed(*words: object) -> Permission:
-        return code_options.given(dlrm.serve.parser().parse_args(["run", *map(str, words)]))
+        return code_options.given(serve.parser().parse_args(["run", *map(str, words)]))
 
     for words in ((), ("--allow-code", "another.module"), ("--allow-code", MODULE.upper())):
         with pytest.raises(OperatorError, match=f"allow_code=\\('{MODULE}',\\)"):
@@ -168,13 +164,13 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
 
 
 def test_a_job_on_a_spec_that_came_with_a_table_is_refused_before_any_work(hostile, ran):
-    from etl.build import Job
-    from etl.store import Store
+    from sluice.etl.spark.job_run import Job
+    from sluice.etl.table.store import TableStore
 
     stored = FeatureTable.open(hostile / "table").spec()
     assert [op.function for c in stored.columns for op in c.ops if isinstance(op, Python)] == [f"{MODULE}:halved"]
     with pytest.raises(OperatorError, match="names the function"):
-        Job(spec=stored, inputs=("x",), store=Store(hostile / "other"))
+        Job(spec=stored, inputs=("x",), store=TableStore(hostile / "other"))
     assert not ran()
     assert Spec.own(SPEC).imported()
     assert ran()

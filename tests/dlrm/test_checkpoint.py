@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlrm import checkpoint
-from dlrm.checkpoint import Checkpoints
-from dlrm.exchange import packed, unpacked
-from dlrm.files import Files
-from dlrm.meta import CheckpointError, Meta, best, check, chosen, damage, latest, mark_best
-from dlrm.weights import Stored
+from sluice.dlrm.checkpoint import save_load
+from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, best, check, chosen, damage, latest, mark_best
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader
+from sluice.dlrm.checkpoint.save_load import Checkpoints
+from sluice.dlrm.ranks import packed, unpacked
 
-META = Meta(config={}, version=0, fingerprint={}, columns={}, dense=(), software={"torch": "1.0"})
+META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), software={"torch": "1.0"})
 
 
 class Alone:
@@ -46,7 +46,7 @@ class Weights:
         return {"weight": self.tensor}
 
 
-class Disk(Files):
+class Disk(CheckpointDisk):
     """That is full where `room` is False."""
 
     room = True
@@ -79,7 +79,7 @@ def test_what_is_saved_is_the_state_at_the_call_though_training_goes_on(saved):
     saved.weights.tensor.fill_(9.0)
     saved.checkpoints.wait()
     path, meta = latest(saved.folder)
-    assert Stored(path).whole(["model.weight"])["model.weight"].tolist() == [1.0] * 3
+    assert CheckpointReader(path).whole(["model.weight"])["model.weight"].tolist() == [1.0] * 3
     assert meta.step == 1
     assert saved.lines[0]["path"] == path.name
 
@@ -118,7 +118,7 @@ def test_a_step_that_is_saved_again_replaces_nothing_that_is_needed(saved):
     saved.weights.tensor.fill_(2.0)
     again = _with_steps(saved, 10)
     assert (first.name, again.name) == ("step-000000010", "step-000000010-2")
-    assert [Stored(p).whole(["model.weight"])["model.weight"][0].item() for p in (first, again)] == [1.0, 2.0]
+    assert [CheckpointReader(p).whole(["model.weight"])["model.weight"][0].item() for p in (first, again)] == [1.0, 2.0]
 
 
 def test_a_link_under_a_temporary_name_is_not_followed(saved):
@@ -194,7 +194,7 @@ PART = "rank-00000.safetensors"
 def test_a_file_that_changed_or_vanished_is_refused_by_name_with_the_one_before(saved):
     path = _with_steps(saved, 1, 2)
     whole = (path / PART).read_bytes()
-    for look in (check, lambda p: checkpoint.check(p, Alone()), lambda p: checkpoint.check(p, Second())):
+    for look in (check, lambda p: save_load.check(p, Alone()), lambda p: save_load.check(p, Second())):
         (path / PART).write_bytes(whole)
         look(path)
         (path / PART).write_bytes(whole[:-1] + b"x")
@@ -220,7 +220,7 @@ def test_other_software_is_told():
     text = META.other_software()
     assert text is not None
     assert text.startswith("the checkpoint was written with torch 1.0 (here 2.")
-    assert Meta(config={}, version=0, fingerprint={}, columns={}, dense=()).other_software() is None
+    assert CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=()).other_software() is None
 
 
 @pytest.mark.parametrize(("step", "loader", "steps", "in_all"), [

@@ -15,13 +15,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlrm.checkpoint import Checkpoints
-from dlrm.files import Files
-from dlrm.meta import CheckpointError, Meta, best, check, latest, mark_best, whole
-from dlrm.weights import Stored
+from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, best, check, latest, mark_best, whole
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader
+from sluice.dlrm.checkpoint.save_load import Checkpoints
 from tests.dlrm.test_checkpoint import Alone
 
-META = Meta(config={}, version=0, fingerprint={}, columns={}, dense=())
+META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=())
 SEEDS = int(os.environ.get("SEEDS", "60"))
 
 
@@ -69,7 +69,7 @@ def _apply(held: dict[str, File | Folder], names: dict[str, File | Folder | None
             held[name] = what
 
 
-class Disk(Files):
+class Disk(CheckpointDisk):
     """A folder, and what a crash would leave of it. Names may come to the disk in any order until their folder is
     settled, and a file's bytes in part until they are synced. The call number `dies_at` is the last one."""
 
@@ -197,7 +197,7 @@ def found(checkpoints: Path, promised: list[int], begins: int) -> list[int]:
     try:
         path, meta = latest(checkpoints)
         check(path)
-        values = Stored(path).whole(["model.weight"])["model.weight"].tolist()
+        values = CheckpointReader(path).whole(["model.weight"])["model.weight"].tolist()
         good = best(checkpoints)
         for one in {*(checkpoints / other.name for other in whole(checkpoints)), *(good or ())[:1]}:
             check(one)

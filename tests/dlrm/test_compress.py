@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-from dlrm.compress import Combine, Compression, Compressor, codes, part_tables, within
-from dlrm.config import ConfigError, Table
+from sluice.dlrm.config import ConfigError, Table
+from sluice.dlrm.model.table_compression import Combine, Compression, Compressor, codes, part_tables, within
 
 
 def table(rows=1000, width=16, name="C1", lookups=1.0):

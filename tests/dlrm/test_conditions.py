@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
 
-from dlrm import feed, options
-from dlrm import watch as watch_module
-from dlrm.config import Config
-from dlrm.train import INPUT_ERRORS
-from dlrm.watch import Watch
-from etl.small import small_table
-from etl.table import FeatureTable
-from ingest.wishes import Wishes
+from sluice.dlrm import cli as options
+from sluice.dlrm.config import Config
+from sluice.dlrm.train import INPUT_ERRORS
+from sluice.dlrm.training import loaders, signals
+from sluice.dlrm.training.signals import Watch
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.options import RunOptions
 from tests.dlrm.rig import last_json, launch
 from tests.ingest.s3 import S3Server, with_bucket
 
@@ -34,8 +34,9 @@ def said(*words):
 def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
     config = options.fresh(said("--on-error", "quarantine", "--max-quarantined", "7", "--max-quarantined-rate", "0.5",
                                 "--cache", "c", "--cache-limit", "1MiB", "--inject", "corrupt@part-0"), version=0)
-    assert config.conditions == Wishes(on_error="quarantine", max_quarantined=7, max_quarantined_rate=0.5, cache="c",
-                                       cache_limit=2**20, inject="corrupt@part-0")
+    assert config.conditions == RunOptions(on_error="quarantine", max_quarantined=7, max_quarantined_rate=0.5,
+                                           cache="c",
+                                           cache_limit=2**20, inject="corrupt@part-0")
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     again = options.resumed(config.to_dict(), said("--max-quarantined", "8")).conditions
     assert (again.on_error, again.max_quarantined, again.inject) == ("quarantine", 8, "")
@@ -82,8 +83,9 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path):
     assert "read = 3" in (tmp_path / "best.toml").read_text()
     table = FeatureTable.open(tmp_path / "table")
     config = Config(data=table.uri, version=0, batch_size=256, ranks=2, registry=str(tmp_path / "registry"))
-    with feed.training(config, table, rank=1, local_ranks=2, around=feed.conditions(config, tmp_path, 1)) as loader:
-        assert feed.keeping(config, loader, 2, print).begin()
+    with loaders.training(config, table, rank=1, local_ranks=2,
+                          around=loaders.conditions(config, tmp_path, 1)) as loader:
+        assert loaders.keeping(config, loader, 2, print).begin()
         assert loader.knobs.workers["read"] == 3  # where the next run of two ranks on this machine begins
 
 
@@ -114,7 +116,7 @@ def test_a_table_in_s3_is_trained_on_and_kept_on_this_disk(tmp_path, monkeypatch
 
 def test_a_person_is_told_what_a_deaf_main_thread_does(monkeypatch):
     told, event = [], threading.Event()
-    monkeypatch.setattr(watch_module, "tell", lambda workers: (told.append(workers()), event.set()))
+    monkeypatch.setattr(signals, "tell", lambda workers: (told.append(workers()), event.set()))
     with Watch(dist.HashStore(), 0) as watch:
         watch.workers = lambda: "the workers' stacks"
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlrm.config import MODELS, ModelConfig
-from dlrm.counts import count, cross, linear, mlp
-from dlrm.towers import INPUTS, build
+from sluice.dlrm.config import MODELS, ModelConfig
+from sluice.dlrm.model.flops import count, cross, linear, mlp
+from sluice.dlrm.model.towers import INPUTS, build
 
 CONFIGS = [dict(kind=k) for k in MODELS] + [dict(kind="dcn", cross_rank=8), dict(kind="dcn", cross_rank=8,
                                                                                 cross_experts=3)]
@@ -83,5 +83,5 @@ def test_mlperf_dlrm_dcn_v2():
 
 
 def test_counting_needs_no_torch(repo):
-    code = "import sys, dlrm.counts; sys.exit('torch' in sys.modules)"
+    code = "import sys, sluice.dlrm.model.flops; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=repo, check=False).returncode == 0

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from dlrm.clip import GradientError, clip
-from dlrm.config import ConfigError
-from dlrm.lamb import Lamb
-from dlrm.model import decayed
-from dlrm.schedule import Schedule, Scheduled
+from sluice.dlrm.config import ConfigError
+from sluice.dlrm.model.ranker import decayed
+from sluice.dlrm.optim.clip import GradientError, clip
+from sluice.dlrm.optim.lamb import Lamb
+from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
 
 
 def twin_lamb(w, gradients, decay):
@@ -75,36 +75,36 @@ def test_lamb_says_what_is_out_of_range():
 # ---- schedules
 
 def test_a_schedule_rises_stays_falls_and_stays():
-    s = Schedule(warmup=4, decay_start=6, decay=4, power=2, floor=0.1)
+    s = RateSchedule(warmup=4, decay_start=6, decay=4, power=2, floor=0.1)
     found = [s.factor(i) for i in range(12)]
     assert found == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 0.1 + 0.9 * 0.5625, 0.1 + 0.9 * 0.25,
                                    0.1 + 0.9 * 0.0625, 0.1, 0.1])
 
 
 def test_epochs_are_steps_by_another_name():
-    by_epoch = Schedule(warmup=0.5, decay_start=1, decay=2, by="epoch").in_steps(100)
-    by_step = Schedule(warmup=50, decay_start=100, decay=200)
+    by_epoch = RateSchedule(warmup=0.5, decay_start=1, decay=2, by="epoch").in_steps(100)
+    by_step = RateSchedule(warmup=50, decay_start=100, decay=200)
     assert by_epoch == by_step
     with pytest.raises(ConfigError, match="in_steps first"):
-        Schedule(by="epoch").factor(0)
+        RateSchedule(by="epoch").factor(0)
 
 
 def test_no_schedule_is_a_constant():
-    assert {Schedule().factor(i) for i in (0, 1, 10**9)} == {1.0}
+    assert {RateSchedule().factor(i) for i in (0, 1, 10**9)} == {1.0}
 
 
 def test_a_schedule_never_leaves_its_bounds():
-    for s in (Schedule(warmup=2.5, decay_start=2.5, decay=3.3, power=0.5), Schedule(decay=1, floor=1),
-              Schedule(warmup=0.1)):
+    for s in (RateSchedule(warmup=2.5, decay_start=2.5, decay=3.3, power=0.5), RateSchedule(decay=1, floor=1),
+              RateSchedule(warmup=0.1)):
         assert all(s.floor <= s.factor(i) <= 1 for i in range(20))
 
 
 @pytest.mark.parametrize(("text", "schedule"), [
-    ("constant", Schedule()),
-    ("warmup=10, decay_start=20,decay=30,by=epoch", Schedule(warmup=10, decay_start=20, decay=30, by="epoch")),
+    ("constant", RateSchedule()),
+    ("warmup=10, decay_start=20,decay=30,by=epoch", RateSchedule(warmup=10, decay_start=20, decay=30, by="epoch")),
 ])
 def test_a_schedule_is_read(text, schedule):
-    assert Schedule.read(text) == schedule
+    assert RateSchedule.read(text) == schedule
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -114,14 +114,14 @@ def test_a_schedule_is_read(text, schedule):
 ])
 def test_a_wrong_schedule_says_what_is_wrong(text, words):
     with pytest.raises(ConfigError, match=words):
-        Schedule.read(text)
+        RateSchedule.read(text)
 
 
 def test_rates_follow_the_step_and_a_loaded_state_changes_no_base():
     def made():
         groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": 0.4}, {"params": [nn.Parameter(torch.ones(1))]}]
         optimiser = torch.optim.SGD(groups, lr=0.2)
-        return optimiser, Scheduled(optimiser, Schedule(warmup=4), steps_per_epoch=1)
+        return optimiser, Scheduled(optimiser, RateSchedule(warmup=4), steps_per_epoch=1)
 
     optimiser, scheduled = made()
     assert scheduled.begin(0) == pytest.approx(0.1)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from etl.small import small_table
+from sluice.etl.synth.small_table import small_table
 from tests.dlrm.rig import ROOT, environment, last_json
 
 ROWS, BATCH, SAVED, DIES = 3200, 64, 10, 17

@@ -10,10 +10,10 @@ import urllib.request
 import pytest
 from prometheus_client import generate_latest
 
-from dlrm.config import ConfigError
-from dlrm.endpoint import Endpoint
-from dlrm.served import Served
-from ingest.stats import Snapshot, StageStats
+from sluice.dlrm.config import ConfigError
+from sluice.dlrm.serving.metrics import ServerMetrics
+from sluice.dlrm.telemetry.prometheus import Endpoint
+from sluice.ingest.stats import Snapshot, StageStats
 
 STAGE = StageStats(name="read", items=2, rows=300, bytes=4000, busy_s=1.5, cpu_s=1.0, wait_input_s=0.5,
                    wait_output_s=0.25, workers=3, queue_bytes=77)
@@ -45,7 +45,7 @@ def test_the_trainer_and_its_loader_are_told():
 
 def test_every_metric_of_the_dashboard_is_exported(repo):
     """Of the trainer's endpoint, or of the server's."""
-    served = Served()
+    served = ServerMetrics()
     served.request(200, 0.01)
     served.answered(1, {"I1": 1})
     endpoint = filled()

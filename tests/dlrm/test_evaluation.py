@@ -10,20 +10,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlrm import judge as judge_module
-from dlrm.config import Config, Table
-from dlrm.evaluation import evaluate
-from dlrm.exchange import packed, unpacked
-from dlrm.files import Files
-from dlrm.gate import Gate
-from dlrm.guard import Guard
-from dlrm.judge import Judge
-from dlrm.meta import Meta, best
-from dlrm.metrics import quality
+from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, best
+from sluice.dlrm.config import Config, Table
+from sluice.dlrm.evaluation import validation
+from sluice.dlrm.evaluation.metrics import quality
+from sluice.dlrm.evaluation.split import evaluate
+from sluice.dlrm.evaluation.validation import Validator
+from sluice.dlrm.ranks import packed, unpacked
+from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.synced_batches import SyncedBatches
 from tests.dlrm.rig import FakeBatch, FakeSplit
 
 SIZES = {"few": 3, "one": 9, "bag": 9}
-META = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=("d0", "d1"))
+META = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=("d0", "d1"))
 
 
 class Alone:
@@ -115,14 +115,14 @@ def judged(tmp_path, monkeypatch):
     def evaluation(*_args, **_how):
         yield split(sense=shown["sense"])
 
-    monkeypatch.setattr(judge_module.feed, "evaluation", evaluation)
+    monkeypatch.setattr(validation.feed, "evaluation", evaluation)
 
     def make(asked_to_stop=lambda: False, **settings):
-        return Judge(config=Config(data="t", version=0, stuck_after=10, **settings), parts=PARTS, world=Alone(),
-                     table=SimpleNamespace(splits=("train", "validation")), journal=journal, steps_per_epoch=20,
-                     gate=Gate(Alone(), asked_to_stop, time.monotonic),
-                     checkpoints=SimpleNamespace(
-                         wait=lambda: None, folder=tmp_path, path=tmp_path / "step-000000010", files=Files()))
+        return Validator(config=Config(data="t", version=0, stuck_after=10, **settings), parts=PARTS, world=Alone(),
+                         table=SimpleNamespace(splits=("train", "validation")), journal=journal, steps_per_epoch=20,
+                         gate=SyncedBatches(Alone(), asked_to_stop, time.monotonic),
+                         checkpoints=SimpleNamespace(
+                         wait=lambda: None, folder=tmp_path, path=tmp_path / "step-000000010", files=CheckpointDisk()))
 
     return make, lines, shown, tmp_path
 

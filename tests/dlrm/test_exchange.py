@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.exchange import packed, unpacked
+from sluice.dlrm.ranks import packed, unpacked
 
 
 def test_words_numbers_and_arrays_arrive_as_they_were():

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-import dlrm.model  # noqa: F401  torch makes a folder of its own: before a test is watched
-from dlrm import exported as made
-from dlrm.config import Config, ModelConfig
-from dlrm.export import NOT_EXPORTED, main
-from dlrm.exported import SIZES, Head, NotEqual, difference, example, exported
-from dlrm.meta import Meta
+from sluice.dlrm.checkpoint.meta import CheckpointMeta
+from sluice.dlrm.config import Config, ModelConfig
+from sluice.dlrm.export import NOT_EXPORTED, main
+from sluice.dlrm.model import ranker  # noqa: F401  torch makes a folder of its own: before a test is watched
+from sluice.dlrm.serving.exported import SIZES, Head, NotEqual, difference, example, exported
+from sluice.dlrm.serving.exported import exported as made
 from tests.dlrm.rig import written
 
 DENSE, COLUMNS = 3, 4
@@ -46,7 +46,7 @@ def run(tmp_path):
     head = Head(model, DENSE, COLUMNS)
     path = tmp_path / "run" / "checkpoints" / "step-000000007"
     state = {f"tower.{name}": value for name, value in head.tower.state_dict().items()}
-    written({f"model.{name}": value for name, value in state.items()}, path, Meta(
+    written({f"model.{name}": value for name, value in state.items()}, path, CheckpointMeta(
         config=Config(data="/nowhere", version=0, model=model).to_dict(), version=0, fingerprint={},
         columns=dict.fromkeys("abcd", 10), dense=("x", "y", "z"), step=7))
     return tmp_path / "run", head.eval()
@@ -78,7 +78,7 @@ def test_what_cannot_be_compiled_is_said_and_the_rest_stands(run, monkeypatch, c
 
 
 def test_a_run_without_a_checkpoint_is_refused(tmp_path):
-    from dlrm.meta import CheckpointError
+    from sluice.dlrm.checkpoint.meta import CheckpointError
 
     with pytest.raises(CheckpointError, match="no checkpoint in"):
         main([str(tmp_path)])

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from agent import knobs_file
-from dlrm import feed
-from dlrm.config import Config
-from etl.small import small_table
-from ingest.knobs import KnobError, Knobs
+from sluice.agent.runtime import knobs_file
+from sluice.dlrm.config import Config
+from sluice.dlrm.training import loaders
+from sluice.etl.synth.small_table import small_table
+from sluice.ingest.knobs import KnobError, Knobs
 
 
 def _knobs(table, text):
     config = Config(data=table.uri, version=table.version, batch_size=64, knobs=text, reader="arrow")
-    with feed.training(config, table, rank=0, local_ranks=1,
-                       around=feed.conditions(config, Path(table.uri).parent, 0)) as loader:
-        feed.keeping(config, loader, 1, print).begin()
+    with loaders.training(config, table, rank=0, local_ranks=1,
+                          around=loaders.conditions(config, Path(table.uri).parent, 0)) as loader:
+        loaders.keeping(config, loader, 1, print).begin()
         return loader.knobs
 
 

@@ -17,20 +17,24 @@ import pyarrow as pa
 import pytest
 import torch
 
-from agent.occasions import occasions
-from agent.runs import Run
-from dlrm import build, carry, checkpoint, feed, follow, setting
-from dlrm.change import Changes, between
-from dlrm.config import Config, ConfigError, ModelConfig, OptimConfig
-from dlrm.labels import labels_of, moved
-from dlrm.meta import CheckpointError, Meta, latest
-from dlrm.towers import build as tower
-from dlrm.world import machine, world
-from etl.hold import LASTS_S
-from etl.pins import pins
-from etl.small import small_table
-from etl.store import Store
-from etl.table import FeatureTable
+from sluice.agent.report.incidents import occasions
+from sluice.agent.report.run_folder import Run
+from sluice.dlrm import run_plan as setting
+from sluice.dlrm.checkpoint import save_load
+from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
+from sluice.dlrm.config import Config, ConfigError, ModelConfig, OptimConfig
+from sluice.dlrm.follow import transplant
+from sluice.dlrm.follow import versions as follow
+from sluice.dlrm.follow.table_diff import TableDiff, between
+from sluice.dlrm.follow.weight_labels import labels_of, moved
+from sluice.dlrm.model.towers import build as tower
+from sluice.dlrm.ranks import machine, world
+from sluice.dlrm.training import assemble as build
+from sluice.dlrm.training import loaders
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.pins import LASTS_S, pins
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch
 
@@ -139,7 +143,8 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
         torch.testing.assert_close(new(*inputs[1]), old(*inputs[0]))
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch of torchrec, see dlrm.quiet
+@pytest.mark.filterwarnings("ignore::FutureWarning",
+                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 @pytest.mark.parametrize("optimiser", ["rowwise_adagrad", "adagrad"])
 def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser):
     """Each kind of table: grown, compressed and grown, spread and grown, new, gone; and both optimisers' states."""
@@ -155,22 +160,22 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser)
             return config, build.parts_of(config, now.layout, dense, now.placement, here)
 
         config, parts = made(first)
-        with feed.training(config, first, rank=0, local_ranks=1,
-                           around=feed.conditions(config, tmp_path, 0)) as batches:
+        with loaders.training(config, first, rank=0, local_ranks=1,
+                              around=loaders.conditions(config, tmp_path, 0)) as batches:
             for batch in batches:
                 parts.dense.zero_grad()
                 parts.model(*parts.layout.features(batch, here.device)).square().sum().backward()
                 parts.dense.step()
-        meta = Meta.of(first, config.to_dict())
-        saved = checkpoint.Checkpoints(tmp_path, parts, here, keep=1, record=lambda _: None)
+        meta = CheckpointMeta.of(first, config.to_dict())
+        saved = save_load.Checkpoints(tmp_path, parts, here, keep=1, record=lambda _: None)
         saved.save(replace(meta, step=1))
         saved.close()
         after_config, after = made(second)
         fresh = {t.name: after.model.state_dict()[f"tables.embedding_bags.{t.name}.weight"].local_shards()[0]
                  .tensor.clone() for t in after.layout.tables}
         changes = between(first, second)
-        carry.carry(latest(tmp_path)[0], after, before=meta, now=Meta.of(second, after_config.to_dict()),
-                    changes=changes)
+        transplant.carry(latest(tmp_path)[0], after, before=meta, now=CheckpointMeta.of(second, after_config.to_dict()),
+                         changes=changes)
 
         def rows(of, name: str) -> torch.Tensor:
             return of.model.state_dict()[f"tables.embedding_bags.{name}.weight"].local_shards()[0].tensor
@@ -208,7 +213,7 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser)
 
 def build_stride(number: int, rows: int) -> int:
     """Where a spread table has an id's row."""
-    from dlrm.compress import Compression, Table, codes
+    from sluice.dlrm.model.table_compression import Compression, Table, codes
 
     return int(codes(torch.tensor([number]), Table(name="", rows=rows, width=4), Compression(kind="spread"))[0])
 
@@ -272,7 +277,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
         assert "sluice_train_table_version 1.0" in told
         assert 'sluice_eval_auc{split="validation"}' in told
         assert 'sluice_loader_stage_rows_total{stage="read"}' in told
-    assert [pin.version for pin in pins(Store(folder / "table"), time.time())] == [1]
+    assert [pin.version for pin in pins(TableStore(folder / "table"), time.time())] == [1]
     for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
         one.kill()
     process.communicate(timeout=30)
@@ -294,7 +299,7 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert set(found["plan"]) == {"C1", "C5", "C14", "tags"}
     last = latest(folder / "run" / "checkpoints")[1]
     assert (last.version, last.dense) == (2, ("number", "I1", "I5"))
-    left = pins(Store(folder / "table"), time.time())
+    left = pins(TableStore(folder / "table"), time.time())
     assert [pin.version for pin in left] == [1]  # of the run that was killed, until it expires
     assert left[0].expires <= time.time() + LASTS_S
 
@@ -354,14 +359,14 @@ def test_one_pass_over_the_parts_evaluates_each_before_it_trains_on_it(tmp_path)
 
 def test_without_follow_another_version_is_refused_with_the_difference(versions):
     with pytest.raises(CheckpointError) as refused:
-        Meta.of(versions["first"], {}).check(versions["other columns"])
+        CheckpointMeta.of(versions["first"], {}).check(versions["other columns"])
     for part in ("version 0 in the checkpoint, 1 now", "column 'C17': not in the checkpoint",
                  "dense columns: number, I1, I2, I5 in the checkpoint, number, I2, I5 in the table"):
         assert part in str(refused.value)
 
 
 def test_a_tower_that_reads_a_column_which_goes_is_told():
-    changes = Changes(before=1, after=2, dropped=("item",))
+    changes = TableDiff(before=1, after=2, dropped=("item",))
     with pytest.raises(ConfigError, match="version 2 of the table has no column 'item', which dien reads"):
         follow._model(ModelConfig(kind="dien", history="past", target="item"), changes)
     model = follow._model(ModelConfig(compress={"item": "hash:9", "b": "hash:9"}, bags={"item": "mean"}), changes)

@@ -7,8 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from dlrm.footers import check_footers, find
-from dlrm.guard import BadData, Guard
+from sluice.dlrm.training.input_checks import BadData, Guard, check_footers, find
 from tests.dlrm.rig import DENSE, SIZES, batch
 
 

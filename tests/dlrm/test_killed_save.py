@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dlrm.meta import check, latest
-from etl.small import small_table
+from sluice.dlrm.checkpoint.meta import check, latest
+from sluice.etl.synth.small_table import small_table
 from tests.dlrm.rig import ROOT, environment, last_json, launch
 
 # Kills itself as LATEST is about to move for the second time: the new checkpoint is written, and nobody knows of it.

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dlrm.config import ConfigError, ModelConfig, Table
-from dlrm.missing import Missing
-from dlrm.model import Layout, Ranker
+from sluice.dlrm.config import ConfigError, ModelConfig, Table
+from sluice.dlrm.model.missing import MissingNumbers
+from sluice.dlrm.model.ranker import Ranker, TableLayout
 from tests.dlrm.rig import FakeBatch
 
 CPU = torch.device("cpu")
@@ -26,12 +26,12 @@ def batch() -> FakeBatch:
 
 
 def looked_up(config: ModelConfig) -> dict[str, tuple[list[int], list[int]]]:
-    _, sparse = Layout(config, COLUMNS).features(batch(), CPU)
+    _, sparse = TableLayout(config, COLUMNS).features(batch(), CPU)
     return {key: (sparse[key].values().tolist(), sparse[key].lengths().tolist()) for key in list(sparse.keys())}
 
 
 def test_full_tables_take_a_batchs_own_memory():
-    dense, sparse = Layout(ModelConfig(width=8), COLUMNS).features(given := batch(), CPU)
+    dense, sparse = TableLayout(ModelConfig(width=8), COLUMNS).features(given := batch(), CPU)
     assert sparse.values().data_ptr() == given.values.data_ptr()
     assert dense is given.dense
 
@@ -50,7 +50,7 @@ def test_a_wide_part_takes_the_ids_as_they_are_beside_smaller_tables():
 
 
 def test_missing_dense_values_are_masked_and_counted_if_asked():
-    layout = Layout(ModelConfig(width=8), COLUMNS, Missing(["d0", "d1"]))
+    layout = TableLayout(ModelConfig(width=8), COLUMNS, MissingNumbers(["d0", "d1"]))
     dense, _ = layout.features(batch(), CPU)
     assert dense[0].tolist() == [1.0, 0.0]
     assert layout.missing.counts == {"d1": 1}
@@ -64,14 +64,14 @@ def test_missing_dense_values_are_masked_and_counted_if_asked():
     ({"kind": "dcn", "history": "h"}, "--history and --target are of --model dien alone, not of dcn")])
 def test_a_history_that_cannot_be_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        Layout(ModelConfig(width=8, **{"kind": "dien", **settings}), COLUMNS)
+        TableLayout(ModelConfig(width=8, **{"kind": "dien", **settings}), COLUMNS)
 
 
 @pytest.mark.parametrize(("text", "expected"), [
     ("sum", [1, 1, 1, 1]), ("mean", [1 / 3, 1 / 3, 1 / 3, 1]), ("sqrt", [3**-0.5, 3**-0.5, 3**-0.5, 1]),
     ("decay:0.5", [0.25, 0.5, 1, 1])])
 def test_a_bags_ids_are_weighed_as_asked_and_all_others_count_whole(text, expected):
-    layout = Layout(ModelConfig(width=8, bags={"h": text}, compress={"a": "quotient:10:add"}), COLUMNS)
+    layout = TableLayout(ModelConfig(width=8, bags={"h": text}, compress={"a": "quotient:10:add"}), COLUMNS)
     _, sparse = layout.features(batch(), CPU)
     assert sparse["h"].weights().tolist() == pytest.approx(expected)
     assert sparse["a@q"].weights().tolist() == sparse["a@r"].weights().tolist() == [1, 1, 1]
@@ -82,7 +82,7 @@ def test_a_bags_ids_are_weighed_as_asked_and_all_others_count_whole(text, expect
     ({"h": "decay"}, "write sum"), ({"h": "decay:2"}, "2.0 is not above 0"), ({"h": "decay:x"}, "'x' is no number")])
 def test_a_weighing_that_cannot_be_is_refused(bags, message):
     with pytest.raises(ConfigError, match=message):
-        Layout(ModelConfig(width=8, bags=bags), COLUMNS)
+        TableLayout(ModelConfig(width=8, bags=bags), COLUMNS)
 
 
 def test_narrow_vectors_repeated_are_a_wide_tables_and_are_pulled_towards_0_once():
@@ -93,7 +93,7 @@ def test_narrow_vectors_repeated_are_a_wide_tables_and_are_pulled_towards_0_once
     for table_width in (4, 0):
         config = ModelConfig(width=8, table_width=table_width, dense_layers=(8,), over_layers=(8,))
         columns = [replace(t, width=table_width or 8) for t in COLUMNS]
-        model = Ranker(config, Layout(config, columns), dense=2, decay=0.5 if table_width else 0.0)
+        model = Ranker(config, TableLayout(config, columns), dense=2, decay=0.5 if table_width else 0.0)
         if found:
             model.tower.load_state_dict(found[0][0].tower.state_dict())
         looked_up = {n: v if table_width else torch.cat([v, v], 1) for n, v in narrow.items()}

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import torch
 
-from dlrm.config import ModelConfig, profile_of, tables_of
-from dlrm.footers import check_files
-from dlrm.servable import Servable, online_of
-from etl.features import Features
-from etl.spec import Spec
-from etl.table import FeatureTable
+from sluice.dlrm.config import ModelConfig, profile_of, tables_of
+from sluice.dlrm.serving.served_model import Servable, online_of
+from sluice.dlrm.training.input_checks import check_files
+from sluice.etl.apply.features import Features
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table import FeatureTable
 from tests.ingest import left_ids
 
 

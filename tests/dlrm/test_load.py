@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from dlrm.batcher import BATCH_S, Batcher, Full
-from dlrm.connections import Connections
-from dlrm.pace import Pace
-from dlrm.request import ARROW, JSON, rows_at_most
-from dlrm.serve import affordable
+from sluice.dlrm.serve import affordable
+from sluice.dlrm.serving.batcher import BATCH_S, Batcher, Full
+from sluice.dlrm.serving.connections import Connections
+from sluice.dlrm.serving.decode import ARROW, JSON, rows_at_most
+from sluice.dlrm.serving.pace import Pace
 from tests.dlrm import clicks_table
 from tests.dlrm.test_serving import arrow, as_json
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dlrm.metrics import Binned, auc, quality
+from sluice.dlrm.evaluation.metrics import Binned, auc, quality
 
 
 def plain_auc(logits, labels, weights):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from dlrm import options
-from dlrm.config import Config, ConfigError, ModelConfig, tables_of
-from etl.fields import Field
+from sluice.dlrm import cli as options
+from sluice.dlrm.config import Config, ConfigError, ModelConfig, tables_of
+from sluice.etl.schema import Field
 
 
 def said(*words: str):

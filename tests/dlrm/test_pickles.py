@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from dlrm import convert
-from dlrm.meta import CheckpointError, Meta, check, latest
-from dlrm.weights import Stored
+from sluice.dlrm import convert
+from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, check, latest
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from tests.dlrm.rig import ROOT, Bomb
 
-META = Meta(config={}, version=0, fingerprint={}, columns={}, dense=(), step=7)
+META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=(), step=7)
 STATE = {"model": {"tables.embedding_bags.a.weight": torch.arange(12.0).view(4, 3), "tower.bias": torch.ones(2)},
          "dense": {"step": torch.tensor(5), "betas": [0.9, 0.99]}}
 
@@ -83,7 +83,7 @@ def test_an_older_checkpoint_is_refused_with_the_command_and_the_same_once_conve
     check(path)
     assert meta.step == 7
     assert sorted(p.name for p in path.iterdir()) == ["layout.json", "meta.json", "rank-00000.safetensors"]
-    found = Stored(path)
+    found = CheckpointReader(path)
     tensors = {f"{part}.{key}": value for part in STATE for key, value in STATE[part].items() if key != "betas"}
     assert found.values == {"dense.betas": [0.9, 0.99]}
     assert found.sizes == {key: tuple(value.shape) for key, value in tensors.items()}

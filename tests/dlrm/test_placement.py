@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm.machines import Machine
-from dlrm.placement import KINDS, TARGET, cuts, place
-from dlrm.places import DoesNotFit, PlacementError, Storage
+from sluice.dlrm.sharding.machine import TrainingMachine
+from sluice.dlrm.sharding.placement import KINDS, TARGET, cuts, place
+from sluice.dlrm.sharding.types import DoesNotFit, PlacementError, Storage
 
 MLPERF_ROWS = (40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155,
                4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36)
@@ -41,7 +41,7 @@ ROOMY = 10**12
 def test_every_cell_of_every_table_lies_on_exactly_one_rank(shapes, ranks, optimiser):
     tables = [T(f"t{i}", r, w, n) for i, (r, w, n) in enumerate(shapes)]
     storage = Storage(optimiser=optimiser)
-    found = place(tables, Machine(ranks=ranks, memory_bytes=ROOMY), storage)
+    found = place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY), storage)
     assert [p.name for p in found.places] == [t.name for t in tables]
     for p, t in zip(found.places, tables, strict=True):
         assert sum(part.rows * part.width for part in p.parts) == t.rows * t.width
@@ -59,13 +59,13 @@ def test_every_cell_of_every_table_lies_on_exactly_one_rank(shapes, ranks, optim
 def test_where_the_tables_allow_the_ranks_are_balanced(shapes, ranks):
     """Tables with many rows for each rank can always be cut evenly, so any such set can be balanced."""
     tables = [T(f"t{i}", max(r, 100 * ranks), w, n) for i, (r, w, n) in enumerate(shapes)]
-    found = place(tables, Machine(ranks=ranks, memory_bytes=ROOMY))
+    found = place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY))
     assert max(found.balance) <= TARGET
-    assert found == place(tables, Machine(ranks=ranks, memory_bytes=ROOMY)), "the same tables, another place"
+    assert found == place(tables, TrainingMachine(ranks=ranks, memory_bytes=ROOMY)), "the same tables, another place"
 
 
 def test_no_table_is_cut_without_need():
-    found = place(made([1000] * 8), Machine(ranks=4, memory_bytes=ROOMY))
+    found = place(made([1000] * 8), TrainingMachine(ranks=4, memory_bytes=ROOMY))
     assert {p.kind for p in found.places} == {"table"}
     assert found.balance == (1.0, 1.0)
 
@@ -73,7 +73,7 @@ def test_no_table_is_cut_without_need():
 def test_a_table_larger_than_a_rank_goes_row_wise_by_itself():
     big = T("big", 3_650_000_000, 64)
     small = T("small", 1000, 64, 0.01)
-    found = place([big, small], Machine(ranks=8, memory_bytes=80_000_000_000), Storage(dtype="fp16"))
+    found = place([big, small], TrainingMachine(ranks=8, memory_bytes=80_000_000_000), Storage(dtype="fp16"))
     assert found.places[0].kind == "row"
     assert "larger than a rank" in found.places[0].why
     assert found.places[1].kind == "table"
@@ -90,7 +90,7 @@ def test_mlperf_tables_have_their_published_bytes_and_balance_on_eight_ranks():
     """204,184,588 rows × 128 in float32: 104.54 GB (facebookresearch/dlrm, torchrec_dlrm/README)."""
     tables = made(MLPERF_ROWS, MLPERF_LOOKUPS, 128)
     assert sum(Storage().weights(t.rows, t.width) for t in tables) == 104_542_509_056
-    found = place(tables, Machine(ranks=8, memory_bytes=40_000_000_000))
+    found = place(tables, TrainingMachine(ranks=8, memory_bytes=40_000_000_000))
     assert max(found.balance) <= TARGET
     assert {p.name for p in found.places if p.kind == "row"} == {"t0", "t9", "t19", "t20", "t21"}
 
@@ -98,27 +98,27 @@ def test_mlperf_tables_have_their_published_bytes_and_balance_on_eight_ranks():
 def test_what_is_missing_is_exact():
     tables = made([1_000_000] * 4)  # 64 MB and 4 MB of state each
     enough = 4 * 68_000_000 // 2
-    assert place(tables, Machine(ranks=2, memory_bytes=enough, reserve=0)).bytes_on(0) == enough
+    assert place(tables, TrainingMachine(ranks=2, memory_bytes=enough, reserve=0)).bytes_on(0) == enough
     with pytest.raises(DoesNotFit, match=r"missing in all; it takes 3 such ranks") as caught:
-        place(tables, Machine(ranks=2, memory_bytes=enough - 1, reserve=0))
+        place(tables, TrainingMachine(ranks=2, memory_bytes=enough - 1, reserve=0))
     assert caught.value.missing == 2
 
 
 def test_whole_tables_that_fit_together_but_not_on_one_rank_say_so():
     with pytest.raises(DoesNotFit, match="on the fullest rank; cut otherwise they may fit") as caught:
-        place(made([1000]), Machine(ranks=2, memory_bytes=50_000, reserve=0), asked={"t0": "table"})
+        place(made([1000]), TrainingMachine(ranks=2, memory_bytes=50_000, reserve=0), asked={"t0": "table"})
     assert caught.value.missing == 68_000 - 50_000
 
 
 def test_memory_is_kept_where_balance_would_break_it():
     """A rank with little room gets no more than fits, whatever its reads."""
     tables = made([10_000, 10_000, 10_000], [100.0, 1.0, 1.0])
-    found = place(tables, Machine(ranks=3, memory_bytes=680_000, reserve=0))
+    found = place(tables, TrainingMachine(ranks=3, memory_bytes=680_000, reserve=0))
     assert all(found.bytes_on(r) <= 680_000 for r in range(3))
 
 
 def test_a_hot_table_of_too_few_rows_is_cut_by_columns():
-    found = place([T("hot", 3, 64, 100.0), T("cold", 100_000, 64)], Machine(ranks=4, memory_bytes=ROOMY))
+    found = place([T("hot", 3, 64, 100.0), T("cold", 100_000, 64)], TrainingMachine(ranks=4, memory_bytes=ROOMY))
     assert found.places[0].kind == "column"
     assert len(found.places[0].ranks) == 4
 
@@ -127,45 +127,46 @@ def test_what_cannot_be_cut_so_is_refused_with_what_can():
     assert cuts(T("t", 3, 16), 4) == ["column"]
     assert cuts(T("t", 3, 4), 4) == []
     with pytest.raises(PlacementError, match="3 rows × 16 cannot be cut by row over 4 ranks; use table or column"):
-        place([T("t", 3, 16)], Machine(ranks=4, memory_bytes=ROOMY), asked={"t": "row"})
+        place([T("t", 3, 16)], TrainingMachine(ranks=4, memory_bytes=ROOMY), asked={"t": "row"})
     with pytest.raises(PlacementError, match="'rows' is none of"):
-        place([T("t", 3, 16)], Machine(ranks=4, memory_bytes=ROOMY), asked={"t": "rows"})
+        place([T("t", 3, 16)], TrainingMachine(ranks=4, memory_bytes=ROOMY), asked={"t": "rows"})
 
 
 def test_one_rank_holds_all_whole():
-    found = place(made([10, 1_000_000]), Machine(ranks=1, memory_bytes=ROOMY))
+    found = place(made([10, 1_000_000]), TrainingMachine(ranks=1, memory_bytes=ROOMY))
     assert [p.ranks for p in found.places] == [(0,), (0,)]
 
 
 def test_a_thousand_tables_on_many_ranks_are_placed():
     tables = made([(i * 7919) % 100_000 + 2_000 for i in range(1000)], [i % 5 + 1.0 for i in range(1000)])
-    assert max(place(tables, Machine(ranks=64, memory_bytes=ROOMY)).balance) <= TARGET
+    assert max(place(tables, TrainingMachine(ranks=64, memory_bytes=ROOMY)).balance) <= TARGET
 
 
 def test_a_block_of_rows_is_read_as_often_as_its_rows_are_used():
     """The first tenth of the rows gets nine tenths of the lookups: by rows, the first rank reads nearly all."""
     uneven = T("t", 1000, 16, 10.0, use=((0, 100, 0.9), (100, 1000, 0.1)))
-    found = place([uneven], Machine(ranks=2, memory_bytes=ROOMY), asked={"t": "row"})
+    found = place([uneven], TrainingMachine(ranks=2, memory_bytes=ROOMY), asked={"t": "row"})
     assert [found.reads_on(r) / (10 * 16 * 4) for r in range(2)] == pytest.approx([0.9 + 0.1 * 400 / 900, 50 / 900])
     assert found.balance[1] > 1.8
 
 
 def test_on_a_gpu_the_largest_tables_spill_to_the_hosts_and_only_as_many_as_must():
     tables = made([1_000_000, 500_000, 1000])  # 68, 34 and 0.07 MB with their states
-    found = place(tables, Machine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0))
+    found = place(tables, TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0))
     assert [p.kernel for p in found.places] == ["uvm_caching", "fused", "fused"]
     assert "spilled to the hosts' memory" in found.places[0].why
     assert all(found.bytes_on(r) <= 30_000_000 and found.host_bytes_on(r) <= 40_000_000 for r in range(2))
     assert sum(p.bytes for p in found.places) == sum(Storage().total(t.rows, t.width) for t in tables)
-    for machine in (Machine(ranks=2, memory_bytes=30_000_000, reserve=0),
-                    Machine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=10_000_000, reserve=0),
-                    Machine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0, device="cpu")):
+    for machine in (TrainingMachine(ranks=2, memory_bytes=30_000_000, reserve=0),
+                    TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=10_000_000, reserve=0),
+                    TrainingMachine(ranks=2, memory_bytes=30_000_000, host_memory_bytes=40_000_000, reserve=0,
+                                    device="cpu")):
         with pytest.raises(DoesNotFit):
             place(tables, machine)
 
 
 def test_kinds_and_kernels_for_gpus_are_placed_as_asked():
-    machine = Machine(ranks=4, ranks_per_host=2, memory_bytes=ROOMY, host_memory_bytes=ROOMY)
+    machine = TrainingMachine(ranks=4, ranks_per_host=2, memory_bytes=ROOMY, host_memory_bytes=ROOMY)
     found = place(made([100, 1000, 1000, 1000]), machine,
                   asked={"t0": "data", "t1": "table_row", "t2": "row:uvm", "t3": "table:uvm_caching"})
     small, host, spilled, cached = found.places
@@ -184,4 +185,5 @@ def test_kinds_and_kernels_for_gpus_are_placed_as_asked():
     ("table_row", "cuda", "cannot be cut over the 4 ranks of a host, of 6")])
 def test_what_there_is_no_kernel_for_is_refused(kind, device, words):
     with pytest.raises(PlacementError, match=words):
-        place(made([100]), Machine(ranks=6, ranks_per_host=4, memory_bytes=ROOMY, device=device), asked={"t0": kind})
+        place(made([100]), TrainingMachine(ranks=6, ranks_per_host=4, memory_bytes=ROOMY, device=device),
+              asked={"t0": kind})

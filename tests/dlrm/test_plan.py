@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dlrm.machines import Machine, MachineError, read
-from etl.small import small_table
+from sluice.dlrm.sharding.machine import MachineError, TrainingMachine, read
+from sluice.etl.synth.small_table import small_table
 
 
 def plan(repo, *args):
@@ -46,12 +46,12 @@ def test_wrong_numbers_are_named(repo):
 
 
 def test_planning_needs_no_torch(repo):
-    code = "import sys, dlrm.plan; sys.exit('torch' in sys.modules)"
+    code = "import sys, sluice.dlrm.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=repo, check=False).returncode == 0
 
 
 def test_a_machine_by_name_and_by_file(tmp_path):
-    assert read("8x80GB") == Machine(ranks=8, memory_bytes=80_000_000_000)
+    assert read("8x80GB") == TrainingMachine(ranks=8, memory_bytes=80_000_000_000)
     assert read("16x24GiB").hosts == 2
     file = tmp_path / "machine.json"
     file.write_text(json.dumps({"ranks": 4, "memory_bytes": "40GB", "reserve": 0.1}))
@@ -79,11 +79,11 @@ def test_a_word_that_is_no_machine_says_what_would_do():
 
 
 def test_sending_is_bounded_by_the_slower_of_the_two_ways():
-    one_host = Machine(ranks=8, memory_bytes=1)
+    one_host = TrainingMachine(ranks=8, memory_bytes=1)
     assert one_host.send_seconds(7 * 300e9) == pytest.approx(7.0)
-    two_hosts = Machine(ranks=16, memory_bytes=1)
+    two_hosts = TrainingMachine(ranks=16, memory_bytes=1)
     assert two_hosts.send_seconds(15 * 25e9) == pytest.approx(8.0)  # eight of fifteen parts cross the network
-    assert Machine(ranks=1, memory_bytes=1).send_seconds(1e12) == 0
+    assert TrainingMachine(ranks=1, memory_bytes=1).send_seconds(1e12) == 0
 
 
 def test_a_feature_tables_columns_are_its_tables(repo, tmp_path):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dlrm.machines import Machine
-from dlrm.placement import KINDS, TARGET, place
-from dlrm.places import PlacementError, Storage
-from dlrm.planner import propose
+from sluice.dlrm.sharding.machine import TrainingMachine
+from sluice.dlrm.sharding.placement import KINDS, TARGET, place
+from sluice.dlrm.sharding.torchrec_planner import propose
+from sluice.dlrm.sharding.types import PlacementError, Storage
 from tests.dlrm.test_placement import MLPERF_LOOKUPS, MLPERF_ROWS, made
 
 
@@ -19,7 +19,7 @@ def inductors_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
 
 
-MACHINE = Machine(ranks=8, memory_bytes=80_000_000_000)
+MACHINE = TrainingMachine(ranks=8, memory_bytes=80_000_000_000)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -35,7 +35,7 @@ def test_its_plan_covers_every_cell_and_ours_is_better_balanced(device):
 
 def test_tables_that_do_not_fit_are_refused():
     with pytest.raises(PlacementError, match="TorchRec's planner found no plan"):
-        propose(made([10**9]), Machine(ranks=2, memory_bytes=10**9), batch_size=64)
+        propose(made([10**9]), TrainingMachine(ranks=2, memory_bytes=10**9), batch_size=64)
 
 
 def test_what_its_arithmetic_is_not_told_is_refused():

@@ -9,7 +9,7 @@ from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 
-from dlrm.schedule import Schedule, Scheduled
+from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
 
 LR, EPS = 0.1, 1e-8
 
@@ -83,7 +83,7 @@ def test_a_row_has_one_number_of_state():
 
 def test_the_fused_update_takes_the_schedules_rate():
     module = fused(3, 4)
-    scheduled = Scheduled(module.fused_optimizer(), Schedule(warmup=4), steps_per_epoch=1, fused=True)
+    scheduled = Scheduled(module.fused_optimizer(), RateSchedule(warmup=4), steps_per_epoch=1, fused=True)
     w, v = weights(module).double().numpy(), np.zeros(3)
     for number in range(6):
         rate = scheduled.begin(number)

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-import dlrm.model  # noqa: F401  torch makes a folder of its own: before a test is watched
-from dlrm import train
-from dlrm.config import ConfigError
-from dlrm.search import Trainers, Trial, main
-from dlrm.searching import LEGS, Ended, Found, Runner, Search, expected, front, going_on, picture
-from dlrm.space import DEFAULT, Space, words
-from etl.small import small_table
+from sluice.dlrm import train
+from sluice.dlrm.config import ConfigError
+from sluice.dlrm.hpo.space import DEFAULT, Space, words
+from sluice.dlrm.hpo.study import LEGS, Ended, Found, Search, TrialRunner, expected, front, going_on, picture
+from sluice.dlrm.model import ranker  # noqa: F401  torch makes a folder of its own: before a test is watched
+from sluice.dlrm.search import Trainers, Trial, main
+from sluice.etl.synth.small_table import small_table
 
 SPACE = Space({"lr": {"low": 0.001, "high": 1.0, "log": True}, "width": [8, 16, 32], "epochs": {"low": 1, "high": 9}})
 RUNGS = 9
@@ -42,7 +42,7 @@ def whole(number, settings, until):
     return Ended(aucs=tuple(curve(settings, rung) for rung in range(1, RUNGS + 1)), seconds=float(RUNGS))
 
 
-def until(search: Search, auc: float, run: Runner, most: int = 200) -> float:
+def until(search: Search, auc: float, run: TrialRunner, most: int = 200) -> float:
     """Seconds of trials until one reaches the AUC."""
     while len(search.found) < most:
         if (search.step(run).auc or 0) >= auc:

@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-import dlrm.servable  # noqa: F401  torch makes a folder of its own: before a test is watched
-from dlrm.serve import main
-from etl.pins import pins
-from etl.program import run
-from etl.store import Store
+from sluice.dlrm.serve import main
+from sluice.dlrm.serving import served_model  # noqa: F401  torch makes a folder of its own: before a test is watched
+from sluice.etl.common.program import run
+from sluice.etl.table.pins import pins
+from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import ROOT, environment, launch
 
@@ -172,7 +172,7 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
 def test_what_was_asked_before_sigterm_is_answered(folder):
     """Half of a request's body is there when the signal comes, the rest after it. Until the end, the table's version
     that is served is pinned."""
-    store = Store(folder / "table")
+    store = TableStore(folder / "table")
     with Server(folder, "--measure-rows", 0) as server:
         assert [pin.version for pin in pins(store, time.time())] == [0]
         body = json.dumps({"rows": [{"I1": 3}]}).encode()

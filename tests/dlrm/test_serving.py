@@ -18,23 +18,25 @@ import pyarrow as pa
 import pytest
 import torch
 
-from dlrm import build, checkpoint, feed, setting
-from dlrm.batcher import Batcher, Full
-from dlrm.config import Config, ConfigError, Table
-from dlrm.files import Files
-from dlrm.limits import Bucket, Limits
-from dlrm.meta import CheckpointError, latest, mark_best
-from dlrm.narrow import NarrowTables
-from dlrm.narrowing import compared
-from dlrm.reload import Reload
-from dlrm.request import ARROW, JSON, Decoder, Refusal
-from dlrm.scorer import Request, Scorer
-from dlrm.servable import Servable
-from dlrm.service import Service
-from dlrm.world import machine, world
-from etl.small import small_table
-from etl.spec import Spec
-from etl.table import FeatureTable, TableError
+from sluice.dlrm import run_plan as setting
+from sluice.dlrm.checkpoint import save_load
+from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
+from sluice.dlrm.config import Config, ConfigError, Table
+from sluice.dlrm.ranks import machine, world
+from sluice.dlrm.serving.batcher import Batcher, Full
+from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal
+from sluice.dlrm.serving.http import HttpApp
+from sluice.dlrm.serving.int8_accuracy import compared
+from sluice.dlrm.serving.int8_tables import NarrowTables
+from sluice.dlrm.serving.limits import Bucket, ServerLimits
+from sluice.dlrm.serving.reload import Reload
+from sluice.dlrm.serving.scorer import PredictRequest, Scorer
+from sluice.dlrm.serving.served_model import Servable
+from sluice.dlrm.training import assemble, loaders
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable, TableError
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import Bomb, last_json, launch
 
@@ -87,7 +89,8 @@ def bag_sums(ids: torch.Tensor, batch) -> torch.Tensor:
 # ---- the same as in training
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch of torchrec, see dlrm.quiet
+@pytest.mark.filterwarnings("ignore::FutureWarning",
+                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, wide, scorer, raw):
     """Through JSON and Arrow, against the loader's batches and the model as the trainer's own code loads it."""
     config = Config.from_dict(wide.meta.config)
@@ -96,10 +99,10 @@ def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, 
     trained: list[torch.Tensor] = []
     with world() as here:
         now = setting.of(config, table, machine(1, 1))
-        parts = build.parts_of(config, now.layout, len(wide.meta.dense), now.placement, here)
-        checkpoint.load(wide.path, parts, here, optimisers=False)
+        parts = assemble.parts_of(config, now.layout, len(wide.meta.dense), now.placement, here)
+        save_load.load(wide.path, parts, here, optimisers=False)
         for split in ("train", "validation"):
-            with feed.evaluation(config, table, split, rank=0, local_ranks=1) as batches, torch.no_grad():
+            with loaders.evaluation(config, table, split, rank=0, local_ranks=1) as batches, torch.no_grad():
                 for batch in batches:
                     kept = batch.weight > 0
                     logits = parts.model(*parts.layout.features(batch, here.device))
@@ -116,7 +119,7 @@ def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, 
     got = torch.cat([made.dense.double(), scalars, bag_sums(ids[4], made)], 1)
     assert torch.equal(got, want[:, 1:])
     for body, kind in ((arrow(features.slice(0, 10_000)), ARROW), (as_json(features.slice(0, 10_000)), JSON)):
-        (answer,) = scorer.answer([Request(kind, body)])
+        (answer,) = scorer.answer([PredictRequest(kind, body)])
         assert np.abs(np.array(answer.probabilities) - want[:10_000, 0].numpy()).max() < 1e-6
     assert want[:, 0].std() > 0.02  # or everything would be equal to everything
 
@@ -151,10 +154,12 @@ ops = [{{op = "fill", value = 0}}]
 
 def test_many_requests_at_once_get_what_each_gets_alone(scorer, raw):
     """Of both kinds, of several rows and of none, with bad ones between them."""
-    asked = [Request(JSON, as_json(raw.slice(3 * n, n % 4))) if n % 3 else Request(ARROW, arrow(raw.slice(5 * n, 2)))
+    asked = [PredictRequest(JSON, as_json(raw.slice(3 * n, n % 4))) if n % 3 else PredictRequest(ARROW,
+                                                                                                 arrow(raw.slice(5 * n,
+                                                                                                                 2)))
              for n in range(20)]
-    asked[7] = Request(JSON, b"nonsense")
-    asked[11] = Request(JSON, b'{"rows": [{"C1": "\\ud800"}]}')  # text that no UTF-8 has: found out late
+    asked[7] = PredictRequest(JSON, b"nonsense")
+    asked[11] = PredictRequest(JSON, b'{"rows": [{"C1": "\\ud800"}]}')  # text that no UTF-8 has: found out late
     together = scorer.answer(asked)
     for n, request in enumerate(asked):
         (alone,) = scorer.answer([request])
@@ -168,10 +173,11 @@ def test_many_requests_at_once_get_what_each_gets_alone(scorer, raw):
 def test_a_feature_that_is_missing_is_the_specs_default_and_counted(scorer):
     given = {"I1": None, "I2": 5, "I5": 2.5, "number": 3, "C1": "zzz", "C5": None, "C9": "x", "C14": None, "tags": []}
     fewer = {name: value for name, value in given.items() if name not in ("C14", "I1")}
-    whole, lacking = scorer.answer([Request(JSON, json.dumps({"rows": [row]}).encode()) for row in (given, fewer)])
+    whole, lacking = scorer.answer([PredictRequest(JSON, json.dumps({"rows": [row]}).encode()) for row in (given,
+                                                                                                           fewer)])
     assert lacking.probabilities == pytest.approx(whole.probabilities, abs=1e-6)
     assert (whole.missing, lacking.missing) == ({}, {"C14": 1, "I1": 1})
-    (answer,) = scorer.answer([Request(ARROW, arrow(pa.table({"I2": [5, 6]})))])
+    (answer,) = scorer.answer([PredictRequest(ARROW, arrow(pa.table({"I2": [5, 6]})))])
     assert answer.missing["C1"] == 2
     assert len(answer.probabilities) == 2
 
@@ -224,7 +230,7 @@ def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
     (ARROW, arrow(pa.table([[1], [2]], ["I1", "I1"])), 422, "two columns have one name"),
 ])
 def test_a_bad_request_is_a_status_and_a_line(scorer, kind, body, status, line):
-    (refusal,) = scorer.answer([Request(kind, body)])
+    (refusal,) = scorer.answer([PredictRequest(kind, body)])
     assert refusal.status == status
     assert line in str(refusal)
     assert "\n" not in str(refusal)
@@ -237,7 +243,7 @@ def test_an_arrow_stream_that_lies_about_its_offsets_is_refused(scorer):
     statuses: Counter[int] = Counter()
     for place in range(0, len(good), 3):
         good[place] ^= 0xFF
-        (found,) = scorer.answer([Request(ARROW, bytes(good))])
+        (found,) = scorer.answer([PredictRequest(ARROW, bytes(good))])
         good[place] ^= 0xFF
         statuses[getattr(found, "status", 200)] += 1
     assert set(statuses) <= {200, 400, 409, 413, 415, 422}
@@ -246,7 +252,7 @@ def test_an_arrow_stream_that_lies_about_its_offsets_is_refused(scorer):
 
 def test_the_models_own_fingerprint_is_taken(scorer, wide):
     body = json.dumps({"rows": [{}], "fingerprint": wide.fingerprint}).encode()
-    assert len(scorer.answer([Request(JSON, body)])[0].probabilities) == 1
+    assert len(scorer.answer([PredictRequest(JSON, body)])[0].probabilities) == 1
 
 
 # ---- narrow tables
@@ -333,20 +339,20 @@ def test_a_bucket_lets_a_rate_pass_and_says_how_long_to_wait():
 def test_limits_that_cannot_be_are_refused():
     for name, value in (("rows", 0), ("seconds", 0), ("rate", -1)):
         with pytest.raises(ConfigError, match=name):
-            Limits(**{name: value})
+            ServerLimits(**{name: value})
 
 
 # ---- over HTTP, without a socket
 
 
-def client(service: Service) -> httpx.AsyncClient:
+def client(service: HttpApp) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=service.app), base_url="http://here")
 
 
 def served(scorer: Scorer, talk, **limits):
     """What `talk(client, service)` returns."""
     async def run():
-        service = Service(scorer, Limits(rows=10_000, **limits))
+        service = HttpApp(scorer, ServerLimits(rows=10_000, **limits))
         async with client(service) as http:
             return await talk(http, service)
     return asyncio.run(run())
@@ -515,7 +521,7 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
     reload = Reload(run, load_newest, every_s=1.0, say=broken, now=lambda: now[0])
 
     async def whole() -> dict:
-        service = Service(first, Limits(), beside=reload, now=lambda: now[0])
+        service = HttpApp(first, ServerLimits(), beside=reload, now=lambda: now[0])
         async with client(service) as http:
             return await talk(http, service)
 
@@ -533,7 +539,7 @@ def test_a_look_that_fails_does_not_end_the_looking(scorer, tmp_path):
         raise ValueError("spoilt")
 
     async def run() -> bool:
-        service = Service(scorer, Limits())
+        service = HttpApp(scorer, ServerLimits())
         task = asyncio.create_task(Reload(tmp_path, load, every_s=1e-4, say=lambda _: None)(service))
         await asyncio.wait_for(asyncio.to_thread(seen.wait), 20)
         alive = not task.done()
@@ -622,10 +628,10 @@ def test_a_table_without_a_spec_cannot_be_served(folder, tmp_path):
     small_table(tmp_path / "table", rows=2000, values=20)
     values = json.loads((latest(folder / "run" / "checkpoints")[0] / "meta.json").read_text())
     table = FeatureTable.open(tmp_path / "table")
-    from dlrm.meta import Meta
+    from sluice.dlrm.checkpoint.meta import CheckpointMeta
 
     path = tmp_path / "run" / "checkpoints" / "step-1"
     path.mkdir(parents=True)
-    Meta.of(table, {**values["config"], "data": table.uri, "version": 0}).write(path, {}, Files())
+    CheckpointMeta.of(table, {**values["config"], "data": table.uri, "version": 0}).write(path, {}, CheckpointDisk())
     with pytest.raises(CheckpointError, match=r"was not made by etl/job\.py"):
         Servable.load(tmp_path / "run", "int8")

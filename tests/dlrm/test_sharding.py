@@ -8,14 +8,14 @@ import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
-from dlrm.compress import ConfigError
-from dlrm.config import Config, ModelConfig, OptimConfig, Table
-from dlrm.machines import Machine
-from dlrm.model import Layout
-from dlrm.optim import fuse_tables
-from dlrm.placement import place
-from dlrm.setting import bytes_per_step
-from dlrm.sharding import asked, describe, placed, summary, torchrecs_plan
+from sluice.dlrm.config import Config, ModelConfig, OptimConfig, Table
+from sluice.dlrm.model.ranker import TableLayout
+from sluice.dlrm.model.table_compression import ConfigError
+from sluice.dlrm.optim.build import fuse_tables
+from sluice.dlrm.run_plan import bytes_per_step
+from sluice.dlrm.sharding.apply import asked, describe, placed, summary, torchrecs_plan
+from sluice.dlrm.sharding.machine import TrainingMachine
+from sluice.dlrm.sharding.placement import place
 
 CRITEO = [Table(name=f"C{i}", rows=n, width=16) for i, n in enumerate(
     [300, 500, 20_000, 6000, 100, 7, 9000, 200, 3, 6000, 4000, 18_000, 2500, 26, 5000, 15_000, 10, 2000, 400, 3], 1)]
@@ -25,8 +25,8 @@ def config(**settings) -> Config:
     return Config(data="t", version=0, **settings)
 
 
-def machine(ranks: int) -> Machine:
-    return Machine(ranks=ranks, memory_bytes=10**9)
+def machine(ranks: int) -> TrainingMachine:
+    return TrainingMachine(ranks=ranks, memory_bytes=10**9)
 
 
 def test_auto_asks_for_nothing():
@@ -82,7 +82,7 @@ def test_kinds_and_kernels_for_gpus_reach_torchrec(tmp_path):
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(names))
     tables = [Table(name=n, rows=1000, width=16) for n in names]
-    described = Machine(ranks=4, ranks_per_host=2, memory_bytes=10**9, host_memory_bytes=10**9)
+    described = TrainingMachine(ranks=4, ranks_per_host=2, memory_bytes=10**9, host_memory_bytes=10**9)
     placement = place(tables, described, asked=asked(str(file), tables, 4))
     collection = EmbeddingBagCollection(device=torch.device("meta"), tables=[
         EmbeddingBagConfig(name=t.name, feature_names=[t.name], num_embeddings=t.rows, embedding_dim=t.width)
@@ -120,7 +120,7 @@ TWO = [Table(name="a", rows=100, width=8), Table(name="b", rows=100, width=8, lo
 @pytest.mark.parametrize(("wire", "element"), [("fp32", 4), ("fp16", 2)])
 def test_bytes_per_step_are_counted_as_they_are_sent(how, vectors, ids, wire, element):
     settings = config(sharding=how, wire=wire, batch_size=64, ranks=2, model=ModelConfig(width=8))
-    layout = Layout(settings.model, TWO)
+    layout = TableLayout(settings.model, TWO)
     sent = bytes_per_step(placed(settings, TWO, machine(2)), layout, 1000, settings)
     assert sent == vectors * element + ids * 4 + 1000 * 4
     alone = replace(settings, ranks=1)

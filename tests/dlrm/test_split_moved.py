@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dlrm import evaluate, options, train
-from dlrm.config import Config
-from dlrm.files import Files
-from dlrm.meta import Meta, read
-from etl.census import Census
-from etl.identity import SplitMoved
-from etl.table import FeatureTable
+from sluice.dlrm import cli as options
+from sluice.dlrm import evaluate, train
+from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.meta import CheckpointMeta, read
+from sluice.dlrm.config import Config
+from sluice.etl.spec.row_identity import SplitMoved
+from sluice.etl.table.census import Census
+from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 
 ROWS = 1500
@@ -25,8 +26,8 @@ def begun(run: Path, table: FeatureTable) -> Path:
     folder = run / "checkpoints" / "step-000000005"
     folder.mkdir(parents=True)
     config = Config(data=table.uri, version=table.version, follow="epochs", epochs=2)
-    meta = Meta.of(table, config.to_dict())
-    replace(meta, step=5, epoch=1, loader={"epoch": 1, "step": 0}).write(folder, {}, Files())
+    meta = CheckpointMeta.of(table, config.to_dict())
+    replace(meta, step=5, epoch=1, loader={"epoch": 1, "step": 0}).write(folder, {}, CheckpointDisk())
     return folder
 
 
@@ -91,7 +92,7 @@ def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(tmp_path)
     with pytest.raises(SplitMoved, match="100 % of the rows of split 'test' were trained on"):
         evaluate.main([str(word) for word in words])
     meta = read(tmp_path / "run" / "checkpoints" / "step-000000005")
-    from dlrm.follow import seen_in
+    from sluice.dlrm.follow.versions import seen_in
     assert seen_in(other, meta, "accept", split="test") != ""
     assert seen_in(table, meta, "refuse") == ""  # its own
     moved = clicks_table.write(tmp_path / "moved", raw, text=text)  # the same rows elsewhere, in the same splits
@@ -99,10 +100,10 @@ def test_another_table_is_compared_too_and_so_is_one_that_is_evaluated(tmp_path)
 
 
 def test_rows_that_are_known_by_other_columns_cannot_be_told_apart(table, tmp_path):
-    meta = Meta.of(table, {})
+    meta = CheckpointMeta.of(table, {})
     text = clicks_table.spec_text().replace("[table]", '[table]\nkey = ["number"]')
     keyed = clicks_table.write(tmp_path / "keyed", clicks_table.raw_rows(ROWS), text=text)
-    from dlrm.follow import seen_in
+    from sluice.dlrm.follow.versions import seen_in
     with pytest.raises(SplitMoved, match=r"known by other columns.*first version's input columns.*now the key number"):
         seen_in(keyed, meta, "refuse")
     assert Census.of(keyed.records.values()).rule.text == "the key number"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.meta import check, latest
-from etl.small import small_table
+from sluice.dlrm.checkpoint.meta import check, latest
+from sluice.etl.synth.small_table import small_table
 from tests.dlrm.rig import ROOT, command, environment
 
 LIMIT_S = 4

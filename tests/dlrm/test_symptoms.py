@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.metrics import auc
-from dlrm.missing import Missing
-from dlrm.mllog import MlLog
-from dlrm.symptoms import Evidence, chance, stuck
+from sluice.dlrm.evaluation.diagnosis import Evidence, chance, stuck
+from sluice.dlrm.evaluation.metrics import auc
+from sluice.dlrm.model.missing import MissingNumbers
+from sluice.dlrm.telemetry.mlperf_log import MlLog
 
 LOST = Evidence(step=1000, rows=100_000, positives=25_000, auc=0.5003)
 
@@ -64,7 +64,7 @@ def test_the_likely_cause_is_named(change, words):
 
 
 def test_missing_values_are_masked_and_counted_by_column():
-    missing = Missing(["I1", "I2", "I3"])
+    missing = MissingNumbers(["I1", "I2", "I3"])
     whole = torch.ones(2, 3)
     assert missing.mask(whole) is whole
     holes = torch.tensor([[1.0, math.nan, 2.0], [math.inf, math.nan, 3.0]])

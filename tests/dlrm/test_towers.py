@@ -11,9 +11,9 @@ from torch import fx
 from torchrec.models.dlrm import InteractionArch
 from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet
 
-from dlrm.config import MODELS, ConfigError, ModelConfig
-from dlrm.interactions import Cross, Dots, Interests, LowRankCross, MixtureCross, second_order
-from dlrm.towers import INPUTS, build
+from sluice.dlrm.config import MODELS, ConfigError, ModelConfig
+from sluice.dlrm.model.interactions import CrossLayers, Dots, Interests, LowRankCross, MixtureCross, second_order
+from sluice.dlrm.model.towers import INPUTS, build
 
 SHAPES = [(1, 1, 1, 4), (1, 3, 5, 4), (7, 13, 3, 12), (16, 2, 26, 8)]  # samples, dense, columns, width
 STEPS = 5
@@ -176,7 +176,7 @@ def test_dots_are_torchrecs():
 
 
 @pytest.mark.parametrize(("ours", "theirs", "names"), [
-    (Cross(10, 3), CrossNet(10, 3), {"layers.{}.weight": "kernels.{}", "layers.{}.bias": "bias.{}"}),
+    (CrossLayers(10, 3), CrossNet(10, 3), {"layers.{}.weight": "kernels.{}", "layers.{}.bias": "bias.{}"}),
     (LowRankCross(10, 3, 4), LowRankCrossNet(10, 3, 4),
      {"down.{}.weight": "V_kernels.{}", "up.{}.weight": "W_kernels.{}", "up.{}.bias": "bias.{}"}),
     (MixtureCross(10, 3, 4, 5), LowRankMixtureCrossNet(10, 3, 5, 4),

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agent.runs import RunFolder, read_lines
-from dlrm.footers import check_files
-from dlrm.meta import latest
-from etl.small import small_table
-from etl.store import Store
-from etl.table import TableError
-from etl.vacuum import vacuum
+from sluice.agent.report.run_folder import RunFolder, read_lines
+from sluice.dlrm.checkpoint.meta import latest
+from sluice.dlrm.training.input_checks import check_files
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import TableError
+from sluice.etl.table.vacuum import vacuum
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch
 
 ROWS, BATCH = 6400, 256
@@ -192,7 +192,7 @@ def _until(sign: str, file: Path, words: list[object]) -> subprocess.Popen[str]:
 
 
 def test_a_resume_without_a_checkpoint_or_data_and_in_a_folder_of_something_else_says_so(folder, tmp_path, capsys):
-    from dlrm.train import main
+    from sluice.dlrm.train import main
 
     (tmp_path / "thesis.txt").write_text("mine")
     for run, words, message in ((tmp_path / "new", [], "holds no checkpoint to go on from; give --data, too"),
@@ -206,7 +206,7 @@ def test_a_resume_without_a_checkpoint_or_data_and_in_a_folder_of_something_else
 def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused(tmp_path, capsys):
     """A newer version is published, and a vacuum that keeps nothing else comes: during the run, and after it. The run
     is asked to stop while its store answers no more, and saves all the same."""
-    from dlrm.train import main
+    from sluice.dlrm.train import main
 
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     process = subprocess.Popen(
@@ -218,7 +218,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
         if line.startswith("step"):
             break
     small_table(tmp_path / "table", rows=100, mode="overwrite", first=ROWS)
-    kept = vacuum(Store(table.uri), keep=1, now=time.time() + 1, grace_s=0)
+    kept = vacuum(TableStore(table.uri), keep=1, now=time.time() + 1, grace_s=0)
     assert (kept.pinned, kept.files) == ((0,), ())
     events = tmp_path / "run" / "events.jsonl"
     while '"stall-store' not in events.read_text():
@@ -232,7 +232,7 @@ def test_a_version_stays_while_it_is_trained_on_and_one_that_vanished_is_refused
     meta = latest(tmp_path / "run" / "checkpoints")[1]
     assert meta.step == stopped["steps"] == len(losses(tmp_path, "run"))
     assert set(meta.agent) == {"machine", "schema", "learned"}
-    gone = vacuum(Store(table.uri), keep=1, now=time.time() + 1, grace_s=0)
+    gone = vacuum(TableStore(table.uri), keep=1, now=time.time() + 1, grace_s=0)
     assert gone.pinned == ()
     with pytest.raises(SystemExit) as ended:
         main(["--run-dir", str(tmp_path / "run"), "--resume"])
@@ -271,7 +271,7 @@ def test_an_interrupt_ends_all_ranks(folder):
     (["--run-dir", "{}/table", "--resume"], "is not empty and no run folder"),
 ])
 def test_check_refuses_with_one_message_before_anything_starts(folder, capsys, monkeypatch, words, message):
-    from dlrm.train import main
+    from sluice.dlrm.train import main
 
     words = [str(w).format(folder) for w in words]
     given = ["--data", folder / "table", "--run-dir", folder / "never", "--batch-size", BATCH, "--check", *words]
@@ -285,7 +285,7 @@ def test_check_refuses_with_one_message_before_anything_starts(folder, capsys, m
 
 
 def test_a_run_without_data_says_what_is_missing(folder, capsys):
-    from dlrm.train import main
+    from sluice.dlrm.train import main
 
     with pytest.raises(SystemExit) as ended:
         main(["--run-dir", str(folder / "never")])
@@ -294,7 +294,7 @@ def test_a_run_without_data_says_what_is_missing(folder, capsys):
 
 
 def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
-    from dlrm.train import main
+    from sluice.dlrm.train import main
 
     found = main(["--data", str(folder / "table"), "--run-dir", str(folder / "never"), "--batch-size", str(BATCH),
                   "--ranks", "2", "--check"])
@@ -332,7 +332,7 @@ def test_a_checkpoint_with_four_spoilt_bytes_is_refused_by_name(folder, tmp_path
 
 
 def test_statistics_stop_a_wrong_id_before_the_first_step(folder, tmp_path, capsys):
-    from dlrm.train import main
+    from sluice.dlrm.train import main
 
     table = small_table(tmp_path / "table", rows=ROWS, values=50, files=2, row_group_rows=512)
     spoiled = table.files_of("train")[0].path
@@ -345,7 +345,7 @@ def test_statistics_stop_a_wrong_id_before_the_first_step(folder, tmp_path, caps
 
 
 def test_a_resume_that_does_not_fit_says_what_differs(folder, capsys):
-    from dlrm.train import main
+    from sluice.dlrm.train import main
 
     small_table(folder / "other", rows=ROWS, values=60, files=2, row_group_rows=512)
     for words, message in ((["--data", folder / "other"], "column 'C1': 53 rows in the checkpoint, 63 in the table"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dlrm.config import Config
-from dlrm.gate import Gate
-from dlrm.guard import Guard
-from dlrm.meta import Meta
-from dlrm.trainer import NotANumber, Timing, Trainer
+from sluice.dlrm.checkpoint.meta import CheckpointMeta
+from sluice.dlrm.config import Config
+from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.synced_batches import SyncedBatches
+from sluice.dlrm.training.trainer import NotANumber, Timing, Trainer
 from tests.dlrm.rig import DENSE, SIZES, batch
 
 ROWS = 8
@@ -80,9 +80,9 @@ def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None 
 
     trainer = SlowTrainer(config=config, world=Alone(), parts=None, guard=Guard(SIZES, DENSE, "fake"),
                           save=save, evaluate=evaluate, observe=lines.append, clock=clock, memory_used=lambda: 7,
-                          gate=Gate(Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock))
+                          gate=SyncedBatches(Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock))
     trainer.loss = loss
-    meta = Meta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
+    meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     return trainer.train(SlowFeed(clock, steps), meta), lines, done
 
 

@@ -7,13 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from dlrm.compress import Compression, codes, part_tables
-from dlrm.config import ModelConfig, Table, tables_of
-from dlrm.machines import Machine
-from dlrm.placement import TARGET, place
-from dlrm.use import runs, share, spread_out
-from etl.fields import Field
-from etl.profile import Profile
+from sluice.dlrm.config import ModelConfig, Table, tables_of
+from sluice.dlrm.model.table_compression import Compression, codes, part_tables
+from sluice.dlrm.sharding.machine import TrainingMachine
+from sluice.dlrm.sharding.placement import TARGET, place
+from sluice.dlrm.tables import runs, share, spread_out
+from sluice.etl.schema import Field
+from sluice.etl.table.profile import Profile
 
 ROWS, RANKS = 50_000, 4
 
@@ -45,7 +45,7 @@ def test_spread_keeps_the_frequent_ids_off_the_first_rank_and_the_plan_knows(fou
     assert model.compress == {"C": "spread"}
     how = Compression.read("spread")
     (spread,) = part_tables(table, how)
-    machine = Machine(ranks=RANKS, memory_bytes=10**10)
+    machine = TrainingMachine(ranks=RANKS, memory_bytes=10**10)
     block = -(-ROWS // RANKS)
     for t, rows in ((table, ids), (spread, codes(ids, table, how)[0])):
         placement = place([t], machine, asked={"C": "row"})

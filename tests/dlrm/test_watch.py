@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from dlrm import watch as watch_module
-from dlrm.watch import Watch
+from sluice.dlrm.training import signals
+from sluice.dlrm.training.signals import Watch
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def left(monkeypatch):
     """What the watch ends the process with, if it does."""
     codes: list[int] = []
     event = threading.Event()
-    monkeypatch.setattr(watch_module, "_GRACE_S", 0.0)
+    monkeypatch.setattr(signals, "_GRACE_S", 0.0)
     return codes, event, lambda code: (codes.append(code), event.set())
 
 

@@ -35,7 +35,8 @@ def commands() -> list[str]:
 def place(tmp_path_factory) -> Path:
     """A folder that looks like the checkout, with raw logs beside it."""
     here = tmp_path_factory.mktemp("readme")
-    for name in ("etl", "ingest", "agent", "dlrm", "features", "spark-defaults.conf", "Makefile", ".ci", ".venv",
+    for name in ("sluice", "setup.py", "etl", "ingest", "agent", "dlrm", "features", "spark-defaults.conf", "Makefile",
+                 ".ci", ".venv",
                  "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
         (here / name).symlink_to(ROOT / name)
     (here / "tmp").mkdir()

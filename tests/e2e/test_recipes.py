@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.options import parse
-from etl.spec import Spec
+from sluice.dlrm.cli import parse
+from sluice.etl.spec.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ("--width", "8", "--dense-layers", "16", "--over-layers", "16", "--batch-size", "512", "--epochs", "1",

@@ -17,7 +17,7 @@ def spark():
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-    from etl.session import DEFAULTS, ROOT
+    from sluice.etl.spark.session import DEFAULTS, ROOT
 
     conf = SparkConf().setMaster("local[2]").setAppName("tests").setAll(list(DEFAULTS.items()))
     conf.setAll([("spark.driver.host", "127.0.0.1"), ("spark.driver.bindAddress", "127.0.0.1"),

@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl.build import Job, Result
-from etl.features import Features, row_keys
-from etl.fit import selected
-from etl.parse import Parser
-from etl.progress import Progress
-from etl.spec import Spec
-from etl.store import Store
-from etl.table import FeatureTable
+from sluice.etl.apply.features import Features, row_keys
+from sluice.etl.apply.parse import InputParser
+from sluice.etl.spark.fit import selected
+from sluice.etl.spark.job_run import Job, Result
+from sluice.etl.spark.progress import JobProgress
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
 
 
 class Said:
@@ -35,8 +35,8 @@ class Said:
 
 
 def run(spark, output: Path, *inputs: object, text: str, said: Said | None = None, **options: object) -> Result:
-    job = Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=Store(output), **options)
-    return job.run(spark, Progress(said or Said()))
+    job = Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
+    return job.run(spark, JobProgress(said or Said()))
 
 
 def rows_of(table: FeatureTable, split: str | None = None) -> list[dict]:
@@ -47,7 +47,7 @@ def rows_of(table: FeatureTable, split: str | None = None) -> list[dict]:
 def in_one_process(text: str, table: FeatureTable, columns: dict[str, pa.Array]) -> list[dict]:
     """What a table's rows must be: all rows at once, through the state that the table has, without Spark."""
     spec = Spec.own(text)
-    parsed = Parser(spec).parse(pa.record_batch(list(columns.values()), list(columns)))
+    parsed = InputParser(spec).parse(pa.record_batch(list(columns.values()), list(columns)))
     kept, keys = selected(spec, parsed)
     made = Features(spec, table.state()).apply(kept, row_keys(kept, spec) if keys is None else keys)
     return pa.table(made, [c.name for c in spec.columns]).to_pylist()

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from etl.build import Job
-from etl.failure import SparkFailure, clearly
-from etl.raw import InputError
-from etl.spec import Spec
-from etl.store import Store, StoreError
-from etl.table import FeatureTable, TableError
+from sluice.etl.spark.errors import SparkFailure, clearly
+from sluice.etl.spark.job_run import Job
+from sluice.etl.spark.read_input import InputError
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
@@ -171,11 +171,11 @@ def test_a_full_disk_is_said_in_one_line_and_publishes_nothing(spark, tmp_path, 
 def test_an_output_that_is_read_only_is_refused_before_spark_starts(tmp_path):
     with mounted(tmp_path / "disk", "ro"), pytest.raises(StoreError, match=rf"{tmp_path}/disk/t: cannot be written "
                                                                            r"\(Read-only file system\); make it"):
-        Job(spec=Spec.parse(PARQUET), inputs=("x",), store=Store(tmp_path / "disk" / "t"))
+        Job(spec=Spec.parse(PARQUET), inputs=("x",), store=TableStore(tmp_path / "disk" / "t"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind root")
 def test_a_folder_without_permission_is_refused_before_spark_starts(tmp_path):
     (tmp_path / "t").mkdir(mode=0o500)
     with pytest.raises(StoreError, match="Permission denied"):
-        Job(spec=Spec.parse(PARQUET), inputs=("x",), store=Store(tmp_path / "t"))
+        Job(spec=Spec.parse(PARQUET), inputs=("x",), store=TableStore(tmp_path / "t"))

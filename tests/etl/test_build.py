@@ -14,20 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from etl.build import Job
-from etl.commit import CommitConflict
-from etl.features import Placement, row_keys
-from etl.ops.hashing import hash_texts
-from etl.progress import Progress
-from etl.raw import InputError
-from etl.rawlog import synthesize
-from etl.rejects import check_rejects
-from etl.shards import CommitError
-from etl.small import small_table
-from etl.spec import Spec
-from etl.state import StateError
-from etl.store import Store
-from etl.table import FeatureTable
+from sluice.etl.apply.features import FileAssignment, row_keys
+from sluice.etl.ops.hashing import hash_texts
+from sluice.etl.spark.job_run import Job
+from sluice.etl.spark.progress import JobProgress
+from sluice.etl.spark.read_input import InputError
+from sluice.etl.spark.rejects import check_rejects
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.commit import CommitConflict
+from sluice.etl.table.data_files import CommitError
+from sluice.etl.table.fitted_state import StateError
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
@@ -78,8 +78,8 @@ class Quiet:
 
 
 def run(spark, output, *inputs, text=TEXT, **options):
-    job = Job(spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=Store(output), **options)
-    return job.run(spark, Progress(Quiet()))
+    job = Job(spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
+    return job.run(spark, JobProgress(Quiet()))
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +109,11 @@ def content(table: FeatureTable, split: str | None = None) -> list[tuple]:
 
 def splits_of(raw: Path) -> tuple[np.ndarray, np.ndarray]:
     """Each line's key, and the number of its split."""
-    from etl.parse import Parser
+    from sluice.etl.apply.parse import InputParser
     spec, lines = Spec.parse(TEXT), [line + b"\n" for line in raw.read_bytes().splitlines()]
-    columns = Parser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"])).columns
+    columns = InputParser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"])).columns
     keys = row_keys(columns, spec)
-    return keys, Placement.of(spec, len(lines)).split(keys, columns)
+    return keys, FileAssignment.of(spec, len(lines)).split(keys, columns)
 
 
 def twin(raw: Path) -> list[tuple]:
@@ -170,7 +170,7 @@ def test_splits_have_their_shares_and_the_table_its_numbers_of_files(made):
 def test_rows_are_where_their_keys_say(made, raw):
     """Recomputed from the raw lines alone: split, file and order within it."""
     spec, (keys, split) = Spec.parse(TEXT), splits_of(raw)
-    files, want = Placement.of(spec, ROWS).file(keys, split), twin(raw)
+    files, want = FileAssignment.of(spec, ROWS).file(keys, split), twin(raw)
     names = list(spec.table.split)
     order = sorted(range(ROWS), key=lambda i: (int(files[i]), int(keys.view("int64")[i])))
     by_split = [[want[i] for i in order if split[i] == number] for number in range(2)]
@@ -295,10 +295,10 @@ def test_other_formats_make_the_same_table(spark, made, raw, tmp_path, form):
 
 def test_a_job_that_was_overtaken_publishes_nothing(spark, raw, tmp_path):
     small_table(tmp_path / "t", rows=300)
-    job = Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=Store(tmp_path / "t"), mode="overwrite")
+    job = Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=TableStore(tmp_path / "t"), mode="overwrite")
     overtaking = small_table(tmp_path / "t", rows=200, mode="append", first=300)
     with pytest.raises(CommitConflict, match="another job published version 1"):
-        job.run(spark, Progress(Quiet()))
+        job.run(spark, JobProgress(Quiet()))
     assert FeatureTable.open(tmp_path / "t").files == overtaking.files
 
 
@@ -308,7 +308,7 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(spark, raw,
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("etl.build.describe", full)
+    monkeypatch.setattr("sluice.etl.spark.job_run.describe", full)
     with pytest.raises(OSError, match="No space left"):
         run(spark, tmp_path / "t", raw, mode="overwrite")
     table = FeatureTable.open(tmp_path / "t")
@@ -317,7 +317,7 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(spark, raw,
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_spark_starts(raw, tmp_path):
-    from etl.store import StoreError
+    from sluice.etl.table.store import StoreError
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="cannot be written"):
-        Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=Store(tmp_path / "file" / "t"))
+        Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=TableStore(tmp_path / "file" / "t"))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from etl.rawlog import synthesize
-from etl.table import FeatureTable
+from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

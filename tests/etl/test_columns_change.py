@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.table import FeatureTable
+from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.

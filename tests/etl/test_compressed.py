@@ -7,9 +7,9 @@ import gzip
 
 import pytest
 
-from etl.compressed import fault
-from etl.failure import SparkFailure, cause, clearly
-from etl.footers import InputError
+from sluice.etl.spark.compressed_files import fault
+from sluice.etl.spark.errors import SparkFailure, cause, clearly
+from sluice.etl.spark.parquet_footers import InputError
 from tests.etl.jobs import run
 
 LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).encode()

@@ -17,9 +17,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from etl.shapes import SHAPES, synthesize_shape
-from etl.spec import Spec
-from etl.table import FeatureTable
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape
+from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.

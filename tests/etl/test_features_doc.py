@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from etl.columns import ROLE_KINDS
-from etl.ops import OPERATORS
-from etl.rows import FILTERS, SECTIONS
-from etl.spec import DRIFTS, FORMATS, INPUT_TYPES, Input, Spec, TableSpec
+from sluice.etl.ops import OPERATORS
+from sluice.etl.spec.columns import ROLE_KINDS
+from sluice.etl.spec.row_rules import FILTERS, SECTIONS
+from sluice.etl.spec.spec import DRIFTS, FORMATS, INPUT_TYPES, Input, Spec, TableSpec
 
 
 def test_every_key_is_documented_and_every_example_reads(repo):

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from etl.fields import Field, FieldError, Fingerprint
+from sluice.etl.schema import Field, FieldError, Fingerprint
 
 FIELDS = (Field(name="label", role="label", type="int8"),
           Field(name="I1", role="dense", type="float"),

@@ -7,12 +7,11 @@ import time
 
 import pytest
 
-import etl.vacuum
-from etl.hold import LASTS_S, Hold
-from etl.pins import Removal, being_removed, pins
-from etl.small import small_table
-from etl.store import Store, StoreError
-from etl.vacuum import DAY_S, vacuum
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table import vacuum as vacuum_file
+from sluice.etl.table.pins import LASTS_S, Hold, Removal, being_removed, pins
+from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.vacuum import DAY_S, vacuum
 
 
 class Clock:
@@ -28,12 +27,12 @@ class Clock:
         return self.now
 
 
-def versions(store: Store, now: float) -> list[int]:
+def versions(store: TableStore, now: float) -> list[int]:
     return [pin.version for pin in pins(store, now)]
 
 
 def test_a_pin_lasts_as_long_as_its_reader(tmp_path):
-    store, clock = Store(tmp_path), Clock()
+    store, clock = TableStore(tmp_path), Clock()
     with Hold("train run 1/ä", print, clock=clock) as hold:
         assert versions(store, 0) == []
         hold.take(store.uri, 3)
@@ -47,7 +46,7 @@ def test_a_pin_lasts_as_long_as_its_reader(tmp_path):
 
 
 def test_it_is_renewed_until_its_owner_ends_and_a_killed_owners_expires(tmp_path):
-    store, clock = Store(tmp_path), Clock(times=4)
+    store, clock = TableStore(tmp_path), Clock(times=4)
     with Hold("reader", print, clock=clock, every_s=1e-4) as hold:
         hold.take(store.uri, 7)
         assert clock.asked.wait(20)
@@ -61,7 +60,7 @@ def test_it_is_renewed_until_its_owner_ends_and_a_killed_owners_expires(tmp_path
 
 
 def test_another_table_is_pinned_instead(tmp_path):
-    stores = [Store(tmp_path / name) for name in "ab"]
+    stores = [TableStore(tmp_path / name) for name in "ab"]
     with Hold("server", print) as hold:
         for number, store in enumerate(stores):
             hold.take(store.uri, number)
@@ -82,7 +81,7 @@ def test_a_table_that_cannot_be_written_is_told_once(tmp_path):
 def test_a_version_that_a_vacuum_has_begun_to_remove_cannot_be_taken(tmp_path):
     """Whoever pins looks then for what is being removed; a vacuum says first what it removes, then looks for pins."""
     table = small_table(tmp_path / "clicks", rows=100, files=1)
-    store, job = Store(table.uri), table.record.job
+    store, job = TableStore(table.uri), table.record.job
     path = table.record.files[0].path
     other, beside = Removal.of(["data/another/x.parquet"], []), Removal.of([f"data/{job}/_SUCCESS"], [path])
     for removal in (other, beside):
@@ -100,11 +99,11 @@ def test_a_version_that_a_vacuum_has_begun_to_remove_cannot_be_taken(tmp_path):
 
 def test_a_vacuum_says_what_it_removes_before_it_looks_for_pins_the_last_time(tmp_path, monkeypatch):
     """And what a vacuum that was killed has said goes with the next one, a day later."""
-    store, now = Store(small_table(tmp_path / "clicks", rows=100, files=1).uri), time.time() + 40 * DAY_S
+    store, now = TableStore(small_table(tmp_path / "clicks", rows=100, files=1).uri), time.time() + 40 * DAY_S
     small_table(store.uri, rows=100, files=1, mode="overwrite")
     Removal(folders=frozenset({"data/before"})).begin(store)
     said = []
-    monkeypatch.setattr(etl.vacuum, "pins", lambda *_: said.append(being_removed(store)) or pins(store, now))
+    monkeypatch.setattr(vacuum_file, "pins", lambda *_: said.append(being_removed(store)) or pins(store, now))
     done = vacuum(store, keep=1, now=now)
     assert done.files
     assert [len(folders) for folders in said] == [1, 1 + 2], "of the second look: data and record of the first version"

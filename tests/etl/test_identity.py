@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from etl.census import Census, rule_of, there_already, trained_on, under_rule
-from etl.features import Placement, hash_of, row_keys, whole_rows
-from etl.identity import Identity, KeyColumn, SplitMoved
-from etl.keys import SpecError
-from etl.ops.hashing import hash_rows
-from etl.record import JobRecord
-from etl.sketch import MOST, Bounds, Gathering, Sketch, gather
-from etl.spec import Spec
+from sluice.etl.apply.features import FileAssignment, hash_of, row_keys, whole_rows
+from sluice.etl.ops.hashing import hash_rows
+from sluice.etl.spec.row_identity import Identity, KeyColumn, SplitMoved
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
+from sluice.etl.table.census import Census, rule_of, there_already, trained_on, under_rule
+from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.sketch import MOST, HashBounds, Sketch, SketchSum, gather
 
 ROWS = 80_000
 COLUMNS = ("label:int", "id:int", "price:float", "user:text", "hour:int", "tags:texts")
@@ -54,7 +54,7 @@ def record(spec: Spec, columns: dict[str, pa.Array], *, version: int = 0, before
 
 
 def split_of(spec: Spec, columns: dict[str, pa.Array]) -> np.ndarray:
-    return Placement(spec, (1, 1)).split(row_keys(columns, spec), columns)
+    return FileAssignment(spec, (1, 1)).split(row_keys(columns, spec), columns)
 
 
 def auc(score: np.ndarray, label: np.ndarray) -> float:
@@ -231,8 +231,8 @@ def test_a_spec_that_says_it_wrongly_is_refused(spec, message):
 def test_rows_of_one_key_are_ordered_by_all_they_hold_whatever_the_columns_order():
     columns = noise(2000)
     spec = Spec.parse(text(*COLUMNS, table='key = "user"'))
-    assert Placement(spec, (1, 1)).has_ties
-    assert not Placement(Spec.parse(FIRST), (1, 1)).has_ties
+    assert FileAssignment(spec, (1, 1)).has_ties
+    assert not FileAssignment(Spec.parse(FIRST), (1, 1)).has_ties
     assert len(np.unique(row_keys(columns, spec))) < 1000
     whole = whole_rows(columns)
     assert len(np.unique(whole)) == 2000
@@ -246,7 +246,7 @@ def test_a_sketch_is_the_same_however_its_rows_were_spread():
     whole = Sketch.of(hashes)
     assert np.array_equal(whole.hashes, want[:MOST])
     assert (whole.below, whole.whole) == (int(want[MOST]), False)
-    bounds, adding = Bounds.of(len(hashes), {"train": 1.0}), Gathering()
+    bounds, adding = HashBounds.of(len(hashes), {"train": 1.0}), SketchSum()
     parts = [{("r", "train"): bounds.smallest("train", part)} for part in np.array_split(hashes, 9)]
     sent = sum(len(part["r", "train"]) for part in parts)
     assert MOST < sent < 3 * MOST  # of all tasks together

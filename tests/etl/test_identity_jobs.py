@@ -7,12 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dlrm import options, train
-from etl.census import Census
-from etl.features import hash_of
-from etl.identity import SplitMoved
-from etl.sketch import Sketch
-from etl.table import FeatureTable
+from sluice.dlrm import cli as options
+from sluice.dlrm import train
+from sluice.etl.apply.features import hash_of
+from sluice.etl.spec.row_identity import SplitMoved
+from sluice.etl.table.census import Census
+from sluice.etl.table.sketch import Sketch
+from sluice.etl.table.table import FeatureTable
 from tests.dlrm.rig import last_json, launch
 from tests.etl.jobs import Said, rows_of, run
 

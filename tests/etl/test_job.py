@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from etl.rawlog import synthesize
-from etl.small import small_table
-from etl.table import FeatureTable
+from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 _PATIENCE_S = 150

@@ -14,19 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from etl.build import Job
-from etl.explain import explain
-from etl.features import in_training, row_keys
-from etl.fit import fit
-from etl.profile import DriftError
-from etl.raw import InputError, Raw
-from etl.record import NO_PARTITION
-from etl.shards import CommitError
-from etl.spec import Spec
-from etl.state import StateError
-from etl.store import Store
-from etl.table import FeatureTable
-from ingest.loader import Loader
+from sluice.etl.apply.features import in_training, row_keys
+from sluice.etl.spark.explain import explain
+from sluice.etl.spark.fit import fit
+from sluice.etl.spark.job_run import Job
+from sluice.etl.spark.read_input import InputError, Raw
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.data_files import CommitError
+from sluice.etl.table.fitted_state import StateError
+from sluice.etl.table.job_record import NO_PARTITION
+from sluice.etl.table.profile import DriftError
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.loader import Loader
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
@@ -191,7 +191,7 @@ def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
 
 
 def test_no_more_is_collected_than_a_stated_number_of_rows(spark, raw, monkeypatch):
-    monkeypatch.setattr("etl.fit.MAX_VALUES", 50)
+    monkeypatch.setattr("sluice.etl.spark.fit.MAX_VALUES", 50)
     with pytest.raises(InputError, match=r"more than 50 values to keep in all; give the largest a min_count"):
         fit(Raw(spark, Spec.parse(HEAD + LABEL + ITEM), (str(raw[0]),)))
 
@@ -319,7 +319,7 @@ file_rows = 20
             for f in FeatureTable.open(tmp_path / "again").files] == keys[:again.files]
     with Loader(table, split="a", batch_size=64, last="pad") as loader:
         assert sum(int((batch.weight > 0).sum()) for batch in loader) == table.rows_of("a")
-    monkeypatch.setattr("etl.build.MAX_PAIRS", 8)
+    monkeypatch.setattr("sluice.etl.spark.job_run.MAX_PAIRS", 8)
     with pytest.raises(InputError, match=r"column 'user' makes \d+ partitions over all splits, more than 8"):
         run(spark, tmp_path / "many", raw[0], text=text.replace('partition = "item"', 'partition = "user"'))
     for mode in ("append", "overwrite"):
@@ -409,7 +409,7 @@ def test_a_state_is_kept_added_to_and_never_mixed(spark, tmp_path):
         run(spark, out, more, text=text.replace("oov = 2", "oov = 2, min_count = 2"), mode="append")
     with pytest.raises(StateError, match=r"(only|not) in this spec"):
         run(spark, out, more, text=text.replace('"item"', '"what"\nfrom = "item"'), mode="overwrite", reuse_state=True)
-    job = Job(spec=Spec.parse(text), inputs=(str(more),), store=Store(out), mode="append")
+    job = Job(spec=Spec.parse(text), inputs=(str(more),), store=TableStore(out), mode="append")
     lines, about = explain(job)
     assert about["fitted"] == []
     assert "version 4 on version 3" in lines[0]
@@ -460,7 +460,7 @@ def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(sp
 
 
 def test_what_the_worker_says_reaches_the_user_in_one_line(spark, raw, tmp_path):
-    from etl.failure import SparkFailure, clearly
+    from sluice.etl.spark.errors import SparkFailure, clearly
 
     text = HEAD + LABEL + ITEM + """
 [[column]]
@@ -480,7 +480,7 @@ def broken(values: pa.Array) -> pa.Array:
 
 
 def test_a_full_disk_is_one_line():
-    from etl.failure import cause
+    from sluice.etl.spark.errors import cause
 
     trace = ("An error occurred while calling o82.parquet.\n: org.apache.spark.SparkException: Job died.\n\tat a(B)\n"
              "Caused by: java.io.IOException: No space left on device\n\tat java.base/x\n")

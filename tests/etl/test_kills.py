@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from etl.small import small_table
-from etl.table import FeatureTable
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable
 
 # Kills itself at a given call of a function, counted from the start or from its commit; told -1, it says how many calls
 # there are, and how many of them from the commit on.
 _WRITER = """
 import os, signal, sys
-from etl.small import small_table
+from sluice.etl.synth.small_table import small_table
 uri, moment, from_commit = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "commit"
 calls = commits = 0
 def count(frame, event, argument):

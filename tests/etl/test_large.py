@@ -11,18 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.build import Job
-from etl.explain import explain
-from etl.features import Features
-from etl.joined import Joins
-from etl.small import small_table
-from etl.spec import Spec
-from etl.state import State, StateError, Stored
-from etl.store import Store
-from etl.stored import digest_of
-from etl.table import FeatureTable
-from etl.vacuum import vacuum
-from etl.ways import BROADCAST, HELD, JOIN, collected, ways
+from sluice.etl.apply.features import Features
+from sluice.etl.spark.explain import explain
+from sluice.etl.spark.job_run import Job
+from sluice.etl.spark.vocabulary.join import Joins
+from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, collected, ways
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.fitted_state import FileBackedState, FittedState, StateError, digest_of
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from sluice.etl.table.vacuum import vacuum
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
@@ -138,14 +137,15 @@ def test_a_vocabulary_in_files_is_added_to_without_moving_an_id(spark, made, raw
     # A later job with room for all of it holds what lies in files.
     result = run(spark, tmp_path / "files", raw, text=TEXT, mode="append")
     assert result.ways == {"few/0": HELD, "joint/i": HELD, "seen/0": HELD}
-    lines, about = explain(Job(spec=Spec.parse(TEXT), inputs=("x",), store=Store(tmp_path / "files"), mode="append",
+    lines, about = explain(Job(spec=Spec.parse(TEXT), inputs=("x",), store=TableStore(tmp_path / "files"),
+                               mode="append",
                                worker_bytes=TINY))
     assert about["ways"]["joint/i"] == JOIN
     assert "  shuffle join: few/0, joint/i" in lines
 
 
 def test_vacuum_keeps_the_files_that_a_kept_state_speaks_of(made, tmp_path):
-    store = Store(shutil.copytree(made[1].uri, tmp_path / "t"))
+    store = TableStore(shutil.copytree(made[1].uri, tmp_path / "t"))
     assert not [p for p in vacuum(store, keep=1, now=2e9).files if "/state/" in p and p.endswith(".parquet")]
     state = FeatureTable.open(store.uri).state()
     parts = {path for table in state.stored.values() for path, _ in table.parts}
@@ -161,7 +161,7 @@ def test_vacuum_keeps_the_files_that_a_kept_state_speaks_of(made, tmp_path):
 def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_state(spark, made, raw, tmp_path,
                                                                                    monkeypatch):
     copy = shutil.copytree(made[1].uri, tmp_path / "t")
-    monkeypatch.setattr("etl.build.write", lambda *_, **__: pytest.fail("the disk is full"))
+    monkeypatch.setattr("sluice.etl.spark.job_run.write", lambda *_, **__: pytest.fail("the disk is full"))
     with pytest.raises(pytest.fail.Exception, match="the disk is full"):
         run(spark, copy, raw, text=TEXT, worker_bytes=TINY, mode="overwrite")
     table = FeatureTable.open(copy)
@@ -181,9 +181,9 @@ def test_a_job_that_is_refused_leaves_no_files(spark, tmp_path):
 def test_the_choice_goes_by_size_alone_and_explain_says_by_which():
     spec = Spec.parse(TEXT)
     tables = {"few/0": pa.table({"value": ["a"], "count": [1]}), "seen/1": pa.table({"value": ["a"], "count": [1]}),
-              "joint/i": Stored(uri="t", parts=(("a", 1000), ("b", 500)), digest=""),
-              "seen/0": Stored(uri="t", parts=(("c", 900_000),), digest="")}
-    state = State(tables=tables)
+              "joint/i": FileBackedState(uri="t", parts=(("a", 1000), ("b", 500)), digest=""),
+              "seen/0": FileBackedState(uri="t", parts=(("c", 900_000),), digest="")}
+    state = FittedState(tables=tables)
     assert state.tables["joint/i"].num_rows == 1500
     # The last is needed whole: another operator learns from what comes of it.
     assert ways(spec, state, 64 * 902_000) == {"few/0": BROADCAST, "joint/i": HELD, "seen/0": HELD, "seen/1": BROADCAST}
@@ -196,5 +196,5 @@ def test_a_digest_does_not_depend_on_batches():
     whole = digest_of(table.schema, table.to_batches())
     assert digest_of(table.schema, table.to_batches(max_chunksize=7)) == whole
     assert digest_of(table.schema, table.slice(1).to_batches()) != whole
-    changed = dataclasses.replace(State(tables={"a": table}), tables={"a": table.slice(0, 1999)})
-    assert changed.hash != State(tables={"a": table}).hash
+    changed = dataclasses.replace(FittedState(tables={"a": table}), tables={"a": table.slice(0, 1999)})
+    assert changed.hash != FittedState(tables={"a": table}).hash

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from etl.objects import MAX_DEPTH
-from etl.parse import Parsed, Parser
-from etl.spec import Spec
-from etl.table import FeatureTable
+from sluice.etl.apply.json_lines import MAX_DEPTH
+from sluice.etl.apply.parse import InputParser, Parsed
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 from tests.etl.test_parse import SPEC, parse
 
@@ -60,7 +60,7 @@ def any_line(draw: random.Random, form: str) -> bytes:
     return line.replace(b"\n", b"")
 
 
-def parsed(parser: Parser, lines: list[bytes]) -> Parsed:
+def parsed(parser: InputParser, lines: list[bytes]) -> Parsed:
     return parser.parse(pa.record_batch([pa.array([line + b"\n" for line in lines], pa.binary())], ["line"]))
 
 
@@ -77,7 +77,7 @@ def by_line(found: Parsed, count: int) -> dict[int, str]:
 
 @pytest.mark.parametrize("form", ["tsv", "csv", "json"])
 def test_any_bytes_between_good_lines_leave_them_as_they_are(form, monkeypatch):
-    draw, parser = random.Random(f"lines of {form}"), Parser(Spec.parse(SPEC % form))
+    draw, parser = random.Random(f"lines of {form}"), InputParser(Spec.parse(SPEC % form))
     lines = [GOOD[form] % n if n % 10 == 0 else any_line(draw, form) for n in range(LINES)]
     whole = by_line(parsed(parser, lines), LINES)
     text = 'go,"od' if form == "csv" else "good"
@@ -156,7 +156,7 @@ def test_spark_hands_over_every_line_as_it_is_and_numbers_those_it_sets_aside(sp
     A header may stand anywhere, as in files that were put together, and a mark at the head of a file is none of it."""
     text = (SPEC % form).replace("[[column]]", ("header = true\n" if head else "") + (
         "[table]\nsplit = {all = 1.0}\n[[column]]"), 1) + '[[column]]\nname = "text"\nfrom = "C"\nrole = "key"\n'
-    draw, parser = random.Random(15), Parser(Spec.parse(text))
+    draw, parser = random.Random(15), InputParser(Spec.parse(text))
     (tmp_path / "in").mkdir()
     want: list[tuple[str, int, str, bytes]] = []
     kept: list[str] = []

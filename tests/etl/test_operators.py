@@ -17,22 +17,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.fields import Field
-from etl.ops import OPERATORS, OperatorError, made, online
-from etl.ops.bags import Bag, FirstX, Overlap, packed
-from etl.ops.chain import follow, step
-from etl.ops.clock import Hour, ParseTime, Weekday
-from etl.ops.dense import BoxCox, Bucketize, Logit, Missing, OneHot
-from etl.ops.encoded import Count, Group, Target
-from etl.ops.hashing import hash_rows
-from etl.ops.learned import FillMean, FillMedian, MinMax, Quantiles, Standardise
-from etl.ops.order import Steps
-from etl.ops.sparse import Categorify, Cross, Hash, Modulus, Vocabulary
-from etl.ops.sums import parts, total
-from etl.ops.texts import Concat, Map, Ngram, Split
-from etl.ops.user import Python
-from etl.permission import Permission
-from etl.state import State
+from sluice.etl.ops import OPERATORS, OperatorError, made, online
+from sluice.etl.ops.chain import follow, step
+from sluice.etl.ops.exact_sums import parts, total
+from sluice.etl.ops.hashing import hash_rows
+from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
+from sluice.etl.ops.lists import Bag, FirstX, Overlap, packed
+from sluice.etl.ops.numeric import BoxCox, Bucketize, Logit, Missing, OneHot
+from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
+from sluice.etl.ops.statistics import Count, Group, Target
+from sluice.etl.ops.text import Concat, Map, Ngram, Split
+from sluice.etl.ops.timestamps import Hour, ParseTime, Weekday
+from sluice.etl.ops.user_function import Python
+from sluice.etl.schema import Field
+from sluice.etl.spec.permission import Permission
+from sluice.etl.spec.time_order import Steps
+from sluice.etl.table.fitted_state import FittedState
 
 ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.integers(-5, 5).map(float)
 NUMBERS = st.lists(ANY)
@@ -416,7 +416,7 @@ def test_kinds_follow_each_other_only_where_that_means_something():
 
 
 def test_what_is_left_to_the_loader_is_one_pure_function():
-    state = State(tables={"I/2": pa.table({"mean": [2.0], "spread": [4.0]})})
+    state = FittedState(tables={"I/2": pa.table({"mean": [2.0], "spread": [4.0]})})
     field = Field(name="I", role="dense", type="float", online=(
         {"op": "clip", "low": 0.0, "high": None}, {"op": "log", "shift": 1.0, "floor": 1e-6},
         {"op": "standardise", "state": "I/2"}))

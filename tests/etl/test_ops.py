@@ -10,10 +10,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.ops.dense import Clip, Fill, Log
-from etl.ops.hashing import NULL, hash_numbers, hash_rows, hash_texts
-from etl.ops.lookup import Lookup
-from etl.ops.sparse import _BUCKET_SALT, Categorify, Hash
+from sluice.etl.ops.hash_table import Lookup
+from sluice.etl.ops.hashing import NULL, hash_numbers, hash_rows, hash_texts
+from sluice.etl.ops.ids import _BUCKET_SALT, Categorify, Hash
+from sluice.etl.ops.numeric import Clip, Fill, Log
 
 NUMBERS = st.lists(st.none() | st.floats(allow_nan=True, allow_infinity=True, width=64) | st.integers(-5, 5).map(float))
 TEXTS = st.lists(st.none() | st.text(max_size=30) | st.sampled_from(["", "a", "é", "日本", "1e5", "00149e94", "\0"]))

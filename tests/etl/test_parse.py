@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from etl.parse import Parser
-from etl.spec import Spec
+from sluice.etl.apply.parse import InputParser
+from sluice.etl.spec.spec import Spec
 
 SPEC = """
 [input]
@@ -24,7 +24,7 @@ ops = [{op = "hash", size = 10}]
 
 def parse(form: str, *lines: bytes):
     padding = pa.array([b"x", *(line + b"\n" for line in lines)], pa.binary()).slice(1)  # a slice begins anywhere
-    parsed = Parser(Spec.parse(SPEC % form)).parse(pa.record_batch([padding], ["line"]))
+    parsed = InputParser(Spec.parse(SPEC % form)).parse(pa.record_batch([padding], ["line"]))
     assert parsed.rows + len(parsed.rejected) == len(lines)
     assert all(len(column) == parsed.rows for column in parsed.columns.values())
     return list(zip(*(c.to_pylist() for c in parsed.columns.values()), strict=True)), sorted(parsed.rejected)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.keys import SpecError
-from etl.ops.base import OperatorError
-from etl.ops.encoded import Count, Group, Target
-from etl.spec import Spec
+from sluice.etl.ops.base import OperatorError
+from sluice.etl.ops.statistics import Count, Group, Target
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
 from tests.etl.test_operators import learned
 
 ROWS = st.lists(st.tuples(

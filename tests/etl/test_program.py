@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PRELUDE = "from etl.program import UsageError, run, say\n"
+PRELUDE = "from sluice.etl.common.program import UsageError, run, say\n"
 
 
 def ended(body: str, repo) -> subprocess.CompletedProcess:
@@ -54,8 +54,8 @@ def test_every_program_says_which_option_may_have_been_meant(program, words, mea
     ("{}/no-{{such,other}}", {}, False), ("s3://bucket/no-such", {}, False),
     ("{}/no-such", {"HADOOP_CONF_DIR": "/etc/hadoop"}, False)])
 def test_local_input_that_is_missing_is_refused_before_spark_starts(tmp_path, monkeypatch, path, environment, refused):
-    from etl.job import main
-    from etl.raw import InputError
+    from sluice.etl.job import main
+    from sluice.etl.spark.read_input import InputError
 
     class Started(Exception):
         pass
@@ -63,7 +63,7 @@ def test_local_input_that_is_missing_is_refused_before_spark_starts(tmp_path, mo
     def start(_name):
         raise Started
 
-    monkeypatch.setattr("etl.session.open_session", start)
+    monkeypatch.setattr("sluice.etl.spark.session.open_session", start)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "here-1").touch()
@@ -107,8 +107,8 @@ run(main)
 
 
 def test_tables_are_shown_drawn_and_vacuumed_from_the_command_line(tmp_path, capsys):
-    from etl.__main__ import main as etl
-    from etl.small import small_table
+    from sluice.etl.__main__ import main as etl
+    from sluice.etl.synth.small_table import small_table
 
     for number in range(3):
         small_table(tmp_path / "t", rows=60, mode="overwrite" if number else "create", first=number * 100)

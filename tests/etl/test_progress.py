@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from etl.progress import Progress
+from sluice.etl.spark.progress import JobProgress
 from tests.etl.jobs import Said
 
 
@@ -36,7 +36,7 @@ def tracked(*stages: tuple[int, int]) -> SimpleNamespace:
 
 def test_a_terminal_shows_how_far_a_stage_is_and_then_how_long_it_took():
     out = Terminal("5/9 tasks")
-    progress = Progress(out)
+    progress = JobProgress(out)
     progress.follow(tracked((2, 4), (3, 5)))
     with progress.stage("fitting"):
         assert out.seen.wait(20)
@@ -47,9 +47,9 @@ def test_a_terminal_shows_how_far_a_stage_is_and_then_how_long_it_took():
 
 def test_elsewhere_a_stage_is_two_lines_and_one_that_fails_is_not_said_to_be_done():
     out = Said()
-    with Progress(out).stage("fitting"):
+    with JobProgress(out).stage("fitting"):
         pass
-    with pytest.raises(RuntimeError), Progress(out).stage("writing"):
+    with pytest.raises(RuntimeError), JobProgress(out).stage("writing"):
         raise RuntimeError
     begun, ended, failed = out.text.splitlines()
     assert (begun, failed) == ("fitting …", "writing …")

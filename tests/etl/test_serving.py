@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.features import Features
-from etl.serving import Serving
-from etl.small import small_table
-from etl.spec import Spec
-from etl.store import Store
-from etl.table import FeatureTable, TableError
-from etl.vacuum import vacuum
+from sluice.etl.apply.features import Features
+from sluice.etl.apply.lookups import Serving
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.vacuum import vacuum
 from tests.etl.jobs import rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
@@ -147,7 +147,7 @@ def test_serving_knows_what_a_job_would_have_found(halves, early):
 
 
 def test_vacuum_keeps_what_a_kept_version_is_served_with(early, tmp_path):
-    store = Store(shutil.copytree(early.uri, tmp_path / "t"))
+    store = TableStore(shutil.copytree(early.uri, tmp_path / "t"))
     assert not [p for p in vacuum(store, keep=1, now=2e9).files if "/serving/" in p and p.endswith(".parquet")]
     assert Serving.open(FeatureTable.open(store.uri)).tails
     small_table(store.uri, rows=50, mode="overwrite")

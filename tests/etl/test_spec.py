@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from etl.keys import SpecError
-from etl.ops.dense import Fill, Log
-from etl.ops.sparse import Categorify
-from etl.spec import Spec
+from sluice.etl.ops.ids import Categorify
+from sluice.etl.ops.numeric import Fill, Log
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
 
 GOOD = """
 [input]

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 from pyarrow.fs import S3FileSystem
 
-from etl.commit import Base, CommitConflict, publish
-from etl.pins import Pin
-from etl.small import small_table
-from etl.store import Store, StoreError
-from etl.table import FeatureTable, TableError
-from etl.vacuum import vacuum
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.commit import Base, CommitConflict, publish
+from sluice.etl.table.pins import Pin
+from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.vacuum import vacuum
 from tests.ingest.s3 import KEYS
 
 _SERVER = """
@@ -47,7 +47,7 @@ def place(address, monkeypatch) -> str:
 
 
 def test_a_query_stands_behind_the_files_name():
-    store = Store("s3://bucket/deep/t/?region=eu-west-1&scheme=http&endpoint_override=127.0.0.1:1")
+    store = TableStore("s3://bucket/deep/t/?region=eu-west-1&scheme=http&endpoint_override=127.0.0.1:1")
     assert store.root == "bucket/deep/t"
     assert store.url("a/b.parquet") == \
         "s3://bucket/deep/t/a/b.parquet?region=eu-west-1&scheme=http&endpoint_override=127.0.0.1:1"
@@ -58,14 +58,14 @@ def test_a_query_stands_behind_the_files_name():
 
 
 def test_a_question_mark_in_a_folders_name_is_no_query(tmp_path):
-    store = Store(tmp_path / "why?")
+    store = TableStore(tmp_path / "why?")
     assert store.url("x") == f"{tmp_path}/why?/x"
     assert store.relative(store.url("x")) == "x"
     assert small_table(store.uri, rows=50).check() == []
 
 
 def test_a_table_in_a_bucket_is_made_read_checked_pinned_and_vacuumed(place):
-    store = Store(place)
+    store = TableStore(place)
     store.probe()
     with pytest.raises(TableError, match="no feature table"):
         FeatureTable.open(place)
@@ -87,4 +87,4 @@ def test_a_table_in_a_bucket_is_made_read_checked_pinned_and_vacuumed(place):
 
 def test_a_bucket_that_cannot_be_written_is_named_before_any_work(place):
     with pytest.raises(StoreError, match=r"s3://no-such/t\?.*: cannot be written"):
-        Store(place.replace("//data/", "//no-such/")).probe()
+        TableStore(place.replace("//data/", "//no-such/")).probe()

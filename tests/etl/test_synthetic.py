@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from etl import rawlog
-from etl.__main__ import main
-from etl.rawlog import synthesize
-from etl.synthetic import CATEGORIES, COLUMNS, INTEGERS, BestAUC, Clicks
+from sluice.etl.__main__ import main
+from sluice.etl.synth import raw_logs
+from sluice.etl.synth.criteo import CATEGORIES, COLUMNS, INTEGERS, BestAUC, Clicks
+from sluice.etl.synth.raw_logs import synthesize
 
 
 def share_null(rows, name):
@@ -50,7 +50,7 @@ def test_later_days_bring_values_never_seen():
     assert np.isin(later.codes("C9"), first.codes("C9")).all()
 
 
-@pytest.mark.parametrize("form", rawlog.FORMATS)
+@pytest.mark.parametrize("form", raw_logs.FORMATS)
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path, form):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         synthesize(tmp_path / name, rows=500, seed=seed, form=form)
@@ -61,14 +61,14 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path, fo
 @pytest.mark.parametrize("form", ["tsv", "json"])
 def test_chunks_do_not_show(tmp_path, monkeypatch, form):
     whole = synthesize(tmp_path / "whole", rows=1000, seed=1, form=form)
-    monkeypatch.setattr(rawlog, "_CHUNK", 97)
+    monkeypatch.setattr(raw_logs, "_CHUNK", 97)
     parts = synthesize(tmp_path / "parts", rows=1000, seed=1, form=form)
     assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
     assert whole == parts
 
 
 def test_all_formats_say_the_same(tmp_path):
-    for form in rawlog.FORMATS:
+    for form in raw_logs.FORMATS:
         synthesize(tmp_path / form, rows=300, seed=4, form=form)
     want = pq.read_table(tmp_path / "parquet").to_pylist()
     tsv = [line.split("\t") for line in (tmp_path / "tsv").read_text().splitlines()]
@@ -80,7 +80,7 @@ def test_all_formats_say_the_same(tmp_path):
 
 def test_numbers_are_written_as_people_write_them():
     values = np.array([0, 7, -2, 10, 9999, 10_000, 10_001, 1_618_112, 99_999_999])
-    assert [bytes(row[row != 0]).decode() for row in rawlog._digits(values)] == [str(v) for v in values]
+    assert [bytes(row[row != 0]).decode() for row in raw_logs._digits(values)] == [str(v) for v in values]
 
 
 def test_days_are_files_of_one_stream(tmp_path):

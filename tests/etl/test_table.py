@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.__main__ import main
-from etl.commit import Base, CommitConflict, publish
-from etl.pins import Pin
-from etl.shards import CommitError
-from etl.show import describe_table, draw_table
-from etl.small import small_table
-from etl.store import Store, StoreError
-from etl.table import FeatureTable, TableError, _bag
-from etl.vacuum import vacuum
+from sluice.etl.__main__ import main
+from sluice.etl.show import describe_table, draw_table
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.commit import Base, CommitConflict, publish
+from sluice.etl.table.data_files import CommitError
+from sluice.etl.table.pins import Pin
+from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.table import FeatureTable, TableError, _bag
+from sluice.etl.table.vacuum import vacuum
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_check_finds_missing_truncated_and_replaced_files(table):
 def test_check_finds_ids_beyond_their_embedding(table):
     record = table.record
     low = dataclasses.replace(record, cardinalities={**record.cardinalities, "C7": 10})
-    Store(table.uri).write_json(f"_sluice/jobs/{record.job}.json", low.to_json())
+    TableStore(table.uri).write_json(f"_sluice/jobs/{record.job}.json", low.to_json())
     assert any("'C7'" in p and "10 rows" in p for p in FeatureTable.open(table.uri).check())
 
 
@@ -150,7 +150,7 @@ def test_create_and_append_refuse_what_they_cannot_do(table, tmp_path):
 
 
 def test_a_stale_version_is_a_conflict_in_our_words(table):
-    store, stale = Store(table.uri), Base.read(Store(table.uri))
+    store, stale = TableStore(table.uri), Base.read(TableStore(table.uri))
     small_table(table.uri, rows=100, mode="append", first=9000)
     record = dataclasses.replace(table.record, mode="overwrite", job="late")
     with pytest.raises(CommitConflict, match="version 1 while this one, which started from version 0"):
@@ -174,7 +174,7 @@ def record_of(table, job, mode, state=None):
     ((("overwrite", "more"), ("overwrite", "other")), 1),
 ])
 def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
-    store, start = Store(table.uri), Barrier(2, timeout=30)
+    store, start = TableStore(table.uri), Barrier(2, timeout=30)
     base = Base.read(store)
     records = [record_of(table, f"job-{i}", mode, state) for i, (mode, state) in enumerate(jobs)]
 
@@ -202,14 +202,14 @@ def test_of_two_jobs_at_once_both_land_or_one_is_told(table, jobs, landing):
 
 
 def test_a_commit_that_landed_although_an_error_was_reported_is_no_conflict(table, monkeypatch):
-    import etl.commit
-    store, base, real = Store(table.uri), Base.read(Store(table.uri)), etl.commit._commit
+    from sluice.etl.table import commit
+    store, base, real = TableStore(table.uri), Base.read(TableStore(table.uri)), commit._commit
 
     def lands_and_fails(*args):
         real(*args)
-        raise etl.commit.CommitFailedError("the answer was lost")
+        raise commit.CommitFailedError("the answer was lost")
 
-    monkeypatch.setattr(etl.commit, "_commit", lands_and_fails)
+    monkeypatch.setattr(commit, "_commit", lands_and_fails)
     assert publish(store, base, record_of(table, "lost", "append"), table.fields) == 1
 
 
@@ -222,7 +222,7 @@ def all_files(table) -> set[str]:
 
 
 def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
-    store, uri = Store(table.uri), table.uri
+    store, uri = TableStore(table.uri), table.uri
     for number in range(1, 5):
         small_table(uri, rows=100, mode="overwrite", first=number * 1000)
     later = time.time() + 30 * DAY_S
@@ -250,8 +250,8 @@ def test_vacuum_keeps_what_kept_and_pinned_versions_need(table):
 
 def test_vacuum_leaves_what_is_younger_than_a_day(table):
     small_table(table.uri, rows=100, mode="overwrite", first=5000)
-    assert vacuum(Store(table.uri), keep=1, now=time.time() + DAY_S / 2).files == ()
-    assert vacuum(Store(table.uri), keep=1, now=time.time() + 2 * DAY_S).files
+    assert vacuum(TableStore(table.uri), keep=1, now=time.time() + DAY_S / 2).files == ()
+    assert vacuum(TableStore(table.uri), keep=1, now=time.time() + 2 * DAY_S).files
 
 
 @pytest.mark.parametrize("level", ["data", "data/JOB", "data/JOB/split=train", "_sluice", "_sluice/jobs",
@@ -271,7 +271,7 @@ def test_vacuum_follows_no_link_out_of_the_table(table, tmp_path, level):
     linked.parent.mkdir(parents=True, exist_ok=True)
     linked.symlink_to(outside)
     before = sorted(outside.rglob("*"))
-    done = vacuum(Store(uri), keep=1, now=2e9)
+    done = vacuum(TableStore(uri), keep=1, now=2e9)
     assert sorted(outside.rglob("*")) == before
     assert done.passed_over == (str(linked.relative_to(uri)),)
     assert FeatureTable.open(uri).rows == 3000
@@ -285,12 +285,12 @@ def test_vacuum_removes_nothing_that_readers_cannot_be_told_of(table, tmp_path):
     (uri / "_sluice").rename(tmp_path / "outside")
     (uri / "_sluice").symlink_to(tmp_path / "outside")
     with pytest.raises(StoreError, match=r"_sluice.* is a link.*nothing was removed"):
-        vacuum(Store(uri), keep=1, now=2e9)
+        vacuum(TableStore(uri), keep=1, now=2e9)
     assert Path(old).exists()
 
 
 def test_vacuum_removes_what_jobs_wrote_and_names_the_rest(table, tmp_path):
-    uri, store, job = Path(table.uri), Store(table.uri), "20200101T000000-deadbeef"
+    uri, store, job = Path(table.uri), TableStore(table.uri), "20200101T000000-deadbeef"
     kept = tmp_path / "kept.parquet"
     kept.write_text("mine")
     folder = uri / "data" / job / "split=train"
@@ -312,7 +312,7 @@ def test_vacuum_removes_what_jobs_wrote_and_names_the_rest(table, tmp_path):
 
 
 def test_vacuum_stops_where_the_log_is_a_link_or_a_kept_record_is_damaged(table, tmp_path):
-    uri, store = Path(table.uri), Store(table.uri)
+    uri, store = Path(table.uri), TableStore(table.uri)
     small_table(uri, rows=60, mode="overwrite", first=9000)
     record, before = uri / "_sluice" / "jobs" / f"{table.record.job}.json", all_files(table)
     record.write_bytes(record.read_bytes()[:-9])
@@ -333,20 +333,20 @@ def test_a_link_that_appears_while_vacuum_removes_is_not_followed(table, tmp_pat
         place.mkdir(parents=True)
         (place / "part-0.parquet").write_text("mine")
 
-    def swap(self, path, remove=Store.remove):
+    def swap(self, path, remove=TableStore.remove):
         if not folder.parent.is_symlink():
             shutil.rmtree(folder.parent)
             folder.parent.symlink_to(outside)
         remove(self, path)
 
-    monkeypatch.setattr(Store, "remove", swap)
-    done = vacuum(Store(uri), keep=1, now=2e9)
+    monkeypatch.setattr(TableStore, "remove", swap)
+    done = vacuum(TableStore(uri), keep=1, now=2e9)
     assert (outside / "split=train" / "part-0.parquet").read_text() == "mine"
     assert (done.files, done.passed_over) == ((), (f"data/{job}/split=train/part-0.parquet",))
 
 
 def test_what_is_written_beside_a_table_follows_no_planted_link(table, tmp_path, monkeypatch):
-    store, other = Store(table.uri), tmp_path / "other"
+    store, other = TableStore(table.uri), tmp_path / "other"
     other.write_text("mine")
     Path(table.uri, "_sluice", "pins").mkdir()
     Path(table.uri, "_sluice", "pins", "reader.json").symlink_to(other)
@@ -355,7 +355,7 @@ def test_what_is_written_beside_a_table_follows_no_planted_link(table, tmp_path,
     Pin(name="reader", version=0, expires=0).release(store)
     # Even one who knew the draft's name could not have it written through a link, nor keep what another wrote there.
     number = uuid.UUID(int=7)
-    monkeypatch.setattr("etl.folder.uuid.uuid4", lambda: number)
+    monkeypatch.setattr("sluice.etl.table.local_folder.uuid.uuid4", lambda: number)
     Path(table.uri, f"x.json.{number.hex}.draft").symlink_to(other)
     with pytest.raises(FileExistsError):
         store.write("x.json", b"{}")
@@ -369,7 +369,7 @@ def test_what_is_written_beside_a_table_follows_no_planted_link(table, tmp_path,
 
 
 def test_a_pin_that_cannot_be_read_stops_vacuum(table):
-    store = Store(table.uri)
+    store = TableStore(table.uri)
     store.write("_sluice/pins/bad.json", b"{")
     with pytest.raises(StoreError, match=r"bad\.json: a pin that cannot be read"):
         vacuum(store, keep=1, now=time.time())
@@ -399,7 +399,7 @@ def test_a_terminal_gets_the_json_line_of_show_only_if_it_asks(table, capsys, mo
 
 @pytest.mark.parametrize("there", [True, False])
 def test_of_jobs_that_publish_at_once_one_lands(table, tmp_path, there):
-    store = Store(table.uri if there else tmp_path / "new")
+    store = TableStore(table.uri if there else tmp_path / "new")
     base, start = Base.read(store), Barrier(4, timeout=30)
 
     def job(number: int) -> int | None:
@@ -416,7 +416,7 @@ def test_of_jobs_that_publish_at_once_one_lands(table, tmp_path, there):
 
 
 def test_appending_other_columns_is_refused_and_overwriting_with_them_is_not(table):
-    store, base = Store(table.uri), Base.read(Store(table.uri))
+    store, base = TableStore(table.uri), Base.read(TableStore(table.uri))
     fields = tuple(dataclasses.replace(f, role="weight") if f.name == "I3" else f for f in table.fields)
     with pytest.raises(CommitError, match=r"'I3'.*overwrite"):
         publish(store, base, dataclasses.replace(table.record, mode="append", job="other"), fields)

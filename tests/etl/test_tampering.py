@@ -11,14 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.build import Job
-from etl.record import JobRecord
-from etl.small import small_table
-from etl.spec import Spec
-from etl.state import State, StateError
-from etl.store import Store
-from etl.stored import SCHEMA, Stored
-from etl.table import FeatureTable
+from sluice.etl.spark.job_run import Job
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, FittedState, StateError
+from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
 
 SPEC = Spec.parse("""
 [input]
@@ -53,12 +52,12 @@ def made(tmp_path_factory) -> FeatureTable:
 def table(request, made, tmp_path) -> FeatureTable:
     """A table whose vocabulary of `item` is small, or so large that it lies in files of its own."""
     shutil.copytree(made.uri, tmp_path / "t")
-    store = Store(tmp_path / "t")
-    vocabulary: pa.Table | Stored = VALUES
+    store = TableStore(tmp_path / "t")
+    vocabulary: pa.Table | FileBackedState = VALUES
     if request.param == "in files":
         store.write("_sluice/state/job/a.parquet", parquet(VALUES))
-        vocabulary = Stored.of(store, ["_sluice/state/job/a.parquet"])
-    state = State(spec=SPEC.fitted_hash, tables={"item/0": vocabulary}, chains=SPEC.chains)
+        vocabulary = FileBackedState.of(store, ["_sluice/state/job/a.parquet"])
+    state = FittedState(spec=SPEC.fitted_hash, tables={"item/0": vocabulary}, chains=SPEC.chains)
     record: JobRecord = replace(made.record, state=state.save(store))
     store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
     return FeatureTable.open(store.uri)
@@ -72,7 +71,7 @@ def of_loader_and_server(table: FeatureTable) -> pa.Table:
 
 
 def of_job(table: FeatureTable) -> None:
-    Job(spec=SPEC, inputs=("new.csv",), store=Store(table.uri), mode="append")
+    Job(spec=SPEC, inputs=("new.csv",), store=TableStore(table.uri), mode="append")
 
 
 def test_what_was_written_is_read(table):
@@ -83,8 +82,8 @@ def test_what_was_written_is_read(table):
 @pytest.mark.parametrize("reader", [of_loader_and_server, of_job])
 def test_a_vocabulary_that_was_changed_is_refused_by_name(table, reader):
     """Its pages have the right checksums: whoever wrote it meant to."""
-    [file] = [path for path in Store(table.uri).files("_sluice/state") if path.endswith(".parquet")]
-    Store(table.uri).write(file, parquet(SWAPPED))
+    [file] = [path for path in TableStore(table.uri).files("_sluice/state") if path.endswith(".parquet")]
+    TableStore(table.uri).write(file, parquet(SWAPPED))
     with pytest.raises(StateError, match=rf"{table.uri}/_sluice/state/.*changed since it was written"):
         reader(table)
 
@@ -93,7 +92,7 @@ def test_a_vocabulary_that_was_changed_is_refused_by_name(table, reader):
 @pytest.mark.parametrize("change", [{"spec": "another"}, {"stored": {}, "keys": []}, {"keys": ["item/0", "b/0"]}],
                          ids=str)
 def test_what_is_said_of_a_state_cannot_be_changed_either(table, reader, change):
-    store, file = Store(table.uri), f"_sluice/state/{table.record.state}/state.json"
+    store, file = TableStore(table.uri), f"_sluice/state/{table.record.state}/state.json"
     about = store.read_json(file)
     store.write_json(file, {**about, **change})
     with pytest.raises(StateError, match=rf"{table.uri}/_sluice/state/{table.record.state}: the fitted state "
@@ -104,6 +103,6 @@ def test_what_is_said_of_a_state_cannot_be_changed_either(table, reader, change)
 @pytest.mark.parametrize("reader", [of_loader_and_server, of_job])
 @pytest.mark.parametrize("content", [b"", b"{", json.dumps([1]).encode()], ids=["empty", "torn", "another's"])
 def test_a_state_that_is_no_state_is_refused_by_name(table, reader, content):
-    Store(table.uri).write(f"_sluice/state/{table.record.state}/state.json", content)
+    TableStore(table.uri).write(f"_sluice/state/{table.record.state}/state.json", content)
     with pytest.raises(StateError, match=rf"{table.record.state}: the fitted state cannot be read"):
         reader(table)

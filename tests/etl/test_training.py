@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.build import Job
-from etl.explain import explain
-from etl.features import Features, row_keys
-from etl.raw import InputError
-from etl.show import describe_table
-from etl.spec import Spec
-from etl.state import State, StateError
-from etl.store import Store
-from etl.table import FeatureTable, TableError
-from etl.training import saw_others, why_not
+from sluice.etl.apply.features import Features, row_keys
+from sluice.etl.apply.learned_rows import saw_others, why_not
+from sluice.etl.show import describe_table
+from sluice.etl.spark.explain import explain
+from sluice.etl.spark.job_run import Job
+from sluice.etl.spark.read_input import InputError
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState, StateError
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable, TableError
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
@@ -93,7 +93,7 @@ def learned_by_hand(spec: Spec, columns: dict[str, pa.Array]) -> dict[str, pa.Ta
     """Every fitted table, from these rows, all of them in one batch."""
     found: dict[str, pa.Table] = {}
     for learned in sorted(spec.fitted, key=lambda one: one.level):
-        features = Features(spec, State(tables=found), ahead=False)
+        features = Features(spec, FittedState(tables=found), ahead=False)
         extras, counts = features.extras(columns, row_keys(columns, spec)), Counter[str]()
         for column, number in learned.users:
             values = features.run(column, column.ops[:number], columns, extras)
@@ -151,7 +151,7 @@ def test_the_state_says_what_it_was_learned_from_and_show_and_explain_say_it(mad
     table = made[1]
     assert (table.state().fitted_on, table.fitted_on) == ("train", "train")
     assert "learned from the rows of split 'train'" in describe_table(table)
-    job = Job(spec=Spec.parse(TEXT), inputs=("rows",), store=Store(table.uri), mode="overwrite")
+    job = Job(spec=Spec.parse(TEXT), inputs=("rows",), store=TableStore(table.uri), mode="overwrite")
     assert "  all is learned from the rows of split 'train' alone" in explain(job)[0]
 
 
@@ -187,7 +187,7 @@ def older(spark, tmp_path_factory):
                        folder / f"{name}.parquet")
     run(spark, folder / "t", folder / "rows.parquet", text=SMALL)
     table = FeatureTable.open(folder / "t")
-    store, (record,) = Store(table.uri), (folder / "t" / "_sluice" / "jobs").glob("*.json")
+    store, (record,) = TableStore(table.uri), (folder / "t" / "_sluice" / "jobs").glob("*.json")
     name = dataclasses.replace(table.state(), fitted_on=None).save(store)
     about = folder / "t" / "_sluice" / "state" / name / "state.json"
     about.write_text(json.dumps({k: v for k, v in json.loads(about.read_text()).items() if k != "fitted_on"}))
@@ -196,7 +196,7 @@ def older(spark, tmp_path_factory):
 
 
 def test_a_state_of_all_splits_is_applied_again_and_said_so_but_not_added_to(spark, older, tmp_path):
-    out, store = shutil.copytree(older / "t", tmp_path / "t"), Store(tmp_path / "t")
+    out, store = shutil.copytree(older / "t", tmp_path / "t"), TableStore(tmp_path / "t")
     assert "learned from the rows of all splits, validation and test included" in describe_table(FeatureTable.open(out))
 
     def job(mode: str, **options: bool) -> Job:
@@ -251,7 +251,7 @@ def test_a_training_split_without_rows_is_refused(spark, older, tmp_path):
     ("{train = 0.6, test = 0.4}", "{train = 0.7, test = 0.3}", None),  # all that were learned from are training rows
     ("{train = 0.6, test = 0.4}", "{train = 0.6, late = 0.2, test = 0.2}", None)])
 def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, now, why):
-    before = State(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
+    before = FittedState(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
     spec = Spec.parse(SMALL.replace(was, now))
     moved = not spec.rule.same(Spec.parse(SMALL).rule)
     found = why_not(before, SMALL, spec, mode="overwrite", update=False, moved=moved)
@@ -263,7 +263,7 @@ def test_a_bound_in_time_may_move_on_but_not_back():
     def spec(border: int) -> str:
         return SMALL.replace("{train = 0.6, test = 0.4}", f'{{train = 0, test = {border}}}\nsplit_time = "at"')
 
-    before = State(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
+    before = FittedState(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
     assert why_not(before, spec(5), Spec.parse(spec(6)), mode="overwrite", update=True,
                    moved=True) is None
     assert "was from -inf to 5 and is from -inf to 4" in why_not(before, spec(5), Spec.parse(spec(4)),

@@ -9,19 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dlrm.change import between
-from etl.build import Job
-from etl.features import Features
-from etl.ops.base import OperatorError
-from etl.ops.clock import Hour, ParseTime
-from etl.profile import DriftError
-from etl.raw import InputError
-from etl.spec import Spec, SpecError
-from etl.state import State
-from etl.store import Store
-from etl.table import FeatureTable
-from etl.timely import unsorted
-from etl.unread import lost, unread
+from sluice.dlrm.follow.table_diff import between
+from sluice.etl.apply.features import Features
+from sluice.etl.apply.unreadable import lost, unread
+from sluice.etl.ops.base import OperatorError
+from sluice.etl.ops.timestamps import Hour, ParseTime
+from sluice.etl.spark.job_run import Job
+from sluice.etl.spark.read_input import InputError
+from sluice.etl.spark.time_texts import unsorted
+from sluice.etl.spec.spec import Spec, SpecError
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.profile import DriftError
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, rows_of, run
 
 TEXT = """
@@ -57,12 +57,12 @@ def test_only_values_that_are_there_and_cannot_be_read_are_counted():
     spec = Spec.parse(TEXT)
     at = pa.array(["2024-01-31 10:00", None, "31.01.2024", "2024-02-31 10:00", ""], pa.string())
     columns = {"click": pa.array([0] * 5), "at": at, "price": pa.array([None] * 5, pa.float64())}
-    assert list(unread(Features(spec, State()), columns)) == [("hour", 3, "31.01.2024")]
+    assert list(unread(Features(spec, FittedState()), columns)) == [("hour", 3, "31.01.2024")]
     lists = Spec.parse(TEXT.replace('"at:text"', '"at:texts"').replace(
         'role = "dense"\nops = [{op = "parse_time"', 'role = "id_list"\nops = [{op = "parse_time"', 1).replace(
         '{op = "hour"}, {op = "fill"}', '{op = "bucketize", boundaries = [1]}', 1))
     columns["at"] = pa.array([["2024-01-31 10:00"], None, [None], ["2024-01-31 10:00", "x"], []], pa.list_(pa.string()))
-    assert [(name, count) for name, count, _ in unread(Features(lists, State()), columns)] == [("hour", 1)]
+    assert [(name, count) for name, count, _ in unread(Features(lists, FittedState()), columns)] == [("hour", 1)]
 
 
 def test_a_time_that_only_looks_like_one_is_none():
@@ -128,7 +128,7 @@ def test_a_version_whose_values_turn_to_null_is_refused_unless_the_user_accepts_
     assert "the same columns" not in changes.text
     assert "column 'hour': 15.0% of its values are missing or cannot be read, 0.0% before" in changes.text
     with pytest.raises(InputError, match=r"--accept-nulls huor: no such column \(did you mean 'hour'"):
-        Job(spec=Spec.parse(TEXT), inputs=(), store=Store(table), mode="append", accept_nulls=("huor",))
+        Job(spec=Spec.parse(TEXT), inputs=(), store=TableStore(table), mode="append", accept_nulls=("huor",))
     # A record of an older program knows only what was missing: that is compared, and the rest is said.
     path = next(p for p in (table / "_sluice" / "jobs").iterdir() if FeatureTable.open(table).record.job == p.stem)
     record = json.loads(path.read_text())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from etl.small import small_table
-from etl.table import FeatureTable
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable
 
 
 @pytest.fixture(scope="session")

@@ -14,12 +14,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from ingest.backend import Runner
-from ingest.knobs import KnobError, Knobs
-from ingest.loader import Loader
-from ingest.quarantine import ErrorPolicy, QuarantineError
-from ingest.transform import Transform, TransformError
-from ingest.workers import WorkerCrashed
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.process.worker import WorkerCrashed
+from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
+from sluice.ingest.stages.transform import Transform, TransformError
+from sluice.ingest.stages.transform_runner import TransformWorker
 from tests.ingest import twin
 from tests.ingest.test_workers import Scene
 
@@ -84,14 +84,14 @@ def test_a_back_end_that_changes_within_a_batch_is_the_next_ones(table, scene, m
     """In a process nothing is kept of a batch for a second try, as a process writes into a copy; in a thread it is."""
     with loading(table, NAME + "shifted", Knobs()) as loader:
         expected = all_of(loader)
-    before = Runner._before
+    before = TransformWorker._before
 
     def turned(self, arrays):
         kept = before(self, arrays)
         self._stage.backend = "thread"
         return kept
 
-    monkeypatch.setattr(Runner, "_before", turned)
+    monkeypatch.setattr(TransformWorker, "_before", turned)
     with loading(table, NAME + "shifted_without_memory_at_first", epochs=EPOCHS) as loader:
         assert all_of(loader) == expected
 

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.columns import ColumnError
-from ingest.footers import REMEMBERED
-from ingest.loader import Loader
-from ingest.parquet import ParquetError, ParquetFiles
-from ingest.quarantine import QuarantineError
-from ingest.source import SourceError
-from ingest.transform import Transform, TransformError
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.loader import Loader
+from sluice.ingest.read.footers import REMEMBERED
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.read.reader import SourceError
+from sluice.ingest.stages.quarantine import QuarantineError
+from sluice.ingest.stages.transform import Transform, TransformError
 
 ROLES = {"label": "label", "dense": "d", "sparse": "s"}
 ROWS = 64
@@ -137,7 +137,7 @@ def test_a_draft_of_what_is_remembered_follows_no_link(tmp_path, monkeypatch):
     written(tmp_path)
     target = tmp_path / "precious"
     target.write_text("precious")
-    monkeypatch.setattr("ingest.footers.secrets.token_hex", lambda _: "known")
+    monkeypatch.setattr("sluice.ingest.read.footers.secrets.token_hex", lambda _: "known")
     (tmp_path / f"{REMEMBERED}.known.{os.getpid()}").symlink_to(target)
     ParquetFiles.open(tmp_path, ROLES)
     assert target.read_text() == "precious"

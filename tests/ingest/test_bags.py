@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.bags import BagError, shuffled
-from ingest.buffers import Buffers
+from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.stages.bags import BagError, shuffled
 
 BAG = st.lists(st.integers(-2**31, 2**31 - 1), max_size=4) | st.none()
 

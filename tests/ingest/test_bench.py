@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.runs import Run
-from etl.program import UsageError
-from ingest.__main__ import INPUT_ERRORS, main
-from ingest.bench import Outcome
-from ingest.knobs import KnobError
-from ingest.loader import Loader
+from sluice.agent.report.run_folder import Run
+from sluice.etl.common.program import UsageError
+from sluice.ingest.__main__ import INPUT_ERRORS, main
+from sluice.ingest.knobs import KnobError
+from sluice.ingest.loader import Loader
+from sluice.ingest.tools.bench import BenchOutcome
 
 
 def bench(repo, *arguments):
@@ -130,11 +130,12 @@ def test_wrong_usage_exits_2(repo):
 
 
 def test_rates_leave_out_the_first_batch_and_settled_is_the_last_third():
-    found = Outcome(marks=[(10.0, 1000), (11.0, 10), (12.0, 10), (13.0, 40), (16.0, 60)], waits=[0, 1, 0.5, 0.5, 1])
+    found = BenchOutcome(marks=[(10.0, 1000), (11.0, 10), (12.0, 10), (13.0, 40), (16.0, 60)],
+                         waits=[0, 1, 0.5, 0.5, 1])
     assert found.rows_per_s() == 120 / 6
     assert found.stall_fraction() == 3 / 6
     assert found.stall_fraction(0.5) == 1 / 3
-    assert Outcome(marks=[(0.0, 5), (1.0, 5), (2.0, 30), (3.0, 90)]).rows_per_s(1 / 3) == 90
+    assert BenchOutcome(marks=[(0.0, 5), (1.0, 5), (2.0, 30), (3.0, 90)]).rows_per_s(1 / 3) == 90
 
 
 def test_knobs_go_from_run_to_run_by_file_and_by_registry(table, tmp_path, capsys):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest.cache import FileCache
+from sluice.ingest.read.cache import FileCache
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = 100_000
@@ -51,7 +51,7 @@ def test_hit_rate_of_a_scan_is_the_share_that_fits(tmp_path, fits):
 def test_the_limit_holds_for_threads_and_processes_together(tmp_path):
     limit = 7 * ON_DISK
     code = f"""if True:
-        from ingest.cache import FileCache
+        from sluice.ingest.read.cache import FileCache
         from tests.ingest.test_cache import scan
         with FileCache({str(tmp_path)!r}, {limit}, "table") as cache:
             input()

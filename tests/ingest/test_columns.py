@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.fields import DataFile, Field
-from ingest.columns import ColumnError, Columns
-from ingest.loader import Loader
-from ingest.number_types import ValueRefused, numbers
-from ingest.parquet import ParquetError
-from ingest.plan import Part, Read
-from ingest.quarantine import ErrorPolicy, QuarantineError
-from ingest.source import RowGroups, SourceError
-from ingest.transform import Transform, TransformError
+from sluice.etl.schema import DataFile, Field
+from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.loader import Loader
+from sluice.ingest.read.parquet_files import ParquetError
+from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.row_order import Read, WindowPart
+from sluice.ingest.stages.number_types import ValueRefused, numbers
+from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
+from sluice.ingest.stages.transform import Transform, TransformError
 
 ROWS, BAD = 320, 201
 ROLES = {"label": "label", "dense": "d", "sparse": "s"}
@@ -159,7 +159,7 @@ def test_two_columns_of_one_name_are_refused_where_they_are_used(tmp_path):
         Loader(tmp_path, batch_size=80, roles=ROLES)
     file = DataFile(path=str(tmp_path / "part-0.parquet"), rows=ROWS, bytes=0, row_group_rows=(ROWS,))
     with pytest.raises(SourceError, match=r"part-0.parquet: 2 columns are called 's'"):
-        RowGroups([file], ("label", "s"))
+        RowGroupReader([file], ("label", "s"))
     assert len(load(tmp_path, {"label": "label", "dense": "d"})) == ROWS // 80, "what is not used may be there twice"
 
 
@@ -172,13 +172,13 @@ def test_a_later_file_of_a_table_without_a_column_or_with_another_kind_is_named(
                    row_group_size=100)
     files = [DataFile(path=str(tmp_path / f"{name}.parquet"), rows=ROWS, bytes=0, row_group_rows=(100, 100, 100, 20))
              for name in ("good", "text", "wide", "less")]
-    groups = RowGroups(files, ("label", "d", "s"))
+    groups = RowGroupReader(files, ("label", "d", "s"))
     for number, message in ((1, r"text.parquet, row group 1: column 's' holds string, in .*good.parquet it holds"),
                             (3, r"less.parquet, row group 1: no column 's'")):
         with pytest.raises(SourceError, match=message):
-            groups.read(Read(number, 1, 100, (Part(0, 0, 0, 100),)))
+            groups.read(Read(number, 1, 100, (WindowPart(0, 0, 0, 100),)))
     for number in (0, 2):
-        assert groups.read(Read(number, 1, 100, (Part(0, 0, 0, 100),))).num_rows == 100
+        assert groups.read(Read(number, 1, 100, (WindowPart(0, 0, 0, 100),))).num_rows == 100
     groups.close()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingest.device import DeviceError, OnDevice, on_device
-from ingest.loader import Loader
+from sluice.ingest.gpu import DeviceError, OnDevice, on_device
+from sluice.ingest.loader import Loader
 
 WORDS = ("dense", "values", "lengths", "label", "weight")
 

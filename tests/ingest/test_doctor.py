@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest import checkup
-from ingest.cache import FileCache
-from ingest.checksums import chunks_with_crc, has_crc
-from ingest.doctor import main
-from ingest.machine import Machine
-from ingest.workers import WorkerProcess
+from sluice.ingest.machine import Machine
+from sluice.ingest.process.worker import WorkerProcess
+from sluice.ingest.read.cache import FileCache
+from sluice.ingest.tools import doctor_checks
+from sluice.ingest.tools.doctor import main
+from sluice.ingest.tools.doctor_checks import chunks_with_crc, has_crc
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def tidy(monkeypatch, tmp_path):
     """A machine on which no other run left a worker, and a cache folder that is the test's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(checkup, "_orphans", lambda: iter(()))
+    monkeypatch.setattr(doctor_checks, "_orphans", lambda: iter(()))
 
 
 def said(capsys, *argv):
@@ -105,8 +105,9 @@ def test_garbage_has_no_checksum(header):
 
 
 def test_old_and_missing_packages(monkeypatch):
-    monkeypatch.setattr(checkup, "PACKAGES", (("numpy", "99", ""), ("no-such-package", "1", ""), ("nor-this", "", "x")))
-    python, old, missing, unused = checkup.versions()
+    monkeypatch.setattr(doctor_checks, "PACKAGES",
+                        (("numpy", "99", ""), ("no-such-package", "1", ""), ("nor-this", "", "x")))
+    python, old, missing, unused = doctor_checks.versions()
     assert python.well
     assert (old.well, missing.well, unused.well) == (False, False, None)
     assert "99 or newer" in old.advice
@@ -114,13 +115,13 @@ def test_old_and_missing_packages(monkeypatch):
 
 @pytest.mark.parametrize(("low", "high"), [("2.9.1", "2.10"), ("1.8", "1.8.0"), ("2.8.0+cpu", "2.9.0a1")])
 def test_versions_are_compared_by_numbers(low, high):
-    assert checkup._number(low) < checkup._number(high)
+    assert doctor_checks._number(low) < doctor_checks._number(high)
 
 
 def test_a_small_memory_limit_is_told(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 524288 kB\n")
-    findings = {f.what: f for f in checkup.machine(Machine(tmp_path))}
+    findings = {f.what: f for f in doctor_checks.machine(Machine(tmp_path))}
     assert findings["memory limit"].well is False
     assert "512 MiB" in findings["memory limit"].value
 
@@ -132,7 +133,7 @@ def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(capsys, monkey
     held = os.open(tmp_path / "held", os.O_RDWR)
     code = """if True:
         import os, numpy
-        from ingest.workers import WorkerProcess
+        from sluice.ingest.process.worker import WorkerProcess
         WorkerProcess("tests.ingest.worker_functions:hold_deaf").call(dict(a=numpy.zeros(1)))
     """
     with WorkerProcess("builtins:dict") as alive:
@@ -141,11 +142,12 @@ def test_a_dead_runs_worker_is_found_and_cleaned_a_live_ones_left(capsys, monkey
         request.addfinalizer(parent.kill)
         orphan = int(os.read(held, 100))
         watched = os.pidfd_open(orphan)
-        assert orphan not in checkup._orphans(), "its parent lives"
+        assert orphan not in doctor_checks._orphans(), "its parent lives"
         parent.kill()
         parent.wait()
-        assert orphan in checkup._orphans()
-        monkeypatch.setattr(checkup, "_orphans", lambda found=checkup._orphans: (p for p in found() if p == orphan))
+        assert orphan in doctor_checks._orphans()
+        monkeypatch.setattr(doctor_checks, "_orphans",
+                            lambda found=doctor_checks._orphans: (p for p in found() if p == orphan))
         code, result, _ = said(capsys)
         assert code == 1
         assert str(orphan) in result["problems"][0]

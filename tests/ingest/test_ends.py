@@ -12,12 +12,12 @@ import threading
 
 import pytest
 
-from ingest.faults import FaultError, parse
-from ingest.files import Files
-from ingest.injection import Injection
-from ingest.knobs import Knobs
-from ingest.loader import Loader
-from ingest.transform import Transform
+from sluice.ingest.faults.faults import FaultError, parse
+from sluice.ingest.faults.injector import Injection
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.stages.transform import Transform
 from tests.ingest import twin
 from tests.ingest.test_workers import Scene, assert_gone
 
@@ -25,11 +25,11 @@ PROCESS = Knobs(backend={"mine": "process"})
 NAME = "tests.ingest.worker_functions:"
 _RUN = """
 import sys, threading
-from etl.table import FeatureTable
-from ingest.knobs import Knobs
-from ingest.loader import Loader
-from ingest.stacks import on_signal
-from ingest.transform import Transform
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.process.stacks import on_signal
+from sluice.ingest.stages.transform import Transform
 
 loader = Loader(FeatureTable.open(sys.argv[1]), batch_size=80, window_rows=60, epochs=1000,
                 transforms=[Transform("mine", "tests.ingest.worker_functions:" + sys.argv[2])],
@@ -102,10 +102,10 @@ def test_a_signal_prints_the_stacks_and_no_worker_outlives_a_killed_group(start,
 
 _SAVE = """
 import json, signal, sys
-from etl.table import FeatureTable
-from ingest.knobs import Knobs
-from ingest.loader import Loader
-from ingest.transform import Transform
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.stages.transform import Transform
 
 asked = False
 def ask(*_):
@@ -149,7 +149,7 @@ def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_w
 
 def test_two_interrupts_end_a_program_whose_workers_hang(start, scene):
     """The first while every worker holds a batch, the second while the first is being answered."""
-    program = start("hold", "from etl.program import run; run(lambda _: consumer.join() or {}, argv=[])")
+    program = start("hold", "from sluice.etl.common.program import run; run(lambda _: consumer.join() or {}, argv=[])")
     watched = [os.pidfd_open(pid) for pid in scene.holders(2)]
     os.kill(program.pid, signal.SIGINT)
     os.kill(program.pid, signal.SIGINT)
@@ -166,7 +166,7 @@ class TestInjection:
             if len(events) == 3:
                 done.set()
 
-        files = Files(disturbed="latency_ms=0")
+        files = FileOpener(disturbed="latency_ms=0")
         clock = iter(range(10**9))
         with Loader(table, batch_size=80, window_rows=60, epochs=10**6, files=files, knobs=PROCESS,
                     transforms=[Transform("mine", NAME + "shifted")]) as loader, \

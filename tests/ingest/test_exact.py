@@ -11,15 +11,15 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from etl.hold import Hold
-from etl.small import small_table
-from etl.store import Store
-from etl.table import FeatureTable, TableError
-from etl.vacuum import vacuum
-from ingest.knobs import Knobs
-from ingest.loader import Loader
-from ingest.quarantine import ErrorPolicy
-from ingest.transform import Transform
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.pins import Hold
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.vacuum import vacuum
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.stages.quarantine import ErrorPolicy
+from sluice.ingest.stages.transform import Transform
 
 ROWS, BAD = 4000, 97
 
@@ -82,7 +82,7 @@ def test_writers_and_vacuums_at_any_moment_leave_a_held_version_as_it_is(tmp_pat
     """Appends, overwrites and vacuums that keep nothing but the newest follow one another while a run reads version 0,
     again and again; the pin goes, and so do its files."""
     held = small_table(tmp_path / "t", rows=ROWS, files=3, row_group_rows=256, splits={"train": 1.0}, number_rows=True)
-    store, begun, seen = Store(held.uri), threading.Event(), []
+    store, begun, seen = TableStore(held.uri), threading.Event(), []
     said: list[str] = []
 
     def disturb():

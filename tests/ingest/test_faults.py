@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ingest.faults import (
+from sluice.ingest.faults.faults import (
     KINDS,
     Fault,
     FaultError,

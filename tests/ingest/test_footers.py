@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.footers import REMEMBERED, FooterError, footers_of, metadata_of
-from ingest.parquet import ParquetError, ParquetFiles
+from sluice.ingest.read.footers import REMEMBERED, FooterError, footers_of, metadata_of
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 
 ROLES = {"label": "label", "dense": "d", "sparse": "s"}
 
@@ -30,10 +30,10 @@ def folder(tmp_path):
 
 _MUTATE = """
 import os, random, sys
-from etl.fields import DataFile
-from ingest.parquet import ParquetError, ParquetFiles
-from ingest.plan import Part, Read
-from ingest.source import RowGroups, SourceError
+from sluice.etl.schema import DataFile
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.row_order import Part, Read
+from sluice.ingest.read.reader import RowGroups, SourceError
 
 good = open(sys.argv[1], "rb").read()
 path = os.path.join(sys.argv[2], "mutated.parquet")

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.columns import Columns
-from ingest.decoding import decoding_of
-from ingest.footprint import Footprint, footprint_of
-from ingest.machine import Machine
-from ingest.plan import RowsPlan
+from sluice.ingest.columns import Columns
+from sluice.ingest.machine import Machine
+from sluice.ingest.read.decoding import decoding_of
+from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.stages.minimum_memory import Footprint, footprint_of
 from tests.ingest import twin
 
 MIB = 2**20
@@ -83,9 +83,9 @@ with open(f"{group}/cgroup.procs", "w") as file:
 other = subprocess.Popen([sys.executable, "-c", f"x = b'x' * {ballast}; print(len(x), flush=True); input()"],
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 other.stdout.readline()
-from ingest.governor import MemoryLimitError
-from ingest.loader import Loader
-from ingest.machine import Machine
+from sluice.ingest.memory.governor import MemoryLimitError
+from sluice.ingest.loader import Loader
+from sluice.ingest.machine import Machine
 
 def load():
     return Loader(data, batch_size=4096, epochs=2, roles={"label": "label", "dense": "d*", "sparse": "s*"})

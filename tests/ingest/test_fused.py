@@ -10,13 +10,13 @@ from random import Random
 import pytest
 import torch
 
-from ingest.governor import Governor
-from ingest.knobs import KnobError, Knobs
-from ingest.loader import Loader
-from ingest.pool import Pool
-from ingest.quarantine import ErrorPolicy, QuarantineError
-from ingest.tally import Stint, Tally
-from ingest.transform import Transform
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.memory.governor import Governor
+from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
+from sluice.ingest.stages.transform import Transform
 from tests.ingest.test_pool import WAIT_S, Clock
 from tests.ingest.worker_functions import minus, plus, twice
 
@@ -108,9 +108,9 @@ def test_batches_count_for_each_stage_that_they_pass(table):
 
 def test_the_time_of_a_worker_counts_for_the_stage_whose_work_it_does():
     clock = Clock()
-    own, other = Tally("own", clock), Tally("other", clock)
+    own, other = StageCounters("own", clock), StageCounters("other", clock)
     own.change(waiting=1)
-    stint = Stint(own, threading.RLock())
+    stint = WorkerClock(own, threading.RLock())
     for seconds, step in ((1, stint.begin), (2, lambda: stint.go_over(other)), (4, lambda: stint.go_over(own)),
                           (8, lambda: stint.go_over(other)), (16, stint.end), (32, lambda: None)):
         clock.now += seconds
@@ -165,7 +165,8 @@ class TestPool:
     """Items are numbers; those that have `done` pass, the others come out negative."""
 
     def _pool(self, items, done, workers):
-        return Pool(Tally("work"), iter(items), lambda _stint: lambda n, _charge: -n, workers=workers, limit_bytes=9,
+        return Pool(StageCounters("work"), iter(items), lambda _stint: lambda n, _charge: -n, workers=workers,
+                    limit_bytes=9,
                     governor=Governor(10**9, 0), size=lambda _: 1, measure=lambda _: (1, 1), passes=done)
 
     def test_without_workers_what_passes_is_handed_on_by_whoever_asks(self):

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from ingest.governor import Governor, MemoryLimitError, Senses
+from sluice.ingest.memory.governor import Governor, MemoryLimitError, Senses
 
 MIB = 2**20
 LIMIT = 213  # 200, and the margin
@@ -130,10 +130,10 @@ def test_a_limit_below_the_minimum_is_refused_with_the_number_that_would_do():
 
 _RUN = """
 import json, sys, threading, torch
-from etl.table import FeatureTable
-from ingest.knobs import Knobs
-from ingest.loader import Loader
-from ingest.machine import Machine
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.machine import Machine
 
 machine = Machine()
 table = FeatureTable.open(sys.argv[1])
@@ -160,7 +160,7 @@ with Loader(table, batch_size=4096, epochs=6, knobs=knobs, memory_limit=limit) a
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     """160,000 rows of four-byte columns, 24 MiB as they are loaded."""
-    from etl.small import small_table
+    from sluice.etl.synth.small_table import small_table
 
     return small_table(tmp_path_factory.mktemp("wide") / "clicks", rows=200_000, files=4, row_group_rows=16384)
 

@@ -8,11 +8,11 @@ from collections import deque
 import pytest
 import torch
 
-import ingest
-from ingest.__main__ import main
-from ingest.headroom import Headroom, HeadroomError, WhatIf, measure, report, rows_of, what_if
-from ingest.loader import Loader
-from ingest.stats import Snapshot, StageStats
+from sluice import ingest
+from sluice.ingest.__main__ import main
+from sluice.ingest.loader import Loader
+from sluice.ingest.stats import Snapshot, StageStats
+from sluice.ingest.tools.headroom import Headroom, HeadroomError, WhatIf, measure, report, rows_of, what_if
 
 
 class Clock:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from ingest.knobs import KnobError, Knobs, Limits, format_bytes, parse_bytes
+from sluice.ingest.knobs import KnobError, Knobs, Limits, format_bytes, parse_bytes
 
 LIMITS = Limits(workers={"read": (1, 8), "transform": (1, 4), "second": (1, 4), "collate": (1, 1)},
                 backends={"transform": ("thread", "process")}, fusable={"second": "transform"},

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from etl.table import FeatureTable
-from ingest.knobs import Knobs
-from ingest.loader import Loader
-from ingest.transform import Transform
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.stages.transform import Transform
 from tests.ingest import left_ids
 
 

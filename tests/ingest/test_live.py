@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingest.live import summary
+from sluice.ingest.tools.terminal import summary
 from tests.ingest.test_stats import snapshot
 
 

@@ -18,16 +18,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from agent.tunable import Tunable
-from ingest.governor import MemoryLimitError
-from ingest.knobs import KnobError, Knobs
-from ingest.loader import Loader, LoaderError
-from ingest.machine import Machine
-from ingest.parquet import ParquetFiles
-from ingest.pipeline import PipelineError
-from ingest.plan import PlanError
-from ingest.source import SourceError
-from ingest.transform import Transform, TransformError
+from sluice.agent.tunable import Tunable
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.loader import Loader, LoaderError
+from sluice.ingest.machine import Machine
+from sluice.ingest.memory.governor import MemoryLimitError
+from sluice.ingest.pipeline import PipelineError
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.reader import SourceError
+from sluice.ingest.row_order import PlanError
+from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest import twin
 
 
@@ -150,7 +150,7 @@ def test_torch_takes_it_as_a_dataset_of_batches(table, monkeypatch):
             assert batch.step == expected.step
             assert torch.equal(batch.values, expected.values)
         assert loader.order_hash == plain.order_hash
-        monkeypatch.setattr("ingest.loader.get_worker_info", lambda: "what a worker of a DataLoader sees")
+        monkeypatch.setattr("sluice.ingest.loader.get_worker_info", lambda: "what a worker of a DataLoader sees")
         with pytest.raises(LoaderError, match="num_workers=0"):
             iter(loader)
 
@@ -401,7 +401,7 @@ class TestEnds:
             train()
 
     def test_an_interpreter_ends_with_a_pipeline_running(self, table, repo):
-        code = (f"from etl.table import FeatureTable\nfrom ingest.loader import Loader\n"
+        code = (f"from sluice.etl.table.table import FeatureTable\nfrom sluice.ingest.loader import Loader\n"
                 f"loader = Loader(FeatureTable.open({table.uri!r}), batch_size=80, epochs=99)\n"
                 f"it = iter(loader)\nprint(next(it).step)")
         done = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True, timeout=60,

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ingest.machine import Machine, core_wait_s
+from sluice.ingest.machine import Machine, core_wait_s
 
 GIB = 2**30
 

@@ -7,10 +7,10 @@ from collections import deque
 
 import numpy as np
 
-from etl import ops
-from etl.fields import Field
-from ingest.loader import Loader
-from ingest.operators import Operators
+from sluice.etl import ops
+from sluice.etl.schema import Field
+from sluice.ingest.loader import Loader
+from sluice.ingest.stages.table_operators import Operators
 from tests.dlrm import clicks_table
 
 CLIP, LOG = {"op": "clip", "low": -2.0}, {"op": "log", "shift": 3.0}

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.columns import ColumnError
-from ingest.footers import REMEMBERED
-from ingest.loader import Loader
-from ingest.parquet import ParquetError, ParquetFiles
-from ingest.transform import Transform, TransformError
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.loader import Loader
+from sluice.ingest.read.footers import REMEMBERED
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.stages.transform import Transform, TransformError
 
 ROWS = (700, 0, 1, 123, 400)
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ingest.petastorm_on_arrow import _included, compat
+from sluice.ingest.read.petastorm_compat import _included, compat
 from tests.petastorm_own import STAND_IN, Result, Suite, results_of
 
 READ = """

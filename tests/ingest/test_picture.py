@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 
-from ingest.live import View
-from ingest.picture import Picture
+from sluice.ingest.tools.terminal import Picture, View
 from tests.ingest.test_stats import snapshot
 
 

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ingest.placing import composed
-from ingest.plan import PlanError, Position, RowsPlan, chain, permutation, put_together, window_halves
+from sluice.ingest.row_order import PlanError, Position, RowsPlan, chain, permutation, put_together, window_halves
+from sluice.ingest.stages.scatter_kernel import composed
 from tests.ingest import twin
 
 TABLES = {

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from ingest.governor import Governor
-from ingest.pool import Closed, Pool
-from ingest.tally import Tally
+from sluice.ingest.memory.governor import Governor
+from sluice.ingest.stages.counters import StageCounters
+from sluice.ingest.stages.pool import Closed, Pool
 from tests.ingest.twin import eventually
 
 WAIT_S = 20.0
@@ -31,7 +31,7 @@ def make():
     made = []
 
     def pool(upstream, work, *, workers=1, limit_bytes=1, governor=None, size=lambda _: 1, clock=None):
-        tally = Tally("work", clock) if clock else Tally("work")
+        tally = StageCounters("work", clock) if clock else StageCounters("work")
         made.append(Pool(tally, iter(upstream), lambda _stint: lambda item, _charge: work(item), workers=workers,
                          limit_bytes=limit_bytes, governor=governor or Governor(1000, 0), size=size,
                          measure=lambda _: (1, 1)))
@@ -213,7 +213,7 @@ def test_memory_holds_back_early_work_but_never_the_next_item(make):
 
 def test_time_is_shared_out_between_work_and_waits():
     clock = Clock()
-    tally = Tally("work", clock)
+    tally = StageCounters("work", clock)
     tally.change(waiting=2)
     clock.now = 3.0
     tally.change(waiting=-1, busy=1)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ingest.quarantine import PROGRAM_ERRORS, ErrorPolicy, Quarantine, QuarantineError, isolate, kinds_of
+from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, ErrorPolicy, Quarantine, QuarantineError, isolate, kinds_of
 
 SET_ASIDE = ErrorPolicy(on_error="quarantine", max_rows=10, max_rate=0.1, probation_rows=50)
 

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.columns import Columns
-from ingest.files import Files
-from ingest.loader import Loader
-from ingest.plan import Part, Read
-from ingest.quarantine import ErrorPolicy, QuarantineError
-from ingest.retry import RetryPolicy, StoreError
-from ingest.source import RowGroups, SourceError
+from sluice.ingest.columns import Columns
+from sluice.ingest.loader import Loader
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.read.retry import DeliveryError, RetryPolicy
+from sluice.ingest.row_order import Read, WindowPart
+from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
 from tests.ingest import twin
 from tests.ingest.s3 import S3Server, with_bucket
 
@@ -62,24 +62,24 @@ def test_a_table_in_s3_is_read_as_a_local_one(table, bucket, reader):
 
 def test_a_third_of_all_requests_refused(table, bucket, server):
     server.refuse(0.3)
-    order, store = order_of(bucket, files=Files(retry=PATIENT))
+    order, store = order_of(bucket, files=FileOpener(retry=PATIENT))
     assert order == order_of(table)[0]
     assert server.refused > 1
     assert store["retries"] >= server.refused
 
 
 def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_path):
-    loader = Loader(bucket, batch_size=80, files=Files(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
+    loader = Loader(bucket, batch_size=80, files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
                     errors=ErrorPolicy(on_error="quarantine", max_rate=1), quarantine=tmp_path / "aside")
     server.refuse(1)
     with loader, pytest.raises(SourceError, match=r"s3://data/part.*failed 2 times") as caught:
         deque(loader, maxlen=0)
-    assert isinstance(caught.value.__cause__, StoreError)
+    assert isinstance(caught.value.__cause__, DeliveryError)
     assert server.refused > 0
 
 
 def test_errors_short_reads_and_stalls_change_nothing(table):
-    files = Files(disturbed="error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=1&seed=4", retry=PATIENT)
+    files = FileOpener(disturbed="error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=1&seed=4", retry=PATIENT)
     order, store = order_of(table, files=files)
     assert order == order_of(table)[0]
     [*disturbed] = files.disturbances()
@@ -88,7 +88,7 @@ def test_errors_short_reads_and_stalls_change_nothing(table):
 
 
 def test_close_ends_the_wait_for_a_store(table):
-    files = Files(disturbed="latency_ms=0")
+    files = FileOpener(disturbed="latency_ms=0")
     loader = Loader(table, batch_size=80, files=files)
     stalled = files.disturbances()[0]
     stalled.stall(3600)
@@ -164,12 +164,12 @@ class TestDamage:
 
     def test_a_bit_flipped_on_the_way_is_found(self, table):
         """The disturbed store, which bench uses as well."""
-        whole, files = table.files_of("train")[0], Files(disturbed="latency_ms=0")
-        groups = RowGroups([whole], ("I1",), opened=files)
+        whole, files = table.files_of("train")[0], FileOpener(disturbed="latency_ms=0")
+        groups = RowGroupReader([whole], ("I1",), opened=files)
         [disturbed] = files.disturbances()
         disturbed.corrupt("part-")
         with pytest.raises(SourceError, match=r"part-\d+.parquet, row group 0: "):
-            groups.read(Read(0, 0, whole.row_group_rows[0], (Part(0, 0, 0, 1),)))
+            groups.read(Read(0, 0, whole.row_group_rows[0], (WindowPart(0, 0, 0, 1),)))
         assert disturbed.corrupted == 1
         groups.close()
 
@@ -187,11 +187,11 @@ class TestDamage:
             path = tmp_path / f"{n}.parquet"
             path.write_bytes(good[:at] + bytes([good[at] ^ 1 << chance.randrange(8)]) + good[at + 1:])
             used = column.path_in_schema in columns
-            groups = RowGroups([dataclasses.replace(whole, path=str(path))], columns if used
-                               else [column.path_in_schema])
+            groups = RowGroupReader([dataclasses.replace(whole, path=str(path))], columns if used
+                                    else [column.path_in_schema])
             rows = meta.row_group(group).num_rows
             with pytest.raises(SourceError, match=f"{n}.parquet, row group {group}: "):
-                groups.read(Read(0, group, rows, (Part(0, 0, 0, rows),)))
+                groups.read(Read(0, group, rows, (WindowPart(0, 0, 0, rows),)))
             groups.close()
             found += 1
         assert found == 40
@@ -199,12 +199,12 @@ class TestDamage:
 
 _MUTATE = """
 import os, random, sys
-from etl.fields import DataFile
-from ingest.loader import Loader, LoaderError
-from ingest.columns import ColumnError
-from ingest.parquet import ParquetError
-from ingest.plan import PlanError
-from ingest.source import SourceError
+from sluice.etl.schema import DataFile
+from sluice.ingest.loader import Loader, LoaderError
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.read.parquet_files import ParquetError
+from sluice.ingest.row_order import PlanError
+from sluice.ingest.read.reader import SourceError
 
 good = open(sys.argv[1], "rb").read()
 path = os.path.join(sys.argv[2], "mutated.parquet")

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from ingest.machine import Machine
-from ingest.share import CoreShare
+from sluice.ingest.faults.core_limit import CoreShare
+from sluice.ingest.machine import Machine
 
 CORES = os.sched_getaffinity(0)
 needs_two = pytest.mark.skipif(len(CORES) < 2, reason="takes two cores")

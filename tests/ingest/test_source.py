@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.fields import DataFile
-from etl.small import small_table
-from etl.table import FeatureTable
-from ingest.buffers import Buffers
-from ingest.columns import ColumnError, Columns
-from ingest.governor import Governor
-from ingest.loader import Loader
-from ingest.plan import Part, Read, RowsPlan, Schedule
-from ingest.shuffle import Chunks, Decoded, Gatherer, Task, gatherings
-from ingest.source import RowGroups, SourceError, source_of
+from sluice.etl.schema import DataFile
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.loader import Loader
+from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.memory.governor import Governor
+from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
+from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
+from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask, gatherings
 
 READERS = ["arrow", "petastorm"]
 
@@ -67,9 +67,9 @@ def test_a_flipped_bit_is_found_and_its_row_group_named(own, reader):
 
 def test_a_file_of_other_rows_is_refused(own):
     file = own.files_of("train")[0]
-    groups = RowGroups([replace(file, row_group_rows=(255, *file.row_group_rows[1:]))], ["label"])
+    groups = RowGroupReader([replace(file, row_group_rows=(255, *file.row_group_rows[1:]))], ["label"])
     with pytest.raises(SourceError, match=r"row group 0: 256 rows where the table has 255; the file was replaced"):
-        groups.read(Read(0, 0, 255, (Part(0, 0, 0, 255),)))
+        groups.read(Read(0, 0, 255, (WindowPart(0, 0, 0, 255),)))
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -125,8 +125,8 @@ class OneWorker:
 def test_the_reader_is_petastorms(own):
     from petastorm.reader import Reader
 
-    groups = RowGroups(own.files_of("train"), ["label", "I1"])
-    task = Task(Schedule(0, 0, (), (), ()), Read(1, 0, 256, (Part(0, 0, 0, 256),)))
+    groups = RowGroupReader(own.files_of("train"), ["label", "I1"])
+    task = ReadTask(EpochSchedule(0, 0, (), (), ()), Read(1, 0, 256, (WindowPart(0, 0, 0, 256),)))
     reader = source_of("petastorm", groups).open(iter([task]), OneWorker)
     assert isinstance(reader, Reader)
     assert set(reader.schema.fields) == {"label", "I1"}
@@ -143,11 +143,11 @@ def files_with(tmp_path, **columns) -> list[DataFile]:
 
 
 def gather(files, columns):
-    groups = RowGroups(files, columns.names)
+    groups = RowGroupReader(files, columns.names)
     plan = RowsPlan(groups=groups.row_groups, batch_size=1, streams=1)
     schedule = plan.schedule(0)
     governor = Governor(2**40, 0)
-    decoded = [Decoded(Task(schedule, r), groups.read(r), governor.admit(1, True)) for r in schedule.reads]
+    decoded = [Decoded(ReadTask(schedule, r), groups.read(r), governor.admit(1, True)) for r in schedule.reads]
     gatherer = Gatherer(plan, columns, Chunks(plan, columns, 1, Buffers()), groups.describe, {})
     [block] = [gatherer(g, governor.admit(1, True)) for g in gatherings(decoded)]
     return block

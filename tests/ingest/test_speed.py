@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from ingest.speed import Speed, measure, speed_of
+from sluice.ingest.tools.machine_speed import Speed, measure, speed_of
 
 FAST = Speed(core_bytes_per_s=1e9, memory_bytes_per_s=2e10)
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from ingest.knobs import Knobs
-from ingest.loader import Loader
-from ingest.transform import Transform
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.stages.transform import Transform
 
 EPOCHS = 3
 _KILLS = 6  # well below what the restart budget allows

@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-import ingest.stats
-from ingest.stats import Snapshot, StageStats, StatsError
+from sluice.ingest import stats
+from sluice.ingest.stats import Snapshot, StageStats, StatsError
 
 
 def stage(name="read", **changes):
@@ -21,7 +21,7 @@ def snapshot(**changes):
 
 def test_every_field_says_how_to_read_it():
     """A policy and a person read these numbers: each has a docstring of its own."""
-    for node in ast.parse(inspect.getsource(ingest.stats)).body:
+    for node in ast.parse(inspect.getsource(stats)).body:
         if isinstance(node, ast.ClassDef) and node.name in ("StageStats", "Snapshot"):
             for at, line in enumerate(node.body):
                 if isinstance(line, ast.AnnAssign):

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingest.cache import FileCache
-from ingest.latency import Disturbance
-from ingest.retry import Clock, Retrier, RetryPolicy, StoreClosed, StoreError
-from ingest.stores import Store
+from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.retry import Clock, DeliveryError, Retrier, RetryPolicy, StoreClosed
+from sluice.ingest.read.slow_store import Disturbance
+from sluice.ingest.read.store import RemoteFiles
 from tests.ingest.s3 import S3Server, with_bucket
 
 TABLE = pa.table({"a": np.arange(50_000), "b": np.random.default_rng(1).random(50_000)})
@@ -69,10 +69,10 @@ def read(store, path="part-0.parquet"):
 
 @pytest.mark.parametrize("uri", ["{0}", "file://{0}", "latency://{0}", "latency://file://{0}"])
 def test_local_files(folder, uri):
-    store = Store.at(uri.format(folder))
+    store = RemoteFiles.at(uri.format(folder))
     assert read(store).equals(TABLE)
     assert read(store, str(folder / "part-0.parquet")).equals(TABLE), "a path in full will do"
-    assert read(Store.at(uri.format(folder / "part-0.parquet")), "").equals(TABLE), "the root may be the file"
+    assert read(RemoteFiles.at(uri.format(folder / "part-0.parquet")), "").equals(TABLE), "the root may be the file"
     assert store.local == (not uri.startswith("latency"))
 
 
@@ -80,7 +80,7 @@ def test_what_fsspec_opens(folder):
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/table/part-0.parquet", (folder / "part-0.parquet").read_bytes())
     try:
-        store = Store.at("memory://table")
+        store = RemoteFiles.at("memory://table")
         assert read(store).equals(TABLE)
         with pytest.raises(FileNotFoundError):
             store.open("part-1.parquet")
@@ -89,7 +89,7 @@ def test_what_fsspec_opens(folder):
 
 
 def test_s3_is_read_in_ranges(bucket):
-    store = Store.at("s3://data/table?" + bucket.query)
+    store = RemoteFiles.at("s3://data/table?" + bucket.query)
     assert read(store).equals(TABLE)
     assert len(bucket.ranges) == GROUPS + 1, "the footer, then one request for each row group"
     assert read(store, "s3://data/table/part-0.parquet").equals(TABLE), "a path in full will do"
@@ -102,7 +102,8 @@ def test_s3_is_read_in_ranges(bucket):
 @pytest.mark.parametrize("status", [503, 500, 429])
 def test_a_third_of_s3_requests_refused(bucket, status):
     clock = FakeClock()
-    store = Store.at("s3://data/table?" + bucket.query, clock=clock, retry=RetryPolicy(attempts=50, deadline_s=1000))
+    store = RemoteFiles.at("s3://data/table?" + bucket.query, clock=clock,
+                           retry=RetryPolicy(attempts=50, deadline_s=1000))
     bucket.refuse(0.3, status)
     for _ in range(5):
         assert read(store).equals(TABLE)
@@ -110,15 +111,15 @@ def test_a_third_of_s3_requests_refused(bucket, status):
 
 
 def test_s3_refusing_for_good_names_the_file_and_the_attempts(bucket):
-    store = Store.at("s3://data/table?" + bucket.query, clock=FakeClock(), retry=RetryPolicy(attempts=4))
+    store = RemoteFiles.at("s3://data/table?" + bucket.query, clock=FakeClock(), retry=RetryPolicy(attempts=4))
     bucket.refuse(1.0, 503)
-    with pytest.raises(StoreError, match=r"s3://data/table/part-0\.parquet: opening: failed 4 times.*503"):
+    with pytest.raises(DeliveryError, match=r"s3://data/table/part-0\.parquet: opening: failed 4 times.*503"):
         store.open("part-0.parquet")
     assert bucket.refused == 4
 
 
 def test_wrong_keys_are_not_tried_again(bucket):
-    store = Store.at("s3://data/table?" + bucket.query, clock=FakeClock())
+    store = RemoteFiles.at("s3://data/table?" + bucket.query, clock=FakeClock())
     bucket.refuse(1.0, 403)
     with pytest.raises(PermissionError, match="AWS_ACCESS_KEY_ID"):
         store.open("part-0.parquet")
@@ -127,8 +128,8 @@ def test_wrong_keys_are_not_tried_again(bucket):
 
 def test_everything_arrives_through_errors_short_reads_and_stalls(folder):
     clock = FakeClock()
-    store = Store.at(f"latency://{folder}?error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=700&latency_ms=5"
-                     "&bandwidth=1MiB&seed=7", clock=clock, retry=RetryPolicy(attempts=50, deadline_s=10_000))
+    store = RemoteFiles.at(f"latency://{folder}?error_rate=0.3&short_rate=0.2&stall_rate=0.1&stall_ms=700&latency_ms=5"
+                           "&bandwidth=1MiB&seed=7", clock=clock, retry=RetryPolicy(attempts=50, deadline_s=10_000))
     for _ in range(10):
         assert read(store).equals(TABLE)
     done = store.disturbed
@@ -139,8 +140,8 @@ def test_everything_arrives_through_errors_short_reads_and_stalls(folder):
 
 def test_threads_share_a_store(folder, tmp_path):
     with FileCache(tmp_path, 2**30, "table") as cache:
-        store = Store.at(f"latency://{folder}?error_rate=0.3", clock=FakeClock(), cache=cache,
-                         retry=RetryPolicy(attempts=50, deadline_s=10_000))
+        store = RemoteFiles.at(f"latency://{folder}?error_rate=0.3", clock=FakeClock(), cache=cache,
+                               retry=RetryPolicy(attempts=50, deadline_s=10_000))
         whole = []
         threads = [threading.Thread(target=lambda: whole.append(read(store).equals(TABLE))) for _ in range(8)]
         for thread in threads:
@@ -155,7 +156,7 @@ def test_threads_share_a_store(folder, tmp_path):
 
 def test_the_same_seed_misbehaves_the_same(folder):
     def counts(seed):
-        store = Store.at(f"latency://{folder}?error_rate=0.3&seed={seed}", clock=FakeClock())
+        store = RemoteFiles.at(f"latency://{folder}?error_rate=0.3&seed={seed}", clock=FakeClock())
         read(store)
         return store.disturbed.errors
 
@@ -164,17 +165,17 @@ def test_the_same_seed_misbehaves_the_same(folder):
 
 
 def test_an_error_inside_parquet_stays_ours(folder):
-    store = Store.at(f"latency://{folder}", clock=FakeClock(), retry=RetryPolicy(attempts=3))
+    store = RemoteFiles.at(f"latency://{folder}", clock=FakeClock(), retry=RetryPolicy(attempts=3))
     with store.open("part-0.parquet") as file:
         parquet = pq.ParquetFile(file)
         store.disturbed._how = Disturbance(error_rate=1.0)
-        with pytest.raises(StoreError, match=r"part-0\.parquet: reading bytes \d+ to \d+: failed 3 times"):
+        with pytest.raises(DeliveryError, match=r"part-0\.parquet: reading bytes \d+ to \d+: failed 3 times"):
             parquet.read_row_group(2)
     assert store.stats()["gave_up"] == 1
 
 
 def test_a_corrupt_read_is_found_by_the_checksum(folder):
-    store = Store.at(f"latency://{folder}", clock=FakeClock())
+    store = RemoteFiles.at(f"latency://{folder}", clock=FakeClock())
     store.disturbed.corrupt("part-0")
     with pytest.raises(OSError, match=r"(?i)crc|checksum"):
         read(store)
@@ -184,7 +185,7 @@ def test_a_corrupt_read_is_found_by_the_checksum(folder):
 
 def test_a_stall_holds_reads_until_it_is_over(folder):
     clock = FakeClock()
-    store = Store.at(f"latency://{folder}", clock=clock)
+    store = RemoteFiles.at(f"latency://{folder}", clock=clock)
     store.disturbed.stall(10)
     read(store)
     assert clock.slept == [10.0], "the first read waits, those after do not"
@@ -192,7 +193,7 @@ def test_a_stall_holds_reads_until_it_is_over(folder):
 
 def test_closing_ends_a_wait(folder):
     """With a real clock: a read that would wait for an hour is let go."""
-    store = Store.at(f"latency://{folder}")
+    store = RemoteFiles.at(f"latency://{folder}")
     store.disturbed.stall(3600)
     caught = []
 
@@ -225,7 +226,7 @@ def test_closing_ends_a_wait(folder):
 ])
 def test_wrong_uris_say_what_is_wrong(uri, text):
     with pytest.raises(ValueError) as caught:
-        Store.at(uri)
+        RemoteFiles.at(uri)
     assert text in str(caught.value)
 
 
@@ -252,7 +253,7 @@ def test_no_attempt_begins_after_the_deadline():
         clock.time += 0.5
         raise TimeoutError("slow")
 
-    with pytest.raises(StoreError, match=r"part-3: failed 4 times within 9.0 s.*TimeoutError: slow"):
+    with pytest.raises(DeliveryError, match=r"part-3: failed 4 times within 9.0 s.*TimeoutError: slow"):
         retrier.call(fail, "part-3")
     assert began == [0, 1.5, 4, 8.5]
     assert (retrier.retries, retrier.gave_up) == (3, 1)
@@ -268,7 +269,7 @@ def test_a_policy_is_checked(bad):
 
 def test_a_second_scan_comes_from_the_cache(folder, tmp_path):
     with FileCache(tmp_path, 2**30, "table") as cache:
-        store = Store.at(f"latency://{folder}?latency_ms=10", clock=(clock := FakeClock()), cache=cache)
+        store = RemoteFiles.at(f"latency://{folder}?latency_ms=10", clock=(clock := FakeClock()), cache=cache)
         assert read(store).equals(TABLE)
         cold = clock.time
         assert read(store).equals(TABLE)
@@ -280,7 +281,7 @@ def test_a_file_that_was_replaced_is_not_read_from_the_cache(folder, tmp_path):
     path = tmp_path / "x.parquet"
     path.write_bytes((folder / "part-0.parquet").read_bytes())
     with FileCache(tmp_path / "cache", 2**30, "table") as cache:
-        store = Store.at(f"latency://{path}", clock=FakeClock(), cache=cache)
+        store = RemoteFiles.at(f"latency://{path}", clock=FakeClock(), cache=cache)
         read(store, "")
         other = TABLE.set_column(0, "a", pa.array(np.arange(50_000)[::-1]))
         path.unlink()
@@ -309,7 +310,7 @@ class GoneFor:
 
 def test_a_file_that_is_gone_for_a_minute_is_waited_for(folder):
     clock = FakeClock()
-    store = Store("/bucket", GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 60.0), clock=clock)
+    store = RemoteFiles("/bucket", GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 60.0), clock=clock)
     with store.open("part-0.parquet") as file:
         assert pq.read_table(file).equals(TABLE)
     assert store.stats()["gave_up"] == 0
@@ -319,8 +320,8 @@ def test_a_file_that_is_gone_for_a_minute_is_waited_for(folder):
 
 def test_a_file_that_stays_away_is_named_with_the_attempts_and_what_allows_more(folder):
     clock = FakeClock()
-    store = Store("/bucket", GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 600.0), clock=clock)
-    with pytest.raises(StoreError, match=r"/bucket/part-0\.parquet: opening: failed \d+ times within \d+\.\d s "
+    store = RemoteFiles("/bucket", GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 600.0), clock=clock)
+    with pytest.raises(DeliveryError, match=r"/bucket/part-0\.parquet: opening: failed \d+ times within \d+\.\d s "
                                          r"\(allowed: 50 attempts, 90 s; more by Loader\(files=Files\(retry="
                                          r".*TimeoutError: /bucket/part-0\.parquet: no answer"):
         store.open("part-0.parquet")

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingest import wire
-from ingest.launch import Child, Died
-from ingest.memfd import SharedMemoryError
-from ingest.workers import (
+from sluice.ingest.process import protocol
+from sluice.ingest.process.child import Child, Died
+from sluice.ingest.process.shared_memory import SharedMemoryError
+from sluice.ingest.process.worker import (
     FunctionError,
     FunctionMemoryError,
     RestartBudget,
@@ -381,7 +381,7 @@ def test_workers_end_with_their_parent(scene, whole_group):
     """One idle, one that holds an item and the interpreter lock: both gone within two seconds of kill -9."""
     code = f"""if True:
         import numpy, sys, threading
-        from ingest.workers import WorkerProcess
+        from sluice.ingest.process.worker import WorkerProcess
         idle, busy = WorkerProcess({NAME!r} + "double"), WorkerProcess({NAME!r} + "stuck_in_native_code")
         idle.start(), busy.start()
         print(idle.pid, busy.pid, flush=True)
@@ -404,7 +404,7 @@ def test_workers_end_with_their_parent(scene, whole_group):
 def test_what_a_function_started_ends_with_its_worker(scene, who):
     code = f"""if True:
         import numpy
-        from ingest.workers import WorkerProcess
+        from sluice.ingest.process.worker import WorkerProcess
         try:
             WorkerProcess({NAME!r} + "hold_with_helper", deaths=1).call(dict(a=numpy.zeros(3)))
         except Exception as error:
@@ -424,7 +424,7 @@ def test_what_a_function_started_ends_with_its_worker(scene, who):
 def test_a_program_may_end_without_closing(scene):
     code = f"""if True:
         import numpy, threading
-        from ingest.workers import WorkerProcess
+        from sluice.ingest.process.worker import WorkerProcess
         worker = WorkerProcess({NAME!r} + "hold")
         threading.Thread(target=worker.call, args=(dict(a=numpy.zeros(3)),), daemon=True).start()
         open({str(scene.path / "go")!r}).read(1)
@@ -494,9 +494,9 @@ def test_no_room_in_shared_memory_is_one_clear_error(small_files, columns):
 
 def test_a_process_that_ends_before_it_hears_its_first_word_leaves_nothing_open(monkeypatch):
     def gone(*_):
-        raise wire.Gone
+        raise protocol.Gone
 
-    monkeypatch.setattr(wire, "send", gone)
+    monkeypatch.setattr(protocol, "send", gone)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Died):
         Child(NAME + "double", time.monotonic)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow.parquet as pq
 
-from ingest.plan import RowsPlan
+from sluice.ingest.row_order import RowsPlan
 
 
 def rows_of_stream(plan: RowsPlan, epoch: int, stream: int) -> list[tuple[int, int, int]]:

@@ -1,7 +1,9 @@
 """Worker processes of a storm: `StormChild`, behind which a thread of the run does what a process would.
 
-The rank's side is the real one: `ingest.workers`, `ingest.launch.Child`'s messages over a real socket, regions of
-shared memory. The process's side is the real server of `ingest.child`. Only what is the kernel's is played here: that a
+The rank's side is the real one: `sluice.ingest.process.worker`, `sluice.ingest.process.child.Child`'s messages over a
+real socket, regions of
+shared memory. The process's side is the real server of `sluice.ingest.process.child_main`. Only what is the kernel's
+is played here: that a
 process starts, waits for its socket, is killed at any message, hangs, and that its end is seen.
 """
 
@@ -14,9 +16,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from ingest import child, wire
-from ingest.launch import Child
-from ingest.memfd import Region
+from sluice.ingest.process import child_main, protocol
+from sluice.ingest.process.child import Child
+from sluice.ingest.process.shared_memory import Region
 from tests.storm.scheduler import Killed, Scheduler, Task
 from tests.storm.threads import Thread, current
 
@@ -164,13 +166,13 @@ class StormChild(Child):
         server = None
         try:
             self._fate.meet(self)
-            config, _ = wire.receive(self)  # type: ignore[arg-type]
+            config, _ = protocol.receive(self)  # type: ignore[arg-type]
             self._fate.meet(self)
-            function = child.load(config["function"])
-            wire.send(self, {"kind": "ready", "sequence": 0})  # type: ignore[arg-type]
-            server = child._Server(self, function, 0)  # type: ignore[arg-type]
+            function = child_main.load(config["function"])
+            protocol.send(self, {"kind": "ready", "sequence": 0})  # type: ignore[arg-type]
+            server = child_main._Server(self, function, 0)  # type: ignore[arg-type]
             server.run()
-        except wire.Gone:
+        except protocol.Gone:
             pass
         finally:  # what the kernel takes back
             for fd, _ in server._regions.values() if server else ():

@@ -18,18 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import etl.commit
-import ingest.backend
-import ingest.batch
-import ingest.loader
-import ingest.memfd
-import ingest.pipeline
-import ingest.shuffle
-import ingest.tally
-import ingest.workers
-from etl.store import Store
-from ingest.governor import Charge, Governor
-from ingest.knobs import Limits
+from sluice.etl.table import commit
+from sluice.etl.table.store import TableStore
+from sluice.ingest.knobs import Limits
+from sluice.ingest.memory.governor import Charge, Governor
+from sluice.ingest.stages import batch, shuffle
 from tests.storm import steps, store
 from tests.storm.children import StormChild
 from tests.storm.scheduler import Crew
@@ -37,28 +30,30 @@ from tests.storm.threads import Names, Threading, Time
 
 # What a module does with the machine that has no place in a run of one seed, and what is too large for it.
 _INSTEAD = {
-    "ingest.loader": {"RowGroups": store.MemoryGroups},
-    "ingest.workers": {"Child": StormChild},
-    "ingest.tally": {"core_wait_s": lambda: 0.0},
-    "ingest.pipeline": {"give_back": lambda: None, "BASE_BYTES": 300,
+    "sluice.ingest.loader": {"RowGroupReader": store.MemoryGroups},
+    "sluice.ingest.process.worker": {"Child": StormChild},
+    "sluice.ingest.stages.counters": {"core_wait_s": lambda: 0.0},
+    "sluice.ingest.pipeline": {"give_back": lambda: None, "BASE_BYTES": 300,
                         "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40))},
-    "ingest.backend": {"BASE_BYTES": 300, "anonymous_bytes": lambda _pid: 0, "core_seconds": lambda _pid: (0.0, 0.0)},
-    "ingest.memfd": {"_GRAIN": 64},
-    "etl.commit": {"DeltaTable": steps.StepTable,
-                   "create_table_with_add_actions": steps.step("create", etl.commit.create_table_with_add_actions)},
-    "etl.table": {"DeltaTable": steps.StepTable},
+    "sluice.ingest.stages.transform_runner": {"BASE_BYTES": 300, "anonymous_bytes": lambda _pid: 0,
+                                              "core_seconds": lambda _pid: (0.0, 0.0)},
+    "sluice.ingest.process.shared_memory": {"_GRAIN": 64},
+    "sluice.etl.table.commit": {"DeltaTable": steps.StepTable,
+                   "create_table_with_add_actions": steps.step("create", commit.create_table_with_add_actions)},
+    "sluice.etl.table.table": {"DeltaTable": steps.StepTable},
 }
 FOOTPRINT = {"_KEPT": 0, "_KEPT_PART": 2**60, "_ORDERS": 0}
 """What is much more than all that a storm has: it is not charged for, either."""
-_INSTEAD["ingest.footprint"] = FOOTPRINT
+_INSTEAD["sluice.ingest.stages.minimum_memory"] = FOOTPRINT
 _CLOCKS = {time.monotonic: Time.monotonic, time.thread_time: Time.monotonic, time.time: Time.time}
 
 _UNDER_NAMES = (threading.Lock, threading.RLock, threading.Thread, threading.Condition, threading.Event)
 
 
 _BY_LINES = tuple(f"/ingest/{name}.py" for name in (
-    "aside", "backend", "batch", "governor", "launch", "loader", "memfd", "pipeline", "pool", "quarantine", "retry",
-    "shuffle", "source", "tally", "transform", "workers"))
+    "loader", "memory/governor", "pipeline", "process/child", "process/shared_memory", "process/worker", "read/reader",
+    "read/retry", "stages/batch", "stages/counters", "stages/pool", "stages/quarantine", "stages/shuffle",
+    "stages/transform", "stages/transform_runner"))
 
 
 def by_lines(file: str) -> bool:
@@ -74,16 +69,16 @@ def storm() -> Iterator[Crew]:
     crew = Crew()
     automatic = gc.isenabled()
     for name, module in sorted(sys.modules.items()):
-        if name.startswith(("ingest.", "etl.")):
+        if name.startswith(("sluice.ingest.", "sluice.etl.")):
             _enter(module, undo)
     for name, changes in _INSTEAD.items():
         for attribute, value in changes.items():
             _set(sys.modules[name], attribute, value, undo)
     _set(Governor, "move", _watched(Governor.move), undo)
-    for module, attribute in ((ingest.batch, "STRETCH_ROWS"), (ingest.shuffle, "CHUNK_ROWS")):
+    for module, attribute in ((batch, "STRETCH_ROWS"), (shuffle, "CHUNK_ROWS")):
         _set(module, attribute, getattr(module, attribute), undo)  # each seed has its own
     for method in steps.OF_STORE:
-        _set(Store, method, steps.step(method, getattr(Store, method)), undo)
+        _set(TableStore, method, steps.step(method, getattr(TableStore, method)), undo)
     gc.disable()  # it would run in the middle of a run, at another place each time
     try:
         yield crew

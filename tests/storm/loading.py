@@ -10,14 +10,14 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-import ingest.batch
-import ingest.shuffle
-from ingest.knobs import Knobs
-from ingest.loader import Loader, LoaderError
-from ingest.plan import RowsPlan
-from ingest.quarantine import ErrorPolicy, QuarantineError
-from ingest.source import SourceError
-from ingest.transform import Transform
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader, LoaderError
+from sluice.ingest.read.reader import SourceError
+from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.stages import batch as batch_file
+from sluice.ingest.stages import shuffle
+from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
+from sluice.ingest.stages.transform import Transform
 from tests.storm import doors, store, twin
 from tests.storm.children import Fate
 from tests.storm.found import Deviation
@@ -144,9 +144,9 @@ def _plan(name: str, streams: int, batch: int, window: int, last: str, seed: int
 @functools.lru_cache(maxsize=4096)
 def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
     """Bytes that a run needs at least, by the loader's own reckoning: of every rank and step that a seed may draw."""
-    from ingest.addresses import converted
-    from ingest.columns import Columns
-    from ingest.footprint import footprint_of
+    from sluice.ingest.columns import Columns
+    from sluice.ingest.stages.minimum_memory import footprint_of
+    from sluice.ingest.stages.scatter_kernel import converted
 
     source = twin.TABLES[name].source
     columns = Columns.of(source.fields, None, source.bags)
@@ -156,7 +156,7 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
     for steps in (1, 2, 4):
         _together(plan, ranks, steps)
         for rank in range(ranks):
-            with mock.patch.multiple("ingest.footprint", **doors.FOOTPRINT):
+            with mock.patch.multiple("sluice.ingest.stages.minimum_memory", **doors.FOOTPRINT):
                 found = max(found, footprint_of(plan, columns, decoding, rank=rank, ranks=ranks, transforms=stages - 4,
                                                 converted=converted(schema, columns), epochs=2).total)
     return found + _BASE
@@ -164,7 +164,7 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
 
 def _together(plan: RowsPlan, ranks: int, steps: int) -> None:
     """Batches of a stretch, and of a chunk."""
-    ingest.batch.STRETCH_ROWS = ingest.shuffle.CHUNK_ROWS = plan.batch_size * steps // ranks
+    batch_file.STRETCH_ROWS = shuffle.CHUNK_ROWS = plan.batch_size * steps // ranks
 
 
 class Machine:

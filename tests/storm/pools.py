@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ingest.governor import Charge, Governor
-from ingest.pool import Closed, Pool
-from ingest.tally import Tally
+from sluice.ingest.memory.governor import Charge, Governor
+from sluice.ingest.stages.counters import StageCounters
+from sluice.ingest.stages.pool import Closed, Pool
 from tests.storm.found import Deviation
 from tests.storm.scheduler import Crew, Ended, Scheduler, Way
 from tests.storm.threads import Thread, Time, entered
@@ -91,7 +91,7 @@ class _Run:
         for stage in range(chain.stages):
             if chain.between[stage]:
                 upstream = (item for item in upstream)
-            upstream = Pool(Tally(f"stage{stage}"), upstream, lambda _stint, stage=stage: self._work(stage),
+            upstream = Pool(StageCounters(f"stage{stage}"), upstream, lambda _stint, stage=stage: self._work(stage),
                             workers=run.chance.randint(0 if chain.passing[stage] else 1, 3),
                             limit_bytes=run.chance.choice((1, 5, 100)), governor=self._governor,
                             size=lambda item: chain.sizes[item.number],

@@ -1,4 +1,4 @@
-"""A store in memory for a storm: `MemoryGroups`, the loader's own `RowGroups` over tables that lie in `TABLES`.
+"""A store in memory for a storm: `MemoryGroups`, the loader's own `RowGroupReader` over tables that lie in `TABLES`.
 
 Its reads are slow, fail for a while, or for good, as the run's `Weather` says; they are tried again by the loader's own
 `Retrier` on the run's clock."""
@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from etl.fields import DataFile
-from ingest.decoding import Decoding
-from ingest.files import Files
-from ingest.plan import Read
-from ingest.retry import Clock, Retrier, RetryPolicy
-from ingest.source import RowGroups
+from sluice.etl.schema import DataFile
+from sluice.ingest.read.decoding import Decoding
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
+from sluice.ingest.row_order import Read
 from tests.storm.scheduler import Scheduler
 from tests.storm.threads import current
 
@@ -65,11 +65,11 @@ class _File:
         """Nothing is open."""
 
 
-class MemoryGroups(RowGroups):
+class MemoryGroups(RowGroupReader):
     """Row groups in memory."""
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
-                 before_read: Callable[[Read], None] | None = None, opened: Files | None = None,
+                 before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None,
                  bags: Mapping[str, float] | None = None):
         run = current()
         self._weather: Weather = run.world.weather

@@ -13,15 +13,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from etl import commit
-from etl.commit import Base, CommitConflict
-from etl.fields import Field
-from etl.hold import Hold
-from etl.record import FileRecord, JobRecord
-from etl.shards import CommitError
-from etl.store import Store, StoreError
-from etl.table import FeatureTable, TableError
-from etl.vacuum import vacuum
+from sluice.etl.schema import Field
+from sluice.etl.table import commit
+from sluice.etl.table.commit import Base, CommitConflict
+from sluice.etl.table.data_files import CommitError
+from sluice.etl.table.job_record import FileRecord, JobRecord
+from sluice.etl.table.pins import Hold
+from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.vacuum import vacuum
 from tests.storm.found import Deviation
 from tests.storm.scheduler import Crew, Ended, Scheduler, Way
 from tests.storm.steps import full_disk
@@ -96,7 +96,7 @@ def run_table(chance: Random, crew: Crew, traced: Any, bend: Bend = lambda plans
 
 class _Run:
     def __init__(self, plans: Plans, run: Scheduler, folder: Path):
-        self._plans, self._run, self._store = plans, run, Store(folder)
+        self._plans, self._run, self._store = plans, run, TableStore(folder)
         self._world = run.world = World(run, 0.0)
         self._jobs = 0
         for number in range(plans.before):
@@ -247,7 +247,7 @@ class _Run:
                 raise Deviation(f"the newest version lacks {missing}")
 
 
-def _history(store: Store) -> list[dict[str, Any]]:
+def _history(store: TableStore) -> list[dict[str, Any]]:
     from deltalake import DeltaTable
 
     return DeltaTable(**store.delta).history()

@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from etl import commit
-from ingest import buffers, governor, loader, pipeline, pool, shuffle, workers
+from sluice.etl.table import commit
+from sluice.ingest import loader, pipeline
+from sluice.ingest.memory import buffers, governor
+from sluice.ingest.process import worker
+from sluice.ingest.stages import pool, shuffle
 from tests.storm.doors import by_lines, chance_of, storm
 from tests.storm.loading import run_loader
 from tests.storm.pools import run_pools
@@ -168,10 +171,10 @@ MUTANTS = {
             first, second, *_ = self._results
             self._results[first], self._results[second] = self._results[second], self._results[first]""", elastic),
     "the item of a killed process is lost": Mutant(
-        run_loader, 100, workers.WorkerProcess, "call", "if self._closed:", """return {}
+        run_loader, 100, worker.WorkerProcess, "call", "if self._closed:", """return {}
             if self._closed:""", by_processes),
     "what a killed process left half done is handed on": Mutant(
-        run_loader, 300, workers.WorkerProcess, "_attempt", "reply, refused = self._reply(child), None", """try:
+        run_loader, 300, worker.WorkerProcess, "_attempt", "reply, refused = self._reply(child), None", """try:
             reply, refused = self._reply(child), None
         except Died:
             self._forget()
@@ -180,7 +183,7 @@ MUTANTS = {
     "memory that a user still looks at is written again": Mutant(
         run_loader, 100, buffers.Buffers, "take", "== _OURS", ">= _OURS"),
     "a process that died is never closed": Mutant(
-        run_loader, 100, workers.WorkerProcess, "_forget", "child.close()", "child.kill()", by_processes),
+        run_loader, 100, worker.WorkerProcess, "_forget", "child.close()", "child.kill()", by_processes),
     "rows lie one place further": Mutant(
         run_loader, 100, shuffle.Gatherer, "_places", "row - window.first)", "max(0, row - window.first - 1))"),
     "a commit that was overtaken is made on what is there then": Mutant(

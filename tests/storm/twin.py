@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from etl.fields import DataFile, Field
-from ingest.parquet import ParquetFiles
-from ingest.plan import RowsPlan, chain
+from sluice.etl.schema import DataFile, Field
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.row_order import RowsPlan, chain
 from tests.ingest import twin
 from tests.storm import store
 from tests.storm.functions import FUNCTIONS

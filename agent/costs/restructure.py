@@ -1,0 +1,85 @@
+"""Other shapes of a pipeline that may bring more: a stage on its other back end, stages fused or split. Pure.
+
+Whoever holds the interpreter's lock makes all threads wait for it, in whatever stage they are: the one to move is often
+not the narrowest. Its own curve tells where its workers wait for each other. Where only the others wait, a lock cannot
+be told from a store; what can be told is that it computes on about one core, which is all that a lock allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sluice.agent.costs.forecast import Forecast
+from sluice.agent.costs.rates import PipelineRates, StageRates
+
+_HOLDS = 0.5  # of a core: a stage that computes less holds up nobody
+_ALONE = 1.15  # cores: those who need a lock do not compute side by side
+_WAITING = 1.0  # workers of others that wait for a store or a lock, on average
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restructuring:
+    """What would come of one change at one stage."""
+
+    kind: str
+    """switch, fuse or split."""
+    stage: str
+    look: Forecast
+    cause: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """By which it is remembered as tried."""
+        return self.stage, self.look.knobs.backend[self.stage] if self.kind == "switch" else self.kind
+
+
+def locked(look: Forecast) -> Iterator[Restructuring]:
+    """Stages whose workers wait for each other, the narrowest first."""
+    for name in _movable(look):
+        if look.each[name].locked:
+            yield Restructuring(kind="switch", stage=name, look=look.switched(name, lambda s: s.relieved()),
+                                cause=f"workers of {name} wait for each other")
+
+
+def suspected(look: Forecast, since: PipelineRates) -> Iterator[Restructuring]:
+    """Stages on threads that may hold the lock for which the others wait, while cores are free."""
+    for name in _movable(look):
+        if since.saturated or look.each[name].backend != "thread" or name not in since.stages:
+            continue
+        others = sum(_waiting(since.stages[n]) for n, s in look.services.items()
+                     if n != name and n in since.stages and s.backend == "thread")
+        if _HOLDS <= since.stages[name].cpu <= _ALONE and others >= _WAITING:
+            yield Restructuring(kind="switch", stage=name, look=look.switched(name, lambda s: s.unhindered()),
+                                cause=f"{name} may hold the lock that {others:.1f} workers of other stages wait for")
+
+
+def fused(look: Forecast) -> Iterator[Restructuring]:
+    """Stages that the workers of the stage before could serve as well, where that may save cores."""
+    for name, before in look.limits.fusable.items():
+        if name in look.services and before in look.each and look.limits.fits(look.knobs.backend, name):
+            yield Restructuring(kind="fuse", stage=name, look=look.fused(name),
+                                cause=f"handing batches over from {before} to {name} takes cores")
+
+
+def split(look: Forecast) -> Iterator[Restructuring]:
+    """Fused stages that could have workers of their own again."""
+    for name in look.knobs.fused & look.each.keys():
+        head = look.limits.head(look.knobs, name)
+        if head == look.bottleneck():
+            yield Restructuring(kind="split", stage=name, look=look.split(name),
+                                cause=f"{head} is the bottleneck, whose workers do the work of {name} as well")
+
+
+def _movable(look: Forecast) -> list[str]:
+    """Stages that have another back end, the narrowest first."""
+    def capacity(name: str) -> float:
+        head = look.limits.head(look.knobs, name)
+        return look.capacity(head, look.knobs.workers[head])
+
+    return sorted((n for n in look.each if len(look.limits.backends_of(n)) > 1), key=capacity)
+
+
+def _waiting(stage: StageRates) -> float:
+    """Workers at work without computing, nor waiting for a core."""
+    return max(0.0, stage.busy - stage.cpu - stage.core_wait)

@@ -1,0 +1,265 @@
+"""What one stage costs, learned from snapshots while it runs: `StageCost`. Pure: each observation makes a new one.
+
+Useful time a row, at each number of workers that was seen, is all there is to it. Useful time leaves waits for
+neighbours and for cores out, so a stage that idles tells as much as one that is the bottleneck.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from sluice.ingest.stats import StageStats
+
+_LEAST_ITEMS = 2  # fewer in an interval say little; the interval then goes on
+_LEARNING = 0.25  # weight of a new observation once a point is settled
+_DRIFT = 1.5  # a cost this many times off is a surprise, and surprises add up (a cumulative sum, each way)
+_SLACK, _CLIP, _ALARM = 0.1, 0.8, 1.7  # of the cost's logarithm: no surprise, the most of one, a changed workload
+_FORGET = 0.99  # by which the largest item seen fades with each observation
+_FLAT = 0.98  # two settings that differ by less: something else bounds the stage, and so it does between them
+_STEEP = 2.0  # times dearer with more workers: there may be a kink before
+_RELIEVED = 1.15  # times the cost with fewest workers: dearer, and the lock may have been why
+_LEAST_WAIT = 0.1  # of the cost, that no stage gets rid of
+_LOCKED = 1.5  # times dearer with more workers, and that by waiting: they wait for each other
+
+
+def between(few: int, many: int) -> int:
+    """Half-way by ratio; the few themselves if there is nothing between."""
+    return min(max(few + 1, math.isqrt(few * many)), max(few, many - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The cost of a row at one number of workers."""
+
+    busy_s: float
+    cpu_s: float
+    variance: float = 0.0
+    """Of the observations' relative error."""
+    seen: int = 1
+
+    @property
+    def wait_s(self) -> float:
+        return max(0.0, self.busy_s - self.cpu_s)
+
+    def towards(self, busy_s: float, cpu_s: float) -> Point:
+        weight = max(_LEARNING, 1 / (self.seen + 1))
+        error = busy_s / self.busy_s - 1
+        return Point(busy_s=self.busy_s + weight * (busy_s - self.busy_s),
+                     cpu_s=self.cpu_s + weight * (cpu_s - self.cpu_s),
+                     variance=(1 - weight) * (self.variance + weight * error * error), seen=self.seen + 1)
+
+    def scaled(self, busy: float, cpu: float) -> Point:
+        return replace(self, busy_s=self.busy_s * busy, cpu_s=self.cpu_s * cpu, seen=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """One stage as it was seen so far."""
+
+    name: str
+    points: Mapping[int, Point] = field(default_factory=dict)
+    """Workers → cost of a row. Empty: the stage has not reported yet, and nothing is planned for it."""
+    item_bytes: float = 0.0
+    """Bytes of an item, from the larger ones seen. What a worker has in hand."""
+    item_rows: float = 0.0
+    """Rows of an item, lately."""
+    drifts: int = 0
+    """Times that the workload was seen to change."""
+    residual: float = 0.0
+    """How far expected costs lately were from those observed, as a share; those at a setting not seen before count."""
+    age: int = 0
+    """Snapshots since it last learned. Large: it idles, or hardly moves."""
+    backend: str = ""
+    elsewhere: Mapping[str, Mapping[int, Point]] = field(default_factory=dict)
+    """Points of the back ends that it left."""
+    _anchor: StageStats | None = None  # counters where the present observation began
+    _surprise: float = 0.0  # added up; above 0 for a dearer row, below for a cheaper
+
+    def observe(self, now: StageStats, saturated: bool) -> StageCost:
+        """`saturated`: no core was free. Where waits for a core are not counted, part of what looks like useful time
+        was one."""
+        then = self._anchor
+        if now.backend != self.backend:
+            left = {**self.elsewhere, self.backend: self.points} if self.points else self.elsewhere
+            return replace(self, backend=now.backend, points=left.get(now.backend, {}), _anchor=now, _surprise=0.0,
+                           elsewhere={b: points for b, points in left.items() if b != now.backend})
+        if then is None or then.workers != now.workers or now.items < then.items:
+            return replace(self, _anchor=now)  # what was under way during a resize belongs to neither setting
+        items, rows = now.items - then.items, now.rows - then.rows
+        core_wait_s, cpu_s = now.core_wait_s - then.core_wait_s, now.cpu_s - then.cpu_s
+        busy_s = max(now.busy_s - then.busy_s - core_wait_s, min(cpu_s, now.busy_s - then.busy_s))
+        if items < _LEAST_ITEMS or rows <= 0 or busy_s <= 0 or min(cpu_s, core_wait_s) < 0:
+            return replace(self, age=self.age + 1)
+        item_bytes = max(_FORGET * self.item_bytes, (now.bytes - then.bytes) / items)
+        seen = replace(self, _anchor=now, item_bytes=item_bytes, item_rows=rows / items, age=0, _surprise=0.0)
+        busy_s, cpu_s = busy_s / rows, cpu_s / rows
+        if saturated and not core_wait_s and self.points:
+            busy_s = min(busy_s, max(cpu_s + self._nearest(now.workers).wait_s, cpu_s))
+        return seen._learn(now.workers, busy_s, cpu_s, self._surprise)
+
+    def _learn(self, workers: int, busy_s: float, cpu_s: float, surprise: float) -> StageCost:
+        known = self.points.get(workers)
+        off = busy_s / self.busy_s(workers) if self.points else 1.0
+        residual = self.residual + _LEARNING * (min(abs(off - 1), 1.0) - self.residual)
+        if known is None:
+            return replace(self, residual=residual,
+                           points={**self.points, workers: Point(busy_s=busy_s, cpu_s=cpu_s)})
+        if 1 / _DRIFT < off < _DRIFT:
+            return replace(self, residual=residual, points={**self.points, workers: known.towards(busy_s, cpu_s)})
+        step = math.copysign(min(abs(math.log(off)), _CLIP) - _SLACK, off - 1)
+        surprise = step if surprise * step < 0 else surprise + step
+        if abs(surprise) < _ALARM:
+            return replace(self, residual=residual, _surprise=surprise)
+        # The curve keeps its shape, as the contention that bent it is still there.
+        cpu_off = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
+        return replace(self, drifts=self.drifts + 1, residual=residual, elsewhere={},
+                       points={n: point.scaled(off, cpu_off) for n, point in self.points.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was learned, for JSON; the observation that is under way is left out."""
+        return {"backend": self.backend, "item_bytes": self.item_bytes, "residual": self.residual,
+                "points": _plain(self.points), "elsewhere": {b: _plain(points) for b, points in self.elsewhere.items()}}
+
+    @classmethod
+    def from_dict(cls, name: str, values: Mapping[str, Any]) -> StageCost:
+        return cls(name=name, backend=values["backend"], item_bytes=values["item_bytes"], residual=values["residual"],
+                   points=_points(values["points"]),
+                   elsewhere={b: _points(points) for b, points in values["elsewhere"].items()})
+
+    def on(self, backend: str) -> StageCost:
+        """As it is expected to be on another back end: as seen there, else as its fewest workers here, who hardly
+        disturb each other."""
+        least = min(self.points)
+        points = self.elsewhere.get(backend) or {least: self.points[least]}
+        return replace(self, backend=backend, points=points)
+
+    def joined(self, other: StageCost) -> StageCost:
+        """Both, as the same workers do the work of both."""
+        counts = {*self.points, *other.points}
+        return replace(self, item_bytes=max(self.item_bytes, other.item_bytes), points={
+            n: Point(busy_s=self.busy_s(n) + other.busy_s(n), cpu_s=self.cpu_s(n) + other.cpu_s(n)) for n in counts})
+
+    def relieved(self) -> StageCost:
+        """As if its workers no longer disturbed each other: a stage that held the same lock has left it."""
+        least = self.points[min(self.points)]
+        return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= _RELIEVED * least.busy_s})
+
+    def stale(self) -> StageCost:
+        """As known, but the next that is seen of a setting counts for all before."""
+        return replace(self, points={n: replace(p, seen=0) for n, p in self.points.items()})
+
+    def unhindered(self) -> StageCost:
+        """As if it hardly waited: for nobody who holds a lock, nor for a store."""
+        return replace(self, points={n: replace(p, busy_s=max(p.cpu_s, _LEAST_WAIT * p.busy_s))
+                                     for n, p in self.points.items()})
+
+    @property
+    def locked(self) -> bool:
+        """More workers made a row dearer, and what was added is waiting: they wait for each other."""
+        least = self.points[min(self.points)]
+        return any(p.busy_s >= _LOCKED * least.busy_s and p.wait_s - least.wait_s >= 0.5 * (p.busy_s - least.busy_s)
+                   for p in self.points.values())
+
+    def _nearest(self, workers: int) -> Point:
+        return self.points[min(self.points, key=lambda n: (abs(n - workers), n))]
+
+    @property
+    def most_seen(self) -> int:
+        return max(self.points, default=0)
+
+    @property
+    def efficiency(self) -> float:
+        """How much of their due the workers added last brought: 1 all of it, near 0 hardly anything."""
+        *_, before, last = sorted(self.points) if len(self.points) > 1 else (0, 0)
+        return min(1.0, self.points[before].busy_s / self.points[last].busy_s) if last else 1.0
+
+    def cpu_s(self, workers: int) -> float:
+        """Processor seconds a row that are expected among `workers`, as `busy_s` takes them from what was seen."""
+        return self._between(workers, lambda point: point.cpu_s)
+
+    def busy_s(self, workers: int) -> float:
+        """Useful seconds a row that a worker is expected to need among `workers`.
+
+        Between two settings seen: on the line between them. Above all: on along the last slope, which is the curve of
+        a stage part of which cannot run side by side. Below all: as in the smallest seen."""
+        return self._between(workers, lambda point: point.busy_s)
+
+    def _between(self, workers: int, cost: Callable[[Point], float]) -> float:
+        if workers in self.points:
+            return cost(self.points[workers])
+        seen = sorted(self.points)
+        below = bisect.bisect(seen, workers)
+        low = seen[max(0, below - 1)]
+        if not below or len(seen) == 1:
+            return cost(self.points[low])
+        if low < seen[-1]:
+            high = seen[below]
+            share = (workers - low) / (high - low)
+            return (1 - share) * cost(self.points[low]) + share * cost(self.points[high])
+        before = seen[-2]
+        slope = max(0.0, (cost(self.points[low]) - cost(self.points[before])) / (low - before))
+        return cost(self.points[low]) + slope * (workers - low)
+
+    def capacity(self, workers: int) -> float:
+        """Rows a second that `workers` are expected to do while fed, with room to put them, and with free cores."""
+        return workers / self.busy_s(workers)
+
+    def unbent(self, workers: int) -> StageCost:
+        """As so many would be at best: as if nothing bent the curve since the last setting below."""
+        below = max((n for n in self.points if n <= workers), default=min(self.points))
+        return replace(self, points={below: self.points[below]})
+
+    def hopes(self, cores: float, worth: float) -> dict[int, float]:
+        """Numbers of workers not seen yet at which there may be more than anywhere seen, and what they could do.
+
+        A curve has one peak, and perhaps a kink before it, so a better setting lies beside the best one seen, or below.
+        Between two settings costs grow evenly by ratio, or with a kink that may be the greater the further they are
+        apart. Fewer than ever seen are `worth` a look where workers may be in each other's way."""
+        seen = sorted(self.points)
+        best = max(seen, key=self.capacity)
+        at = seen.index(best)
+        hopes: dict[int, float] = {}
+        for few, many in itertools.pairwise(seen[:at + 2]):
+            if _FLAT < self.capacity(few) / self.capacity(many) < 1 / _FLAT or (
+                    many < best and self.busy_s(many) < _STEEP * self.busy_s(few)):
+                continue
+            # With fewer than this not even the best of curves would bring more.
+            least = max(few + 1, math.ceil(worth * self.capacity(best) / self.capacity(few) * few))
+            count = between(least - 1, many)
+            while count > least and self._kinked(few, many, count) < worth * self.capacity(best):
+                count = between(least - 1, count)
+            if count < many:
+                hopes[count] = min(self.unbent(count).capacity(count), self._kinked(few, many, count))
+        if at == 0 and best > 1 and (self.waiting(best) > 0.5 or best > cores):
+            hopes[best // 2] = worth**2 * self.capacity(best)
+        return hopes
+
+    def _kinked(self, few: int, many: int, workers: int) -> float:
+        """Capacity between two settings if costs grow evenly by ratio but for a kink."""
+        power = math.log(self.busy_s(many) / self.busy_s(few)) / math.log(many / few)
+        return math.sqrt(many / few) * workers / (self.busy_s(few) * math.pow(workers / few, power))
+
+    def waiting(self, workers: int) -> float:
+        """The share of useful time that is spent waiting for a store: 1 latency-bound, 0 processor-bound."""
+        point = self._nearest(workers)
+        return point.wait_s / point.busy_s
+
+    def describe(self, workers: int) -> dict[str, float]:
+        """The model in numbers, for the log."""
+        point = self._nearest(workers)
+        return {"workers": workers, "busy_us_a_row": 1e6 * self.busy_s(workers), "cpu_us_a_row": 1e6 * point.cpu_s,
+                "spread": math.sqrt(point.variance), "residual": self.residual, "age": self.age,
+                "item_bytes": self.item_bytes}
+
+
+def _plain(points: Mapping[int, Point]) -> dict[str, Any]:
+    return {str(workers): asdict(point) for workers, point in points.items()}
+
+
+def _points(values: Mapping[str, Any]) -> dict[int, Point]:
+    return {int(workers): Point(**point) for workers, point in values.items()}

@@ -1,0 +1,1 @@
+"""Policies judged, simulated and live."""

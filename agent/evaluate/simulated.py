@@ -1,0 +1,320 @@
+"""`sluice policies`: every policy through every scenario in the simulator, and the whole table.
+
+A score is the rows delivered over the whole scenario, start and transients included, as a share of what the clairvoyant
+delivers with the same seed; the end score beside it looks at the last fifth alone. A run that is killed for memory
+delivers nothing from then on. Held-out pipelines are from another generator than training's. Policies without a
+mention of it run under the governor; the last columns show them
+without it (first seeds only). All figures are simulated, but for those of `--live`: it adds the set-ups of
+`sluice.ingest.tools.live_bench`, on this machine, some 70 seconds each; docs/scenarios.md says how they are scored.
+Without them the
+whole takes some five minutes on two free cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sluice.agent.evaluate.live import LiveError, contest
+from sluice.agent.evaluate.live import table as live_table
+from sluice.agent.policies import POLICIES, make
+from sluice.agent.simulator.oracle import Oracle
+from sluice.agent.simulator.random_pipelines import held_out
+from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, reference, run, score
+from sluice.agent.simulator.scenario import Scenario, ScenarioError
+from sluice.agent.simulator.scenario_json import load, shipped
+from sluice.agent.tunable import Reason
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.program import UsageError, say
+from sluice.etl.common.program import run as program
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.stats import Snapshot
+from sluice.ingest.tools.live_bench import SETUPS, TABLE
+
+_TITLES = {
+    "score": "score (rows over the whole scenario ÷ the clairvoyant's): median ± half the spread; held out: median/5 %",
+    "end": "end score (rows in the last fifth ÷ the clairvoyant's)",
+}
+ALL = [name for name in POLICIES if name != "shadow"] + ["oracle"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTask:
+    """One scenario with one seed: every policy goes through it, beside the same reference."""
+
+    scenario: Scenario
+    policies: tuple[str, ...]
+    seed: int
+    bare: bool
+    """Without the governor as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one policy made of one scenario with one seed."""
+
+    scenario: str
+    family: str
+    policy: str
+    seed: int
+    score: float
+    end: float
+    killed: bool
+    failed: tuple[str, ...]
+    """Conditions of the scenario that it missed, with the value it had."""
+    bare_score: float | None
+    bare_killed: bool
+
+
+def work(task: EvaluationTask) -> list[Row]:
+    """Runs in a process of its own."""
+    best = reference(task.scenario, seed=task.seed)
+    rows = []
+    for name in task.policies:
+        def policy(name: str = name) -> Any:
+            return Oracle(task.scenario.truth_at) if name == "oracle" else make(name)
+
+        outcome = run(task.scenario, policy(), seed=task.seed)
+        failed = []
+        for condition in task.scenario.passes:
+            frozen = frozen_rows(task.scenario, policy(), seed=task.seed) if condition.metric == "of_frozen" else None
+            value = metric(condition, outcome, best, frozen)
+            if not condition.holds(value):
+                failed.append(f"{condition}: {value:.3g}")
+        bare = None if not task.bare else outcome if not outcome.governor_acted else run(
+            task.scenario, policy(), seed=task.seed, governor=False)
+        rows.append(Row(task.scenario.name, task.scenario.family, name, task.seed, score(outcome, best),
+                        end_score(outcome, best), outcome.killed, tuple(failed),
+                        score(bare, best) if bare else None, bool(bare and bare.killed)))
+    return rows
+
+
+def tasks(policies: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int,
+          pipelines: int) -> list[EvaluationTask]:
+    """The scenarios with every seed, and so many held-out pipelines of each family, each a seed of its own."""
+    found = [EvaluationTask(scenario, tuple(policies), seed,
+                            bare=seed == 0) for scenario in scenarios for seed in range(seeds)]
+    found += [EvaluationTask(held_out(i, changing=changing), tuple(policies), i, bare=i % seeds == 0)
+              for i in range(pipelines) for changing in (False, True)]
+    return found
+
+
+def measure(todo: Sequence[EvaluationTask], *, processes: int, progress: Callable[[int, int], None]) -> list[Row]:
+    """All rows, on so many processes."""
+    rows: list[Row] = []
+    if processes <= 1:
+        for i, task in enumerate(todo):
+            rows += work(task)
+            progress(i + 1, len(todo))
+        return rows
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes are the parallelism
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for i, found in enumerate(pool.imap_unordered(work, todo)):
+            rows += found
+            progress(i + 1, len(todo))
+        pool.close()
+        pool.join()
+    return rows
+
+
+def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
+    """Policy × scenario: the median and the spread over the seeds; families: median and 5th percentile."""
+    names = list(dict.fromkeys(r.scenario for r in sorted(rows, key=lambda r: r.scenario) if r.family == "scenario"))
+    groups = [(n, [r for r in rows if r.scenario == n]) for n in names]
+    groups += [(f"held out, {f} ({len({r.scenario for r in rows if r.family == f})})",
+                [r for r in rows if r.family == f]) for f in ("stationary", "changing")
+               if any(r.family == f for r in rows)]
+    width = max(len(p) for p in policies) + 2
+    short = [f"{i + 1:>2}" for i in range(len(groups))]
+    lines = [f"{s}  {name}" for s, (name, _) in zip(short, groups, strict=True)]
+    for cells, title in _TITLES.items():
+        lines += ["", title, " " * width + "".join(f"{s:>11}" for s in short)]
+        medians = {(p, i): float(np.median([getattr(r, cells) for r in group if r.policy == p]))
+                   for p in policies for i, (_, group) in enumerate(groups)}
+        best = [max(round(medians[p, i], 3) for p in policies if p != "oracle" or len(policies) == 1)
+                for i in range(len(groups))]
+        for policy in policies:
+            line = f"{policy:<{width}}"
+            for i, (_, group) in enumerate(groups):
+                values = [getattr(r, cells) for r in group if r.policy == policy]
+                text = (f"{np.median(values):.2f}/{np.percentile(values, 5):.2f}" if group[0].family != "scenario"
+                        else f"{np.median(values):.3f}±{(max(values) - min(values)) / 2:.2f}")
+                killed = sum(r.killed for r in group if r.policy == policy)
+                text += "†" if killed else ""
+                marked = bold and round(medians[policy, i], 3) >= best[i]
+                line += " " * max(0, 11 - len(text)) + (f"\033[1m{text}\033[0m" if marked else text)
+            lines.append(line)
+    head = f"{'over all':<{width}}{'median':>9}{'5 %':>9}{'kills':>9}{'passes':>9}{'bare':>9}{'bare kills':>12}"
+    lines += ["", f"{head}  († killed for memory; bare: without the governor)"]
+    for policy, figures in summary(rows, policies).items():
+        lines.append(
+            f"{policy:<{width}}{figures['median']:>9.3f}{figures['p5']:>9.3f}{figures['kills']:>9}"
+            f"{figures['passes']:>6}/{figures['of']:<2}{figures['bare_median']:>9.3f}{figures['bare_kills']:>12}")
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What the last line says of each policy."""
+    found = {}
+    for policy in policies:
+        own = [r for r in rows if r.policy == policy]
+        scenarios = sorted({r.scenario for r in own if r.family == "scenario"})
+        passed = [n for n in scenarios if 2 * sum(bool(r.failed) for r in own if r.scenario == n)
+                  < sum(r.scenario == n for r in own)]
+        bare = [r.bare_score for r in own if r.bare_score is not None]
+        found[policy] = {
+            "median": _round(np.median([r.score for r in own])), "p5": _round(np.percentile([r.score for r in own], 5)),
+            "end_median": _round(np.median([r.end for r in own])), "kills": sum(r.killed for r in own),
+            "passes": len(passed), "of": len(scenarios),
+            "families": {f: {"median": _round(np.median(v)), "p5": _round(np.percentile(v, 5))}
+                         for f in ("scenario", "stationary", "changing")
+                         if (v := [r.score for r in own if r.family == f])},
+            "bare_median": _round(np.median(bare)),
+            "bare_kills": sum(r.bare_killed for r in own)}
+    return found
+
+
+def missed(rows: Sequence[Row], policies: Sequence[str]) -> list[str]:
+    """The conditions that were missed, by policy and scenario (with the first seed that did)."""
+    lines = []
+    for policy in policies:
+        for row in sorted(rows, key=lambda r: (r.scenario, r.seed)):
+            if row.policy == policy and row.failed and row.seed == 0:
+                lines.append(f"{policy}: {row.scenario}: {'; '.join(row.failed)}")
+    return lines
+
+
+def _round(value: Any) -> float:
+    return round(float(value), 4)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = ArgumentParser(
+        prog="sluice policies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n  sluice policies\n"
+               "  sluice policies --quick --policy planner --policy ds2\n"
+               "  sluice policies --live-only --setup 'far store'\n"
+               "  sluice policies --scenario mine.json     (docs/scenarios.md describes the file)")
+    parser.add_argument("--policy", action="append", metavar="P",
+                        help=f"of these alone (default: all: {', '.join(ALL)})")
+    parser.add_argument("--scenario", action="append", metavar="FILE",
+                        help="these scenarios alone (default: the shipped ones and held-out pipelines)")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds of each scenario (default: %(default)s)")
+    parser.add_argument("--pipelines", type=int,
+                        help="held-out pipelines of each family (default: 30; 0 with --scenario)")
+    parser.add_argument("--quick", action="store_true", help="one seed, four held-out pipelines of each family")
+    parser.add_argument("--live", action="store_true", help="also run live set-ups on this machine, which should do "
+                        "nothing else meanwhile (default: the planner alone)")
+    parser.add_argument("--live-only", action="store_true", help="run these alone")
+    parser.add_argument("--setup", action="append", metavar="NAME", choices=[s.name for s in SETUPS],
+                        help="of the live set-ups these alone: " + ", ".join(s.name for s in SETUPS))
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each live arm (default: %(default)s)")
+    parser.add_argument("--settle", type=float, default=10.0, metavar="S",
+                        help="seconds in which a policy tunes a live pipeline (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.4, metavar="S",
+                        help="of each live turn, at least (default: %(default)s)")
+    parser.add_argument("--missed", action="store_true", help="also list the conditions that were missed")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s)")
+    return parser
+
+
+def main(argv: Iterable[str]) -> Mapping[str, Any]:
+    options = _parser().parse_args(list(argv))
+    for name in options.policy or ():
+        if name != "oracle":
+            make(name)
+    if options.seeds < 1 or (options.pipelines or 0) < 0 or min(options.processes, options.rounds) < 1:
+        raise UsageError("--seeds, --processes and --rounds are at least 1, --pipelines at least 0")
+    if min(options.settle, options.seconds) <= 0:
+        raise UsageError("--settle and --seconds are positive")
+    found = {} if options.live_only else _simulated(options)
+    return {**found, **(_live(options) if options.live or options.live_only else {})}
+
+
+def _simulated(options: argparse.Namespace) -> dict[str, Any]:
+    policies = list(dict.fromkeys(options.policy or ALL))
+    scenarios = [load(path) for path in options.scenario] if options.scenario else shipped()
+    pipelines = options.pipelines if options.pipelines is not None else (
+        0 if options.scenario else 4 if options.quick else 30)
+    todo = tasks(policies, scenarios, seeds=1 if options.quick else options.seeds, pipelines=pipelines)
+    rows = measure(todo, processes=min(options.processes, len(todo)), progress=_progress)
+    say(table(rows, policies, bold=sys.stderr.isatty()))
+    if options.missed:
+        say("\n" + "\n".join(missed(rows, policies)))
+    return {"policies": summary(rows, policies), "scenarios": len(scenarios), "pipelines": 2 * pipelines,
+            "simulated": True}
+
+
+def _live(options: argparse.Namespace) -> dict[str, Any]:
+    from sluice.etl.synth.small_table import small_table  # the simulator's processes need neither a table nor a loader
+    from sluice.ingest.tools.live_bench import Session
+
+    policies = [n for n in dict.fromkeys(options.policy or ["planner"]) if n != "oracle"]  # no truth to know here
+    setups = [s for s in SETUPS if not options.setup or s.name in options.setup]
+    contests = {}
+    with tempfile.TemporaryDirectory() as folder:
+        clicks = small_table(Path(folder) / "clicks", **TABLE)
+        for setup in setups:
+            say(f"live: {setup.name}: {setup.about}")
+            contests[setup.name] = contest(
+                lambda setup=setup: Session(setup, clicks), setup.settings,  # type: ignore[misc]
+                {name: make(name) for name in policies}, rounds=options.rounds, seconds=options.seconds,
+                settle_s=options.settle)
+            for name, settled in contests[setup.name].settled.items():
+                say(f"{name} settled on {settled.knobs}" + (f", stopped: {settled.frozen}" if settled.frozen else ""))
+            say(live_table({setup.name: contests[setup.name]}))  # at once, as the next one takes a minute
+    return {"live": {name: found.to_dict() for name, found in contests.items()}}
+
+
+def simulate(argv: Iterable[str]) -> Mapping[str, Any]:
+    """`sluice simulate`: one policy through one scenario, each change told with its reason."""
+    parser = ArgumentParser(
+        prog="sluice simulate", description=simulate.__doc__,
+        epilog="example:\n  sluice simulate --policy planner --scenario 'cost'",
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--policy", default="planner", metavar="P",
+                        help=f"one of {', '.join(ALL)} (default: %(default)s)")
+    parser.add_argument("--scenario", default="steady", metavar="FILE|WORD",
+                        help="a file (docs/scenarios.md), or part of a shipped one's name (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--without-governor", action="store_true")
+    options = parser.parse_args(list(argv))
+    scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(options.scenario)
+    policy = Oracle(scenario.truth_at) if options.policy == "oracle" else make(options.policy)
+    before = scenario.first_knobs
+
+    def tell(snapshot: Snapshot, knobs: Knobs, reason: Reason) -> None:
+        nonlocal before
+        if knobs != before:
+            say(f"{snapshot.at:7.1f} s  {knobs}  ({reason.text})")
+        before = knobs
+
+    say(f"{scenario.name}: {scenario.about}\n{0.0:7.1f} s  {before}  (the start)")
+    outcome = run(scenario, policy, seed=options.seed, governor=not options.without_governor, observe=tell)
+    best = reference(scenario, seed=options.seed)
+    say(f"{score(outcome, best):.3f} of the clairvoyant's rows, {end_score(outcome, best):.3f} in the last fifth"
+        + (", killed for memory" if outcome.killed else ""))
+    return {"scenario": scenario.name, "policy": options.policy, "rows": round(outcome.rows),
+            "score": _round(score(outcome, best)), "end_score": _round(end_score(outcome, best)),
+            "killed": outcome.killed, "changes": sum(outcome.changed), "knobs": outcome.knobs.to_dict(),
+            "simulated": True}
+
+
+def _progress(done: int, of: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done} of {of}", end="\n" if done == of else "", file=sys.stderr, flush=True)
+    elif 10 * done // of > 10 * (done - 1) // of:
+        say(f"{done} of {of} scenarios and pipelines")
+
+
+if __name__ == "__main__":
+    program(main, input_errors=(ScenarioError, KnobError, LiveError))

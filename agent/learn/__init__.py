@@ -1,0 +1,1 @@
+"""Teaches the learned policies: no run imports it."""

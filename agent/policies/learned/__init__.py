@@ -1,0 +1,1 @@
+"""What is learned above the planner."""

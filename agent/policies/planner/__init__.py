@@ -1,0 +1,1 @@
+"""The planner: why it changes what, and what came of it."""

@@ -1,0 +1,333 @@
+"""`planner`: measures what each stage costs, works out the best setting, tries it, and takes back what did not help.
+
+    rate = min over stages of workers / useful seconds a row        (`sluice.agent.costs.stage_cost`, learned online)
+           ≤ cores / processor seconds a row of everything          (less what others take of them:
+           `sluice.agent.costs.contention`)
+           ≤ what the trainer takes
+    and what workers and buffers hold fits in memory                (`sluice.agent.costs.forecast`,
+    `sluice.agent.costs.allocation`)
+
+A change is followed by a pause in which its effect is measured (`sluice.agent.policies.planner.trial_change`). One
+that brought nothing is undone,
+and its stages are left alone for a while; each failure doubles the pause before the next try, so that a steady load
+soon sees no change. Workers that wait for each other are moved to the stage's other back end; stages are fused where
+cores are short, and split where they are too narrow together (`sluice.agent.costs.restructure`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sluice.agent.costs import restructure
+from sluice.agent.costs.forecast import Forecast, what_if
+from sluice.agent.costs.rates import PipelineRates, rates
+from sluice.agent.costs.restructure import Restructuring
+from sluice.agent.costs.stage_cost import StageCost
+from sluice.agent.policies.planner.explain import details, moves, why
+from sluice.agent.policies.planner.state import FORGIVE, SPARE, WINDOW, PlannerState, WorkerCap, taught
+from sluice.agent.policies.planner.trial_change import PATIENCE, SETTLE, SMOOTH, TrialChange
+from sluice.agent.tunable import Reason
+from sluice.ingest.knobs import Knobs, Limits, format_bytes
+from sluice.ingest.stats import Snapshot
+
+WORTH = 1.08  # a predicted gain below this is not worth a change
+GROWTH, FURTHER = 8, 4  # times one worker, times the most ever seen if those paid in full: beyond, it is a guess
+CAREFUL = 2  # the same where others use the cores as well
+OURS = 3 * PATIENCE  # snapshots after a change in which what happens is taken for its effect
+MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
+LATELY = 0.25  # weight of the latest interval in an average
+CROWD, SLIM = 1.5, 0.9  # times the threads that run want a core: so much fewer workers may do as well
+MEMORY_ALARM = 0.95  # of the limit in use: something is given back at once
+
+
+class Planner:
+    name = "planner"
+
+    def initial(self, limits: Limits, knobs: Knobs) -> PlannerState:
+        return PlannerState(limits=limits, knobs=limits.clamp(knobs),
+                            services={s: StageCost(name=s) for s in limits.workers})
+
+    def learned(self, state: PlannerState) -> dict[str, Any]:
+        """What stages cost, as plain data: for `recall`, in another process on such a machine."""
+        return {"other_cpu_s": state.other_cpu_s,
+                "services": {name: s.to_dict() for name, s in state.services.items() if s.points}}
+
+    def recall(self, state: PlannerState, learned: Mapping[str, Any]) -> PlannerState:
+        """A state that knows what was learned before."""
+        known = {name: StageCost.from_dict(name, values) for name, values in learned["services"].items()
+                 if name in state.services}
+        return replace(state, services={**state.services, **known}, other_cpu=learned["other_cpu_s"], passed=1.0)
+
+    def decide(self, snapshot: Snapshot, state: PlannerState) -> tuple[Knobs, PlannerState, Reason]:
+        if state.last is None:
+            watched = {s.name: state.services[s.name].observe(s, False) for s in snapshot.stages
+                       if s.name in state.services}
+            return state.knobs, replace(state, last=snapshot, window=(snapshot,),
+                                        services={**state.services, **watched}), Reason(text="first look")
+        seen = _rates(state, state.last, snapshot)
+        if seen is None:  # a clock that stands still, or counters that fell: begin again from here
+            return state.knobs, replace(state, last=snapshot, window=(snapshot,)), Reason(
+                text="no time has passed since the last look")
+        learned = _learn(state, snapshot, seen)
+        other_machine = snapshot.cpu_quota != state.last.cpu_quota
+        # Costs that move soon after a change were moved by it, and the trial tells whether that did good.
+        other_workload = state.age > OURS and any(
+            learned.services[n].drifts > state.services[n].drifts and stage.busy >= MATTERS * stage.workers
+            for n, stage in seen.stages.items() if n in state.services)
+        if other_machine or other_workload:  # what was measured before says nothing about what comes now
+            learned = replace(learned, held={}, tried=frozenset(), quiet_until=0, failures=0, spare=SPARE,
+                              spare_needed=SPARE, trial=None, window=(), demands=())
+        state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
+                        window=(*learned.window, snapshot)[-WINDOW:])
+        if state.trial is not None and state.age > SETTLE and state.trial.crashed(seen):
+            return _undo(state, state.trial, seen)
+        since = _rates(state, state.window[0], snapshot)
+        if since is None or since.rows_per_s == 0:
+            return state.knobs, state, Reason(text="waiting for rows to arrive")
+        if state.trial is not None:
+            keep = state.trial.verdict(state.age, since)
+            failing = keep is False
+            if state.trial.kind in ("grow", "probe") and since.stall > SMOOTH and (
+                    failing or (keep is None and state.age >= SETTLE and state.trial.gain(since) < 1)):
+                undone = replace(state, knobs=state.trial.before, trial=None)
+                look = _look(undone, seen)  # perhaps a stage was grown whose workers wait for a lock
+                suspects = (s for s in restructure.suspected(look, since) if failing or s.stage in state.trial.stages)
+                switch = _reshape(undone, look, since, itertools.chain(restructure.locked(look), suspects))
+                if switch is not None:
+                    return switch
+            if keep is None:
+                return state.knobs, state, Reason(text="measuring what the last change did")
+            if not keep:
+                return _undo(state, state.trial, since)
+            state = replace(state, trial=None, failures=0 if state.trial.rises else state.failures)
+        if len(state.window) < SETTLE:
+            return state.knobs, state, Reason(text="looking at how the present knobs do")
+        # Full buffers hide for a moment that the input has become slower: what came last is nearer the truth.
+        return _plan(state, seen, replace(since, rows_per_s=min(since.rows_per_s, seen.rows_per_s or math.inf)))
+
+
+    def look(self, state: PlannerState, seen: PipelineRates) -> Forecast:
+        """What is expected of other settings."""
+        return _look(state, seen)
+
+    def begin(self, state: PlannerState, knobs: Knobs, kind: str, seen: PipelineRates,
+              predicted: float) -> PlannerState:
+        """The state after a change that somebody else chose: it is measured and taken back like one of its own."""
+        return _change(state, knobs, kind, seen, Reason(text="", predicted_rows_per_s=predicted))[1]
+
+    def explain(self, state: PlannerState) -> dict[str, Any]:
+        """The stage models, and what the pipeline would do with other means; empty while nothing is known."""
+        seen = _rates(state, state.window[0], state.window[-1]) if state.window else None
+        look = _look(state, seen) if seen is not None else None
+        if seen is None or look is None or not look.services:
+            return {}
+        return {**details(look, seen, state.knobs, look.rate(state.knobs.workers)), "what_if": what_if(look)}
+
+
+def _rates(state: PlannerState, earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
+    found = rates(earlier, later)
+    return None if found is None else found.joined(state.knobs, state.limits)
+
+
+def _look(state: PlannerState, seen: PipelineRates) -> Forecast:
+    return Forecast.of(seen, state.knobs, state.limits, state.services, other_cpu_s=state.other_cpu_s,
+                       demand=max(state.demands, default=math.inf))
+
+
+def _learn(state: PlannerState, snapshot: Snapshot, seen: PipelineRates) -> PlannerState:
+    services = {s.name: state.services[s.name].observe(s, seen.saturated) for s in snapshot.stages
+                if s.name in state.services}
+    demand = seen.demand_rows_per_s
+    other = max(0.0, seen.cpu - seen.running)
+    return replace(state, services={**state.services, **services},
+                   other_cpu=state.other_cpu + LATELY * (other - state.other_cpu),
+                   passed=state.passed + LATELY * (seen.rows_per_s - state.passed),
+                   demands=(*state.demands, demand)[-SPARE:] if demand else state.demands)
+
+
+def _undo(state: PlannerState, trial: TrialChange, since: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
+    """Back to what was before, and what was learned from it."""
+    gain = trial.gain(since)
+    text = (f"the last change brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is "
+            f"undone: {moves(state.knobs, trial.before)}")
+    if trial.kind in ("probe", "switch", "fuse", "split"):  # that it may fail is why it was one
+        undone = state  # what it saw is in the curve now
+    else:
+        undone = replace(state, held=taught(state, trial.before, since),
+                         failures=state.failures + 1, spare=0,
+                         quiet_until=state.tick + 4 * 2 ** min(state.failures, 8),
+                         spare_needed=state.spare_needed * (4 if trial.kind == "release" else 1))
+    return _change(undone, trial.before, None, since, Reason(
+        text=text, predicted_rows_per_s=trial.rows_per_s,
+        details={"kind": "undo", "gain": gain, "hoped": trial.hoped}))
+
+
+def _plan(state: PlannerState, seen: PipelineRates, since: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
+    look = _look(state, seen)
+    if not look.services or (len(look.each) < len(state.services) and state.tick <= PATIENCE):
+        return state.knobs, state, Reason(text="not every stage has reported work yet")
+    state = replace(state, held={n: held.eased(look.slow, state.tick) for n, held in state.held.items()})
+    now, bottleneck = look.rate(state.knobs.workers), look.bottleneck()
+    ranges = {name: _range(state, name, look.contended) for name in look.services}
+    tight = seen.memory_used > MEMORY_ALARM * look.memory_limit or look.memory(state.knobs) > look.memory_limit
+    input_bound = since.stall > SMOOTH
+    if tight:
+        knobs, best = look.best(ranges, fewest=True, tight=True)
+        if look.memory(knobs) < look.memory(state.knobs):
+            return _change(state, knobs, "memory", since, Reason(
+                text=f"memory is short ({format_bytes(seen.memory_used)} of {format_bytes(look.memory_limit)} used, "
+                     f"{format_bytes(look.memory(state.knobs))} may be needed): {moves(state.knobs, knobs)}",
+                bottleneck="memory", predicted_rows_per_s=best, details=details(look, since, knobs, best)))
+    switch = _reshape(state, look, since, restructure.locked(look)) if input_bound else None
+    if switch is not None:
+        return switch
+    if state.tick < state.quiet_until:
+        return state.knobs, state, Reason(text="waiting before the next try, as the last one failed",
+                                          bottleneck=bottleneck, predicted_rows_per_s=now)
+    cause = why(bottleneck, look, since)
+    if input_bound:
+        thinned = _thin(state, look, since, ranges)
+        if thinned is not None:
+            return thinned
+        knobs, best = look.best(ranges, fewest=False)
+        if best >= WORTH * now and knobs.workers != state.knobs.workers:
+            grown = replace(state, spare=0, spare_needed=state.spare_needed * (4 if state.released else 1),
+                            released=False)
+            return _change(grown, knobs, "grow", since, Reason(
+                text=f"{cause}: {moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
+                bottleneck=bottleneck, predicted_rows_per_s=best, details=details(look, since, knobs, best)))
+        found = itertools.chain(restructure.suspected(look, since), restructure.split(look), restructure.fused(look))
+        reshaped = _reshape(state, look, since, found)
+        if reshaped is not None:
+            return reshaped
+        probe = _probe(state, look, since)
+        if probe is not None:
+            name, count, hope = probe
+            knobs = state.knobs.with_workers(**{name: count})
+            probing = replace(state, spare=0, tried=state.tried | {(name, count)})
+            return _change(probing, knobs, "probe", since, Reason(
+                text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
+                     f"trying {moves(state.knobs, knobs)}",
+                bottleneck=name, predicted_rows_per_s=hope, details=details(look, since, knobs, hope)))
+    # Where growing did harm while others use the cores, the cores it is that are short.
+    short = look.contended and bool(state.held)
+    if bottleneck not in ("consumer", "cores") and not short:
+        return state.knobs, replace(state, spare=0), Reason(
+            text=f"{cause}, and nothing better is known", bottleneck=bottleneck, predicted_rows_per_s=now)
+    return _release(state, look, since, ranges, Reason(text=cause, bottleneck=bottleneck, predicted_rows_per_s=now))
+
+
+def _reshape(state: PlannerState, look: Forecast, since: PipelineRates,
+             found: Iterable[Restructuring]) -> tuple[Knobs, PlannerState, Reason] | None:
+    """A stage on its other back end, fused or split: the first that is worth it."""
+    now = min(look.rate(state.knobs.workers), since.rows_per_s)  # waits for a lock are in no stage's curve
+    free = replace(state, held={})  # what failed while workers waited for a lock may do without
+    for shape in found:
+        if shape.key in state.tried:
+            continue
+        name, moving = shape.stage, shape.kind == "switch"
+        ranges = {n: _range(free if moving else state, n, look.contended) for n in shape.look.services}
+        if moving:
+            ranges[name] = (1, min(state.limits.workers[name][1], max(2, math.ceil(since.cpu_quota))))
+        knobs, best = shape.look.best(ranges, fewest=False)
+        if best < WORTH * now or not shape.look.fits(knobs):
+            continue
+        trying = replace(state, spare=0, tried=state.tried | {shape.key})
+        if moving:
+            sharing = {n: (s.relieved() if len(state.limits.backends_of(n)) > 1 else s).stale()
+                       for n, s in look.each.items() if n != name and s.backend == "thread"}
+            trying = replace(trying, services={**state.services, **sharing}, held={})
+        return _change(trying, knobs, shape.kind, since, Reason(
+            text=f"{shape.cause}: trying {moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
+            bottleneck=look.bottleneck(), predicted_rows_per_s=best,
+            details=details(shape.look, since, knobs, best)))
+    return None
+
+
+def _range(state: PlannerState, name: str, contended: bool) -> tuple[int, int]:
+    """Fewest and most workers to think of now."""
+    least, most = state.limits.workers[name]
+    held = state.held.get(name)
+    if held is not None and state.tick < held.until:
+        least, most = max(least, held.least), min(most, held.most)
+    service = state.services[name]
+    growth = 1 + ((CAREFUL if contended else FURTHER) - 1) * service.efficiency**2
+    seen = max(1, service.most_seen)
+    reach = max(state.knobs.workers[name], math.ceil(growth * seen) if seen > 1 else GROWTH)
+    return least, max(least, min(most, reach))
+
+
+def _probe(state: PlannerState, look: Forecast, since: PipelineRates) -> tuple[str, int, float] | None:
+    """The busiest stage at a number of workers not seen yet, where its curve leaves room for a real gain."""
+    share = {n: since.stages[n].busy / state.knobs.workers[n] for n in look.services if n in since.stages}
+    name = max(share, key=lambda n: share[n], default=None)
+    if name is None or share[name] < 0.7:
+        return None
+    service, workers, now = look.services[name], state.knobs.workers, look.rate(state.knobs.workers)
+    least, most = _range(state, name, look.contended)
+    most = max(workers[name], most, service.most_seen)  # between two settings that were seen, one may look
+    worth = {}
+    for count, hope in service.hopes(since.cpu_quota, WORTH).items():
+        unbent = replace(look, services={**look.services, name: service.unbent(count)})
+        found = min(hope, unbent.rate_around(name, {**workers, name: count}))
+        if least <= count <= most and (name, count) not in state.tried and found >= WORTH * now and (
+                count < workers[name] or look.fits(state.knobs.with_workers(**{name: count}))):
+            worth[count] = found
+    if not worth:
+        return None
+    count = max(worth, key=lambda n: worth[n])
+    return name, count, worth[count]
+
+
+def _thin(state: PlannerState, look: Forecast, since: PipelineRates,
+          ranges: Mapping[str, tuple[int, int]]) -> tuple[Knobs, PlannerState, Reason] | None:
+    """Fewer workers where ours, rather than other programs', may be the ones that crowd the cores: as many as what runs
+    of them now would keep busy."""
+    if not look.contended or since.wanting < CROWD * since.running:
+        return None
+    alone = replace(look.alone, stage_cores=since.running)
+    knobs = _lean(state, alone, ranges)
+    if knobs.total_workers > SLIM * state.knobs.total_workers or alone.rate(knobs.workers) < since.rows_per_s:
+        return None
+    held = {n: WorkerCap(least, knobs.workers[n], state.tick + FORGIVE, look.slow, state.knobs.workers[n])
+            for n, (least, _) in state.limits.workers.items() if knobs.workers[n] < state.knobs.workers[n]}
+    thinned = replace(state, spare=0, held={**state.held, **held})
+    return _change(thinned, knobs, "release", since, Reason(
+        text=f"more threads want a core than get one: {moves(state.knobs, knobs)}", bottleneck="cores",
+        predicted_rows_per_s=since.rows_per_s, details=details(look, since, knobs, since.rows_per_s)))
+
+
+def _lean(state: PlannerState, look: Forecast, ranges: Mapping[str, tuple[int, int]]) -> Knobs:
+    """The present knobs less the workers that are not needed for the best rate."""
+    lean, _ = look.best(ranges, fewest=True)
+    return replace(state.knobs, workers={n: min(count, lean.workers[n]) for n, count in state.knobs.workers.items()})
+
+
+def _release(state: PlannerState, look: Forecast, since: PipelineRates, ranges: Mapping[str, tuple[int, int]],
+             calm: Reason) -> tuple[Knobs, PlannerState, Reason]:
+    """Trainer or cores are the bottleneck: workers beyond what those need go back, once that has lasted."""
+    now = state.knobs
+    alone = look if calm.bottleneck == "consumer" else look.alone  # perhaps our own threads are what slows us
+    knobs = _lean(state, alone, ranges)
+    spare = now.total_workers - knobs.total_workers
+    gain = alone.rate(knobs.workers) / alone.rate(now.workers)
+    if spare < 1 or gain < 0.999 or (spare < 0.15 * now.total_workers and gain < 1.02):
+        return now, replace(state, spare=0), calm
+    if state.spare + 1 < state.spare_needed:
+        return now, replace(state, spare=state.spare + 1), calm
+    return _change(replace(state, spare=0, released=True), knobs, "release", since, replace(
+        calm, text=f"{calm.text}: {moves(now, knobs)} costs it nothing", predicted_rows_per_s=since.rows_per_s,
+        details=details(look, since, knobs, since.rows_per_s)))
+
+
+def _change(state: PlannerState, knobs: Knobs, kind: str | None, since: PipelineRates,
+            reason: Reason) -> tuple[Knobs, PlannerState, Reason]:
+    """Makes `knobs` the ones in force; with a `kind`, on trial."""
+    more = {n: stage.rows_per_s for n, stage in since.stages.items() if knobs.workers[n] > state.knobs.workers[n]}
+    trial = TrialChange(kind=kind, before=state.knobs, rows_per_s=since.rows_per_s, stages=more,
+                  predicted=reason.predicted_rows_per_s or since.rows_per_s) if kind else None
+    return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason

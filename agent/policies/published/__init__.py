@@ -1,0 +1,1 @@
+"""Tuners that others have published, as we read them."""

@@ -1,0 +1,1 @@
+"""The run folder, its page and its story."""

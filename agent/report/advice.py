@@ -1,0 +1,58 @@
+"""What a run's last verdict tells a person: what bounds it, what other means would bring, how well all is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sluice.agent.report.format import count, percent
+from sluice.agent.report.operator_placement import placement
+from sluice.agent.report.run_folder import Run
+
+_SAME = 0.05  # of the rate: a difference that is none
+
+
+def advice(run: Run) -> list[str]:
+    """Sentences; none if the run ended without a verdict."""
+    verdicts = run.of("verdict")
+    if not verdicts:
+        return []
+    details, text = verdicts[-1].get("details") or {}, verdicts[-1].get("text") or "nothing was said"
+    proposed = any((proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal"))
+    return [f"At the end: {text}.", *_cases(details.get("what_if") or {}, proposed),
+            *placement(run), *_models(details.get("stages") or {}), *_prediction(run)]
+
+
+def _cases(cases: Mapping[str, Any], proposed: bool) -> list[str]:
+    """Beside what is in force; or `proposed` alone, and then that says how many rows are expected."""
+    now = (cases.get("as it is") or {}).get("rows_per_s")
+    if not now:
+        return []
+    lines = []
+    for name, case in cases.items():
+        times = case["rows_per_s"] / now
+        if name != "as it is":
+            brings = "the same" if abs(times - 1) <= _SAME else f"{times:.2g} times the rows"
+            rows = "" if proposed else f", {count(case['rows_per_s'])} rows/s"
+            lines.append(f"With {'that and ' if proposed else ''}{name}: {brings}{rows} "
+                         f"({', '.join(f'{s} {n}' for s, n in case['workers'].items())}).")
+    return lines
+
+
+def _models(stages: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, model in stages.items():
+        old = f"; last seen {model['age']:.0f} looks ago" if model["age"] > 1 else ""
+        lines.append(f"{name}: {model['busy_us_a_row']:.3g} µs a row and worker at {model['workers']:.0f}, "
+                     f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; expectations were "
+                     f"{percent(model['residual'])} off{old}.")
+    return lines
+
+
+def _prediction(run: Run) -> list[str]:
+    errors = sorted(abs(e["prediction_error"]) for e in run.of("effect") if e.get("prediction_error") is not None)
+    if not errors:
+        return []
+    changes = "one change" if len(errors) == 1 else f"{len(errors)} changes"
+    return [(f"What was predicted of {changes} was {percent(errors[len(errors) // 2])} off in the middle, "
+             f"{percent(errors[-1])} at worst.")]

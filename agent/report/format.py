@@ -1,0 +1,56 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sluice.ingest.knobs import Knobs, format_bytes
+
+
+def count(value: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.{1 if 0 < value < 0.0995 else 0}f} %"
+
+
+def seconds(value: float) -> str:
+    if value < 60:
+        return f"{value:.3g} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+
+
+def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Between two choices of knobs as JSON has them: `read 1 → 4, prefetch 32 MiB → 64 MiB`."""
+    found = []
+    for key in ("workers", "backend"):
+        was, now = before.get(key) or {}, after.get(key) or {}
+        found += [f"{stage} {was.get(stage, '–')} → {now[stage]}" for stage in now if now[stage] != was.get(stage)]
+    for key, label in (("read_ahead_bytes", "read-ahead"), ("prefetch_bytes", "prefetch")):
+        if key in before and key in after and before[key] != after[key]:
+            found.append(f"{label} {format_bytes(before[key])} → {format_bytes(after[key])}")
+    return ", ".join(found) or "nothing"
+
+
+def line(event: Mapping[str, Any]) -> str:
+    """An event as one line for a person who watches."""
+    kind = event.get("kind")
+    if kind == "decision":
+        return f"decision {event['sequence']}: {event['reason']['text']}; now {Knobs.from_dict(event['after'])}"
+    if kind == "proposal":
+        return f"would change: {event['reason']['text']}; to {Knobs.from_dict(event['after'])}"
+    if kind == "fault" and "fault" in event:
+        return f"fault {event['fault']}: {event['did']}"
+    if kind == "effect":
+        before = event["rows_per_s_before"]
+        return (f"after decision {event['sequence']} there were {event['rows_per_s_after']:,.0f} rows/s"
+                + (f", {before:,.0f} before" if before is not None else ""))
+    return str(event.get("text", event))

@@ -1,0 +1,117 @@
+"""What happened to a run that no decision caused, what was done, and how long recovery took: `occasions`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.agent.report.format import count, moves, seconds
+from sluice.agent.report.run_folder import Run
+
+RECOVERED = 0.95  # of the rate that a run settles at afterwards
+_TOGETHER_S = 15.0  # between a fault on purpose and its being noticed
+_AT_ONCE_S = 2.0  # what comes so soon after another shares what came of it
+_SMOOTH = 3  # metrics that a rate is the mean of
+_WHAT = {"slow-transform": "workload", "cores": "cores", "memory-spike": "memory", "kill-worker": "worker",
+         "stop-worker": "worker", "stall-store": "store", "corrupt": "store"}
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """`what` is cores, memory, workload, schema, worker or store."""
+
+    at: float
+    label: str
+    what: str
+    text: str
+    did: tuple[str, ...]
+    """What the agent turned from then on until the next occasion."""
+    noticed_s: float | None
+    """Until the agent knew; None where nobody knows when it happened."""
+    before: float | None
+    """Rows a second before, and `after`, what they settled at."""
+    after: float | None
+    recovered_s: float | None
+    """Until they were there for good; None if too little was seen of it."""
+
+    @property
+    def sentence(self) -> str:
+        noticed = f", detected in {seconds(self.noticed_s)}" if self.noticed_s else ""
+        did = f"; then {', then '.join(self.did)}" if self.did else "; no change needed"
+        rates = f"; {count(self.before)} → {count(self.after)} rows/s" if self.before and self.after else ""
+        if self.recovered_s is None:
+            back = ""
+        elif self.recovered_s == 0:
+            fell = self.before and self.after and self.after < RECOVERED * self.before
+            back = ", at once" if fell else ", without a dip below that"
+        else:
+            back = f", settled after {seconds(self.recovered_s)}"
+        return f"At {seconds(self.at)} {self.text}{noticed}{did}{rates}{back}."
+
+
+def occasions(run: Run) -> list[Incident]:
+    """In order, each up to the next one after it."""
+    found = _merged(sorted((one for one in map(_read, run.events) if one is not None), key=lambda one: one["at"]))
+    times = [one["at"] for one in found]
+    return [_occasion(run, one, chr(ord("A") + n % 26),
+                      max((at for at in times if at < one["at"] - _AT_ONCE_S), default=0.0),
+                      min((at for at in times if at > one["at"] + _AT_ONCE_S), default=float("inf")))
+            for n, one in enumerate(found)]
+
+
+def _read(event: Line) -> dict[str, Any] | None:
+    kind, at = event.get("kind"), float(event.get("at", 0.0))
+    if kind == "occasion":
+        return {"at": at, "what": event["what"], "text": event["text"], "noticed": at}
+    if kind == "fault" and "fault" in event:
+        name = str(event["fault"]).partition("@")[0].partition("=")[0]
+        return {"at": at, "what": _WHAT.get(name, name), "text": f"{event['fault']}: {event['did']}", "noticed": None}
+    if kind == "follow":
+        names = [f"new {', '.join(new)}" for new in [[*event.get("added", ()), *event.get("dense_added", ())]] if new]
+        names += [f"without {', '.join(old)}" for old in [[*event.get("dropped", ()), *event.get("dense_dropped", ())]]
+                  if old]
+        text = f"version {event['after']} of the table was taken up ({'; '.join(names) or 'the same columns'})"
+        return {"at": at, "what": "schema", "text": text, "noticed": None}
+    return None
+
+
+def _merged(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was done on purpose and then noticed is one occasion."""
+    kept: list[dict[str, Any]] = []
+    for one in found:
+        cause = next((k for k in reversed(kept) if k["what"] == one["what"] and k["noticed"] is None
+                      and one["at"] - k["at"] <= _TOGETHER_S), None)
+        if cause is not None and one["noticed"] is not None:
+            cause["noticed"] = one["noticed"]
+        else:
+            kept.append(dict(one))
+    return kept
+
+
+def _occasion(run: Run, one: Mapping[str, Any], label: str, begin: float, end: float) -> Incident:
+    at = one["at"]
+    metrics = [m for m in run.of("loader") if m.get("rows_per_s") is not None]
+    before = [m["rows_per_s"] for m in metrics if begin < m["at"] <= at][-5:]
+    then = [(m["at"], m["rows_per_s"]) for m in metrics if at < m["at"] <= end]
+    settled, recovered_s = recovery(at, then)
+    did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in run.of("decision") if at < d["at"] <= end)
+    noticed = one["noticed"]
+    return Incident(at=at, label=label, what=one["what"], text=one["text"], did=did,
+                    noticed_s=None if noticed is None or noticed == at else noticed - at,
+                    before=sum(before) / len(before) if before else None, after=settled, recovered_s=recovered_s)
+
+
+def recovery(at: float, rates: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
+    """The rate of the last third, and the seconds from the lowest rate's side back to it."""
+    if len(rates) < 2 * _SMOOTH:
+        return None, None
+    last = [rate for _, rate in rates[-max(_SMOOTH, len(rates) // 3):]]
+    settled = sum(last) / len(last)
+    smooth = [(rates[n][0], sum(r for _, r in rates[n:n + _SMOOTH]) / _SMOOTH) for n in range(len(rates) - _SMOOTH + 1)]
+    lowest = min(range(len(smooth)), key=lambda n: smooth[n][1])
+    if smooth[lowest][1] >= RECOVERED * settled:
+        return settled, 0.0
+    return settled, next((when - at for when, rate in smooth[lowest:] if rate >= RECOVERED * settled), None)

@@ -1,0 +1,190 @@
+"""A run in words and numbers: what it came to, each change with its reason and its effect. For report and `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.agent.report.advice import advice
+from sluice.agent.report.format import count, moves, percent, seconds
+from sluice.agent.report.incidents import occasions
+from sluice.agent.report.run_folder import Run
+
+SMOOTH = 0.02  # a stall up to this is no stall to a person
+_HARDLY = 0.1  # up to this, more could be gained elsewhere
+_LEAST = 3  # looks at a run that has started; fewer tell nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionEffect:
+    """A decision, and what came of it."""
+
+    at: float
+    number: int
+    moves: str
+    """What was turned: `read 1 → 4`."""
+    reason: str
+    bottleneck: str
+    effect: str
+    """`4.1 times the rows (18.5 k → 76.5 k rows/s), stall 100 % → 93 %`, or that nothing was measured."""
+
+
+def changes(run: Run) -> list[DecisionEffect]:
+    """All decisions, in order. An effect belongs to the last decision of its number before it."""
+    found: list[DecisionEffect] = []
+    decisions, effects = run.of("decision"), run.of("effect")
+    for i, decision in enumerate(decisions):
+        number = decision.get("sequence")
+        until = next((d["at"] for d in decisions[i + 1:] if d.get("sequence") == number), float("inf"))
+        effect = next((e for e in effects if e.get("sequence") == number
+                       and decision["at"] <= e["at"] <= until), None)
+        reason = decision.get("reason") or {}
+        found.append(DecisionEffect(at=float(decision["at"]), number=i + 1, bottleneck=reason.get("bottleneck") or "",
+                                    moves=moves(decision.get("before") or {}, decision.get("after") or {}),
+                                    reason=reason.get("text") or "no reason given", effect=_effect(effect)))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """The figures of a run, each None if it was not measured."""
+
+    rows_per_s_first: float | None = None
+    """Before the first decision; without one, the whole run. What starting took is left out, here and below."""
+    rows_per_s_settled: float | None = None
+    """In the last third of the loader's time. None for a run that is too short for that."""
+    stall_first: float | None = None
+    stall_settled: float | None = None
+    decisions: int = 0
+    peak_memory: int | None = None
+    memory_limit: int | None = None
+    auc: float | None = None
+    bayes_auc: float | None = None
+    stall_last: float | None = None
+    """In the last tenth."""
+    rows_per_s_whole: float | None = None
+    """As the consumer itself counted it at the end of the run, with its `stall_whole`."""
+    stall_whole: float | None = None
+    looks: int = 0
+    """At the loader."""
+    seconds: float = 0.0
+    ended: bool = False
+    faults: tuple[str, ...] = ()
+    """Of the tuning itself; those on purpose are occasions."""
+
+
+def outcome(run: Run) -> RunOutcome:
+    looks, decisions = run.of("loader"), run.of("decision")
+    loader = started(looks)
+    first_change = decisions[0]["at"] if decisions else float("inf")
+    before = [m for m in loader if m["at"] <= first_change]
+    settled = loader[2 * len(loader) // 3:] if len(loader) >= _LEAST else []
+    evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
+    ends = run.of("end")
+    counted = ends[-1] if ends else {}
+    lines = (*run.events, *run.metrics)
+    return RunOutcome(
+        rows_per_s_first=mean(before, "rows_per_s"), rows_per_s_settled=mean(settled, "rows_per_s"),
+        stall_first=mean(before, "stall"), stall_settled=mean(settled, "stall"),
+        stall_last=mean(loader[-max(_LEAST, len(loader) // 10):], "stall") if settled else None,
+        rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
+        stall_whole=counted.get("stall_fraction"), looks=len(looks), decisions=len(decisions),
+        peak_memory=max((m["memory_used"] for m in looks if m.get("memory_used")), default=None),
+        memory_limit=looks[-1].get("memory_limit") if looks else None,
+        auc=evaluations[-1]["auc"] if evaluations else None,
+        bayes_auc=next((e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None),
+        seconds=max((float(line.get("at", 0.0)) for line in lines), default=0.0), ended=bool(ends),
+        faults=tuple(str(f.get("text", "a fault without words")) for f in run.of("fault") if "fault" not in f))
+
+
+def started(loader: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Without the looks before the first rows came, and the one at which they did, at each of the run's starts."""
+    begin = next((n for n, look in enumerate(loader) if look.get("rows_per_s")), len(loader))
+    return [look for look in loader[begin + 1 if begin else 0:] if look.get("rows", 1) and not look.get("began")]
+
+
+def verdict(run: Run) -> str:
+    """The run in a few sentences, the most important first."""
+    return " ".join(sentences(run))
+
+
+def sentences(run: Run) -> list[str]:
+    """Those of the verdict, one by one."""
+    found = outcome(run)
+    many = "one change" if found.decisions == 1 else f"{found.decisions} changes"
+    parts = []
+    if not found.looks:
+        parts.append("No loader metrics were written, so nothing can be said of the input.")
+    elif found.rows_per_s_settled is None or found.stall_settled is None:
+        parts.append("Too short to judge the input: what was seen is how it started. Let it run for ten seconds or "
+                     "more (more epochs, or more rows).")
+        if found.rows_per_s_whole is not None and found.stall_whole is not None:
+            parts.append(f"From the first batch on the consumer counted {count(found.rows_per_s_whole)} rows/s, "
+                         f"{percent(found.stall_whole)} of its time spent waiting.")
+    elif found.decisions and found.rows_per_s_first and found.stall_first is not None:
+        times = found.rows_per_s_settled / found.rows_per_s_first
+        parts.append(f"Input-bound share {percent(found.stall_first)} → {percent(found.stall_settled)}, "
+                     f"{times:.2g} times the rows ({count(found.rows_per_s_first)} → "
+                     f"{count(found.rows_per_s_settled)} rows/s) after {many}.")
+    else:
+        parts.append(f"{count(found.rows_per_s_settled)} rows/s with {percent(found.stall_settled)} of the trainer's "
+                     "time spent waiting for input"
+                     + (f", after {many} from its start on." if found.decisions else "; the knobs were not changed."))
+    if found.stall_last is not None:
+        parts.append(_bottleneck(found.stall_last))
+    if found.auc is not None:
+        of = f" of {found.bayes_auc:.4f} reachable" if found.bayes_auc else ""
+        parts.append(f"AUC {found.auc:.4f}{of}.")
+    if found.faults:
+        parts.append(f"Tuning met a fault: {found.faults[0]}.")
+    if not found.ended:
+        parts.append("The run has not ended, or was broken off.")
+    return parts
+
+
+def _bottleneck(stall: float) -> str:
+    """Of the last tenth, by the share of the trainer's time that waits."""
+    if stall <= SMOOTH:
+        return "The trainer is the bottleneck now."
+    if stall <= _HARDLY:
+        return f"The trainer is the bottleneck now, but for the {percent(stall)} of its time that it still waits."
+    return f"The input is still the bottleneck: the trainer waits {percent(stall)} of its time."
+
+
+def tell(run: Run) -> str:
+    """The story of a run, for a terminal."""
+    lines = [verdict(run), ""]
+    for change in changes(run):
+        lines += [f"{change.number:>3}. at {seconds(change.at)}: {change.moves}", f"     why: {change.reason}",
+                  f"     effect: {change.effect}"]
+    if len(lines) == 2:
+        lines.append("No decision was made.")
+    for proposal in run.of("proposal"):
+        reason = proposal.get("reason") or {}
+        turned = moves(proposal.get("before") or {}, proposal.get("after") or {})
+        lines += [f"  –  at {seconds(float(proposal['at']))} it would have turned: {turned}",
+                  f"     why: {reason.get('text') or 'no reason given'}"]
+    if happened := occasions(run):
+        lines += ["", *(f"  {one.label}. {one.sentence}" for one in happened)]
+    if told := advice(run):
+        lines += ["", *told]
+    return "\n".join(lines)
+
+
+def mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [float(line[name]) for line in lines if line.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _effect(effect: Mapping[str, Any] | None) -> str:
+    if effect is None:
+        return "not measured"
+    before, after = effect.get("rows_per_s_before"), effect["rows_per_s_after"]
+    error = effect.get("prediction_error")
+    off = f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted" if error is not None else ""
+    if not before:
+        return (f"{count(after)} rows/s from then on, stall {percent(effect['stall_after'])}{off}; before it the "
+                "pipeline only started")
+    return (f"{after / before:.2g} times the rows ({count(before)} → {count(after)} rows/s), "
+            f"stall {percent(effect['stall_before'])} → {percent(effect['stall_after'])}{off}")

@@ -1,0 +1,126 @@
+"""Which operators would better be applied elsewhere, by the ETL or in the loader: `placement`, from measured costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from sluice.agent.report.format import percent
+from sluice.agent.report.run_folder import Run
+
+_ONLINE = "online"  # how the name of the loader's stage begins that applies operators
+_MOST = 3  # columns that are named
+_NOTHING = 0.005  # of the rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One column's operators, or several columns' together, to the other side."""
+
+    what: str
+    """`log I2`"""
+    to_etl: bool
+    gain: float
+    """Of the rows a second: 0.31 is 31 % more, below 0: fewer."""
+    more_bytes: float | None
+    """Of the table's bytes; None if that was not measured."""
+
+    @property
+    def sentence(self) -> str:
+        move = f"Moving {self.what} into the ETL" if self.to_etl else f"Leaving {self.what} to the loader"
+        bytes_ = "" if self.more_bytes is None else f", {_signed(self.more_bytes)} bytes"
+        return f"{move}: {_signed(self.gain)} rows/s{bytes_}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a run's rate is bounded by, as it stood at the end."""
+
+    stages: Mapping[str, tuple[float, float]]
+    """Stage → (workers, useful seconds a row)."""
+    online_cpu_s: float
+    """Processor seconds a row of a stage that does nothing but apply operators; 0 where there is none."""
+    cpu_s: float
+    """Of everything, a row; 0 if unknown."""
+    cores: float
+    demand: float
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any], cores: float) -> Bounds:
+        """From a verdict's details."""
+        by_cores = details.get("cores_rows_per_s")
+        online = details["stages"].get(_ONLINE, {"cpu_us_a_row": 0.0})
+        return cls(stages={n: (m["workers"], 1e-6 * m["busy_us_a_row"]) for n, m in details["stages"].items()},
+                   online_cpu_s=1e-6 * online["cpu_us_a_row"],
+                   cpu_s=cores / by_cores if by_cores else 0.0, cores=cores,
+                   demand=details.get("demand_rows_per_s") or math.inf)
+
+    @property
+    def without(self) -> Bounds:
+        """With no operators left to the loader: their stage goes, with its copies and hand-overs."""
+        return replace(self, stages={n: s for n, s in self.stages.items() if n != _ONLINE}, online_cpu_s=0.0,
+                       cpu_s=max(0.0, self.cpu_s - self.online_cpu_s))
+
+    def rate(self, more_s: Mapping[str, float] = MappingProxyType({})) -> float:
+        """Rows a second if the operators in stages of the loader took so much longer for a row."""
+        stages = dict(self.stages)
+        for stage, seconds in more_s.items():
+            name = next((n for n in stages if n.startswith(stage)), stage)
+            workers, busy_s = stages.get(name, (1.0, 0.0))
+            stages[name] = workers, busy_s + seconds
+        bounds = [workers / busy for workers, busy in stages.values() if busy > 1e-12]
+        cpu_s = self.cpu_s + sum(more_s.values())
+        return min([self.demand, *bounds, *([self.cores / cpu_s] if self.cpu_s and cpu_s > 1e-12 else [])])
+
+
+def moves(run: Run) -> list[Move]:
+    """The best first; none where operators or stages were not measured."""
+    operators, verdicts = run.of("operators"), run.of("verdict")
+    details = (verdicts[-1].get("details") or {}) if verdicts else {}
+    loader = run.of("loader")
+    if not operators or not details.get("stages") or not loader:
+        return []
+    bounds = Bounds.of(details, loader[-1]["cpu_quota"])
+    now, measured = bounds.rate(), operators[-1]
+    stored = measured["row_bytes"]
+
+    def stage_of(one: Mapping[str, Any]) -> str:
+        return str(one.get("stage", _ONLINE))  # older runs say none: it was always this
+
+    def move(some: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
+        cost: dict[str, float] = {}
+        for one in some:
+            cost[stage_of(one)] = cost.get(stage_of(one), 0.0) + (-one["cpu_s"] if to_etl else one["cpu_s"])
+        more = sum(one["bytes_after"] - one["bytes_before"] for one in some) / stored if to_etl and stored else None
+        stay = [one for one in measured["loader"] if stage_of(one) == _ONLINE and one not in some]
+        if to_etl and bounds.online_cpu_s and _ONLINE in cost and not stay:
+            del cost[_ONLINE]
+            then = bounds.without.rate(cost)
+        else:
+            then = bounds.rate(cost)
+        return Move(what=what, to_etl=to_etl, gain=then / now - 1, more_bytes=more)
+
+    found = []
+    for side, to_etl in (("loader", True), ("etl", False)):
+        here = sorted(measured[side], key=lambda one: -one["cpu_s"])
+        if len(here) > 1:
+            found.append(move(here, f"all {len(here)} columns' operators", to_etl))
+        found += [move([one], f"`{one['operators']} {one['column']}`", to_etl) for one in here[:_MOST]]
+    return found
+
+
+def placement(run: Run) -> list[str]:
+    """Sentences for a person."""
+    found = moves(run)
+    to_etl = [m for m in found if m.to_etl]
+    if to_etl and max(m.gain for m in to_etl) < _NOTHING:
+        rest = [m.sentence for m in found if not m.to_etl]
+        return [("The operators left to the loader cost no rows now: in the ETL they would bring nothing."), *rest]
+    return [m.sentence for m in found]
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value >= 0 else '−'}{percent(abs(value))}"

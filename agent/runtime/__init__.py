@@ -1,0 +1,1 @@
+"""What stands between the controller and the loader in a real run."""

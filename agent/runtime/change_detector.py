@@ -1,0 +1,56 @@
+"""Notices what no decision caused: other cores, another memory limit, a workload that costs more or less.
+`ChangeDetector`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.agent.costs.rates import PipelineRates
+from sluice.agent.costs.stage_cost import StageCost
+from sluice.ingest.knobs import format_bytes
+from sluice.ingest.stats import Snapshot
+
+_MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
+_OURS = 8  # snapshots after a change of workers in which what happens is taken for its effect
+_OTHER_LIMIT = 0.05  # of a memory limit: less is only what other programs took
+
+
+class ChangeDetector:
+    """Gets each snapshot; gives an event for each thing that has changed."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, StageCost] = {}
+        self._last: Snapshot | None = None
+        self._age = 0
+
+    def look(self, now: Snapshot, seen: PipelineRates | None) -> list[dict[str, Any]]:
+        """`seen`: what happened since the last one."""
+        before, self._last = self._last, now
+        if before is None or seen is None:
+            return []
+        found = []
+        if now.cpu_quota != before.cpu_quota:
+            found.append(_event("cores", f"the cores at hand went from {before.cpu_quota:.3g} to {now.cpu_quota:.3g}"))
+        if abs(now.memory_limit / before.memory_limit - 1) > _OTHER_LIMIT:
+            found.append(_event("memory", f"the memory limit went from {format_bytes(before.memory_limit)} to "
+                                          f"{format_bytes(now.memory_limit)}"))
+        turned = any(s.workers != before.stage(s.name).workers or s.backend != before.stage(s.name).backend
+                     for s in now.stages if s.name in seen.stages)
+        self._age = 0 if turned else self._age + 1
+        return found + self._workload(now, seen)
+
+    def _workload(self, now: Snapshot, seen: PipelineRates) -> list[dict[str, Any]]:
+        found = []
+        for stage in now.stages:
+            was = self._services.get(stage.name, StageCost(name=stage.name))
+            became = self._services[stage.name] = was.observe(stage, seen.saturated)
+            busy = seen.stages[stage.name].busy if stage.name in seen.stages else 0.0
+            if became.drifts > was.drifts and self._age > _OURS and busy >= _MATTERS * stage.workers:
+                times = became.busy_s(stage.workers) / was.busy_s(stage.workers)
+                what = f"{times:.2g} times dearer" if times > 1 else f"{1 / times:.2g} times cheaper"
+                found.append(_event("workload", f"a row became {what} in {stage.name}"))
+        return found
+
+
+def _event(what: str, text: str) -> dict[str, Any]:
+    return {"kind": "occasion", "what": what, "text": text}

@@ -1,0 +1,164 @@
+"""Jobs on one host that share its cores: `CoreClaims`, a folder in which each job that runs has a file.
+
+A job says how many cores it has use for, or that it takes all it gets; what is left after the modest is divided by
+those. A file is locked by the job that it stands for, and the kernel frees that lock however the job ends: a file
+that can be locked is a dead job's, and goes. Claims are a courtesy: a folder that cannot be used costs one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
+
+from sluice.agent.costs.rates import rates
+from sluice.agent.tunable import Tunable
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.stats import Snapshot
+
+_SUFFIX = ".claim"
+_SMOOTH, _STALLS = 0.02, 0.1  # stall from which on a job has enough, and from which on it has not
+_CALM = 5  # looks without a stall before a job asks for no more than it uses
+_SPARE = 1.25  # times what it uses: what a calm job asks for
+_STEP = 0.25  # cores: claims are rounded up, as each change makes others plan anew
+
+
+def fair(cores: float, wants: Sequence[float | None]) -> list[float]:
+    """Each one's part, max–min: nobody gets more than it wants, and who gets less than that gets as much as anybody.
+    None wants everything."""
+    parts, left = [0.0] * len(wants), cores
+    asked = sorted((math.inf if want is None else want, n) for n, want in enumerate(wants))
+    for served, (want, n) in enumerate(asked):
+        parts[n] = min(want, left / (len(asked) - served))
+        left -= parts[n]
+    return parts
+
+
+class CoreClaims:
+    """A context, for as long as a job runs."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None) -> None:
+        self._folder, self._say = Path(folder) / _boot(), say
+        self._path = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> CoreClaims:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            hidden = self._path.with_suffix(".new")
+            self._file = open(hidden, "w")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._file.write("null")
+            self._file.flush()
+            hidden.rename(self._path)  # seen by others only once it is locked
+        except OSError as error:
+            self._give_up(error)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self._file.close()
+            self._file = None
+
+    def share(self, cores: float, wants: float | None) -> float:
+        """This job's part of the cores that it may use at all."""
+        if self._file is None:
+            return cores
+        try:
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(json.dumps(wants))
+            self._file.flush()
+            others = [want for path in self._folder.glob(f"*{_SUFFIX}") if path != self._path
+                      for want in _living(path)]
+        except OSError as error:
+            self._give_up(error)
+            return cores
+        return fair(cores, [wants, *others])[0]
+
+    def _give_up(self, error: OSError) -> None:
+        self._say(f"cores are not shared with other jobs, as {self._folder} cannot be used: {error}")
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class CoreSharingTunable:
+    """A Tunable that sees its part of the cores as all there are."""
+
+    def __init__(self, tunable: Tunable, claims: CoreClaims, *, ranks: int = 1) -> None:
+        """`ranks`: how many on this host the tunable's snapshots are the mean of."""
+        self._tunable, self._claims, self._ranks = tunable, claims, ranks
+        self._last: Snapshot | None = None
+        self._calm = 0
+        self._wants: float | None = None
+
+    @property
+    def limits(self) -> Limits:
+        return self._tunable.limits
+
+    @property
+    def knobs(self) -> Knobs:
+        return self._tunable.knobs
+
+    def apply(self, knobs: Knobs) -> None:
+        self._tunable.apply(knobs)
+
+    def snapshot(self) -> Snapshot:
+        now = self._tunable.snapshot()
+        self._claim(now)
+        cores = self._claims.share(self._ranks * now.cpu_quota, self._wants)
+        return replace(now, cpu_quota=cores / self._ranks)
+
+    def _claim(self, now: Snapshot) -> None:
+        seen = rates(self._last, now) if self._last is not None else None
+        self._last = now
+        if seen is None:
+            return
+        self._calm = self._calm + 1 if seen.stall <= _SMOOTH and seen.rows_per_s else 0
+        if seen.stall > _STALLS:
+            self._wants = None
+        elif self._calm >= _CALM:
+            wants = _STEP * math.ceil(_SPARE * self._ranks * seen.cpu / _STEP)
+            if self._wants is None or not _STEP * math.ceil(self._ranks * seen.cpu / _STEP) <= self._wants <= 2 * wants:
+                self._wants = wants
+
+
+def _living(path: Path) -> list[float | None]:
+    """What a job wants, as a list of one; empty if it is dead, and then its file is gone, too."""
+    try:
+        with open(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return [_number(file.read())]
+            path.unlink(missing_ok=True)
+    except FileNotFoundError:
+        pass
+    return []
+
+
+def _number(text: str) -> float | None:
+    """What is damaged, or just being written, wants everything."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return float(value) if isinstance(value, (int, float)) and 0 < value < math.inf else None
+
+
+def _boot() -> str:
+    """This host, until it starts anew: a folder may be seen by several hosts."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return os.uname().nodename

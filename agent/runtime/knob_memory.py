@@ -1,0 +1,176 @@
+"""Where a run's knobs start and where they end: `--knobs`, `--save-knobs` and `--registry`, one way in all programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from sluice.agent.runtime import knobs_file
+from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable
+from sluice.agent.runtime.registry import Here, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.tunable import Tunable
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.machine import Machine
+
+KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread "
+         "or process, STAGE.fused=yes (a transform done by the workers of the one before), read_ahead_bytes=64MiB, "
+         "prefetch_bytes=32MiB, several with commas between")
+_LEAST_TICKS = 3  # at a choice, before it may be called the best
+_SAME = 0.98  # of the best rate: as good, and then the later choice counts
+
+
+class Chains(Protocol):
+    """What is known of the operators that a table leaves to the loader."""
+
+    @property
+    def chains(self) -> Mapping[str, str]: ...
+
+    def costs(self) -> list[dict[str, Any]]: ...
+
+    def others(self) -> list[dict[str, Any]]: ...
+
+
+class Loading(Tunable, Protocol):
+    """What is asked of a loader."""
+
+    @property
+    def layout(self) -> str: ...
+
+    @property
+    def operators(self) -> Chains: ...
+
+    @property
+    def row_bytes(self) -> int: ...
+
+    @property
+    def stored_bytes(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobOptions:
+    """What `add_options` asks for."""
+
+    knobs: str = ""
+    save_knobs: str = ""
+    registry: str | None = None
+    """A folder or URI; empty: the user's cache; None: no registry."""
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> KnobOptions:
+        """What was said on a command line."""
+        said = {f.name: getattr(options, f.name, None) for f in fields(cls)}
+        return cls(**{name: value for name, value in said.items() if value is not None})
+
+
+def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Without defaults, so that what was not said can be told from what was."""
+    add = parser.add_argument
+    add("--knobs", metavar="NAME=N,…|FILE", help=f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote")
+    add("--save-knobs", metavar="FILE", help="write the best knobs of the run as TOML, for --knobs")
+    add("--registry", metavar="FOLDER|URI", nargs="?", const="", help="start where an earlier run on such a machine "
+        "and schema settled, keep where this one does, and share the cores with jobs that name the same place "
+        "(without a value: in the user's cache)")
+
+
+class KnobMemory:
+    """`begin` before a run, `told` while it lasts, `end` after it."""
+
+    def __init__(self, loader: Loading, wanted: KnobOptions, *, say: Callable[[str], None], ranks: int = 1,
+                 machine: Machine | None = None) -> None:
+        """`ranks` of this machine share it."""
+        self._loader, self._wanted, self._say, self._ranks = loader, wanted, say, ranks
+        self._registry = None if wanted.registry is None else Registry(wanted.registry or None, say=say)
+        chains = list(loader.operators.chains.values())
+        shared = f", shared by {ranks} ranks" if ranks > 1 else ""
+        self.here = Here(machine=machine_fingerprint(machine or Machine()) + shared, row_bytes=loader.row_bytes,
+                         schema=" ".join([loader.layout, *loader.knobs.workers]),
+                         operators={chain: chains.count(chain) for chain in dict.fromkeys(chains)})
+        self._best = Best()
+        self.learned: Mapping[str, Any] | None = None
+        """What a policy knew of these stages at the end of an earlier run; None if nothing is known."""
+
+    def begin(self) -> bool:
+        """The loader gets the knobs to start with; whether the registry had some. Raises KnobError, too, for a file of
+        knobs that `end` could not write."""
+        if self._wanted.save_knobs:
+            knobs_file.check_writable(self._wanted.save_knobs)
+        loader, knobs = self._loader, self._wanted.knobs
+        known = None if self._registry is None else self._registry.recall(self.here, loader.limits)
+        if known is not None:
+            self._say(f"from the registry, where {known.rows_per_s:,.0f} rows/s are expected: {known.knobs}")
+            loader.apply(known.knobs)
+            self.learned = known.learned
+        loader.apply(knobs_file.load(knobs, loader.limits) if knobs_file.is_file_name(knobs)
+                     else loader.knobs.parse(knobs))
+        return known is not None
+
+    @contextmanager
+    def sharing(self, tunable: Tunable) -> Iterator[Tunable]:
+        """It as the agent shall see it: with the cores that other jobs of the same registry leave."""
+        if self._registry is None:
+            yield tunable
+            return
+        with CoreClaims(self._registry.here / "claims", say=self._say) as claims:
+            yield CoreSharingTunable(tunable, claims, ranks=self._ranks)
+
+    def told(self, other: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        """Hears of the controller's events or metrics before `other` does."""
+        def tell(line: dict[str, Any]) -> None:
+            self._best.observe(line)
+            other(line)
+
+        return tell
+
+    def end(self, *, policy: str, record: Callable[[dict[str, Any]], None] | None,
+            learned: Mapping[str, Any] | None = None) -> None:
+        """Writes what was asked for. A run too short to compare choices keeps the last one. `record` gets what the
+        table's operators cost; `learned` is what the policy knows by now."""
+        costs, others = self._loader.operators.costs(), self._loader.operators.others()
+        if record is not None and (costs or others):
+            record({"kind": "operators", "loader": costs, "etl": others, "row_bytes": self._loader.stored_bytes})
+        last = self._loader.snapshot()
+        seconds = last.consumer_wait_s + last.consumer_compute_s
+        if not last.rows or seconds <= 0:
+            return
+        knobs, rows_per_s = self._best.found() or (self._loader.knobs, last.rows / seconds)
+        if self._registry is not None:
+            stages = {s.name: s.busy_s / s.rows for s in last.stages if s.rows and s.busy_s > 0}
+            operators = {c["operators"]: c["cpu_s"] for c in costs
+                         if c["operators"] in self.here.operators and c["cpu_s"] > 0}
+            self._registry.remember(RegistryEntry(here=self.here, knobs=knobs, rows_per_s=rows_per_s, stages=stages,
+                                                  operators=operators, learned=learned))
+        if self._wanted.save_knobs:
+            knobs_file.save(self._wanted.save_knobs, knobs, notes=[f"{rows_per_s:,.0f} rows/s with {policy}"])
+
+
+class Best:
+    """Which choice brought most, of those that were in force for a while since machine or workload last changed."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, list[float]] = {}
+        self._now = ""
+
+    def observe(self, line: Mapping[str, Any]) -> None:
+        if line.get("kind") == "occasion":
+            self._now, self._rates = "", {}
+        if line.get("kind") != "loader" or not line["rows"]:
+            return  # before the first row there is nothing to compare
+        knobs = json.dumps(line["knobs"], sort_keys=True)
+        if knobs != self._now:  # the first metric after a change still shows the setting before
+            self._now = knobs
+            self._rates[knobs] = self._rates.pop(knobs, [])  # in the order of their last use
+        else:
+            self._rates[knobs].append(line["rows_per_s"])
+
+    def found(self) -> tuple[Knobs, float] | None:
+        """The choice and its rows a second; None if none lasted."""
+        means = {k: sum(rates) / len(rates) for k, rates in self._rates.items() if len(rates) >= _LEAST_TICKS}
+        top = max(means.values(), default=0.0)
+        if top <= 0:
+            return None
+        knobs = next(k for k in reversed(means) if means[k] >= _SAME * top)
+        return Knobs.from_dict(json.loads(knobs)), means[knobs]

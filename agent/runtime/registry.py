@@ -1,0 +1,218 @@
+"""What was learned, kept for the next run: `Registry`, one small JSON file per machine and schema.
+
+It lives in a folder, or at any URI that pyarrow knows (`s3://…`, `file://…`), for instance beside the table. A file
+appears in one step, so that two jobs may write at once: the last one wins. What is damaged, foreign or newer is
+ignored, and a place that cannot be written is no reason to stop: `say` gets one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.machine import Machine, cache_folder
+
+FORMAT = 3
+ONLINE = "online"
+"""How the name of the stage begins that applies a table's operators."""
+_SUFFIX = ".sluice.json"
+_MOST_BYTES = 64 * 1024  # a larger file is none of ours
+_MOST_ENTRIES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """What a choice of knobs depends on."""
+
+    machine: str
+    schema: str
+    row_bytes: float
+    operators: Mapping[str, int] = field(default_factory=dict)
+    """Operators left to the loader, as `clip+log` → the columns that they are applied to."""
+
+    def __post_init__(self) -> None:
+        _positive("row_bytes", self.row_bytes)
+        for name, columns in self.operators.items():
+            _positive(f"operators: {name}", columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryEntry:
+    """A settled choice, where it was settled, and what was learned of the costs there."""
+
+    here: Here
+    knobs: Knobs
+    rows_per_s: float
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Stage → useful seconds a row."""
+    operators: Mapping[str, float] = field(default_factory=dict)
+    """Operators left to the loader → processor seconds a value."""
+    learned: Mapping[str, Any] | None = None
+    """What the policy knew of the stages, as it tells it; None where that was elsewhere, or nothing."""
+
+    def __post_init__(self) -> None:
+        _positive("rows_per_s", self.rows_per_s)
+        for name, cost in [*self.stages.items(), *self.operators.items()]:
+            _positive(f"cost of {name}", cost)
+
+    def scaled(self, here: Here) -> RegistryEntry:
+        """For rows of another size or other operators: buffers go with the size, the rate with the whole cost, and a
+        stage's workers with its part of that. With the same operators all have more, or less, to do: workers stay."""
+        times = here.row_bytes / self.here.row_bytes
+        sizes = {n: max(1, round(times * getattr(self.knobs, n))) for n in ("read_ahead_bytes", "prefetch_bytes")}
+        dearer = {name: self._dearer(here) if name.startswith(ONLINE) else times for name in self.stages}
+        whole = sum(self.stages[n] * dearer[n] for n in dearer) / sum(self.stages.values()) if dearer else times
+        workers = {n: max(1, round(count * dearer.get(n, whole) / whole)) for n, count in self.knobs.workers.items()}
+        return replace(self, here=here, rows_per_s=self.rows_per_s / whole, learned=None,
+                       knobs=replace(self.knobs, workers=workers, **sizes))
+
+    def far(self, here: Here) -> float:
+        """How unlike that place is; 0: it is this one's like."""
+        return abs(math.log(here.row_bytes / self.here.row_bytes)) + abs(math.log(self._dearer(here)))
+
+    def _dearer(self, here: Here) -> float:
+        """Times that all operators left to the loader cost there what they cost here. One never met costs as much as
+        those known do on average; 1 if nothing is known."""
+        if not self.operators or not here.operators or not self.here.operators:
+            return 1.0
+        usual = sum(self.operators.values()) / len(self.operators)
+
+        def cost(operators: Mapping[str, int]) -> float:
+            return sum(columns * self.operators.get(name, usual) for name, columns in operators.items())
+
+        return cost(here.operators) / cost(self.here.operators)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self.here), "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s,
+                "stages_s": dict(self.stages), "operators_s": dict(self.operators),
+                "learned": None if self.learned is None else dict(self.learned)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RegistryEntry:
+        here = Here(machine=str(values["machine"]), schema=str(values["schema"]), row_bytes=values["row_bytes"],
+                    operators=dict(values["operators"]))
+        return cls(here=here, knobs=Knobs.from_dict(values["knobs"]), rows_per_s=values["rows_per_s"],
+                   stages=dict(values["stages_s"]), operators=dict(values["operators_s"]),
+                   learned=None if values["learned"] is None else dict(values["learned"]))
+
+
+class Registry:
+    """`recall` before a run, `remember` after it."""
+
+    def __init__(self, place: str | os.PathLike[str] | None = None, *, say: Callable[[str], None] = lambda line: None,
+                 most: int = _MOST_ENTRIES) -> None:
+        """`place` is a folder or a URI; by default a folder in the user's cache."""
+        self.place = str(cache_folder() / "registry" if place is None else place)
+        self._say, self._most = say, most
+
+    @property
+    def here(self) -> Path:
+        """A folder of this host's own: the registry's, if it is one."""
+        return cache_folder() / "registry" if "://" in self.place else Path(self.place)
+
+    def recall(self, here: Here, limits: Limits) -> RegistryEntry | None:
+        """The choice settled there; for a schema never seen, that of the nearest one on this machine, scaled by bytes a
+        row and by what operators cost. Within `limits`; None if nothing is known."""
+        found = [e for e in self._entries() if e.here.machine == here.machine]
+        if not found:
+            return None
+        best = min(found, key=lambda e: (e.here.schema != here.schema, e.far(here)))
+        best = best if best.here.schema == here.schema else best.scaled(here)
+        return replace(best, knobs=limits.clamp(best.knobs))
+
+    def remember(self, entry: RegistryEntry) -> bool:
+        """Whether it was written."""
+        try:
+            system, folder = self._open()
+            system.create_dir(folder, recursive=True)
+            path, temporary = f"{folder}/{_name(entry)}", f"{folder}/.{uuid.uuid4().hex}"
+            try:
+                with system.open_output_stream(temporary) as stream:
+                    stream.write(json.dumps(entry.to_dict(), indent=1).encode())
+                system.move(temporary, path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    system.delete_file(temporary)
+                raise
+            self._trim(system, folder)
+        except (OSError, ValueError) as error:  # pyarrow's errors are among these
+            self._say(f"the registry at {self.place} could not be written: {_line(error)}")
+            return False
+        return True
+
+    def _entries(self) -> Iterator[RegistryEntry]:
+        try:
+            system, folder = self._open()
+            files = _files(system, folder)
+        except (OSError, ValueError) as error:
+            self._say(f"the registry at {self.place} could not be read: {_line(error)}")
+            return
+        for info in files:
+            try:
+                yield _read(system, info)
+            except FileNotFoundError:  # another job has put it aside for newer ones
+                continue
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                self._say(f"{info.path} is ignored: {_line(error)}")
+
+    def _trim(self, system: Any, folder: str) -> None:
+        """The oldest go. Another job may have been quicker."""
+        files = sorted(_files(system, folder), key=lambda info: info.mtime_ns or 0)
+        for info in files[:max(0, len(files) - self._most)]:
+            with contextlib.suppress(FileNotFoundError):
+                system.delete_file(info.path)
+
+    def _open(self) -> tuple[Any, str]:
+        from pyarrow import fs
+
+        if "://" not in self.place:
+            return fs.LocalFileSystem(), str(Path(self.place).absolute())
+        system, folder = fs.FileSystem.from_uri(self.place)
+        return system, folder.rstrip("/")
+
+
+def machine_fingerprint(machine: Machine) -> str:
+    """Machines of one kind: the processor's model and the cores that may be used."""
+    return f"{machine.model()}, {machine.cores():g} cores"
+
+
+def _name(entry: RegistryEntry) -> str:
+    return hashlib.sha256(json.dumps([entry.here.machine, entry.here.schema]).encode()).hexdigest()[:32] + _SUFFIX
+
+
+def _files(system: Any, folder: str) -> list[Any]:
+    from pyarrow import fs
+
+    return [info for info in system.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+            if info.is_file and info.path.endswith(_SUFFIX)]
+
+
+def _read(system: Any, info: Any) -> RegistryEntry:
+    if (info.size or 0) > _MOST_BYTES:
+        raise ValueError(f"{info.size} bytes are too many")
+    with system.open_input_stream(info.path) as stream:
+        values = json.loads(stream.read())
+    if values["format"] != FORMAT:
+        raise ValueError(f"format {values['format']!r} is not {FORMAT}")
+    entry = RegistryEntry.from_dict(values)
+    if not info.path.endswith(_name(entry)):
+        raise ValueError("its name does not fit what it holds")
+    return entry
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{name}: {value!r} is not a positive number")

@@ -1,0 +1,1 @@
+"""Pipelines in numbers: scenarios, the best possible, a fake for tests."""

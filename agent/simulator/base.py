@@ -1,0 +1,250 @@
+"""The course of a simulated pipeline: what `sluice.agent.simulator.fluid` and its slower twin
+`sluice.agent.simulator.event_by_event` have in common."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from operator import mul
+from typing import Self
+
+import numpy as np
+
+from sluice.agent.simulator.physics import TrueCosts
+from sluice.ingest.knobs import KnobError, Knobs, Limits
+from sluice.ingest.stats import Snapshot, StageStats
+
+CHUNK_S = 0.25  # noise, drift and the truth's changes are looked at this often
+_MARGIN = 0.97  # of the memory limit: what the governor fills
+
+
+class SimulatedPipeline:
+    """Time, truth, pools as they start up, queues, counters. One seed, one course."""
+
+    def __init__(self, truth_at: Callable[[float], TrueCosts], limits: Limits, knobs: Knobs, *, seed: int = 0,
+                 governor: bool = True) -> None:
+        self._truth_at, self._limits = truth_at, limits
+        self.truth = truth_at(0.0)
+        limits.check(knobs)
+        self._knobs, self.governor = limits.clamp(knobs), governor
+        self._random = np.random.default_rng(seed)
+        self.now, self.killed, self.held_back = 0.0, False, 0.0
+        self.governor_acted = False
+        """The governor stepped in at some moment: without it the course would be another."""
+        names = self.names = [s.name for s in self.truth.stages]
+        count = len(names)
+        self._heads = [names.index(limits.head(self._knobs, n)) for n in names]
+        self.ready = [float(self._workers_of(n, self._knobs)) for n in names]
+        self._starting: list[tuple[float, int, float]] = []  # ready at, stage, workers
+        self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
+        self.queue = [0.0] * count
+        self.done, self.bytes = [0.0] * count, [0.0] * count
+        self.busy_s, self.cpu_s, self.core_wait_s = [0.0] * count, [0.0] * count, [0.0] * count
+        self.in_s, self.out_s = [0.0] * count, [0.0] * count
+        self.consumed = self.wait_s = self.compute_s = self.used_s = 0.0
+        self._walk, self._burst_until, self._burst_next = [0.0] * count, [-1.0] * count, [math.inf] * count
+        for i, stage in enumerate(self.truth.stages):
+            if stage.burst_every_s:
+                self._burst_next[i] = self._random.exponential(stage.burst_every_s)
+        self._item_bytes = [s.held_bytes for s in self.truth.stages]
+        self._row_bytes = [s.bytes_per_row for s in self.truth.stages]
+        self.active = [0.0] * count
+        self._changed()
+        self.memory = self._memory(0.0, self.active)
+        self.peak = self.memory
+        self._sequence = 0
+        self._drifted: tuple[TrueCosts, tuple[int, ...], TrueCosts] | None = None
+
+    # The Tunable's side.
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def knobs(self) -> Knobs:
+        return self._knobs
+
+    def apply(self, knobs: Knobs) -> None:
+        self._limits.check(knobs)
+        if missing := [n for n in self.names if n not in knobs.workers]:
+            raise KnobError(f"no number of workers for {missing[0]!r}")
+        self._heads = [self.names.index(self._limits.head(knobs, n)) for n in self.names]
+        for i, name in enumerate(self.names):
+            stage, count = self.truth.stages[i], self._workers_of(name, knobs)
+            backend = knobs.backend.get(name, self._limits.backends_of(name)[0])
+            delay = stage.process_start_s if backend == "process" else stage.start_s
+            coming = sum(n for _, s, n in self._starting if s == i)
+            if backend != self.backends[i]:
+                self._starting = [entry for entry in self._starting if entry[1] != i]
+                self.ready[i], coming = 0.0, 0.0
+                self.backends[i] = backend
+            more = count - self.ready[i] - coming
+            if more < 0:  # those that have not started yet go first
+                self._starting = [entry for entry in self._starting if entry[1] != i]
+                self.ready[i] = min(self.ready[i], float(count))
+                more = count - self.ready[i]
+            if more > 0 and delay > 0:
+                self._starting.append((self.now + delay, i, more))
+            else:
+                self.ready[i] += max(0.0, more)
+        self._knobs = knobs
+        self._changed()
+
+    @staticmethod
+    def _workers_of(name: str, knobs: Knobs) -> int:
+        """What is given to a fused stage is passed on at once, as by a worker who takes no time."""
+        return 1 if name in knobs.fused else knobs.workers[name]
+
+    def snapshot(self) -> Snapshot:
+        limits = self.queue_limits
+        stages = tuple(
+            StageStats(name=name, items=int(self.done[i] / self.truth.stages[i].rows_per_item), rows=int(self.done[i]),
+                       bytes=int(self.bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
+                       core_wait_s=self.core_wait_s[i], wait_input_s=self.in_s[i], wait_output_s=self.out_s[i],
+                       workers=self._knobs.workers[self.names[self._heads[i]]], backend=self.backends[i],
+                       queue_bytes=int(self.queue[i] * self._row_bytes[i]),
+                       queue_limit_bytes=int(limits[i] * self._row_bytes[i]))
+            for i, name in enumerate(self.names))
+        machine, batch = self.truth.machine, self.truth.consumer.batch_rows
+        snapshot = Snapshot(
+            at=self.now, sequence=self._sequence, stages=stages, batches=int(self.consumed / batch),
+            rows=int(self.consumed), consumer_wait_s=self.wait_s, consumer_compute_s=self.compute_s,
+            memory_used=int(self.memory), memory_limit=int(machine.memory_limit), cpu_quota=machine.cores,
+            cpu_used_s=self.used_s, held_back=int(self.held_back))
+        self._sequence += 1
+        return snapshot
+
+    def true_at(self, seconds: float) -> TrueCosts:
+        """The truth at a moment, with the costs as they have drifted by now (in steps of a tenth): for an oracle."""
+        truth = self._truth_at(seconds)
+        steps = tuple(round(w * 10) if s.drift else 0 for w, s in zip(self._walk, truth.stages, strict=True))
+        if not any(steps):
+            return truth
+        if self._drifted is None or self._drifted[0] is not truth or self._drifted[1] != steps:
+            stages = tuple(replace(s, cost_s=s.cost_s * math.exp(n / 10)) for s, n in
+                           zip(truth.stages, steps, strict=True))
+            self._drifted = (truth, steps, replace(truth, stages=stages))
+        return self._drifted[2]
+
+    def fork(self) -> Self:
+        """Another that goes on from here by itself, with the same chance: for trying one thing and another."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                setattr(other, name, list(value))
+        other._random = copy.deepcopy(self._random)
+        return other
+
+    # What both modes use.
+
+    def _pass_on(self, i: int, rows: float) -> None:
+        self.done[i] += rows
+        self.bytes[i] += rows * self._row_bytes[i]  # as large as rows are now
+
+    def _changed(self) -> None:
+        """Works out again what follows from the truth, knobs, pools and the sizes of rows: mostly they stay."""
+        stages, machine, last = self.truth.stages, self.truth.machine, len(self.names) - 1
+        self._turning = any(a != s.held_bytes or b != s.bytes_per_row
+                            for a, b, s in zip(self._item_bytes, self._row_bytes, stages, strict=True))
+        self._uneven = [(i, s) for i, s in enumerate(stages) if s.drift or s.tail]
+        self._worker_bytes = [sum(s.process_bytes if self.backends[j] == "process" else s.worker_bytes
+                                  for j, s in enumerate(stages) if self._heads[j] == i) for i in range(last + 1)]
+        self.queue_limits: list[float] = []
+        """Rows that may wait behind each stage. A queue takes at least one item of either neighbour."""
+        for i, stage in enumerate(stages):
+            after = stages[i + 1].rows_per_item if i < last else float(self.truth.consumer.batch_rows)
+            if i == last:
+                rows = self._knobs.prefetch_bytes / max(1e-9, self._row_bytes[i])
+            elif i == 0:
+                rows = self._knobs.read_ahead_bytes / max(1e-9, self._row_bytes[i])
+            else:
+                rows = stage.buffer_items * stage.rows_per_item
+            self.queue_limits.append(max(rows, stage.rows_per_item, after))
+        self._sizes = [max(a, s.held_bytes) for a, s in zip(self._item_bytes, stages, strict=True)]
+        self._in_hand = sum(map(mul, self.ready, self._sizes))
+        self._waiting = sum(q * s.bytes_per_row for q, s in zip(self.queue_limits, stages, strict=True))
+        self._room = _MARGIN * machine.memory_limit - (
+            machine.base_bytes + sum(map(mul, self.ready, self._worker_bytes)))
+
+    def _credit(self, shares: list[tuple[int, float, float]], useful: float, used: float, waited: float) -> None:
+        """Seconds of workers to the stages whose work they did: at work, on a core, and waiting for one."""
+        for j, time, cpu in shares:
+            self.busy_s[j] += useful * time
+            self.cpu_s[j] += used * cpu
+            self.core_wait_s[j] += waited * cpu
+
+    def _memory(self, seconds: float, in_flight: list[float]) -> float:
+        """Bytes in use now; freed memory goes back slowly."""
+        target = self.truth.machine.base_bytes
+        for n, size, rows, width, ready, own in zip(in_flight, self._item_bytes, self.queue, self._row_bytes,
+                                                    self.ready, self._worker_bytes, strict=True):
+            target += n * size + rows * width + ready * own
+        last, lag = getattr(self, "memory", target), self.truth.machine.memory_lag_s
+        if target >= last or lag <= 0:
+            return target
+        return target + (last - target) * math.exp(-seconds / lag)
+
+    def governed(self) -> tuple[list[float], float]:
+        """Workers that the governor lets work, and the share of the queues' limits it leaves."""
+        workers = self.ready
+        if not self.governor:
+            return workers, 1.0
+        queued = sum(map(mul, self.queue, self._row_bytes))
+        if self._in_hand + max(queued, self._waiting) <= self._room:
+            return workers, 1.0
+        self.governor_acted = True
+        # A worker without input asks for nothing.
+        asking = [min(n, a + 1) for n, a in zip(workers, self.active, strict=True)]
+        share = min(1.0, max(0.0, self._room - queued) / max(1.0, sum(map(mul, asking, self._sizes))))
+        admitted = [max(min(1.0, n), n * share) for n in asking]
+        held = sum(map(mul, admitted, self._sizes))
+        return admitted, min(1.0, max(0.0, self._room - held) / max(1.0, self._waiting))
+
+    def _look(self, seconds: float) -> list[float]:
+        """Takes over what changed by itself since `seconds` ago; the factor on each stage's cost from now on."""
+        truth = self._truth_at(self.now)
+        if truth is not self.truth:
+            self.truth = truth
+            self._changed()
+        factors = [1.0] * len(self.names)
+        normal = self._random.standard_normal(2 * len(self.names))
+        for i, stage in self._uneven:
+            if stage.drift:
+                self._walk[i] += stage.drift * math.sqrt(seconds) * float(normal[2 * i])
+                factors[i] = math.exp(self._walk[i])
+            if stage.tail:
+                finished = max(1.0, self.ready[i] * seconds / stage.cost_s)
+                spread = math.sqrt(math.log1p(stage.tail * stage.tail / finished))
+                factors[i] *= math.exp(spread * float(normal[2 * i + 1]) - spread * spread / 2)
+        for i, stage in enumerate(self.truth.stages):
+            if self.now >= self._burst_next[i]:
+                self._burst_until[i] = self.now + self._random.exponential(stage.burst_s)
+                self._burst_next[i] = self._burst_until[i] + self._random.exponential(stage.burst_every_s)
+        if self._turning:
+            # What is in the workers' hands and in the queues turns over as fast as they work.
+            for i, stage in enumerate(self.truth.stages):
+                turned = -math.expm1(-seconds / max(stage.cost_s, 0.5))
+                self._item_bytes[i] += (stage.held_bytes - self._item_bytes[i]) * turned
+                self._row_bytes[i] += (stage.bytes_per_row - self._row_bytes[i]) * turned
+            self._changed()
+        return factors
+
+    def _bursts(self) -> list[float]:
+        return [s.burst_factor if self.now < self._burst_until[i] else 1.0 for i, s in enumerate(self.truth.stages)]
+
+    def _start(self) -> float:
+        """Workers that are ready join; cores that the starting ones use."""
+        if not self._starting:
+            return 0.0
+        joined = [entry for entry in self._starting if entry[0] <= self.now + 1e-9]
+        for entry in joined:
+            self.ready[entry[1]] += entry[2]
+            self._starting.remove(entry)
+        if joined:
+            self._changed()
+        # A process imports its libraries while it starts: a core for each.
+        return min(sum(n for _, i, n in self._starting if self.backends[i] == "process"),
+                   self.truth.machine.cores * 0.5)

@@ -1,0 +1,142 @@
+"""A pipeline without data for tests: `FakePipeline`, a Tunable over stages of known cost. Deterministic.
+
+Work is a fluid: in each slice of time a stage does what its workers can, what it is given and what there is room for,
+and all share the cores. So the best setting is known by arithmetic (`best_rows_per_s`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.stats import Snapshot, StageStats
+
+_SLICE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeStage:
+    """What one item costs a worker: processor time, and time waiting for a store."""
+
+    name: str
+    cpu_s: float = 0.0
+    wait_s: float = 0.0
+    item_bytes: int = 2**20
+    most: int = 64
+    bend: Callable[[int], float] = field(default=lambda workers: 1.0)
+    """Workers → factor on the waiting time: how they get in each other's way."""
+
+    def service_s(self, workers: int) -> float:
+        return self.cpu_s + self.wait_s * self.bend(workers)
+
+
+class FakePipeline:
+    """`advance(seconds)` moves its clock; the rest is Tunable. Public fields may be changed in the middle of a run."""
+
+    def __init__(self, stages: list[FakeStage], *, cores: float = 2.0, step_s: float = 0.0, rows: int = 1000,
+                 workers: Mapping[str, int] | None = None, memory_limit: int = 2**34, base_bytes: int = 2**28) -> None:
+        self.stages, self.cores, self.step_s, self.rows_an_item = stages, cores, step_s, rows
+        self.memory_limit, self.base_bytes = memory_limit, base_bytes
+        self.now = 0.0
+        self.applied: list[Knobs] = []
+        self._knobs = self.limits.clamp(Knobs(workers=workers or {}))
+        self._queues = [0.0] * len(stages)  # items that wait behind each stage
+        self._sums = {s.name: dict.fromkeys(("items", "busy", "cpu", "starved", "blocked"), 0.0) for s in stages}
+        self._taken = self._wait = self._cpu = 0.0
+        self._sequence = 0
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(workers={s.name: (1, s.most) for s in self.stages})
+
+    @property
+    def knobs(self) -> Knobs:
+        return self._knobs
+
+    def apply(self, knobs: Knobs) -> None:
+        self.limits.check(knobs)
+        self._knobs = knobs
+        self.applied.append(knobs)
+
+    def advance(self, seconds: float) -> None:
+        for _ in range(round(seconds / _SLICE_S)):
+            self._slice()
+            self.now += _SLICE_S
+
+    def _slice(self) -> None:
+        takes = min(self._queues[-1], _SLICE_S / self.step_s if self.step_s else math.inf)
+        self._queues[-1] -= takes
+        self._taken += takes
+        self._wait += _SLICE_S - takes * self.step_s
+        done, limits = [0.0] * len(self.stages), ["workers"] * len(self.stages)
+        for i in reversed(range(len(self.stages))):  # from the end, so that room made after a stage is seen by it
+            stage, workers = self.stages[i], self._knobs.workers[self.stages[i].name]
+            can = workers * _SLICE_S / stage.service_s(workers)
+            given = self._queues[i - 1] if i else math.inf
+            room = self._room(i) - self._queues[i]
+            done[i] = max(0.0, min(can, given, room))
+            limits[i] = "input" if given < min(can, room) else "output" if room < can else "workers"
+            self._queues[i] += done[i]
+            if i:
+                self._queues[i - 1] -= done[i]
+        asked = sum(n * s.cpu_s for n, s in zip(done, self.stages, strict=True))
+        share = min(1.0, self.cores * _SLICE_S / asked) if asked else 1.0
+        for i, stage in enumerate(self.stages):
+            undone = done[i] * (1 - share)  # the cores were too few: that much is left for the next slice
+            done[i] -= undone
+            self._queues[i] -= undone
+            if i:
+                self._queues[i - 1] += undone
+            self._count(stage, done[i], limits[i], share)
+
+    def _count(self, stage: FakeStage, items: float, limit: str, share: float) -> None:
+        sums, workers = self._sums[stage.name], self._knobs.workers[stage.name]
+        slowed = stage.service_s(workers) + stage.cpu_s * (1 / share - 1)  # a wait for a core looks like useful time
+        busy = min(workers * _SLICE_S, items * slowed)
+        sums["items"] += items
+        sums["busy"] += busy
+        sums["cpu"] += items * stage.cpu_s
+        sums["starved" if limit == "input" else "blocked"] += workers * _SLICE_S - busy
+        self._cpu += items * stage.cpu_s
+
+    def _room(self, i: int) -> float:
+        """Items that may wait behind a stage: by the knobs behind the first and last, what its workers do in two slices
+        in between."""
+        if i == len(self.stages) - 1:
+            return self._knobs.prefetch_bytes / self.stages[i].item_bytes
+        if i == 0:
+            return self._knobs.read_ahead_bytes / self.stages[i].item_bytes
+        workers = self._knobs.workers[self.stages[i].name]
+        return 2 * workers * max(1.0, _SLICE_S / self.stages[i].service_s(workers))
+
+    def snapshot(self) -> Snapshot:
+        stats = []
+        for i, stage in enumerate(self.stages):
+            sums, workers = self._sums[stage.name], self._knobs.workers[stage.name]
+            items = int(sums["items"])
+            stats.append(StageStats(
+                name=stage.name, items=items, rows=items * self.rows_an_item, bytes=items * stage.item_bytes,
+                busy_s=sums["busy"], cpu_s=sums["cpu"], wait_input_s=sums["starved"], wait_output_s=sums["blocked"],
+                workers=workers, queue_bytes=int(max(0.0, self._queues[i]) * stage.item_bytes),
+                queue_limit_bytes=int(self._room(i) * stage.item_bytes)))
+        held = sum(s.queue_bytes + s.workers * stage.item_bytes for s, stage in zip(stats, self.stages, strict=True))
+        self._sequence += 1
+        return Snapshot(at=self.now, sequence=self._sequence, stages=tuple(stats), batches=int(self._taken),
+                        rows=int(self._taken) * self.rows_an_item, consumer_wait_s=max(0.0, self._wait),
+                        consumer_compute_s=self._taken * self.step_s, memory_used=self.base_bytes + held,
+                        memory_limit=self.memory_limit, cpu_quota=self.cores, cpu_used_s=self._cpu)
+
+    def rows_per_s(self, workers: Mapping[str, int]) -> float:
+        """The steady rate of a setting, by arithmetic."""
+        cpu = sum(s.cpu_s for s in self.stages)
+        rates = [workers[s.name] / s.service_s(workers[s.name]) for s in self.stages]
+        return self.rows_an_item * min([*rates, self.cores / cpu if cpu else math.inf,
+                                        1 / self.step_s if self.step_s else math.inf])
+
+    @property
+    def best_rows_per_s(self) -> float:
+        """The highest steady rate of any setting, memory aside."""
+        return self.rows_per_s({s.name: max(range(1, s.most + 1), key=lambda n, s=s: n / s.service_s(n))  # type: ignore[misc]
+                                for s in self.stages})

@@ -1,0 +1,129 @@
+"""A pipeline that exists only in numbers: a `Tunable` over a clock of its own, for training and judging policies.
+
+`advance(seconds)` lets time pass. Rows flow as a fluid between events (a queue runs empty or full, a worker is ready,
+a burst begins): the rates of each stretch come from `sluice.agent.simulator.physics.flow`.
+`sluice.agent.simulator.event_by_event` is its slower twin
+that moves every item. One seed, one course.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sluice.agent.simulator.base import CHUNK_S, SimulatedPipeline
+from sluice.agent.simulator.physics import Flow, Load, TrueCosts, flow
+from sluice.ingest.knobs import Knobs, Limits
+
+
+class Simulator(SimulatedPipeline):
+    """The fluid mode. `advance` is fast enough for thousands of decisions a second."""
+
+    def __init__(self, truth_at: Callable[[float], TrueCosts], limits: Limits, knobs: Knobs, *, seed: int = 0,
+                 governor: bool = True) -> None:
+        super().__init__(truth_at, limits, knobs, seed=seed, governor=governor)
+        self._guess = (1.0, 1.0, 1.0, 1.0)
+        self._load: tuple[Any, Load] | None = None
+        self._flow: tuple[Any, Flow] | None = None
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end - 1e-9:
+            chunk = min(CHUNK_S, end - self.now)
+            factors = self._look(chunk)
+            if self.killed:
+                self.now += chunk
+                self.wait_s += chunk
+                continue
+            self._chunk(self.now + chunk, factors)
+
+    def _chunk(self, end: float, factors: list[float]) -> None:
+        count = len(self.names)
+        noise = (1 + self.truth.machine.timer_noise * self._random.standard_normal(2 * count)).tolist()
+        bursts = self._bursts()
+        stretches = 0
+        while self.now < end - 1e-9:
+            stretches += 1
+            overhead = self._start()
+            admitted, room = self.governed()
+            load = self._loaded(admitted, factors, bursts)
+            limits = self.queue_limits if room == 1 else [max(1.0, rows * room) for rows in self.queue_limits]
+            empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
+            full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
+            now = self._flowing(load, empty, full, overhead)
+            self._account(now, load, self._stretch(now, limits, end, stretches), limits, noise, admitted)
+            if self.memory > self.truth.machine.memory_limit:
+                self.killed = True
+                self.now = end
+                return
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._load = None
+
+    def _loaded(self, admitted: list[float], factors: list[float], bursts: list[float]) -> Load:
+        """The last load, as long as it would be the same."""
+        key = (tuple(admitted), factors, bursts)
+        if self._load is None or self._load[0] != key:
+            workers = [max(n, 1e-6) for n in admitted]
+            self._load = (key, Load(self.truth, workers, self.backends, factors, bursts, self._heads))
+        return self._load[1]
+
+    def _flowing(self, load: Load, empty: list[bool], full: list[bool], overhead: float) -> Flow:
+        """The last flow, as long as it would be the same."""
+        key = (load, empty, full, overhead, self._guess)
+        if self._flow is None or self._flow[0] != key:
+            self._flow = (key, flow(load, empty, full, overhead, self._guess))
+            self._guess = self._flow[1].factors
+        return self._flow[1]
+
+    def _stretch(self, now: Flow, limits: list[float], end: float, stretches: int) -> float:
+        """Seconds until the next event."""
+        seconds = end - self.now
+        for at, _, _ in self._starting:
+            seconds = min(seconds, max(1e-6, at - self.now))
+        if stretches > 12:  # a queue flickers about its edge: finish the chunk at these rates
+            return seconds
+        for i, waiting in enumerate(self.queue):
+            gain = now.rates[i] - now.rates[i + 1]
+            if gain > 1e-9 * now.rates[i] and waiting < limits[i]:
+                seconds = min(seconds, (limits[i] - waiting) / gain)
+            elif gain < -1e-9 * now.rates[i] and waiting > 0:
+                seconds = min(seconds, -waiting / gain)
+        return max(seconds, 1e-3) if end - self.now > 1e-3 else end - self.now
+
+    def _account(self, now: Flow, load: Load, seconds: float, limits: list[float],  # noqa: PLR0917
+                 noise: list[float], admitted: list[float]) -> None:
+        rates, shares, in_flight = now.rates, now.busy, []
+        for i, stage in enumerate(self.truth.stages):
+            rows, after = rates[i] * seconds, rates[i + 1]
+            self._pass_on(i, rows)
+            # A queue may pass its edge by what a millisecond brings; it is cut there and the rows are kept.
+            queue = self.queue[i] = max(0.0, self.queue[i] + rows - after * seconds)
+            active = admitted[i] * shares[i]
+            useful = active * seconds
+            if stage.sigma:  # fewer at work disturb each other less: the inflation is that of those at work
+                calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
+                useful -= min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
+            used = min(rows / stage.rows_per_item * now.cpu_per_item[i], useful)
+            waited, blurred = min(used * (now.factors[0] - 1), useful - used), max(0.5, noise[2 * i + 1])
+            self._credit(load.shares[i], useful * max(0.5, noise[2 * i]), used * blurred, waited * blurred)
+            if self._heads[i] == i:
+                idle = (self.ready[i] - active) * seconds
+                blocked = queue >= 0.999 * limits[i]
+                starved = i > 0 and self.queue[i - 1] <= 1e-3 * limits[i - 1]
+                if blocked and not (starved and rates[i - 1] <= after):
+                    self.out_s[i] += idle
+                else:
+                    self.in_s[i] += idle
+            if admitted[i] < self.ready[i]:
+                self.held_back += (self.ready[i] - admitted[i]) * seconds
+            in_flight.append(active)
+        self.consumed += now.rates[-1] * seconds
+        self.compute_s += now.busy[-1] * seconds
+        self.wait_s += (1 - now.busy[-1]) * seconds
+        self.used_s += now.used_cores * seconds
+        self.now += seconds
+        self.active = in_flight
+        self.memory = self._memory(seconds, in_flight)
+        self.peak = max(self.peak, self.memory)

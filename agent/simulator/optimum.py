@@ -1,0 +1,174 @@
+"""The best setting of a pipeline whose truth is known: what the clairvoyant does, and what others are held against."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+from sluice.agent.simulator.physics import Flow, TrueCosts, memory_need, steady
+from sluice.ingest.knobs import Knobs, Limits
+
+_WORTH = 1e-3  # a smaller gain is none
+_AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what the buffers should hold to smooth what varies
+
+
+class _Search:
+    def __init__(self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float) -> None:
+        self.truth, self.fill = truth, fill
+        self.also = list(dict.fromkeys((truth, *also)))  # mostly one and the same
+        self.names = [s.name for s in truth.stages]
+        self.range = [limits.workers[n] for n in self.names]
+        self.limits = limits
+        self.shares = [s.burst_s / (s.burst_s + s.burst_every_s) if s.burst_every_s else 0.0 for s in truth.stages]
+        self.rated: dict[tuple[tuple[int, ...], tuple[str, ...]], float] = {}
+
+    def steady(self, workers: Sequence[int], backends: Sequence[str], bursts: Sequence[float] = ()) -> Flow:
+        return _steady(self.truth, tuple(workers), tuple(backends), tuple(bursts))
+
+    def buffers(self, truth: TrueCosts, workers: Sequence[int]) -> tuple[int, int]:
+        """Read-ahead and prefetch: what smooths, or a quarter of the memory between them."""
+        first, last, room = truth.stages[0], truth.stages[-1], truth.machine.memory_limit / 8
+        low_a, high_a = self.limits.read_ahead_bytes
+        low_p, high_p = self.limits.prefetch_bytes
+        ahead = min(room, (_AHEAD_ITEMS + workers[0]) * first.rows_per_item * first.bytes_per_row)
+        fetch = min(room, _AHEAD_BATCHES * max(truth.consumer.batch_rows, last.rows_per_item) * last.bytes_per_row)
+        return (min(max(int(ahead), low_a), high_a), min(max(int(fetch), low_p), high_p))
+
+    def fits(self, workers: Sequence[int], backends: Sequence[str], now: Flow) -> bool:
+        """Workers hold an item while they work; queues before the slowest stage are full, those after it are not."""
+        slowest = max((i for i, busy in enumerate(now.busy) if busy > 0.98), default=0)
+        for truth in self.also:
+            sizes = [s.buffer_items * s.rows_per_item * s.bytes_per_row for s in truth.stages]
+            sizes[0], sizes[-1] = self.buffers(truth, workers)
+            queues = sum(size if i < slowest else 0.5 * s.held_bytes
+                         for i, (size, s) in enumerate(zip(sizes, truth.stages, strict=True)))
+            at_work = [n * busy for n, busy in zip(workers, now.busy, strict=False)]
+            idle = sum((n - a) * (s.process_bytes if b == "process" else s.worker_bytes)
+                       for n, a, s, b in zip(workers, at_work, truth.stages, backends, strict=True))
+            if memory_need(truth, at_work, backends, queues) + idle > self.fill * truth.machine.memory_limit:
+                return False
+        return True
+
+    def rate(self, workers: Sequence[int], backends: Sequence[str]) -> float:
+        """Rows a second, bursts averaged; negative if the memory does not do."""
+        key = (tuple(workers), tuple(backends))
+        if key not in self.rated:
+            now = self.steady(workers, backends)
+            if not self.fits(workers, backends, now):
+                self.rated[key] = -float(sum(workers))
+            else:
+                value = now.rates[-1]
+                for i, share in enumerate(self.shares):
+                    if share:
+                        bursts = [s.burst_factor if j == i else 1.0 for j, s in enumerate(self.truth.stages)]
+                        value -= share * (now.rates[-1] - self.steady(workers, backends, bursts).rates[-1])
+                self.rated[key] = value
+        return self.rated[key]
+
+    def grow(self, workers: list[int], backends: list[str]) -> float:
+        """Adds to the slowest stage while that helps."""
+        best = self.rate(workers, backends)
+        tired: set[int] = set()
+        while len(tired) < len(workers):
+            busy = self.steady(workers, backends).busy
+            i = max((i for i in range(len(workers)) if i not in tired), key=lambda i: busy[i])
+            if busy[i] < 0.98:
+                break
+            more = min(self.range[i][1], workers[i] + max(1, workers[i] // 4))
+            tried = [*workers[:i], more, *workers[i + 1:]]
+            value = self.rate(tried, backends)
+            if _better(value, best):
+                workers[:], best = tried, value
+                tired.clear()
+            elif more < self.range[i][1] and value > best - _WORTH * abs(best) and sum(b > 0.98 for b in busy[:-1]) > 1:
+                workers[:], best = tried, max(best, value)  # one of several equally slow ones
+                tired.add(i)
+            else:
+                tired.add(i)
+        return best
+
+    def polish(self, workers: list[int], backends: list[str], best: float) -> float:
+        """Single moves, and a pool given from one stage to another, until none helps; then the fewest workers."""
+        moved = True
+        while moved:
+            moved = False
+            for i, (low, high) in enumerate(self.range):
+                here = workers[i]
+                for count in {here - 1, here + 1, here // 2, here * 2, here - here // 5, here + here // 5}:
+                    tried = [*workers[:i], min(max(count, low), high), *workers[i + 1:]]
+                    value = self.rate(tried, backends)
+                    if _better(value, best):
+                        workers[:], best, moved = tried, value, True
+            for i, j in itertools.permutations(range(len(workers)), 2) if not moved else ():
+                for up, down in ((1, 1), (1 + workers[i] // 5, workers[j] // 2)):
+                    tried = list(workers)
+                    tried[i] = min(workers[i] + up, self.range[i][1])
+                    tried[j] = max(workers[j] - down, self.range[j][0])
+                    value = self.rate(tried, backends)
+                    if _better(value, best):
+                        workers[:], best, moved = tried, value, True
+        for i, (low, _) in enumerate(self.range):
+            while workers[i] > low:
+                step = max(1, workers[i] // 8)
+                tried = [*workers[:i], max(low, workers[i] - step), *workers[i + 1:]]
+                if self.rate(tried, backends) < best * (1 - _WORTH):
+                    step = 1
+                    tried = [*workers[:i], workers[i] - 1, *workers[i + 1:]]
+                    if self.rate(tried, backends) < best * (1 - _WORTH):
+                        break
+                workers[:] = tried
+        return best
+
+    def headroom(self, workers: list[int], backends: list[str], best: float) -> None:
+        """A tenth more than just enough, where that costs nothing: items vary."""
+        for i, (_, high) in enumerate(self.range):
+            tried = [*workers[:i], min(high, math.ceil(workers[i] * 1.1)), *workers[i + 1:]]
+            more, now = self.steady(tried, backends).busy[i], self.steady(workers, backends).busy[i]
+            if more < now and self.rate(tried, backends) >= best * (1 - _WORTH):
+                workers[:] = tried
+
+
+def best_knobs(truth: TrueCosts, limits: Limits, *, also: Sequence[TrueCosts] = (), near: Knobs | None = None,
+               fill: float = 0.95) -> Knobs:
+    """The knobs with the highest steady rate that fill at most this share of the memory, in `truth` and in each of
+    `also`; the fewest workers among equals, and a little headroom. `near`: a setting to start from as well."""
+    search = _Search(truth, limits, also, fill)
+    names = search.names
+    starts = [[low for low, _ in search.range]]
+    if near is not None:
+        starts.append([near.workers[n] for n in names])
+    best, chosen = -math.inf, (starts[0], [s.backends[0] for s in truth.stages])
+    for backends in _back_ends(truth):
+        for start in starts:
+            workers, kinds = list(start), list(backends)
+            value = search.polish(workers, kinds, search.grow(workers, kinds))
+            if _better(value, best):
+                best, chosen = value, (workers, kinds)
+    workers, kinds = chosen
+    search.headroom(workers, kinds, best)
+    ahead, fetch = search.buffers(min(search.also, key=lambda t: t.machine.memory_limit), workers)
+    return limits.clamp(Knobs(workers=dict(zip(names, workers, strict=True)),
+                              backend=dict(zip(names, kinds, strict=True)),
+                              read_ahead_bytes=ahead, prefetch_bytes=fetch))
+
+
+@functools.lru_cache(maxsize=2**14)
+def _steady(truth: TrueCosts, workers: tuple[int, ...], backends: tuple[str, ...], bursts: tuple[float, ...]) -> Flow:
+    """The clairvoyant and the oracle ask for the same again and again."""
+    return steady(truth, workers, backends, bursts)
+
+
+def _better(value: float, best: float) -> bool:
+    return value > best + _WORTH * abs(best) if math.isfinite(best) else True
+
+
+def _back_ends(truth: TrueCosts) -> list[list[str]]:
+    """The first back end everywhere, then each stage that has another on that one, then all of them."""
+    plain = [s.backends[0] for s in truth.stages]
+    free = [i for i, s in enumerate(truth.stages) if len(s.backends) > 1]
+    choices = [plain]
+    for group in [[i] for i in free] + ([free] if len(free) > 1 else []):
+        choices.append([s.backends[1] if i in group else s.backends[0] for i, s in enumerate(truth.stages)])
+    return choices

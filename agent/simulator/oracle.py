@@ -1,0 +1,64 @@
+"""`oracle` and `clairvoyant`: they know how the pipeline truly is. In the simulator only, as the measure of the others.
+
+The oracle sets what is best for the truth at this moment; the clairvoyant sets what is best for the time until its next
+decision, and keeps within the memory that the next few seconds leave. Both pay for starting workers as all do, and
+neither moves a knob for a gain that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sluice.agent.simulator.optimum import best_knobs
+from sluice.agent.simulator.physics import TrueCosts
+from sluice.agent.tunable import Reason
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.stats import Snapshot
+
+_FORESIGHT_S = 5.0
+_EVERY_S = 3.0  # while the truth moves all the time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleState:
+    limits: Limits
+    knobs: Knobs
+    truths: tuple[TrueCosts, ...] = ()
+    at: float = -_EVERY_S
+
+
+class Oracle:
+    name = "oracle"
+
+    def __init__(self, truth_at: Callable[[float], TrueCosts], fill: float = 0.95) -> None:
+        self._truth_at, self._fill = truth_at, fill
+
+    def initial(self, limits: Limits, knobs: Knobs) -> OracleState:
+        return OracleState(limits=limits, knobs=knobs)
+
+    def _look(self, at: float) -> tuple[TrueCosts, ...]:
+        """The truth to choose for, then those whose memory must do as well."""
+        return (self._truth_at(at),)
+
+    def decide(self, snapshot: Snapshot, state: OracleState) -> tuple[Knobs, OracleState, Reason]:
+        truths = self._look(snapshot.at)
+        known = len(truths) == len(state.truths) and all(a is b for a, b in zip(truths, state.truths, strict=True))
+        if known or (state.truths and snapshot.at - state.at < _EVERY_S and self._moves(snapshot.at)):
+            return state.knobs, state, Reason(text="nothing has changed")
+        knobs = best_knobs(truths[0], state.limits, also=truths[1:], near=state.knobs, fill=self._fill)
+        return knobs, OracleState(limits=state.limits, knobs=knobs, truths=truths, at=snapshot.at), Reason(
+            text="what is best for the truth")
+
+    def _moves(self, at: float) -> bool:
+        """Is this a slow change that goes on, rather than a step?"""
+        moments = [self._truth_at(max(0.0, at + d)) for d in (-1.0, -0.5, 0.0)]
+        return len({id(t) for t in moments}) == len(moments)
+
+
+class Clairvoyant(Oracle):
+    name = "clairvoyant"
+
+    def _look(self, at: float) -> tuple[TrueCosts, ...]:
+        ahead = [self._truth_at(at + _FORESIGHT_S * share) for share in (0.0, 0.2, 0.5, 1.0)]
+        return (self._truth_at(at + 0.5), *ahead)

@@ -1,0 +1,341 @@
+"""What slows a pipeline: the parts of a simulated one, and the rates at which rows flow through it.
+
+A stage's item takes processor time, part of it under the interpreter lock or bound by memory bandwidth, and waiting
+time that needs no core. Cores, lock and bandwidth are shared: each has one factor by which everybody who uses it is
+slowed, the smallest at which its use fits its capacity. That is processor sharing, and it conserves work: a worker
+without input, or without room after it, uses nothing and leaves its share to the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from sluice.ingest.knobs import BACKENDS, MAX_WORKERS
+
+GIB = 2**30
+MIB = 2**20
+UNBOUNDED = 1e15  # rows/s of a consumer that only takes
+
+
+class MechanismError(ValueError):
+    """A part that cannot be: its message names the field and the value."""
+
+
+def _check(owner: object, low: float, *names: str, high: float = math.inf) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            above = f"to {high:g}" if math.isfinite(high) else "up"
+            raise MechanismError(f"{name}: {value!r} is not a number from {low:g} {above}")
+        if not math.isfinite(value):
+            raise MechanismError(f"{name}: {value!r} is not finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimStage:
+    """One stage as it truly is."""
+
+    name: str
+    cost_s: float
+    """Seconds one worker takes for an item while it has a core, the lock and the bandwidth to itself."""
+    rows_per_item: float = 1024.0
+    bytes_per_row: float = 160.0
+    """Bytes of a row passed on: what the queue behind the stage holds."""
+    cpu: float = 1.0
+    """Share of `cost_s` on a core. 1: computes all the time; 0: only waits, as for a far store."""
+    lock: float = 0.0
+    """Share of the processor time under the interpreter lock, for thread workers. 1: pure Python."""
+    memory_bound: float = 0.0
+    """Share of the processor time that waits for memory bandwidth."""
+    sigma: float = 0.0
+    """Contention: each further worker adds this share of `cost_s` as waiting. 1: no gain from a second worker."""
+    kappa: float = 0.0
+    """Coherence: each pair of workers adds this share of the processor time. Above 0 the curve falls in the end."""
+    cliff_workers: int = 0
+    """More workers than this pay `cliff_factor` on everything (a cache or a connection limit overflows); 0: none."""
+    cliff_factor: float = 1.0
+    cap_rows_per_s: float = 0.0
+    """Rows a second that no number of workers exceeds, as of a store; 0: none."""
+    tail: float = 0.0
+    """Coefficient of variation of an item's cost; above 1 is heavy-tailed."""
+    burst_factor: float = 1.0
+    """By how much the waiting part grows during a burst."""
+    burst_every_s: float = 0.0
+    """Mean seconds between bursts; 0: none."""
+    burst_s: float = 0.0
+    drift: float = 0.0
+    """Random walk of the cost's logarithm: standard deviation after a second (after t: times the root of t)."""
+    item_bytes: float = 0.0
+    """Memory of an item while a worker has it; 0: its rows' bytes."""
+    worker_bytes: float = 0.0
+    """Memory a thread worker holds for itself."""
+    process_bytes: float = 50.0 * MIB
+    """Memory a process worker holds for itself."""
+    start_s: float = 0.0
+    """Seconds until a new thread worker works."""
+    process_start_s: float = 1.0
+    process_cost_s: float = 0.0
+    """Seconds more an item costs in a process, for crossing over."""
+    backends: tuple[str, ...] = ("thread",)
+    fusable: bool = False
+    """The workers of the stage before can do its work as well."""
+    max_workers: int = 0
+    """Most workers; 0: as many as the host has cores (at least 8)."""
+    buffer_items: float = 2.0
+    """Items that may wait behind the stage, where no knob says how much may."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise MechanismError(f"name: {self.name!r} is not a name")
+        object.__setattr__(self, "backends", tuple(self.backends))
+        if not self.backends or any(b not in BACKENDS for b in self.backends):
+            raise MechanismError(f"backends: {list(self.backends)!r} are not among {list(BACKENDS)}")
+        _check(self, 1e-9, "cost_s")
+        _check(self, 1, "rows_per_item")
+        _check(self, 0, "cpu", "lock", "memory_bound", "sigma", high=1)
+        _check(self, 0, "kappa", high=10)
+        _check(self, 1, "cliff_factor", "burst_factor")
+        _check(self, 0, "cliff_workers", "max_workers", high=MAX_WORKERS)
+        _check(self, 0.1, "buffer_items")
+        _check(self, 0, *(f.name for f in fields(self) if f.name.endswith(("_s", "_bytes")) and f.name != "cost_s"),
+               "bytes_per_row", "tail", "drift")
+
+    @property
+    def held_bytes(self) -> float:
+        return self.item_bytes or self.rows_per_item * self.bytes_per_row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimMachine:
+    """Where the pipeline runs."""
+
+    cores: float = 8.0
+    """Cores the pipeline may use: what a snapshot calls its quota."""
+    host_cores: int = 0
+    """Cores of the host, the most workers a stage may have unless it says otherwise; 0: `cores`."""
+    neighbour_cores: float = 0.0
+    """Cores that somebody else takes: no counter says so."""
+    speed: float = 1.0
+    smt: float = 1.0
+    """What a core's second thread adds, as a share of the first: the upper half of `cores` are second threads."""
+    bandwidth: float = 0.0
+    """Bytes of rows a second that memory can move for the memory-bound parts; 0: never short."""
+    convoy: float = 0.05
+    """How much of the interpreter lock each further contender wastes."""
+    handover_s: float = 0.0
+    """Processor seconds that an item takes from one stage's workers to the next one's."""
+    switch_cost: float = 0.03
+    """Share of the cores lost when twice as many threads as cores want to run."""
+    memory_limit: float = 64.0 * GIB
+    base_bytes: float = 512.0 * MIB
+    """Memory before the first worker."""
+    memory_lag_s: float = 1.0
+    """Seconds after which freed memory has gone back (by two thirds)."""
+    timer_noise: float = 0.02
+    """Standard deviation of what the timers report, as a share."""
+
+    def __post_init__(self) -> None:
+        _check(self, 0.05, "cores")
+        _check(self, 0, "neighbour_cores", "bandwidth", "base_bytes", "memory_lag_s", "host_cores",
+               "handover_s")
+        _check(self, 0.01, "speed")
+        _check(self, 1, "memory_limit")
+        _check(self, 0, "smt", "timer_noise", "convoy", "switch_cost", high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """The trainer that takes the batches."""
+
+    batch_rows: int = 8192
+    step_s: float = 0.0
+    """Seconds of a step without any wait; 0: it takes all that comes."""
+    cpu: float = 0.0
+    """Share of the step that runs on cores of this machine."""
+    cores: float = 1.0
+    """Cores it uses while it does."""
+    interference: float = 0.0
+    """How much longer that share takes if as many threads as there are cores want to run beside it in vain."""
+
+    def __post_init__(self) -> None:
+        _check(self, 1, "batch_rows")
+        _check(self, 0, "step_s", "cores", "interference")
+        _check(self, 0, "cpu", high=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrueCosts:
+    """A pipeline as it truly is at one moment. Equal to itself alone, which makes it a cheap key."""
+
+    machine: SimMachine
+    stages: tuple[SimStage, ...]
+    consumer: Consumer
+
+
+class Load:
+    """A truth with so many workers of such back ends: plain numbers, made once per change, for the inner loop.
+
+    `heads` gives for each stage that whose workers do its work. A stage that is fused takes no time of its own."""
+
+    __slots__ = ("bandwidth", "batch", "cap", "consumer_cores", "consumer_cpu", "consumer_wait", "convoy", "cores",
+                 "cpu", "crowd", "handover", "kappa", "lock", "memory", "rows", "shares", "smt", "switch", "traffic",
+                 "waiting", "workers")
+
+    def __init__(self, truth: TrueCosts, workers: Sequence[float], backends: Sequence[str],  # noqa: PLR0917
+                 factors: Sequence[float] = (), bursts: Sequence[float] = (), heads: Sequence[int] = ()) -> None:
+        machine, consumer = truth.machine, truth.consumer
+        self.cores = max(0.05, machine.cores - machine.neighbour_cores)
+        self.smt, self.switch, self.convoy, self.bandwidth = (
+            machine.smt, machine.switch_cost, machine.convoy, machine.bandwidth)
+        self.workers = [float(n) for n in workers]
+        self.rows, self.cap, self.kappa, self.traffic = [], [], [], []
+        self.cpu, self.memory, self.lock, self.waiting = [], [], [], []
+        contending = consumer.cores * consumer.cpu
+        self.handover = [machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))]
+        self.shares = [[(i, 1.0, 1.0)] for i in range(len(truth.stages))]
+        """Of each stage's workers: whose work they do, and its shares of their time and of their processor time."""
+        for i, stage in enumerate(truth.stages):
+            n, factor = self.workers[heads[i] if heads else i], factors[i] if factors else 1.0
+            process = backends[i] == "process"
+            cost = stage.cost_s + (stage.process_cost_s if process else 0.0)
+            if stage.cliff_workers and n > stage.cliff_workers:
+                factor *= stage.cliff_factor
+            cpu = cost * stage.cpu * factor / machine.speed
+            waiting = cost * (1 - stage.cpu) * factor * (bursts[i] if bursts else 1.0)
+            self.rows.append(stage.rows_per_item)
+            self.cap.append(stage.cap_rows_per_s or UNBOUNDED)
+            self.cpu.append(cpu * (1 - stage.memory_bound))
+            self.memory.append(cpu * stage.memory_bound)
+            self.lock.append(0.0 if process else cpu * stage.lock)
+            self.waiting.append(waiting + stage.sigma * max(0.0, n - 1) * cost * factor)
+            self.kappa.append(stage.kappa)
+            self.traffic.append(stage.rows_per_item * stage.bytes_per_row if stage.memory_bound else 0.0)
+            contending += n * stage.cpu
+        for head in {h for i, h in enumerate(heads) if h != i}:
+            self._fuse([i for i, h in enumerate(heads) if h == head])
+        self.crowd = [1 + kappa * n * (n - 1) for kappa, n in zip(self.kappa, self.workers, strict=True)]
+        """By how much dearer a row is while all workers are at work."""
+        self.batch = float(consumer.batch_rows)
+        pressure = max(0.0, contending / self.cores - 1.0) if consumer.cpu else 0.0
+        self.consumer_cpu = consumer.step_s * consumer.cpu / machine.speed * (1 + consumer.interference * pressure)
+        self.consumer_wait = consumer.step_s * (1 - consumer.cpu)
+        self.consumer_cores = consumer.cores
+
+
+    def _fuse(self, group: list[int]) -> None:
+        """The first stage's workers do the work of all."""
+        head = group[0]
+        times = [self.rows[head] / self.rows[i] for i in group]
+        cpu = [(self.cpu[i] + self.memory[i]) * n for i, n in zip(group, times, strict=True)]
+        wall = [c + self.waiting[i] * n for c, i, n in zip(cpu, group, times, strict=True)]
+        self.shares[head] = [(i, w / sum(wall), c / sum(cpu) if sum(cpu) else 0.0)
+                             for i, w, c in zip(group, wall, cpu, strict=True)]
+        for i, n in list(zip(group, times, strict=True))[1:]:
+            for part in (self.cpu, self.memory, self.lock, self.waiting):
+                part[head] += part[i] * n
+                part[i] = 0.0
+            self.workers[i], self.waiting[i] = 1.0, self.rows[i] / UNBOUNDED
+            self.kappa[i] = self.handover[i] = 0.0
+
+
+class Flow:
+    """The rates at one moment. Lists have one entry a stage and, last, the consumer's."""
+
+    __slots__ = ("busy", "cpu_per_item", "factors", "rates", "used_cores")
+
+    def __init__(self, rates: list[float], busy: list[float], cpu_per_item: list[float], used_cores: float,
+                 factors: tuple[float, float, float, float]) -> None:
+        self.rates = rates
+        """Rows a second."""
+        self.busy = busy
+        """Share of the workers at work, 0 to 1."""
+        self.cpu_per_item = cpu_per_item
+        self.used_cores = used_cores
+        self.factors = factors
+        """Slow-down by cores, bandwidth, lock and second threads: the next call's first guess."""
+
+
+def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores: float = 0.0,
+         guess: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)) -> Flow:
+    """Rates of all stages: each as fast as its workers can, but no faster than what comes in where the queue before it
+    is `empty`, nor than what goes out where the queue behind it is `full`. `overhead_cores` go to worker start-ups."""
+    count = len(load.workers)
+    slow, slow_memory, slow_lock, smt = guess
+    stages = list(zip(load.workers, load.rows, load.cpu, load.memory, load.lock, load.waiting, load.crowd, load.cap,
+                      strict=True))
+    capacity, rates = [0.0] * (count + 1), [0.0] * (count + 1)
+    share, cpu_item = [0.0] * (count + 1), [0.0] * (count + 1)
+    from_before = [i for i in range(1, count + 1) if empty[i - 1]]
+    from_behind = [i for i in range(count - 1, -1, -1) if full[i]]
+    cores_for_work = max(0.02, load.cores - overhead_cores)
+    used, stride, rising = 0.0, 0.65, True
+    for _ in range(60):
+        on_core = slow * smt
+        for i, (n, rows, cpu, memory, lock, waiting, crowd, cap) in enumerate(stages):
+            on_cpu = (cpu + memory * slow_memory) * crowd * on_core
+            wall = on_cpu + lock * (slow_lock - 1) * slow + waiting
+            rate = n * rows / wall
+            capacity[i] = cap if cap < rate else rate
+            share[i] = on_cpu / wall
+        step = load.consumer_wait + load.consumer_cpu * on_core
+        capacity[count] = load.batch / step if step else UNBOUNDED
+        rates[:] = capacity
+        for i in from_before:
+            rates[i] = min(rates[i], rates[i - 1])
+        for i in from_behind:
+            rates[i] = min(rates[i], rates[i + 1])
+        for i in from_before:
+            rates[i] = min(rates[i], rates[i - 1])
+        used = traffic = locked = runnable = contenders = 0.0
+        for i, (n, rows, cpu, memory, lock, _, _, _) in enumerate(stages):
+            rate = rates[i]
+            active = n * rate / capacity[i]
+            item = cpu + memory * slow_memory
+            if load.kappa[i]:
+                item *= 1 + load.kappa[i] * max(0.0, active * (active - 1))
+            cpu_item[i] = item
+            per_s = rate / rows
+            used += per_s * (item + load.handover[i]) * smt
+            runnable += active * share[i]
+            traffic += per_s * load.traffic[i]
+            if lock:
+                locked += per_s * lock
+                contenders += active
+        cpu_item[count] = load.consumer_cpu * load.consumer_cores * smt
+        used += rates[count] / load.batch * cpu_item[count]
+        available = cores_for_work / (1 + load.switch * max(0.0, runnable / load.cores - 1))
+        ratio = used / available
+        # Where much of the time is waiting, rates hardly answer to the factor: longer steps while the sign stays.
+        stride = min(8.0, stride * 1.6) if (ratio > 1) == rising else max(0.6, stride * 0.4)
+        rising = ratio > 1
+        wanted = max(1.0, slow * ratio ** stride)
+        wanted_memory = max(1.0, slow_memory * traffic / load.bandwidth) if load.bandwidth else 1.0
+        wanted_lock = max(1.0, slow_lock * locked * (1 + load.convoy * min(max(0.0, contenders - 1), 8.0)))
+        upper = min(1.0, max(0.0, 2 * used / load.cores - 1)) if load.smt < 1 else 0.0
+        wanted_smt = 1 + upper * (2 / (1 + load.smt) - 1)
+        settled = (abs(wanted - slow) + abs(wanted_memory - slow_memory) + abs(wanted_lock - slow_lock)
+                   + abs(wanted_smt - smt)) < 2e-3 * slow
+        slow, slow_memory, slow_lock = wanted, wanted_memory, wanted_lock
+        smt += 0.5 * (wanted_smt - smt) if load.smt < 1 else 0.0
+        if settled:
+            break
+    busy = [rates[i] / capacity[i] for i in range(count + 1)]
+    for i in range(count):
+        cpu_item[i] *= smt
+    return Flow(rates, busy, cpu_item, min(used, load.cores) + overhead_cores, (slow, slow_memory, slow_lock, smt))
+
+
+def steady(truth: TrueCosts, workers: Sequence[float], backends: Sequence[str],
+           bursts: Sequence[float] = ()) -> Flow:
+    """The rates once every queue has settled: all stages go at the pace of the slowest."""
+    linked = [True] * len(workers)
+    return flow(Load(truth, workers, backends, bursts=bursts), linked, linked)
+
+
+def memory_need(truth: TrueCosts, workers: Sequence[float], backends: Sequence[str], queue_bytes: float) -> float:
+    """Bytes in use if every worker has an item and the queues hold `queue_bytes`."""
+    return truth.machine.base_bytes + queue_bytes + sum(
+        n * (s.held_bytes + (s.process_bytes if b == "process" else s.worker_bytes))
+        for s, n, b in zip(truth.stages, workers, backends, strict=True))

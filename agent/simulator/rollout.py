@@ -1,0 +1,182 @@
+"""One policy through one scenario: `run` → `Rollout`, and what an outcome is worth beside the clairvoyant's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sluice.agent.costs.rates import rates
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.oracle import Clairvoyant
+from sluice.agent.simulator.scenario import Condition, Scenario
+from sluice.agent.tunable import Policy, Reason
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.stats import Snapshot
+
+_END_SHARE = 0.2  # of the scenario: what `end_score` looks at
+_WINDOW = 10  # intervals over which `worst_score` compares
+_START = 30  # intervals after the start, and after a change, that `worst_score` and `stall` leave out
+_SHORT, _FILL, _LEAN = 0.75, 0.95, 2.0  # of the memory limit: where it matters; what is filled by oneself; by leaning
+_BACK = 0.95  # of the reference: recovered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """What came of a run. The lists have one entry per interval."""
+
+    scenario: Scenario
+    rows: float
+    rates: tuple[float, ...]
+    stalls: tuple[float, ...]
+    cpu: tuple[float, ...]
+    workers: tuple[int, ...]
+    changed: tuple[bool, ...]
+    peak_memory: float
+    """Largest memory as a share of the limit in force."""
+    killed: bool
+    governor_acted: bool
+    """Where it did not, the run without it is this one."""
+    knobs: Knobs
+    """At the end."""
+
+
+class _Frozen:
+    """A policy that stops deciding at a moment: what never re-tuning would have given."""
+
+    def __init__(self, policy: Policy, at: float) -> None:
+        self.name, self._policy, self._at, self._last = policy.name, policy, at, None
+
+    def initial(self, limits: object, knobs: Knobs) -> object:
+        self._knobs = knobs
+        return self._policy.initial(limits, knobs)  # type: ignore[arg-type]
+
+    def decide(self, snapshot: Snapshot, state: object) -> tuple[Knobs, object, Reason]:
+        if snapshot.at >= self._at:
+            return self._knobs, state, Reason(text="frozen")
+        self._knobs, state, reason = self._policy.decide(snapshot, state)
+        return self._knobs, state, reason
+
+
+def run(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True,
+        observe: Callable[[Snapshot, Knobs, Reason], None] | None = None) -> Rollout:
+    """The policy decides at the start and after every interval, on a fresh simulator."""
+    return _drive(scenario, _simulator(scenario, seed, governor), policy, observe)
+
+
+def _simulator(scenario: Scenario, seed: int, governor: bool) -> Simulator:
+    return Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs, seed=seed, governor=governor)
+
+
+def _drive(scenario: Scenario, simulator: Simulator, policy: Policy,
+           observe: Callable[[Snapshot, Knobs, Reason], None] | None = None) -> Rollout:
+    state = policy.initial(scenario.limits, simulator.knobs)
+    series, stalls, cpu, workers, changed = [], [], [], [], []
+    peak, before = 0.0, simulator.snapshot()
+    decided, state, reason = policy.decide(before, state)
+    for _ in range(round(scenario.seconds / scenario.interval_s)):
+        knobs = scenario.limits.clamp(decided)
+        changed.append(knobs != simulator.knobs)
+        if changed[-1]:
+            simulator.apply(knobs)
+        if observe:
+            observe(before, knobs, reason)
+        simulator.advance(scenario.interval_s)
+        now = simulator.snapshot()
+        seen = rates(before, now)
+        assert seen is not None, "the simulator's clock moves on"
+        series.append(seen.rows_per_s)
+        stalls.append(seen.stall)
+        cpu.append(seen.cpu)
+        workers.append(knobs.total_workers)
+        peak = max(peak, now.memory_used / now.memory_limit)
+        before = now
+        decided, state, reason = policy.decide(now, state)
+    return Rollout(scenario=scenario, rows=simulator.consumed, rates=tuple(series), stalls=tuple(stalls),
+                   cpu=tuple(cpu), workers=tuple(workers), changed=tuple(changed), peak_memory=peak,
+                   killed=simulator.killed, governor_acted=simulator.governor_acted, knobs=simulator.knobs)
+
+
+def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
+    """The clairvoyant's run under the governor: the denominator of every score.
+
+    Where memory is short it goes twice, once within the limit by itself and once leaning on the governor."""
+    def go(fill: float) -> Rollout:
+        simulator = _simulator(scenario, seed, True)
+        return _drive(scenario, simulator, Clairvoyant(simulator.true_at, fill=fill))
+
+    careful = go(_FILL)
+    if careful.peak_memory < _SHORT and not careful.killed:
+        return careful
+    return max(careful, go(_LEAN), key=lambda o: (not o.killed, o.rows))
+
+
+def frozen_rows(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True) -> float:
+    """Rows from the first change on, had the policy stopped deciding there."""
+    first = _change_intervals(scenario)[0]
+    outcome = run(scenario, _Frozen(policy, first * scenario.interval_s), seed=seed, governor=governor)
+    return sum(outcome.rates[first:])
+
+
+def metric(condition: Condition, outcome: Rollout, best: Rollout, frozen: float | None = None) -> float:
+    """The value of one metric; docs/scenarios.md describes each."""
+    end = max(1, round(len(outcome.rates) * _END_SHARE))
+    name = condition.metric
+    if name == "score":
+        return score(outcome, best)
+    if name == "end_score":
+        return end_score(outcome, best)
+    if name == "worst_score":
+        return _worst(outcome, best)
+    if name == "kills":
+        return float(outcome.killed)
+    if name == "peak_memory":
+        return outcome.peak_memory
+    if name == "stall":
+        calm = outcome.stalls[min(_START, len(outcome.stalls) - 1):]
+        return sum(calm) / len(calm)
+    if name == "recovered_after":
+        return max((_recovery(outcome, best, i) for i in _change_intervals(outcome.scenario)), default=0.0)
+    if name == "cpu_ratio":
+        return sum(outcome.cpu[-end:]) / max(1e-9, sum(best.cpu[-end:]))
+    if name == "workers_ratio":
+        return sum(outcome.workers[-end:]) / sum(best.workers[-end:])
+    if name == "changes_settled":
+        half = outcome.changed[len(outcome.changed) // 2:]
+        return 100 * sum(half) / len(half)
+    if name == "of_frozen":
+        assert frozen is not None
+        return sum(outcome.rates[_change_intervals(outcome.scenario)[0]:]) / max(1e-9, frozen)
+    if name == "workers":
+        return float(outcome.knobs.workers[condition.stage])
+    return float(outcome.knobs.backend.get(condition.stage) == "process")
+
+
+def score(outcome: Rollout, best: Rollout) -> float:
+    """Rows over the whole scenario, start and transients included, as a share of the clairvoyant's."""
+    return outcome.rows / max(1e-9, best.rows)
+
+
+def end_score(outcome: Rollout, best: Rollout) -> float:
+    """Rows in the last fifth as a share of the clairvoyant's there."""
+    end = max(1, round(len(outcome.rates) * _END_SHARE))
+    return sum(outcome.rates[-end:]) / max(1e-9, sum(best.rates[-end:]))
+
+
+def _change_intervals(scenario: Scenario) -> list[int]:
+    """The intervals in which changes begin."""
+    return sorted({int(c.at / scenario.interval_s) for c in scenario.changes})
+
+
+def _worst(outcome: Rollout, best: Rollout) -> float:
+    """The lowest share of the clairvoyant's rate over any ten intervals, once the start is over."""
+    shares = [sum(outcome.rates[i:i + _WINDOW]) / max(1e-9, sum(best.rates[i:i + _WINDOW]))
+              for i in range(_START, len(outcome.rates) - _WINDOW + 1)]
+    return min(shares, default=score(outcome, best))
+
+
+def _recovery(outcome: Rollout, best: Rollout, change: int) -> float:
+    """Intervals after a change until three in a row reach 0.95 of the clairvoyant's together."""
+    for i in range(change, len(outcome.rates) - 2):
+        if sum(outcome.rates[i:i + 3]) >= _BACK * sum(best.rates[i:i + 3]):
+            return float(i - change)
+    return float(len(outcome.rates) - change)

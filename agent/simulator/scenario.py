@@ -1,0 +1,163 @@
+"""A scenario: a simulated pipeline, what happens to it, and what a policy must reach there.
+
+`sluice.agent.simulator.scenario_json` reads one from a file, `sluice.agent.simulator.random_pipelines` makes random
+ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts, memory_need
+from sluice.ingest.knobs import KnobError, Knobs, Limits
+
+_STEP_S = 0.25  # a ramp's values change this often
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be: its message starts with the path of the key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledChange:
+    """From `at` on, `key` has another value; reached at once, or over `over` seconds."""
+
+    at: float
+    key: str
+    value: float
+    over: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What a policy must reach: `metric` (sluice.agent.simulator.rollout says what each means) between `at_least` and
+    `at_most`."""
+
+    metric: str
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    stage: str = ""
+
+    def holds(self, value: float) -> bool:
+        return self.at_least <= value <= self.at_most
+
+    def __str__(self) -> str:
+        name = f"{self.metric} of {self.stage}" if self.stage else self.metric
+        return " and ".join([f"{name} ≥ {self.at_least:g}"] * math.isfinite(self.at_least)
+                            + [f"{name} ≤ {self.at_most:g}"] * math.isfinite(self.at_most))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A pipeline and its fate. `truth_at(seconds)` is how it truly is at a moment."""
+
+    name: str
+    about: str = ""
+    seconds: float = 120.0
+    interval_s: float = 1.0
+    machine: SimMachine = field(default_factory=SimMachine)
+    consumer: Consumer = field(default_factory=Consumer)
+    stages: tuple[SimStage, ...]
+    start: Mapping[str, int] = field(default_factory=dict)
+    """Workers at the start; a stage that is not named starts with one."""
+    changes: tuple[ScheduledChange, ...] = ()
+    passes: tuple[Condition, ...] = ()
+    family: str = "scenario"
+
+    def __post_init__(self) -> None:
+        if len({s.name for s in self.stages}) != len(self.stages) or not self.stages:
+            raise ScenarioError(f"stages: {[s.name for s in self.stages]} are not one or more different names")
+        for name, value in (("seconds", self.seconds), ("interval_s", self.interval_s)):
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ScenarioError(f"{name}: {value!r} is not a positive number of seconds")
+        for i, change in enumerate(self.changes):
+            if change.at < 0 or change.over < 0:
+                raise ScenarioError(f"changes[{i}].at: {change.at:g} (over {change.over:g}) is before the start")
+            truth = self.truth_at(change.at + change.over)
+            self._check_memory(truth, f"changes[{i}].{change.key}")
+        self._check_memory(self.truth_at(0.0), "machine.memory_limit")
+        try:
+            self.limits.check(self.first_knobs)
+        except KnobError as error:
+            raise ScenarioError(f"start: {error}") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels to another process: the fields, not what was worked out from them."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def _check_memory(self, truth: TrueCosts, path: str) -> None:
+        count = len(self.stages)
+        least = memory_need(truth, [1.0] * count, [s.backends[0] for s in truth.stages], sum(
+            max(s.held_bytes, s.bytes_per_row * truth.consumer.batch_rows * (i == count - 1))
+            for i, s in enumerate(truth.stages)))
+        if least > 0.97 * truth.machine.memory_limit:
+            raise ScenarioError(f"{path}: a memory limit of {truth.machine.memory_limit:.0f} bytes is too small for "
+                                f"one item in each stage; {math.ceil(least / 0.97)} would do")
+
+    def truth_at(self, seconds: float) -> TrueCosts:
+        """How the pipeline truly is at that moment. The same object as long as nothing changes."""
+        done = tuple(min(1.0, max(0.0, (math.floor((seconds - c.at) / _STEP_S + 1e-6) * _STEP_S) / c.over))
+                     if c.over else float(seconds >= c.at - 1e-9) for c in self.changes)
+        return _truth(self._key, done)
+
+    @functools.cached_property
+    def _key(self) -> _Identity:
+        return _Identity(self)
+
+    @functools.cached_property
+    def limits(self) -> Limits:
+        host = max([self.machine.host_cores, self.machine.cores]
+                   + [c.value for c in self.changes if c.key in ("machine.cores", "machine.host_cores")])
+        most = max(8, math.ceil(host))
+        return Limits(workers={s.name: (1, s.max_workers or most) for s in self.stages},
+                      backends={s.name: s.backends for s in self.stages},
+                      fusable={b.name: a.name for a, b in itertools.pairwise(self.stages) if b.fusable},
+                      read_ahead_bytes=(2**20, 2**36), prefetch_bytes=(2**20, 2**36))
+
+    @functools.cached_property
+    def first_knobs(self) -> Knobs:
+        """One worker a stage, or what `start` says."""
+        return Knobs(workers={s.name: 1 for s in self.stages} | dict(self.start),
+                     backend={s.name: s.backends[0] for s in self.stages})
+
+
+class _Identity:
+    """A scenario as a key: by what it is, not by what it equals (that would hash every stage each time)."""
+
+    __slots__ = ("scenario",)
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+
+
+@functools.lru_cache(maxsize=4096)
+def _truth(key: _Identity, done: tuple[float, ...]) -> TrueCosts:
+    scenario = key.scenario
+    values: dict[str, float] = {}
+    for change, share in zip(scenario.changes, done, strict=True):
+        if share > 0:
+            before = values.get(change.key, value_of(scenario, change.key))
+            # Geometric where it can be: a cost that grows fivefold grows by the same share every second.
+            between = before * (change.value / before) ** share if before > 0 and change.value > 0 else (
+                before + (change.value - before) * share)
+            values[change.key] = change.value if share == 1 else between
+    parts: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        owner, _, name = path.rpartition(".")
+        parts.setdefault(owner, {})[name] = int(value) if name == "batch_rows" else value
+    return TrueCosts(
+        dataclasses.replace(scenario.machine, **parts.get("machine", {})),
+        tuple(dataclasses.replace(s, **own) if (own := parts.get(f"stages.{s.name}")) else s for s in scenario.stages),
+        dataclasses.replace(scenario.consumer, **parts.get("consumer", {})))
+
+
+def value_of(scenario: Scenario, key: str) -> float:
+    owner, _, name = key.rpartition(".")
+    if owner in ("machine", "consumer"):
+        return float(getattr(getattr(scenario, owner), name))
+    return float(getattr(next(s for s in scenario.stages if f"stages.{s.name}" == owner), name))

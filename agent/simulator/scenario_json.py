@@ -1,0 +1,170 @@
+"""Scenarios from JSON, as docs/scenarios.md describes it. Errors name the path of the key: `stages[1].cost_s`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from sluice.agent.simulator.physics import Consumer, MechanismError, SimMachine, SimStage
+from sluice.agent.simulator.scenario import Condition, Scenario, ScenarioError, ScheduledChange, value_of
+from sluice.ingest.knobs import KnobError, nearest, parse_bytes
+
+METRICS = ("score", "end_score", "worst_score", "kills", "peak_memory", "stall", "recovered_after", "cpu_ratio",
+           "workers_ratio", "changes_settled", "of_frozen", "workers", "process")
+SHIPPED = Path(__file__).parent / "scenarios"
+
+
+def load(path: str | Path) -> Scenario:
+    """The scenario of a file. Raises ScenarioError, naming the file and the path of the key."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path}: cannot be read: {error}") from error
+    try:
+        return parse(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ScenarioError(f"{path}: line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except ScenarioError as error:
+        raise ScenarioError(f"{path}: {error}") from error
+
+
+def shipped() -> list[Scenario]:
+    """The scenarios that come with the agent, in the order of their numbers."""
+    return [load(path) for path in sorted(SHIPPED.glob("*.json"))]
+
+
+def parse(values: Any) -> Scenario:
+    """A scenario from what JSON holds."""
+    given = _object(values, "", Scenario, leave={"family"})
+    for name in ("name", "stages"):
+        if name not in given:
+            raise ScenarioError(f"{name}: is missing")
+    if not isinstance(given["stages"], list):
+        raise ScenarioError("stages: is not a list of objects")
+    given["stages"] = tuple(_part(SimStage, s, f"stages[{i}]") for i, s in enumerate(given["stages"]))
+    for name, kind in (("machine", SimMachine), ("consumer", Consumer)):
+        given[name] = _part(kind, given.get(name, {}), name)
+    plain = Scenario(**{k: given[k] for k in ("name", "stages", "machine", "consumer")})
+    if not isinstance(given.get("start", {}), dict):
+        raise ScenarioError("start: is not an object of stage names and numbers of workers")
+    for name, count in given.get("start", {}).items():
+        if name not in plain.limits.workers:
+            raise ScenarioError(f"start.{name}: no such stage{nearest(name, plain.limits.workers)}")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ScenarioError(f"start.{name}: {count!r} is not a number of workers")
+    changes: list[ScheduledChange] = []
+    for i, change in enumerate(_list(given, "changes")):
+        changes += _changes(plain, change, f"changes[{i}]", changes)
+    given["changes"] = tuple(changes)
+    given["passes"] = tuple(_condition(c, f"passes[{i}]", plain) for i, c in enumerate(_list(given, "passes")))
+    return Scenario(**given)
+
+
+def _list(given: dict[str, Any], name: str) -> list[Any]:
+    if not isinstance(given.get(name, []), list):
+        raise ScenarioError(f"{name}: is not a list of objects")
+    found: list[Any] = given.get(name, [])
+    return found
+
+
+def _object(values: Any, path: str, kind: type, leave: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
+    if not isinstance(values, dict):
+        raise ScenarioError(f"{path or 'scenario'}: is not an object")
+    known = {f.name for f in dataclasses.fields(kind)} - leave
+    for key in values:
+        if key not in known:
+            raise ScenarioError(f"{path + '.' if path else ''}{key}: unknown key{nearest(key, known)}")
+    return dict(values)
+
+
+def _part(kind: type, values: Any, path: str) -> Any:
+    given = _object(values, path, kind)
+    for key, value in given.items():
+        if isinstance(value, str) and key.endswith(("_bytes", "memory_limit")):
+            given[key] = float(_bytes(value, f"{path}.{key}"))
+    missing = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING and f.name not in given]
+    if missing:
+        raise ScenarioError(f"{path}.{missing[0]}: is missing")
+    try:
+        return kind(**given)
+    except (MechanismError, TypeError) as error:
+        raise ScenarioError(f"{path}.{error}") from error
+
+
+def _bytes(value: str, path: str) -> int:
+    try:
+        return parse_bytes(value)
+    except KnobError as error:
+        raise ScenarioError(f"{path}: {error}") from error
+
+
+def _number(values: dict[str, Any], key: str, path: str, default: float) -> float:
+    value = values.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ScenarioError(f"{path}.{key}: {value!r} is not a number")
+    return float(value)
+
+
+def _changes(plain: Scenario, values: Any, path: str, earlier: list[ScheduledChange]) -> list[ScheduledChange]:
+    if not isinstance(values, dict):
+        raise ScenarioError(f"{path}: is not an object")
+    for key in values:
+        if key not in ("at", "over", "set", "scale"):
+            raise ScenarioError(f"{path}.{key}: unknown key{nearest(key, ('at', 'over', 'set', 'scale'))}")
+    if "at" not in values:
+        raise ScenarioError(f"{path}.at: is missing")
+    at, over = _number(values, "at", path, 0), _number(values, "over", path, 0)
+    if at < 0 or over < 0:
+        raise ScenarioError(f"{path}.{'at' if at < 0 else 'over'}: is below 0")
+    found: list[ScheduledChange] = []
+    for how in ("set", "scale"):
+        if not isinstance(values.get(how, {}), dict):
+            raise ScenarioError(f"{path}.{how}: is not an object of keys and numbers")
+        for key, given in values.get(how, {}).items():
+            here = f"{path}.{how}.{key}"
+            base = _base(plain, key, here)
+            if isinstance(given, str) and key.endswith(("_bytes", "memory_limit")):
+                value: Any = _bytes(given, here)
+            else:
+                value = given
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ScenarioError(f"{here}: {value!r} is not a number")
+            before = next((c.value for c in reversed([*earlier, *found]) if c.key == key), base)
+            found.append(ScheduledChange(at=at, over=over, key=key,
+                                         value=value * before if how == "scale" else float(value)))
+            try:
+                dataclasses.replace(plain, changes=(*earlier, *found))
+            except MechanismError as error:
+                raise ScenarioError(f"{here}: {error}") from error
+    return found
+
+
+def _base(plain: Scenario, key: str, here: str) -> float:
+    """The value that a change starts from; ScenarioError if there is no such number."""
+    owner, _, name = key.rpartition(".")
+    kinds: dict[str, type] = {"machine": SimMachine, "consumer": Consumer} | {f"stages.{s.name}": SimStage
+                                                                          for s in plain.stages}
+    if owner not in kinds:
+        raise ScenarioError(f"{here}: no such part{nearest(owner, kinds)}")
+    numbers = [f.name for f in dataclasses.fields(kinds[owner]) if f.name not in ("name", "backends", "fusable")]
+    if name not in numbers:
+        raise ScenarioError(f"{here}: no such number{nearest(name, numbers)}")
+    return value_of(plain, key)
+
+
+def _condition(values: Any, path: str, plain: Scenario) -> Condition:
+    given = _object(values, path, Condition)
+    if given.get("metric") not in METRICS:
+        raise ScenarioError(f"{path}.metric: {given.get('metric')!r}{nearest(str(given.get('metric')), METRICS)}")
+    for key in ("at_least", "at_most"):
+        if key in given:
+            given[key] = _number(given, key, path, 0)
+    if "at_least" not in given and "at_most" not in given:
+        raise ScenarioError(f"{path}: needs at_least or at_most")
+    if given["metric"] in ("workers", "process") and given.get("stage") not in plain.limits.workers:
+        raise ScenarioError(f"{path}.stage: {given.get('stage')!r}"
+                            f"{nearest(str(given.get('stage')), plain.limits.workers)}")
+    return Condition(**given)

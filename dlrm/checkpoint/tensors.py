@@ -1,0 +1,153 @@
+"""How tensors lie in a checkpoint: safetensors files, and layout.json, which says where each piece of each tensor is.
+
+Each rank writes the pieces that it holds into a file of its own. Whoever reads takes any box of a tensor from the
+pieces that it touches, so a checkpoint depends neither on who reads it nor on how many do. No part is a pickle."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sluice.dlrm.checkpoint.checksums import Summed
+from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointError
+
+FORMAT = 1
+NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+         torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+TYPES = {name: dtype for dtype, name in NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorChunk:
+    """A box of a tensor, and where it lies."""
+
+    first: tuple[int, ...]
+    """Where it begins in each dimension."""
+    size: tuple[int, ...]
+    file: str
+    name: str
+    """In that file."""
+
+    def __post_init__(self) -> None:
+        if Path(self.file).name != self.file or self.file in ("", ".", ".."):
+            raise ValueError(f"{self.file!r} is no name of a file in the checkpoint's own folder")
+        if len(self.first) != len(self.size) or min((*self.first, *self.size), default=0) < 0:
+            raise ValueError(f"a piece of {self.size} elements from {self.first} on is none")
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """A whole tensor, and the pieces that it lies in."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    chunks: tuple[TensorChunk, ...]
+
+    def __post_init__(self) -> None:
+        for chunk in self.chunks:
+            if len(chunk.size) != len(self.size) or any(
+                    a + b > c for a, b, c in zip(chunk.first, chunk.size, self.size, strict=True)):
+                raise ValueError(f"a piece of {chunk.size} elements from {chunk.first} on is none of a tensor of "
+                                 f"{self.size}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A piece that is to be written. `value()` gives it when its turn comes."""
+
+    key: str
+    dtype: torch.dtype
+    whole: tuple[int, ...]
+    """Size of the tensor that it is a piece of."""
+    first: tuple[int, ...]
+    size: tuple[int, ...]
+    value: Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What layout.json holds."""
+
+    tensors: Mapping[str, About]
+    values: Mapping[str, Any]
+    """What is no tensor, as JSON."""
+
+    def to_json(self) -> str:
+        tensors = {key: {"dtype": NAMES[about.dtype], "size": about.size,
+                         "chunks": [[c.first, c.size, c.file, c.name] for c in about.chunks]}
+                   for key, about in self.tensors.items()}
+        return json.dumps({"format": FORMAT, "tensors": tensors, "values": self.values})
+
+    @classmethod
+    def read(cls, folder: Path) -> Index:
+        """CheckpointError if there is none, or one that makes no sense."""
+        try:
+            found = json.loads((folder / LAYOUT).read_text())
+            if found["format"] != FORMAT:
+                raise ValueError(f"its format is {found['format']!r}, and this program reads {FORMAT}")
+            return cls({key: About(TYPES[about["dtype"]], tuple(about["size"]),
+                                   tuple(TensorChunk(tuple(a), tuple(b), c, d) for a, b, c, d in about["chunks"]))
+                        for key, about in found["tensors"].items()}, dict(found["values"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"checkpoint {folder}: {LAYOUT} cannot be read: {type(error).__name__}: {error}"
+                                  ) from None
+
+    @classmethod
+    def joined(cls, ranks: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> Index:
+        """Of what `write` says of each rank's file. ValueError if a tensor is not there as a whole."""
+        tensors: dict[str, tuple[torch.dtype, tuple[int, ...], list[TensorChunk]]] = {}
+        for rank in ranks:
+            for key, dtype, whole, first, size, name in rank["pieces"]:
+                about = tensors.setdefault(key, (TYPES[dtype], tuple(whole), []))
+                about[2].append(TensorChunk(tuple(first), tuple(size), rank["file"], name))
+        for key, (_, whole, chunks) in tensors.items():
+            held = sum(math.prod(chunk.size) for chunk in chunks)
+            if held != math.prod(whole):
+                raise ValueError(f"{key} has {math.prod(whole)} elements, and the ranks hold {held}")
+        return cls({key: About(dtype, whole, tuple(chunks)) for key, (dtype, whole, chunks) in tensors.items()}, values)
+
+
+def write(files: CheckpointDisk, folder: Path, file: str, entries: Sequence[TensorEntry]) -> dict[str, Any]:
+    """These pieces as a safetensors file; what a rank tells the others of it: `file`, its checksum `sum`, and the
+    `pieces` in it."""
+    header: dict[str, Any] = {}
+    pieces, at = [], 0
+    for number, entry in enumerate(entries):
+        name, end = f"{number} {entry.key}", at + math.prod(entry.size) * entry.dtype.itemsize
+        header[name] = {"dtype": NAMES[entry.dtype], "shape": entry.size, "data_offsets": [at, end]}
+        pieces.append([entry.key, NAMES[entry.dtype], entry.whole, entry.first, entry.size, name])
+        at = end
+    summed = Summed(_bytes(header, entries))
+    files.write(folder / file, summed)
+    return {"file": file, "sum": summed.value, "pieces": pieces}
+
+
+def _bytes(header: Mapping[str, Any], entries: Sequence[TensorEntry]) -> Iterator[Any]:
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for entry in entries:
+        value = entry.value().detach().cpu().contiguous()
+        if value.dtype != entry.dtype or value.numel() != math.prod(entry.size):
+            raise ValueError(f"{entry.key} is {value.dtype} {tuple(value.shape)} instead of {entry.dtype} {entry.size}")
+        yield value.reshape(-1).view(torch.uint8).numpy().data
+
+
+def overlap(first: Sequence[int], size: Sequence[int], chunk: TensorChunk) -> tuple[list[slice], list[slice]] | None:
+    """What a box shares with a chunk: its place in the box, and in the chunk; None if that is nothing."""
+    in_box, in_chunk = [], []
+    for begin, length, other, other_length in zip(first, size, chunk.first, chunk.size, strict=True):
+        low, high = max(begin, other), min(begin + length, other + other_length)
+        if low >= high:
+            return None
+        in_box.append(slice(low - begin, high - begin))
+        in_chunk.append(slice(low - other, high - other))
+    return in_box, in_chunk

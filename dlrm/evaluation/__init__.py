@@ -1,0 +1,1 @@
+"""AUC, and what to say of it."""

@@ -1,0 +1,87 @@
+"""A model that learns nothing, noticed and explained: `stuck` looks at an evaluation and says what is likely wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+NEAR = 0.01  # an AUC this close to 0.5 is of no use to anyone, however many rows show that it is not chance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known when a model is looked at. None: not measured."""
+
+    step: int
+    rows: int
+    """Rows of the evaluation."""
+    positives: int
+    """Rows of it with label 1."""
+    auc: float | None
+    """0.5: no better than chance. Below: the order is turned round. None: the evaluation had one class only."""
+    ne: float | None = None
+    """Logloss over that of the mean rate. Far above 1: certain and wrong."""
+    train_ne: float | None = None
+    """The same on the last training batches. Well below 1 beside an AUC of 0.5: learned, but not what is asked."""
+    spread: float | None = None
+    """Standard deviation of the logits. 0: every row gets the same prediction."""
+    largest_dense: tuple[str, float] | None = None
+    """The dense column with the largest absolute value, and that value."""
+    constant: tuple[str, ...] = ()
+    """Sparse columns that had a single id in all rows looked at."""
+    columns: int = 0
+    """Sparse columns there are."""
+    lr: float | None = None
+    """The tables' learning rate at this step."""
+
+
+def chance(rows: int, positives: int) -> float:
+    """How far from 0.5 an AUC of pure chance is found once in some 30,000 evaluations: four standard errors."""
+    negatives = rows - positives
+    if not positives or not negatives:
+        return 0.5
+    return 4 * math.sqrt((rows + 1) / (12 * positives * negatives))
+
+
+def stuck(e: Evidence, *, after: int) -> str | None:
+    """From step `after` on: the text of a warning if the model ranks no better than chance, else None."""
+    if e.step < after:
+        return None
+    if e.auc is None:
+        return (f"step {e.step}: all {e.rows} rows evaluated have label {int(e.positives > 0)}, so nothing can be "
+                "ranked; look at the label's column and at how the split was made")
+    margin = max(NEAR, chance(e.rows, e.positives))
+    if e.auc > 0.5 + margin:
+        return None
+    if e.auc < 0.5 - margin:
+        return (f"step {e.step}: AUC {e.auc:.4f} on {e.rows} rows is below chance: labels turned round, or a split "
+                "whose labels mean something else")
+    causes = _causes(e) or [
+        "a learning rate that is too small or too large: try a tenth and ten times of it",
+        "labels that do not belong to their rows: look at a few rows with `sluice show`",
+    ]
+    return f"step {e.step}: AUC {e.auc:.4f} on {e.rows} rows is no better than chance. Likely: " + "; ".join(causes)
+
+
+def _causes(e: Evidence) -> list[str]:
+    """What the evidence points at, the surest first."""
+    found = []
+    if not all(math.isfinite(x) for x in (e.ne, e.train_ne, e.spread) if x is not None):
+        found.append("predictions are no longer numbers: lower the learning rate, and fill missing dense features")
+    if e.columns and len(e.constant) * 2 >= e.columns:
+        found.append(f"{len(e.constant)} of {e.columns} sparse columns have one id in all rows "
+                     f"({', '.join(e.constant[:3])}{' …' if len(e.constant) > 3 else ''}): the vocabulary does not fit "
+                     "the data")
+    if e.largest_dense is not None and e.largest_dense[1] > 1000:
+        found.append(f"dense column {e.largest_dense[0]!r} reaches {e.largest_dense[1]:g}: scale it in the feature "
+                     "spec (op \"log\")")
+    if e.spread is not None and e.spread < 1e-3:
+        found.append(f"all predictions are the same (logits differ by {e.spread:.1g}): the last layers' ReLUs are "
+                     f"dead, or the learning rate{'' if e.lr is None else f' of {e.lr:g}'} is too small")
+    if e.ne is not None and e.ne > 1.5:
+        found.append(f"the model is certain and wrong (NE {e.ne:.2f}): the learning rate"
+                     f"{'' if e.lr is None else f' of {e.lr:g}'} is too large")
+    if e.train_ne is not None and e.train_ne < 0.95:
+        found.append(f"training rows are learned (NE {e.train_ne:.2f}) but these are not: their ids or labels were "
+                     "made in another way, or belong to another version")
+    return found

@@ -1,0 +1,151 @@
+"""A model looked at over a whole split: how good it is, also by slices, and what would explain it if it is no good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from sluice.dlrm.evaluation.diagnosis import Evidence
+from sluice.dlrm.evaluation.metrics import Binned, Quality, quality
+from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.training.input_checks import Guard
+
+if TYPE_CHECKING:
+    from sluice.dlrm.training.assemble import TrainingParts
+    from sluice.ingest.stages.batch import Batch
+
+SLICES = 8  # the most frequent ids of a column get a figure of their own
+EXACT_ROWS = 20_000_000  # up to so many rows of a split are kept and sorted; beyond, logits are counted in bins
+
+
+class EvaluationBatches(Protocol):
+    """What an evaluation needs of a loader."""
+
+    def __iter__(self) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def dense_names(self) -> Sequence[str]: ...
+
+    @property
+    def sparse_names(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Of one split, the same on every rank."""
+
+    quality: Quality
+    slices: Mapping[str, Mapping[int, Quality]]
+    """Column → id → its rows alone, for the column's most frequent ids, the most frequent first."""
+    positives: int
+    spread: float
+    """Standard deviation of the logits."""
+    largest_dense: tuple[str, float]
+    constant: tuple[str, ...]
+    """Sparse columns with one id in all rows."""
+
+    def evidence(self, step: int, columns: int, lr: float) -> Evidence:
+        return Evidence(step=step, rows=self.quality.rows, positives=self.positives, auc=self.quality.auc,
+                        ne=self.quality.ne, spread=self.spread, largest_dense=self.largest_dense,
+                        constant=self.constant, columns=columns, lr=lr)
+
+
+@torch.no_grad()
+def evaluate(parts: TrainingParts, feed: EvaluationBatches, guard: Guard, world: Ranks, *, slices: Sequence[str] = (),
+             exact_rows: int = EXACT_ROWS, through: Callable[[Any], Iterable[Batch]] = iter) -> Findings:
+    """Over everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come `through` a gate
+    that may end it."""
+    names = list(feed.sparse_names)
+    places = [names.index(name) for name in slices]
+    kept_rows: _Exact | _Rough | None = None
+    largest = torch.zeros(len(feed.dense_names))
+    low, high = torch.full((len(names),), 2**31 - 1), torch.full((len(names),), -1)
+    spread = torch.zeros(3, dtype=torch.float64)  # of the logits: count, sum, sum of squares
+    for batch in through(feed):
+        guard.check(batch)
+        logits = parts.model(*parts.layout.features(batch, world.device)).cpu()
+        kept = batch.weight > 0
+        counts = batch.lengths.view(len(names), -1).sum(1, dtype=torch.int64).tolist()
+        ids = [part[kept] if len(part) == len(kept) else part for part in torch.split(batch.values, counts)]
+        # Copies: the loader may use a batch's memory again. float64 holds any id.
+        rows = torch.stack([t.double() for t in (logits[kept], batch.label[kept], batch.weight[kept],
+                                                 *(ids[i] for i in places))])
+        if kept_rows is None:  # on all ranks at once: they meet to choose what to count
+            few = len(feed) * len(batch.label) * world.ranks <= exact_rows
+            kept_rows = _Exact() if few else _Rough(rows.numpy(), world)
+        if not bool(kept.any()):
+            continue
+        kept_rows.add(rows.numpy())
+        spread += torch.stack([torch.tensor(float(rows.shape[1]), dtype=torch.float64), rows[0].sum(),
+                               (rows[0] ** 2).sum()])
+        largest = torch.maximum(largest, batch.dense[kept].nan_to_num(0, 0, 0).abs().amax(0))
+        for i, part in enumerate(ids):
+            if len(part):
+                low[i], high[i] = torch.minimum(low[i], part.min()), torch.maximum(high[i], part.max())
+    if kept_rows is None:
+        raise ValueError("an evaluation over no rows")
+    whole, parts_of_it, positives = kept_rows.found(world)
+    extremes = world.gather_objects((largest, low, high, spread))
+    largest = torch.stack([e[0] for e in extremes]).amax(0)
+    low, high = torch.stack([e[1] for e in extremes]).amin(0), torch.stack([e[2] for e in extremes]).amax(0)
+    count, total, squares = torch.stack([e[3] for e in extremes]).sum(0).tolist()
+    top = int(largest.argmax())
+    return Findings(
+        quality=whole, slices=dict(zip(slices, parts_of_it, strict=True)), positives=positives,
+        spread=max(0.0, squares / count - (total / count) ** 2) ** 0.5,
+        largest_dense=(feed.dense_names[top], float(largest[top])),
+        constant=tuple(n for n, a, b in zip(names, low.tolist(), high.tolist(), strict=True) if a == b))
+
+
+class _Exact:
+    """All rows: logit, label, weight, and the ids of each column that is sliced."""
+
+    def __init__(self) -> None:
+        self._seen: list[Any] = []
+
+    def add(self, rows: Any) -> None:
+        self._seen.append(rows)
+
+    def found(self, world: Ranks) -> tuple[Quality, list[dict[int, Quality]], int]:
+        mine = np.concatenate(self._seen, axis=1) if self._seen else None
+        table = np.concatenate([r for r in world.gather_objects(mine) if r is not None], axis=1)
+        parts = [{i: quality(*table[:3, ids == i]) for i in _frequent(ids)} for ids in table[3:]]
+        return quality(*table[:3]), parts, int(table[1].sum())
+
+
+class _Rough:
+    """Counts in bins. Sliced by the ids that are frequent in the first batch: later ones cannot be made up for."""
+
+    def __init__(self, first: Any, world: Ranks) -> None:
+        table = np.concatenate(world.gather_objects(first), axis=1)
+        self._whole, self._positives = Binned(), 0
+        self._parts = [{i: Binned() for i in _frequent(ids)} for ids in table[3:]]
+
+    def add(self, rows: Any) -> None:
+        self._whole.add(*rows[:3])
+        self._positives += int(rows[1].sum())
+        for parts, ids in zip(self._parts, rows[3:], strict=True):
+            for number, part in parts.items():
+                part.add(*rows[:3, ids == number])
+
+    def found(self, world: Ranks) -> tuple[Quality, list[dict[int, Quality]], int]:
+        # All ranks slice by the same ids in the same order.
+        mine = [self._whole.to_array(), *(part.to_array() for parts in self._parts for part in parts.values())]
+        ranks = world.gather_objects((mine, self._positives))
+        joined = [sum(map(Binned.of, arrays), Binned()).quality
+                  for arrays in zip(*(arrays for arrays, _ in ranks), strict=True)]
+        rest = iter(joined[1:])
+        return (joined[0], [{i: next(rest) for i in parts} for parts in self._parts],
+                sum(positives for _, positives in ranks))
+
+
+def _frequent(ids: Any) -> list[int]:
+    """The most frequent, the most frequent first."""
+    found, counts = np.unique(ids, return_counts=True)
+    return [int(i) for i in found[np.argsort(-counts, kind="stable")][:SLICES]]

@@ -1,0 +1,123 @@
+"""What a newer version of a feature table means for a model that was trained on an older one: `TableDiff`, by
+columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from sluice.etl.apply.unreadable import MORE, shares
+from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.table import FeatureTable
+
+_OTHERWISE = "the spec makes it in another way"
+_ANEW = "its vocabulary was learned anew, so its ids mean other values"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDiff:
+    """From one version to another. Sparse columns of neither list keep their tables as they are."""
+
+    before: int
+    after: int
+    added: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    grown: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Column → rows before and now: ids are stable, so its rows stay and new ones follow."""
+    anew: Mapping[str, str] = field(default_factory=dict)
+    """Column → why its table begins anew although the name stayed."""
+    dense_added: tuple[str, ...] = ()
+    dense_dropped: tuple[str, ...] = ()
+    dense_changed: Mapping[str, str] = field(default_factory=dict)
+    """Dense column → what is different about its numbers; its weights stay."""
+    lost: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Column → share of its values that are missing or could not be read, before and now, where that has moved."""
+
+    def keeps(self, column: str) -> bool:
+        """Whether what was learned for a column that is there now still holds."""
+        return not (column in self.added or column in self.anew or column in self.dense_added)
+
+    @property
+    def text(self) -> str:
+        """For a person."""
+        lines = [f"new column {name!r}: a new table" for name in self.added]
+        lines += [f"column {name!r} is gone, and its table with it" for name in self.dropped]
+        lines += [f"column {name!r}: {old:,} rows become {new:,}" for name, (old, new) in self.grown.items()]
+        lines += [f"column {name!r} begins anew: {why}" for name, why in self.anew.items()]
+        lines += [f"new dense column {name!r}" for name in self.dense_added]
+        lines += [f"dense column {name!r} is gone" for name in self.dense_dropped]
+        lines += [f"dense column {name!r}: {why}" for name, why in self.dense_changed.items()]
+        lines += [f"column {name!r}: {new:.1%} of its values are missing or cannot be read, {old:.1%} before"
+                  for name, (old, new) in self.lost.items()]
+        head = f"version {self.before} of the table becomes {self.after}"
+        return f"{head}: the same columns" if not lines else "\n  ".join([f"{head}:", *lines])
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
+    """Reads what both versions' operators had learned, where that may differ."""
+    old = {f.name: f.cardinality or 0 for f in before.fields if f.role in ("sparse", "id_list")}
+    new = {f.name: f.cardinality or 0 for f in after.fields if f.role in ("sparse", "id_list")}
+    dense = [tuple(f.name for f in table.fields if f.role == "dense") for table in (before, after)]
+    makers = _columns(before), _columns(after)
+    same_state = before.record.state == after.record.state
+    states = (None, None) if same_state else (before.state(), after.state())
+    anew: dict[str, str] = {}
+    dense_changed: dict[str, str] = {}
+    for name in [*(n for n in new if n in old), *(n for n in dense[1] if n in dense[0])]:
+        was, now = makers[0].get(name), makers[1].get(name)
+        reason = ""
+        if was is not None and now is not None:
+            if (was.role, was.sources, was.ops) != (now.role, now.sources, now.ops):
+                reason = _OTHERWISE
+            elif not _ids_stay(now, *states):
+                reason = _ANEW if name in new else "its numbers are scaled by what was learned anew"
+        if name not in new:
+            dense_changed |= {name: reason} if reason else {}
+        elif reason:
+            anew[name] = reason
+        elif new[name] < old[name]:
+            anew[name] = f"{old[name]:,} rows became {new[name]:,}, so its ids cannot be the same"
+    grown = {n: (old[n], rows) for n, rows in new.items() if n in old and n not in anew and rows > old[n]}
+    return TableDiff(before=before.version, after=after.version, added=tuple(n for n in new if n not in old),
+                     dropped=tuple(n for n in old if n not in new), grown=grown, anew=anew,
+                     dense_added=tuple(n for n in dense[1] if n not in dense[0]),
+                     dense_dropped=tuple(n for n in dense[0] if n not in dense[1]), dense_changed=dense_changed,
+                     lost=_lost(before.record, after.record))
+
+
+def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]:
+    """Of the newest jobs of both; those of older programs know less, and then less is compared."""
+    known = before.unread is not None and after.unread is not None
+    old, new = (shares(record.raw_nulls, record.unread if known else None) for record in (before, after))
+    return {name: (old[name], new[name]) for name in sorted(new) if name in old and abs(new[name] - old[name]) >= MORE}
+
+
+def _columns(table: FeatureTable) -> dict[str, ColumnSpec]:
+    """How the spec makes each column; nothing is known of a table without one."""
+    return {c.name: c for c in table.spec().columns} if table.record.spec else {}
+
+
+def _ids_stay(column: ColumnSpec, before: FittedState | None, after: FittedState | None) -> bool:
+    """Whether all that its operators had learned is still there, at the same places."""
+    if before is None or after is None:
+        return True
+    for key, _, _ in column.fitted:
+        was, now = before[key], after[key]
+        if "value" not in was.column_names:
+            if not was.equals(now):
+                return False
+        elif not _plain(now["value"]).slice(0, was.num_rows).equals(_plain(was["value"])):
+            return False
+    return True
+
+
+def _plain(values: pa.ChunkedArray) -> pa.Array:
+    return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)

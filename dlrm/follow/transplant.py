@@ -1,0 +1,128 @@
+"""A checkpoint into a model of other columns: rows, weights and states that still hold go where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
+from sluice.dlrm.config import Config, Table
+from sluice.dlrm.follow.table_diff import TableDiff
+from sluice.dlrm.follow.weight_labels import Labels, labels_of, moved
+from sluice.dlrm.model.table_compression import Compression, codes
+
+if TYPE_CHECKING:
+    from sluice.dlrm.model.ranker import TableLayout
+    from sluice.dlrm.training.assemble import TrainingParts
+
+_TABLES, _TOWER = "embedding_bags.", "tower."
+
+
+def carry(path: Path, parts: TrainingParts, *, before: CheckpointMeta, now: CheckpointMeta, changes: TableDiff) -> None:
+    """Fills fresh `parts`, which `now` tells of, from the checkpoint in `path`, which `before` tells of. Each rank
+    reads what it holds. What is new keeps its first values, and the dense layers do not heed it until it has learned.
+    """
+    stored = CheckpointReader(path)
+    parts.dense.init_state()  # Adam makes its state at the first step only
+    parts.dense.zero_grad()
+    model, tables, other = parts.model.state_dict(), parts.model.fused_optimizer.state_dict(), parts.dense.state_dict()
+    owners, sizes = owners_of(parts.layout), {t.name: t.rows for t in parts.layout.tables}
+    compress = Config.from_dict(now.config).model.compress
+    pieces: list[TensorBox] = []
+    for key, value in (*_flat("model", model), *_flat("tables.state", tables["state"])):
+        _, found, rest = key.partition(_TABLES)
+        name = rest.partition(".weight")[0]
+        if not found or key not in stored.sizes or not changes.keeps(owners[name]):
+            continue
+        if name in changes.grown and compress.get(name) == "spread":
+            _spread(stored.whole([key])[key], value, *changes.grown[name])
+        else:
+            pieces += _rows(stored, key, value, stored.rows(name), sizes[name])
+    stored.read(pieces)
+    labels = _labels(before, now, parts.layout, changes)
+    for key, value in (*_flat("model", model), *_flat("dense.state", other["state"])):
+        if _TABLES not in key and key in stored.sizes:
+            _place(stored, key, value, labels)
+    parts.model.load_state_dict(model)
+    parts.model.fused_optimizer.load_state_dict(tables)
+    parts.dense.load_state_dict(other)
+
+
+def owners_of(layout: TableLayout) -> dict[str, str]:
+    """Ordinary table → the column that it serves."""
+    found = {part.name: column.name for column, parts in zip(layout.compressor.columns, layout.compressor.parts,
+                                                             strict=True) for part in parts}
+    found |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
+    return found | ({layout.history.name: layout.history.name} if layout.history is not None else {})
+
+
+def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, rows_now: int) -> Iterator[TensorBox]:
+    """The first `rows` rows of a table of `rows_now`, or of a state of it, as far as they lie on this rank."""
+    if not hasattr(value, "local_shards"):
+        if tuple(value.shape) == stored.sizes[key]:
+            yield TensorBox(key, value)
+        return
+    if value.dim() == 1 and (stored.sizes[key][0] != rows or value.size()[0] != rows_now):
+        whole = whole_rows(stored.whole([key])[key], rows)  # the table is, or was, cut by columns
+        for part in value.local_shards():
+            first = part.metadata.shard_offsets[0] % rows_now
+            some = whole[first:first + len(part.tensor)]
+            part.tensor[:len(some)] = some
+        return
+    for part in value.local_shards():
+        top = part.metadata.shard_offsets[0]
+        height = min(len(part.tensor), rows - top)
+        if height > 0:
+            yield TensorBox(key, part.tensor[:height], part.metadata.shard_offsets)
+
+
+def _spread(old: Tensor, value: Any, rows: int, rows_now: int) -> None:
+    """The rows of a table whose ids are spread by the number of its rows: each goes to where its id is now."""
+    ids, how = torch.arange(rows), Compression(kind="spread")
+    was, now = (codes(ids, Table(name="", rows=n, width=4), how)[0] for n in (rows, rows_now))
+    if old.dim() == 1:
+        old = whole_rows(old, rows)
+    for part in value.local_shards():
+        top = part.metadata.shard_offsets[0] % rows_now
+        here = (now >= top) & (now < top + len(part.tensor))
+        found = old[was[here]]
+        if old.dim() == 2:
+            left = part.metadata.shard_offsets[1]
+            found = found[:, left:left + part.metadata.shard_sizes[1]]
+        part.tensor[now[here] - top] = found
+
+
+def _place(stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, tuple[Labels, Labels]]) -> None:
+    """A dense layer's weight, or an optimiser's state of it."""
+    name = key.rpartition(_TOWER)[2] if key.startswith("model.") else key.rpartition(_TOWER)[2].rpartition(".")[0]
+    old = stored.whole([key])[key]
+    if name in labels and old.dim():
+        old = moved(old, *labels[name])
+    if old.shape != value.shape:
+        raise CheckpointError(f"{key} is {tuple(old.shape)} in the checkpoint, and {tuple(value.shape)} is needed")
+    value.copy_(old)
+
+
+def _labels(before: CheckpointMeta, now: CheckpointMeta, layout: TableLayout,
+            changes: TableDiff) -> dict[str, tuple[Labels, Labels]]:
+    """Weight → what its places were for, and what they are for now. A column that begins anew is none of the old."""
+    history = layout.history.name if layout.history is not None else None
+    was = [name if changes.keeps(name) else f"{name}, before" for name in before.columns if name != history]
+    model = Config.from_dict(now.config).model
+    old = labels_of(model, before.dense, was)
+    new = labels_of(model, now.dense, [column.name for column in layout.compressor.columns])
+    return {name: (old[name], new[name]) for name in new}
+
+
+def _flat(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
+    """Tensors by the names that a checkpoint has for them."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(f"{prefix}.{key}", value)
+        elif isinstance(value, Tensor) or hasattr(value, "local_shards"):
+            yield f"{prefix}.{key}", value

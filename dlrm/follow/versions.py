@@ -1,0 +1,109 @@
+"""How a run takes up newer versions of its table: which one is next, and the `StartPoint` to go on with on it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sluice.dlrm.checkpoint.meta import CheckpointMeta
+from sluice.dlrm.config import (
+    Config,
+    ConfigError,
+    ModelConfig,
+)
+from sluice.dlrm.follow.table_diff import TableDiff, between
+from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
+from sluice.etl.table.census import Census, trained_on
+from sluice.etl.table.data_files import job_of
+from sluice.etl.table.table import FeatureTable
+
+
+def view(table: FeatureTable, config: Config) -> FeatureTable:
+    """The rows of a version that are trained on: all, or, by parts, those that it added."""
+    if config.follow != "parts":
+        return table
+    new = {job for job, record in table.records.items() if record.version == table.version}
+    return replace(table, files=tuple(f for f in table.files if job_of(os.path.relpath(f.path, table.uri)) in new))
+
+
+def epochs_of(config: Config, meta: CheckpointMeta) -> int:
+    """Up to which epoch a stretch on one version goes: each part is passed once."""
+    if config.follow != "parts":
+        return config.epochs
+    finished = bool(meta.loader) and not meta.loader["step"]
+    return meta.epoch + (not finished)
+
+
+def later(config: Config, meta: CheckpointMeta) -> int | None:
+    """The version to take up after this place of a run; None within an epoch, or if there is none."""
+    if not config.follow or not meta.loader or meta.loader["step"]:
+        return None
+    if config.follow == "epochs" and meta.epoch >= config.epochs:
+        return None
+    newest = FeatureTable.open(config.data).version
+    if newest <= meta.version:
+        return None
+    return newest if config.follow == "epochs" else meta.version + 1
+
+
+def seen_in(table: FeatureTable, meta: CheckpointMeta, split_moved: str, *, split: str | None = None) -> str:
+    """What of a table's tests, or of one split, a run has trained on, in words; `SplitMoved` unless that is to be
+    accepted."""
+    where = f"version {table.version} of {table.uri}"
+    try:
+        seen = trained_on(meta.seen(), Census.of(table.records.values()))
+        found = (seen.of(split) if split else seen).text
+        told = f"{where}: {found} were trained on, so that what is measured there means nothing" if found else ""
+    except SplitMoved as unknown:
+        told = f"{where}: {unknown}"
+    if told and split_moved != "accept":
+        raise SplitMoved(f"{told}; begin another run on it, go on with a version before, or accept it with {ACCEPT}")
+    return told
+
+
+def taken_up(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *,
+             split_moved: str = "refuse") -> StartPoint:
+    """The plan to go on with from a checkpoint on another version of its table."""
+    config = Config.from_dict(meta.config)
+    before, after = (FeatureTable.open(config.data, v) for v in (meta.version, version))
+    seen = seen_in(after, meta, split_moved)
+    changes = between(before, after)
+    now = replace(config, version=version, model=_model(config.model, changes),
+                  slices=tuple(name for name in config.slices if name not in changes.dropped))
+    return StartPoint(run=run, config=now, table=view(after, now), meta=meta.following(after, now.to_dict()),
+                      resume=checkpoint, go_on=True, before=meta, changes=changes, split_moved=split_moved, seen=seen)
+
+
+def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
+    """Without what is said of columns that are gone."""
+    for name in (model.history, model.target):
+        if name and name in changes.dropped:
+            raise ConfigError(f"version {changes.after} of the table has no column {name!r}, which {model.kind} reads; "
+                              "train another model on it, or go on without --follow")
+    return replace(model, compress={n: how for n, how in model.compress.items() if n not in changes.dropped},
+                   bags={n: how for n, how in model.bags.items() if n not in changes.dropped})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPoint:
+    """All that is known before a process joins the others."""
+
+    run: Path
+    config: Config
+    table: FeatureTable
+    meta: CheckpointMeta
+    """Where the run stands: at its beginning, or at the checkpoint in `resume`."""
+    resume: Path | None
+    go_on: bool
+    """In the run folder there is."""
+    pause: int | None = None
+    """Evaluations after which it saves and leaves."""
+    before: CheckpointMeta | None = None
+    """What the checkpoint says of itself, if `meta` is on a newer version of the table."""
+    changes: TableDiff | None = None
+    """From the one to the other."""
+    split_moved: str = "refuse"
+    """Whether versions may be taken up whose tests were trained on."""
+    seen: str = ""
+    """What of the table's tests was trained on, if that was accepted."""

@@ -1,0 +1,126 @@
+"""Ranks hear of each other: each says every second what it is at, two judge, and all end if one stands still."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from sluice.dlrm.liveness.activity import Activity, Beat, Verdict, verdict
+from sluice.dlrm.liveness.rank_exit import RankExit
+from sluice.ingest.process.stacks import own_stacks
+
+_JUDGES = 2  # the second one sees that the first stands still
+_VERDICT = "sluice/verdict"
+_ANSWER_S = 1.0
+
+
+def _key(rank: int) -> str:
+    return f"sluice/beat/{rank}"
+
+
+class Heartbeat:
+    """A context around training, with a thread that speaks through a clone of the process group's store: `check` comes
+    before `get`, and nothing ever waits."""
+
+    def __init__(self, store: Any, rank: int, ranks: int, activity: Activity, ending: RankExit, *,
+                 workers: Callable[[], str] = str, every_s: float = 1.0,
+                 clock: Callable[[], float] = time.monotonic,
+                 kill: Callable[[list[Beat]], None] | None = None) -> None:
+        """`workers()` gives the stacks of worker processes. `kill` ends ranks beside this one that say nothing."""
+        self._store, self._rank, self._ranks = store.clone(), rank, ranks
+        self._activity, self._ending, self._every_s, self._clock = activity, ending, every_s, clock
+        self._workers, self._kill = workers, kill or _ended
+        self._number = 0
+        self._heard: dict[int, tuple[bytes, float]] = {}
+        self._looked: float | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sluice-pulse", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        # A rank whose interpreter is held by a library says no more than this: it needs no lock of it.
+        faulthandler.register(signal.SIGUSR2, file=sys.__stderr__ or 2, all_threads=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(2 * self._every_s)  # a store that does not answer is not waited for
+        faulthandler.unregister(signal.SIGUSR2)
+
+    def _run(self) -> None:
+        with suppress(Exception):  # the store is gone: whoever had it ended, and the ranks hear of it otherwise
+            while not self._ended.wait(self._every_s):
+                self.step()
+            self._say(over=True)
+
+    def step(self) -> None:
+        """Says what this rank is at; then judges, if it is one of those that do, and does what was judged."""
+        self._say()
+        found = self._judge() if self._rank < _JUDGES else None
+        if found is not None and not self._store.check([_VERDICT]):
+            self._store.set(_VERDICT, json.dumps(asdict(found)))
+        if self._store.check([_VERDICT]):
+            self._end(json.loads(self._store.get(_VERDICT)))
+
+    def _say(self, *, over: bool = False) -> None:
+        self._number += 1
+        beat = asdict(self._activity.beat(os.getpid(), os.getppid()))
+        self._store.set(_key(self._rank), json.dumps({**beat, "over": over, "number": self._number}))
+
+    def _judge(self) -> Verdict | None:
+        return verdict({rank: (_beat(text), silent) for rank, (text, silent) in self._listen().items()})
+
+    def _listen(self) -> Mapping[int, tuple[bytes, float]]:
+        """Rank → its last word, and for how long it said nothing else. Time in which this rank itself did not listen
+        counts for nothing: it may have stood still with all others."""
+        now = self._clock()
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self._every_s)
+        self._looked = now
+        for rank in range(self._ranks):
+            if not self._store.check([_key(rank)]):
+                continue
+            text = self._store.get(_key(rank))
+            before = self._heard.get(rank)
+            self._heard[rank] = (text, before[1] + passed if before is not None and before[0] == text else 0.0)
+        return self._heard
+
+    def _end(self, found: Mapping[str, Any]) -> None:
+        if self._rank in found["ranks"]:
+            print(f"what rank {self._rank} does now:", own_stacks(), self._workers(), sep="\n", file=sys.__stderr__,
+                  flush=True)
+        elif found["silent"]:
+            beats = [_beat(self._store.get(_key(rank))) for rank in found["ranks"]]
+            self._kill([beat for beat in beats if beat.parent == os.getppid()])
+        speaks = self._rank == min(set(range(self._ranks)) - set(found["ranks"] if found["silent"] else ()))
+        self._ending.leave(found["text"], speak=speaks)
+
+
+def _beat(text: bytes) -> Beat:
+    values = json.loads(text)
+    values.pop("number")
+    return Beat(**values)
+
+
+def _ended(beats: list[Beat]) -> None:
+    """Ranks of this machine's own torchrun that say nothing: asked for their stacks, then ended. One that was stopped
+    answers nothing, and heeds no other signal."""
+    for number, wait_s in ((signal.SIGUSR2, _ANSWER_S), (signal.SIGKILL, 0.0)):
+        for beat in beats:
+            with suppress(OSError):
+                if _parent(beat.process) == beat.parent:
+                    os.kill(beat.process, number)
+        time.sleep(wait_s)
+
+
+def _parent(process: int) -> int:
+    with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[1])

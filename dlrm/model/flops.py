@@ -1,0 +1,88 @@
+"""How many parameters a model's dense side has, and how many operations a sample costs forwards. Needs no torch.
+
+An operation is a multiplication or an addition of a matrix product: two for each weight that a sample meets. Biases,
+activations, and sums over single elements are left out, as published tables do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import comb
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sluice.dlrm.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Of one layer, or of many: counts add."""
+
+    parameters: int = 0
+    flops: int = 0
+    """For one sample, forwards. Backwards costs about twice as many again."""
+
+    def __add__(self, other: LayerCost) -> LayerCost:
+        return LayerCost(self.parameters + other.parameters, self.flops + other.flops)
+
+
+def linear(before: int, after: int, *, bias: bool = True) -> LayerCost:
+    return LayerCost(before * after + bias * after, 2 * before * after)
+
+
+def mlp(sizes: Sequence[int]) -> LayerCost:
+    return sum((linear(a, b) for a, b in pairwise(sizes)), LayerCost())
+
+
+def dots(vectors: int, width: int) -> LayerCost:
+    """All pairs, each once; the fused product does both triangles."""
+    return LayerCost(0, 2 * comb(vectors, 2) * width)
+
+
+def cross(width: int, layers: int, rank: int = 0, experts: int = 1) -> LayerCost:
+    """DCN-v2's layers: full, low-rank, or a mixture with gates that the layers share."""
+    if not rank:
+        one = linear(width, width)
+    elif experts == 1:
+        one = linear(width, rank, bias=False) + linear(rank, width)
+    else:
+        each = 2 * width * rank + rank * rank
+        gates = width * experts
+        return LayerCost(layers * (experts * each + width) + gates, 2 * layers * (experts * each + gates))
+    return LayerCost(layers * one.parameters, layers * one.flops)
+
+
+def second_order(columns: int, width: int) -> LayerCost:
+    """A factorisation machine in its linear form."""
+    return LayerCost(0, 4 * columns * width)
+
+
+def interests(width: int, steps: int) -> LayerCost:
+    """DIEN's two GRUs and its attention, over a history of so many items."""
+    gru = LayerCost(6 * width * width + 6 * width, 12 * width * width * steps)
+    return gru + gru + LayerCost(width * width, 2 * width * width + 2 * width * steps)
+
+
+def count(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> dict[str, LayerCost]:
+    """Part → its count, for a tower as `sluice.dlrm.model.towers.build` makes it; `total` last. Embedding tables are
+    not in it."""
+    width, over = config.width, [*config.over_layers, 1]
+    everything = dense + columns * width
+    bottom = mlp([dense, *config.dense_layers, width])
+    parts: dict[str, LayerCost]
+    if config.kind == "dlrm":
+        parts = {"dense": bottom, "interaction": dots(columns + 1, width),
+                 "over": mlp([width + comb(columns + 1, 2), *over])}
+    elif config.kind == "dcn":
+        wide = width * (columns + 1)
+        parts = {"dense": bottom, "interaction": cross(wide, config.cross_layers, config.cross_rank,
+                                                       config.cross_experts), "over": mlp([wide, *over])}
+    elif config.kind == "dien":
+        parts = {"interaction": interests(width, history), "over": mlp([everything + 2 * width, *over])}
+    else:
+        parts = {"wide": linear(dense, 1, bias=False), "over": mlp([everything, *over])}
+        if config.kind == "deepfm":
+            parts["interaction"] = second_order(columns, width)
+    return {**parts, "total": sum(parts.values(), LayerCost())}

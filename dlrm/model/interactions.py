@@ -1,0 +1,169 @@
+"""The layers between embeddings and a logit, one formula each. A sample's pooled embeddings come as [B, F, W].
+
+All are plain torch, and torch.fx can trace them; `attention_gru` is one node of such a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+def mlp(sizes: Sequence[int], *, last_linear: bool = False) -> nn.Sequential:
+    """Linear layers from sizes[0] to sizes[-1], a ReLU after each; `last_linear`: none after the last."""
+    layers: list[nn.Module] = []
+    for i, (before, after) in enumerate(pairwise(sizes)):
+        layers.append(nn.Linear(before, after))
+        if not (last_linear and i == len(sizes) - 2):
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
+
+
+class Dots(nn.Module):
+    """The dot product of each pair of n vectors: [B, n, W] → [B, n (n − 1) / 2], pairs (0, 1), (0, 2), … (1, 2), …"""
+
+    pairs: Tensor
+
+    def __init__(self, vectors: int) -> None:
+        super().__init__()
+        first, second = torch.triu_indices(vectors, vectors, offset=1)
+        # As places in the flattened products: one gather, half the price of two index lists.
+        self.register_buffer("pairs", first * vectors + second, persistent=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        products = torch.bmm(vectors, vectors.transpose(1, 2))
+        return products.flatten(1).index_select(1, self.pairs)
+
+
+class CrossLayers(nn.Module):
+    """DCN-v2 with full matrices: x ← x₀ ⊙ (W x + b) + x."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        for layer in self.layers:
+            _start(layer)
+
+    def forward(self, start: Tensor) -> Tensor:
+        x = start
+        for layer in self.layers:
+            x = start * layer(x) + x
+        return x
+
+
+class LowRankCross(nn.Module):
+    """DCN-v2 with W = U V of a low rank: x ← x₀ ⊙ (U V x + b) + x."""
+
+    def __init__(self, width: int, layers: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(layers))
+        self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(layers))
+        for layer in [*self.down, *self.up]:
+            _start(layer)
+
+    def forward(self, start: Tensor) -> Tensor:
+        x = start
+        for down, up in zip(self.down, self.up, strict=True):
+            x = start * up(down(x)) + x
+        return x
+
+
+class MixtureCross(nn.Module):
+    """DCN-v2 with a mixture of low-rank experts: x ← Σᵢ gᵢ(x) · x₀ ⊙ (Uᵢ relu(Cᵢ relu(Vᵢ x)) + b) + x.
+
+    The gates, a softmax over a linear map of x, are shared by the layers."""
+
+    def __init__(self, width: int, layers: int, rank: int, experts: int) -> None:
+        super().__init__()
+
+        def kernels(*shape: int) -> nn.ParameterList:
+            made = nn.ParameterList(nn.Parameter(torch.empty(experts, *shape)) for _ in range(layers))
+            for kernel in made:
+                for expert in kernel:
+                    nn.init.xavier_normal_(expert)
+            return made
+
+        self.down, self.core, self.up = kernels(rank, width), kernels(rank, rank), kernels(width, rank)
+        self.bias = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in range(layers))
+        self.gate = nn.Linear(width, experts, bias=False)
+
+    def forward(self, start: Tensor) -> Tensor:
+        x = start
+        for down, core, up, bias in zip(self.down, self.core, self.up, self.bias, strict=True):
+            gates = self.gate(x).softmax(1)
+            inner = torch.einsum("krd,bd->bkr", down, x).relu()
+            inner = torch.einsum("ksr,bkr->bks", core, inner).relu()
+            # Gates weigh the small inner vectors: their sum is 1, so the bias stays as it is.
+            x = start * (torch.einsum("kds,bks->bd", up, inner * gates.unsqueeze(2)) + bias) + x
+        return x
+
+
+def _start(layer: nn.Module) -> None:
+    assert isinstance(layer, nn.Linear)
+    nn.init.xavier_normal_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def second_order(vectors: Tensor) -> Tensor:
+    """A factorisation machine's Σ_{i<j} ⟨vᵢ, vⱼ⟩: [B, F, W] → [B], in F · W steps instead of F² · W."""
+    return ((vectors.sum(1) ** 2).sum(1) - (vectors**2).sum((1, 2))) / 2
+
+
+class Interests(nn.Module):
+    """DIEN's way from a history to one vector: a GRU over it, attention of its states to a target, and a second GRU
+    whose update gate that attention scales. [B, T, W], [B], [B, W] → [B, W]; an empty history gives zeros."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.extract = nn.GRU(width, width, batch_first=True)
+        self.match = nn.Linear(width, width, bias=False)
+        self.enter = nn.Linear(width, 3 * width)
+        self.keep = nn.Linear(width, 3 * width)
+
+    def forward(self, history: Tensor, lengths: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The vector, and the first GRU's states [B, T + 1, W]."""
+        # One step more, never attended to: a batch of empty histories needs no case of its own.
+        states, _ = self.extract(nn.functional.pad(history, (0, 0, 0, 1)))
+        weights = attention(states, self.match(target), lengths)
+        return attention_gru(self.enter(states), weights, self.keep.weight, self.keep.bias), states
+
+    @staticmethod
+    def auxiliary(states: Tensor, history: Tensor, negatives: Tensor, lengths: Tensor) -> Tensor:
+        """How badly each state tells its next item from one that did not come: mean logloss over all that have one."""
+        before, after, other = states[:, :-2], history[:, 1:], negatives[:, 1:]
+        real = _within(lengths - 1, after).to(states.dtype)
+        softplus = nn.functional.softplus
+        loss = softplus(-(before * after).sum(2)) + softplus((before * other).sum(2))
+        return (loss * real).sum() / (2 * real.sum()).clamp(min=1)
+
+
+def _within(lengths: Tensor, steps: Tensor) -> Tensor:
+    """[B, T]: whether a step lies within its sample's length."""
+    return torch.ones_like(steps[..., 0]).cumsum(1) <= lengths.unsqueeze(1)
+
+
+def attention(states: Tensor, query: Tensor, lengths: Tensor) -> Tensor:
+    """Softmax over a history's real steps of ⟨state, query⟩: [B, T]. Zeros for an empty one."""
+    real = _within(lengths, states)
+    scores = torch.einsum("btw,bw->bt", states, query)
+    # A large finite number: minus infinity would make an empty history's weights, and all gradients, NaN.
+    return scores.masked_fill(~real, torch.finfo(torch.float32).min / 2).softmax(1) * real
+
+
+@torch.fx.wrap
+def attention_gru(entered: Tensor, weights: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """The last state of h ← (1 − a u) h + a u n. `entered` is the input's part of the three gates, [B, T, 3W].
+
+    A step of weight 0 leaves the state as it is, so padding needs no mask."""
+    state = entered.new_zeros(entered.shape[0], entered.shape[2] // 3)
+    for step in range(entered.shape[1]):
+        reset, update, new = entered[:, step].chunk(3, 1)
+        kept_reset, kept_update, kept_new = nn.functional.linear(state, kernel, bias).chunk(3, 1)
+        change = weights[:, step, None] * torch.sigmoid(update + kept_update)
+        candidate = torch.tanh(new + torch.sigmoid(reset + kept_reset) * kept_new)
+        state = state + change * (candidate - state)
+    return state

@@ -1,0 +1,29 @@
+"""Dense features that are no finite numbers: counted by column, and masked where a run asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class MissingNumbers:
+    """Counts over a run. What is not a finite number becomes 0, which a normalised column has as its middle."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = tuple(columns)
+        self._counts = torch.zeros(len(self._columns), dtype=torch.int64)
+
+    def mask(self, dense: Tensor) -> Tensor:
+        """A batch [B, D] without them: the batch itself if it has none."""
+        if bool(torch.isfinite(dense.sum())):  # one fast pass; a sum of finite numbers may overflow, so look then
+            return dense
+        wrong = ~torch.isfinite(dense)
+        self._counts += wrong.sum(0).cpu()
+        return dense.masked_fill(wrong, 0.0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Column → values masked so far, for columns that had any."""
+        return {name: n for name, n in zip(self._columns, self._counts.tolist(), strict=True) if n}

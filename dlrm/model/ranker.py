@@ -1,0 +1,204 @@
+"""The model: sharded tables over the feature table's columns under a tower, and first weights that no sharding can
+change."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+from sluice.dlrm.config import ConfigError, ModelConfig, Table
+from sluice.dlrm.model.bag_weights import Weighing
+from sluice.dlrm.model.missing import MissingNumbers
+from sluice.dlrm.model.table_compression import Combine, Compression, Compressor
+from sluice.dlrm.model.towers import INPUTS, WIDE, build
+from sluice.ingest.knobs import nearest
+
+if TYPE_CHECKING:
+    from sluice.ingest.stages.batch import Batch
+
+_BLOCK = 65_536  # rows of a table that get their first weights from one generator
+
+
+class TableLayout:
+    """Which ordinary tables a model has for its columns, and a batch's ids as rows of them."""
+
+    def __init__(self, config: ModelConfig, columns: Sequence[Table], missing: MissingNumbers | None = None) -> None:
+        """`missing` masks dense features that are no finite numbers."""
+        self.columns, self.missing = tuple(columns), missing
+        dien = config.kind == "dien"
+        if (bool(config.history), bool(config.target)) != (dien, dien):
+            raise ConfigError("--model dien needs --history COLUMN, a column of bags, and --target COLUMN, the item in "
+                              "question" if dien else
+                              f"--history and --target are of --model dien alone, not of {config.kind}")
+        self.history = _named(config.history, "history", columns) if config.history else None
+        kept = [t for t in columns if t is not self.history]
+        self.target = kept.index(_named(config.target, "target", kept)) if config.target else None
+        self.compressor = Compressor(kept, {name: Compression.read(text) for name, text in config.compress.items()})
+        self.wide = tuple(replace(t, name=f"{t.name}@wide", width=WIDE) for t in columns
+                          ) if "wide" in INPUTS[config.kind] else ()
+        self.tables = (*self.compressor.tables, *self.wide, *((self.history,) if self.history else ()))
+        self.keys = {t.name: [t.name] for t in self.tables}
+        """Table → the features that are looked up in it: of a history, each place by itself."""
+        if self.history is not None:
+            self.keys[self.history.name] = [f"{self.history.name}@{n}" for n in range(self.history.longest)]
+        self._names = [key for keys in self.keys.values() for key in keys]
+        self._plain = all(how.kind == "full" for how in self.compressor.choices)
+        for name in config.bags:
+            _named(name, "bags", kept)
+        self.weighed = tuple(Weighing.read(config.bags.get(t.name, "sum")) for t in kept) if config.bags else ()
+        """How the ids of each column but the history are weighed; empty: summed up, without weights."""
+
+    def features(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+        """What the model takes, made of a batch; without a copy where nothing is compressed or wide."""
+        values, lengths, dense = batch.values, batch.lengths, batch.dense
+        if self.missing is not None:
+            dense = self.missing.mask(dense)
+        past: list[torch.Tensor] = []
+        if self.history is not None:
+            values, lengths, *past = self._without_history(values, lengths)
+        own = values, lengths, self._weights(lengths)
+        found = [own if self._plain else self.compressor.expand(*own)]
+        if self.wide:
+            found.append(own)
+        if past:
+            found.append((past[0], past[1], torch.ones(len(past[0])) if self.weighed else None))
+        if len(found) > 1:
+            v, n, w = zip(*found, strict=True)
+            found = [(torch.cat(v), torch.cat(n), torch.cat(w) if self.weighed else None)]
+        values, lengths, weights = found[0]
+        sparse = KeyedJaggedTensor(keys=self._names, values=values, lengths=lengths, weights=weights)
+        if device.type == "cpu":
+            return dense, sparse
+        return dense.to(device, non_blocking=True), sparse.to(device, non_blocking=True)
+
+    def _weights(self, lengths: torch.Tensor) -> torch.Tensor | None:
+        if not self.weighed:
+            return None
+        bags = lengths.view(len(self.weighed), -1)
+        return torch.cat([how.weights(n) for how, n in zip(self.weighed, bags, strict=True)])
+
+    def _without_history(self, values: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The other columns' ids and lengths; the history's, place by place: all first items, then all second ones."""
+        assert self.history is not None
+        number = self.columns.index(self.history)
+        rows = lengths.view(len(self.columns), -1)
+        bags = list(torch.split(values, rows.sum(1, dtype=torch.int64).tolist()))
+        ids = bags.pop(number)
+        first = rows[number].cumsum(0) - rows[number]
+        places = torch.arange(self.history.longest).unsqueeze(1)
+        there = places < rows[number]
+        return (torch.cat(bags), torch.cat([rows[:number], rows[number + 1:]]).flatten(), ids[(first + places)[there]],
+                there.flatten().to(lengths.dtype))
+
+
+def _named(name: str, what: str, columns: Sequence[Table]) -> Table:
+    found = next((t for t in columns if t.name == name), None)
+    if found is None:
+        raise ConfigError(f"{what}: no sparse column {name!r}{nearest(name, [t.name for t in columns])}")
+    return found
+
+
+class Ranker(nn.Module):
+    """A batch in, one logit a row out."""
+
+    def __init__(self, config: ModelConfig, layout: TableLayout, dense: int, *, decay: float = 0.0) -> None:
+        """`decay`: of the vectors that a batch looks up, see OptimConfig.table_decay."""
+        super().__init__()
+        # Tables start without memory: each rank makes only its part, when they are sharded.
+        self.tables = EmbeddingBagCollection(device=torch.device("meta"), is_weighted=bool(layout.weighed), tables=[
+            EmbeddingBagConfig(name=t.name, feature_names=layout.keys[t.name], num_embeddings=t.rows,
+                               embedding_dim=t.width) for t in layout.tables])
+        self.combine = Combine(layout.compressor)
+        self.tower = build(config, dense=dense, columns=len(layout.compressor.columns))
+        self._wide = [t.name for t in layout.wide]
+        self._past = layout.keys[layout.history.name] if layout.history is not None else []
+        self._target = layout.target
+        self._half, self._decay = config.precision == "bf16", decay
+        self._times = config.width // (config.table_width or config.width)
+
+    def forward(self, dense: torch.Tensor, sparse: KeyedJaggedTensor) -> torch.Tensor:
+        pooled = self.tables(sparse)
+        vectors = decayed(self.combine(pooled), self._decay) if self._decay else self.combine(pooled)
+        inputs = [dense, vectors.repeat(1, 1, self._times) if self._times > 1 else vectors]
+        if self._wide:
+            inputs.append(torch.stack([pooled[name] for name in self._wide], 1))
+        with torch.autocast(dense.device.type, torch.bfloat16, enabled=self._half):
+            if self._past:
+                lengths = sparse.lengths().view(-1, len(dense))[-len(self._past):].sum(0)
+                history = torch.stack([pooled[name] for name in self._past], 1)
+                logits, _ = self.tower(*inputs, history, lengths, inputs[1][:, self._target])
+            else:
+                logits = self.tower(*inputs)
+        found: torch.Tensor = logits.float()  # bfloat16 until here
+        return found
+
+
+class _Decay(torch.autograd.Function):
+    """Nothing forwards; backwards the gradient of decay/2 · ‖x‖², the mean over the rows of a rank.
+
+    The fused kernels' own weight decay is none on a CPU, without a word; this is the same everywhere."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, decay: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.rate = decay / len(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return gradient + ctx.rate * x, None
+
+
+@torch.fx.wrap
+def decayed(x: torch.Tensor, decay: float) -> torch.Tensor:
+    found: torch.Tensor = _Decay.apply(x, decay)  # type: ignore[no-untyped-call]
+    return found
+
+
+def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Weighted cross-entropy over the rows of this rank. Divided by the number of rows, not of weights: the mean over
+    ranks is then that over the global batch."""
+    return nn.functional.binary_cross_entropy_with_logits(logits, label, weight, reduction="sum") / len(label)
+
+
+@torch.no_grad()
+def first_weights(model: nn.Module, seed: int, starts: Mapping[str, tuple[float, float]]) -> None:
+    """Fills the sharded tables. Row i of a table gets the same values on any number of ranks and under any sharding.
+
+    `starts` has the range of a table's values where that is not ±1 / √rows."""
+    for name, weight in model.state_dict().items():
+        if not hasattr(weight, "local_shards"):
+            continue
+        rows, width = weight.size()
+        bound = 1 / math.sqrt(rows)
+        least, most = starts.get(name.removesuffix(".weight").rpartition(".")[2], (-bound, bound))
+        for part in weight.local_shards():
+            top, left = part.metadata.shard_offsets
+            height, breadth = part.metadata.shard_sizes
+            for block in range(top // _BLOCK, -(-(top + height) // _BLOCK)):
+                start = block * _BLOCK
+                values = torch.empty(min(_BLOCK, rows - start), width)
+                values.uniform_(least, most, generator=_generator(seed, name, block))
+                low, high = max(start, top), min(start + len(values), top + height)
+                part.tensor[low - top:high - top] = values[low - start:high - start, left:left + breadth]
+
+
+@torch.no_grad()
+def first_bias(model: Any, rate: float) -> None:
+    """The last layer begins at the labels' rate, so that the first steps need not learn it."""
+    rate = min(max(rate, 1e-4), 1 - 1e-4)
+    last = [p for name, p in model.named_parameters() if ".tower.over." in f".{name}" and name.endswith("bias")][-1]
+    last.fill_(math.log(rate / (1 - rate)))
+
+
+def _generator(*key: Any) -> torch.Generator:
+    digest = hashlib.sha256("\0".join(map(str, key)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,0 +1,255 @@
+"""Smaller tables for many ids, as a choice for each: an id becomes a few codes, each a row of an *ordinary* table.
+
+So a compressed table is several EmbeddingBag tables to everything below: sharded, updated, saved and resumed as any
+other. `Compressor` has their list, turns a batch's ids into codes before the model, and `Combine` makes one vector of a
+column's parts after the lookup.
+
+- `full`: as it is. `spread`: as large, but neighbouring ids lie far apart. Where the frequent ids come first, a table
+  cut by rows would have nearly all its lookups on the first rank; spread, each rank gets its part of them.
+- `modulo`: id mod rows. `hash`: a mix of the id, mod rows. In both, ids share whole vectors.
+- `quotient`: id = q · rows + r. A row of one table for q, of another for r; multiplied, added, or side by side. No two
+  ids have the same pair. A product is of one id: bags of several need `add` or `concat`.
+- `product`: `parts` tables of rows vectors each, every vector a slice of the embedding, side by side, as a product
+  quantiser's centroids. Codes are not learned: the id's digits to the base `rows` (a prime) are the first number of a
+  sequence, its first difference, and so on; code k is the number at k. That is a polynomial, so two ids of t digits
+  agree in t − 1 parts at most, and no two have the same vector.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sluice.dlrm.config import ConfigError, Table
+from sluice.dlrm.tables import spread_runs
+from sluice.ingest.knobs import nearest
+
+KINDS = ("full", "spread", "modulo", "hash", "quotient", "product")
+_SIZELESS = ("full", "spread")
+COMBINES = ("multiply", "add", "concat")
+_PRIME = 2**31 - 1  # ids are int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """How one table is made smaller."""
+
+    kind: str = "full"
+    rows: int = 0
+    """Of the smaller table; of the remainders' table; of each part's table (the largest prime up to it)."""
+    combine: str = "multiply"
+    """Of `quotient`."""
+    parts: int = 4
+    """Of `product`."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"compression {self.kind!r}{nearest(self.kind, KINDS)}")
+        if self.combine not in COMBINES:
+            raise ConfigError(f"compression: combine {self.combine!r}{nearest(self.combine, COMBINES)}")
+        if self.kind in _SIZELESS:
+            return
+        for name, least in (("rows", 2), ("parts", 2)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"compression {self.kind}: {name} is {value!r}, not a whole number from {least} on")
+        if self.kind == "product":
+            object.__setattr__(self, "rows", _prime_up_to(self.rows))
+
+    @classmethod
+    def read(cls, text: str) -> Compression:
+        """`full`, `spread`, `modulo:ROWS`, `hash:ROWS`, `quotient:ROWS[:add|concat]`, `product:ROWS[:PARTS]`."""
+        kind, *rest = text.split(":")
+        try:
+            values: dict[str, Any] = {"kind": kind}
+            if rest:
+                values["rows"] = int(rest[0])
+            if len(rest) == 2:
+                values |= {"parts": int(rest[1])} if kind == "product" else {"combine": rest[1]}
+            if len(rest) > 2 or (len(rest) == 2 and kind not in ("quotient", "product")) or bool(rest) == (
+                    kind in _SIZELESS):
+                raise ValueError(kind)
+        except ValueError:
+            raise ConfigError(f"compression {text!r}: write full, spread, modulo:ROWS, hash:ROWS, "
+                              "quotient:ROWS[:add|concat] or product:ROWS[:PARTS]") from None
+        return cls(**values)
+
+
+def within(kind: str, table: Table, budget: int, *, combine: str = "multiply", parts: int = 4) -> Compression:
+    """The largest compression of a kind whose float32 weights take no more than `budget` bytes."""
+    rows = budget // (4 * table.width)
+    if kind == "quotient":
+        # Remainders r and quotients ⌈n / r⌉ share the rows; side by side each is half as wide.
+        room = rows * 2 if combine == "concat" else rows
+        rows = max((r for r in range(2, min(room, table.rows) + 1) if r + -(-table.rows // r) <= room), default=0)
+    if rows < 2:
+        raise ConfigError(f"table {table.name!r}: no {kind} compression of {table.rows} rows × {table.width} takes "
+                          f"{budget} bytes or less")
+    return Compression(kind=kind, rows=min(rows, table.rows), combine=combine, parts=parts)
+
+
+def _prime_up_to(limit: int) -> int:
+    return next(n for n in range(limit, 1, -1) if all(n % d for d in range(2, math.isqrt(n) + 1)))
+
+
+def part_tables(table: Table, how: Compression) -> tuple[Table, ...]:
+    """The ordinary tables that stand for one table."""
+    if how.kind == "full":
+        return (table,)
+    if table.rows > _PRIME:
+        raise ConfigError(f"table {table.name!r}: {table.rows} rows are beyond the ids' 31 bits")
+    if how.kind == "spread":
+        return (replace(table, use=spread_runs(table.top, table.rows, _stride(table.rows))),)
+    table = replace(table, use=(), top=())  # codes are used evenly
+    if how.rows > table.rows:
+        raise ConfigError(f"table {table.name!r}: {how.rows} rows to stand for {table.rows} are no compression")
+    if how.kind in ("modulo", "hash"):
+        return (replace(table, rows=how.rows),)
+    sizes: tuple[int, ...]
+    if how.kind == "quotient":
+        if how.combine == "multiply" and table.lookups > 1:
+            raise ConfigError(f"table {table.name!r}: a product is of one id, and a row has {table.lookups:g} on "
+                              "average; write quotient:ROWS:add or quotient:ROWS:concat")
+        pieces, sizes = 2 if how.combine == "concat" else 1, (-(-table.rows // how.rows), how.rows)
+    else:
+        pieces, sizes = how.parts, (how.rows,) * how.parts
+        digits = _digits(table.rows, how.rows)
+        if how.parts < digits or how.parts > how.rows:
+            raise ConfigError(f"table {table.name!r}: {table.rows} ids need {digits} parts of {how.rows} rows or more "
+                              f"to differ (and at most {how.rows} parts), not {how.parts}")
+    if table.width % pieces or (table.width // pieces) % 4:
+        raise ConfigError(f"table {table.name!r}: width {table.width} cannot be cut into {pieces} parts whose widths "
+                          "are multiples of 4, which the fused kernels need")
+    names = ("q", "r") if how.kind == "quotient" else range(how.parts)
+    return tuple(replace(table, name=f"{table.name}@{n}", rows=rows, width=table.width // pieces)
+                 for n, rows in zip(names, sizes, strict=True))
+
+
+def _digits(count: int, base: int) -> int:
+    """How many digits the ids below `count` have."""
+    digits = 1
+    while base**digits < count:
+        digits += 1
+    return digits
+
+
+def codes(ids: Tensor, table: Table, how: Compression) -> tuple[Tensor, ...]:
+    """For each part of the table, the row of each id."""
+    if how.kind == "full":
+        return (ids,)
+    if how.kind == "spread":
+        return ((ids.long() * _stride(table.rows) % table.rows).to(ids.dtype),)
+    if how.kind == "modulo":
+        return (ids % how.rows,)
+    if how.kind == "hash":
+        factor, shift = _mix(table.name)
+        return (((ids.long() * factor + shift) % _PRIME % how.rows).to(ids.dtype),)
+    if how.kind == "quotient":
+        return ids // how.rows, ids % how.rows
+    left, digits = ids, []
+    for _ in range(_digits(table.rows, how.rows)):
+        digits.append(left % how.rows)
+        left = left // how.rows
+    found = [digits[0]]
+    for _ in range(how.parts - 1):
+        for i in range(len(digits) - 1):
+            digits[i] = (digits[i] + digits[i + 1]) % how.rows
+        found.append(digits[0])
+    return tuple(found)
+
+
+def _stride(rows: int) -> int:
+    """How far apart two neighbouring ids are spread: near rows / golden ratio, where any run of ids is spread evenly;
+    prime to rows, so that each id has a row of its own."""
+    near = max(1, round(rows * (math.sqrt(5) - 1) / 2))
+    return next(n for n in range(near, 0, -1) if math.gcd(n, rows) == 1)
+
+
+def _mix(name: str) -> tuple[int, int]:
+    """A column's own two numbers: the same on each start, and two columns do not collide alike."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return (1 + int.from_bytes(digest[:8], "little") % (_PRIME - 1),
+            int.from_bytes(digest[8:16], "little") % _PRIME)
+
+
+class Compressor:
+    """Columns' tables as chosen: the list of ordinary tables, and a batch's ids as their rows."""
+
+    def __init__(self, tables: Sequence[Table], choices: Mapping[str, Compression]) -> None:
+        names = [t.name for t in tables]
+        for name in choices:
+            if name not in names:
+                raise ConfigError(f"compression: no column {name!r}{nearest(name, names)}")
+        self.columns = tuple(tables)
+        self.choices = tuple(choices.get(t.name, Compression()) for t in tables)
+        self.parts = tuple(part_tables(t, how) for t, how in zip(self.columns, self.choices, strict=True))
+        self.tables = tuple(part for parts in self.parts for part in parts)
+        """What the model's EmbeddingBagCollection holds, in the order of `expand`'s keys."""
+        if len({t.name for t in self.tables}) < len(self.tables):
+            raise ConfigError("compression: two tables have one name; rename the columns that have an @ in theirs")
+
+    @property
+    def starts(self) -> dict[str, tuple[float, float]]:
+        """Table → range of its first weights: a vector begins as small as in the full table, ±1 / √rows."""
+        found: dict[str, tuple[float, float]] = {}
+        for column, how, parts in zip(self.columns, self.choices, self.parts, strict=True):
+            bound = 1 / math.sqrt(column.rows)
+            found |= dict.fromkeys((p.name for p in parts), (-bound, bound))
+            if how.kind == "quotient" and how.combine == "multiply":
+                found[parts[1].name] = (0.5, 1.5)  # a factor: two small ones would make a product of nothing
+        return found
+
+    def expand(self, values: Tensor, lengths: Tensor, weights: Tensor | None = None,
+               ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A batch's bags, key-major, one key a column → one key a table. Ids must be within their columns' rows."""
+        per_column = lengths.view(len(self.columns), -1)
+        ends = per_column.sum(1, dtype=torch.int64).tolist()
+        bags = torch.split(values, ends)
+        weighed = torch.split(weights, ends) if weights is not None else [None] * len(bags)
+        new_values: list[Tensor] = []
+        new_lengths: list[Tensor] = []
+        new_weights: list[Tensor] = []
+        for column, how, ids, counts, weight in zip(self.columns, self.choices, bags, per_column, weighed, strict=True):
+            product = how.kind == "quotient" and how.combine == "multiply"
+            if product and len(counts) and int(counts.max()) > 1:
+                raise ConfigError(f"column {column.name!r}: a row has {int(counts.max())} ids, and a product is of "
+                                  "one; write quotient:ROWS:add or quotient:ROWS:concat")
+            for i, rows in enumerate(codes(ids, column, how)):
+                new_values.append(rows)
+                new_lengths.append(counts)
+                if weight is not None:  # a product takes a weight once
+                    new_weights.append(torch.ones_like(weight) if product and i else weight)
+        return torch.cat(new_values), torch.cat(new_lengths), torch.cat(new_weights) if weights is not None else None
+
+
+class Combine(nn.Module):
+    """After the lookup: the parts of each column, pooled, become its one vector. [B, F, W], columns in order."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        super().__init__()
+        widths = {t.width for t in compressor.columns}
+        if len(widths) != 1:
+            raise ConfigError(f"columns of widths {sorted(widths)} cannot be stacked; one width for all is needed")
+        self._columns = [([p.name for p in parts], how.combine if how.kind == "quotient" else "concat")
+                         for parts, how in zip(compressor.parts, compressor.choices, strict=True)]
+
+    def forward(self, pooled: Any) -> Tensor:
+        """`pooled` has a tensor [B, width] by table: a KeyedTensor, or a dict."""
+        found = []
+        for names, combine in self._columns:
+            parts = [pooled[name] for name in names]
+            if len(parts) == 1:
+                found.append(parts[0])
+            elif combine == "multiply":
+                found.append(parts[0] * parts[1])
+            elif combine == "add":
+                found.append(parts[0] + parts[1])
+            else:
+                found.append(torch.cat(parts, 1))
+        return torch.stack(found, 1)

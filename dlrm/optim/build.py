@@ -1,0 +1,56 @@
+"""Two optimisers: one inside the backward pass for tables, one of its own for the dense layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec import optim
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+from sluice.dlrm.config import OptimConfig
+from sluice.dlrm.optim.lamb import Lamb
+from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
+
+_TABLES = {"rowwise_adagrad": (optim.RowWiseAdagrad, {"eps": 1e-8}), "adagrad": (optim.Adagrad, {"eps": 1e-8}),
+           "adam": (optim.Adam, {"eps": 1e-8}), "sgd": (optim.SGD, {})}
+_DENSE = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD, "lamb": Lamb}
+
+
+def fuse_tables(tables: nn.Module, config: OptimConfig) -> None:
+    """Before sharding: from then on a backward pass updates the rows it saw and keeps no gradient of a table.
+
+    Row-wise Adagrad's state is one number a row: V += mean(g²), and the row moves by lr · g / (√V + eps)."""
+    kind, settings = _TABLES[config.table_optimiser]
+    apply_optimizer_in_backward(kind, tables.parameters(), {"lr": config.lr, **settings})
+
+
+def dense_parameters(model: Any) -> dict[str, nn.Parameter]:
+    """Every parameter of a sharded model that is not a table's."""
+    # By the plan, not by what is fused here: tables of other ranks are parameters of this rank, too, of no rows.
+    tables = {f"{path}.embedding_bags.{name}.weight" for path, tables in model.plan.plan.items() for name in tables}
+    return {name: p for name, p in model.named_parameters() if name not in tables}
+
+
+def dense_optimiser(model: Any, config: OptimConfig) -> KeyedOptimizerWrapper:
+    """After sharding: over the dense layers. Its state is keyed by the parameters' names."""
+    kind: Any = _DENSE[config.dense_optimiser]
+    return KeyedOptimizerWrapper(dense_parameters(model), lambda params: kind(
+        params, lr=config.dense_lr, weight_decay=config.dense_decay))
+
+
+class LearningRates:
+    """Both optimisers' learning rates, by their schedules."""
+
+    def __init__(self, model: Any, dense: KeyedOptimizerWrapper, config: OptimConfig, steps_per_epoch: int) -> None:
+        self._all = (
+            Scheduled(model.fused_optimizer, RateSchedule.read(config.schedule), steps_per_epoch=steps_per_epoch,
+                      fused=True),
+            Scheduled(dense, RateSchedule.read(config.dense_schedule), steps_per_epoch=steps_per_epoch))
+
+    def begin(self, step: int) -> None:
+        """Before the forward pass of step number `step`, the run's first being 0."""
+        for one in self._all:
+            one.begin(step)

@@ -1,0 +1,166 @@
+"""Who this process is among the ranks (`Ranks`), and what ranks say to each other: JSON, with the bytes of arrays
+and tensors after it. Nothing of it is unpickled. Under torchrun as the environment says, otherwise one process
+alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from sluice.dlrm.sharding import machine as machines
+from sluice.ingest.machine import Machine
+
+_ARRAY = "an array"
+
+
+def gather(value: Any, ranks: int, group: Any) -> list[Any]:
+    """One small value of every rank, in the order of ranks, on every rank. A value is what JSON knows, numpy arrays and
+    CPU tensors, in lists and in mappings with words for keys. Tuples arrive as lists, also from the rank itself."""
+    mine = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+    dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
+    longest = int(max(sizes))
+    parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(ranks)]
+    dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))), group=group)
+    return [unpacked(part[:int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
+
+
+def packed(value: Any) -> bytes:
+    """TypeError for what cannot be said."""
+    tail: list[bytes] = []
+    head = json.dumps(_plain(value, tail)).encode()
+    return b"".join([len(head).to_bytes(8, "little"), head, *tail])
+
+
+def unpacked(data: bytes) -> Any:
+    """What `packed` was given."""
+    at = 8 + int.from_bytes(data[:8], "little")
+    return _whole(json.loads(data[8:at]), data[at:])
+
+
+def _plain(value: Any, tail: list[bytes]) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner, tail) for inner in value]
+    if isinstance(value, dict) and _ARRAY not in value and all(isinstance(key, str) for key in value):
+        return {key: _plain(inner, tail) for key, inner in value.items()}
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        array = value.numpy() if isinstance(value, torch.Tensor) else value
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"an array of {array.dtype} cannot be said to another rank")
+        begin = sum(map(len, tail))
+        tail.append(np.ascontiguousarray(array).tobytes())
+        return {_ARRAY: [array.dtype.str, array.shape, begin, isinstance(value, torch.Tensor)]}
+    raise TypeError(f"{type(value).__name__} {value!r} cannot be said to another rank")
+
+
+def _whole(value: Any, tail: bytes) -> Any:
+    if isinstance(value, list):
+        return [_whole(inner, tail) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if _ARRAY not in value:
+        return {key: _whole(inner, tail) for key, inner in value.items()}
+    kind, shape, begin, tensor = value[_ARRAY]
+    count = int(np.prod(shape, dtype=np.int64))
+    array = np.frombuffer(tail, np.dtype(kind), count, begin).reshape(shape).copy()
+    return torch.from_numpy(array) if tensor else array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """One rank's view. Collectives of the model go over `group`; small agreements over `control`, on the CPU."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+    host: int
+    """Number of this machine among those of the run."""
+    device: torch.device
+    group: Any
+    control: Any
+    saving: Any
+    """As `control`, for the thread that writes checkpoints."""
+    store: Any
+    """The process group's store. Whoever uses it from another thread takes a `clone()`."""
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def apart(self, name: str) -> Ranks:
+        """The same world with keys of its own in the store: what was written before is not read."""
+        return replace(self, store=dist.PrefixStore(name, self.store))  # type: ignore[attr-defined]
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks of a small CPU tensor; every rank gets it."""
+        values = values.clone()
+        dist.all_reduce(values, group=self.control)
+        return values
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Equally long CPU tensors of all ranks, one after the other, on every rank."""
+        parts = [torch.empty_like(values) for _ in range(self.ranks)]
+        dist.all_gather(parts, values, group=self.control)
+        return torch.cat(parts)
+
+    def gather_objects(self, value: Any, group: Any = None) -> list[Any]:
+        """One small value of every rank, in the order of ranks, on every rank; what a value may be, `sluice.dlrm.ranks`
+        says. Over `control`, unless another group is named."""
+        return gather(value, self.ranks, self.control if group is None else group)
+
+    def barrier(self) -> None:
+        dist.barrier(group=self.control)
+
+
+def machine(ranks: int, local_ranks: int) -> machines.TrainingMachine:
+    """What tables may take of each rank: of its GPU, or of its part of this machine's memory."""
+    if torch.cuda.is_available():
+        return machines.TrainingMachine(ranks=ranks, ranks_per_host=local_ranks,
+                                memory_bytes=torch.cuda.get_device_properties(0).total_memory,
+                                host_memory_bytes=Machine().memory_limit() // 2 // local_ranks)
+    # Half is kept for the loader's buffers and the dense layers, which share the memory here.
+    return machines.TrainingMachine(ranks=ranks, ranks_per_host=local_ranks, reserve=0.5, device="cpu",
+                            memory_bytes=Machine().memory_limit() // local_ranks)
+
+
+@contextmanager
+def world() -> Iterator[Ranks]:
+    """The process group, for as long as the context lasts."""
+    local_rank, local_ranks = (int(os.environ.get(n, d)) for n, d in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)  # before the loader or the group touch a GPU
+    elif "OMP_NUM_THREADS" not in os.environ:
+        # One core is left to the loader: torch's threads spin while they wait, and would take it away.
+        torch.set_num_threads(max(1, int(Machine().cores()) // local_ranks - 1))
+    backend = "nccl" if cuda else "gloo"
+    if "RANK" in os.environ:
+        # torchrun keeps its store when it starts ranks anew: what those before wrote there must not be read.
+        store, rank, ranks = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        number = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        life = dist.PrefixStore(f"life {number}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=life, rank=rank, world_size=ranks)
+    else:
+        alone = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=alone, rank=0, world_size=1)
+    try:
+        group = dist.group.WORLD
+        yield Ranks(rank=dist.get_rank(), ranks=dist.get_world_size(), local_rank=local_rank, local_ranks=local_ranks,
+                    host=int(os.environ.get("GROUP_RANK", "0")), device=device, group=group,
+                    control=dist.new_group(backend="gloo") if cuda else group,
+                    saving=dist.new_group(backend="gloo"),
+                    store=dist.distributed_c10d._get_default_store())
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,113 @@
+"""All that follows from a run's settings, its table and its machine before a model is made: tables, their places,
+sizes, costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sluice.dlrm.config import Config, ConfigError, profile_of, tables_of
+from sluice.dlrm.model.flops import LayerCost, count
+from sluice.dlrm.model.missing import MissingNumbers
+from sluice.dlrm.model.ranker import TableLayout
+from sluice.dlrm.optim.schedule import RateSchedule
+from sluice.dlrm.sharding.apply import describe, placed, summary
+from sluice.dlrm.sharding.machine import TrainingMachine
+from sluice.dlrm.sharding.types import STATES, ModelPlacement
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import format_bytes, nearest
+
+if TYPE_CHECKING:
+    from sluice.dlrm.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What `of` found."""
+
+    layout: TableLayout
+    placement: ModelPlacement
+    count: LayerCost
+    """Of the dense layers."""
+    state_bytes: int
+    """Of the tables' optimiser, on all ranks."""
+    gradient_bytes: int
+    """That a rank holds at most: of the dense layers, and of the vectors that its rows looked up. A table's own
+    gradient is used up within the backward pass; otherwise it would be as large as the table."""
+    bytes_per_step: int
+    """That a rank sends to others for a batch, forwards and backwards; of the busiest rank."""
+    text: str
+    """The plan as a person reads it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"plan": summary(self.placement, self.layout.tables), "balance": list(self.placement.balance),
+                "parameters": self.count.parameters, "flops_per_sample": self.count.flops,
+                "state_bytes": self.state_bytes, "gradient_bytes": self.gradient_bytes,
+                "bytes_per_step": self.bytes_per_step}
+
+
+def of(config: Config, table: FeatureTable, machine: TrainingMachine) -> RunPlan:
+    """Raises what is wrong with the settings."""
+    columns = tables_of(table.fields, config.model, profile_of(table))
+    if config.optim.table_optimiser == "adam" and machine.device == "cpu":
+        raise ConfigError("table optimiser: 'adam' has no kernel for a CPU; use rowwise_adagrad, adagrad or sgd here")
+    dense = tuple(f.name for f in table.fields if f.role == "dense")
+    single = [f.name for f in table.fields if f.role == "sparse"]
+    for name in config.slices:
+        if name not in single:
+            raise ConfigError(f"slices: no sparse column {name!r} with one id a row{nearest(name, single)}")
+    for text in (config.optim.schedule, config.optim.dense_schedule):
+        RateSchedule.read(text)
+    layout = TableLayout(config.model, columns, MissingNumbers(dense) if config.missing == "mask" else None)
+    placement = placed(config, layout.tables, machine)
+    whole = count(config.model, dense=len(dense), columns=len(layout.compressor.columns),
+                  history=layout.history.longest if layout.history else 0)["total"]
+    a_row, an_element = STATES[config.optim.table_optimiser]
+    state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
+    sent = bytes_per_step(placement, layout, whole.parameters, config)
+    vectors = sum(t.width * len(layout.keys[t.name]) for t in layout.tables)
+    gradients = 4 * (whole.parameters + config.batch_size // machine.ranks * vectors)
+    held, read = placement.balance
+    text = "\n".join([
+        describe(placement, layout.tables, machine),
+        (f"largest over mean load of a rank: {held:.2f} in bytes, {read:.2f} in reads; a rank sends "
+         f"{format_bytes(sent)} a step"),
+        (f"{config.model.kind}: {whole.parameters:,} parameters in dense layers, {whole.flops:,} operations a sample; "
+         f"{sum(t.rows * t.width for t in layout.tables):,} in tables, {format_bytes(state)} of "
+         f"{config.optim.table_optimiser} state"),
+        (f"gradients: {format_bytes(gradients)} a rank at most, and none of a table's size "
+         f"({format_bytes(sum(t.bytes for t in layout.tables))} in all)")])
+    return RunPlan(layout, placement, whole, state, gradients, sent, text)
+
+
+def bytes_per_step(placement: ModelPlacement, layout: TableLayout, parameters: int, config: Config) -> int:
+    """What the busiest rank sends: ids to where their tables are, pooled vectors back, their gradients the same way,
+    and its part in the mean of the dense layers' gradients."""
+    ranks, batch = placement.ranks, config.batch_size
+    if ranks == 1:
+        return 0
+    mine, away = batch / ranks, batch * (ranks - 1) / ranks
+    element = 2 if config.wire == "fp16" else 4
+    pooled, gradients, ids = [0.0] * ranks, 0.0, 0.0
+    for place, table in zip(placement.places, layout.tables, strict=True):
+        if place.kind == "data":  # its gradients alone, as those of the dense layers
+            parameters += table.rows * table.width
+            continue
+        holders = [part for part in place.parts if part.rows]
+        vectors = len(layout.keys[place.name])
+        for part in holders:
+            pooled[part.rank] += away * vectors * part.width * element
+        # Each id and each length has four bytes; by columns, each holder gets all of them.
+        copies = len(holders) if place.kind == "column" else 1
+        ids += mine * (ranks - 1) / ranks * 4 * (table.lookups * copies + vectors * len(holders))
+        gradients += sum(mine * vectors * part.width * element for part in holders) * (ranks - 1) / ranks
+    return round(max(pooled) + gradients + ids + 2 * parameters * 4 * (ranks - 1) / ranks)
+
+
+def masked(layout: TableLayout, here: Ranks) -> dict[str, int]:
+    """Column → dense values that were no finite numbers, over all ranks."""
+    found: dict[str, int] = {}
+    for counts in here.gather_objects(layout.missing.counts if layout.missing is not None else {}):
+        for name, n in counts.items():
+            found[name] = found.get(name, 0) + n
+    return found

@@ -1,0 +1,259 @@
+"""What a request for predictions holds: `Decoder` turns JSON or Arrow into rows of raw features, or refuses it.
+
+Values are judged as the ETL job judges them, so that a row has the features here that it had in training.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.apply.features import MODEL_ROLES
+from sluice.etl.apply.parse import ARROW_TYPES, WRONG, fits
+from sluice.etl.common.suggest import nearest
+from sluice.etl.spec.spec import Spec
+
+JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
+_PLAIN = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+_COMPRESSION, _HEADER, _RECORD_BATCH = 3, 2, 3  # fields of Arrow's messages, and a kind of them
+
+
+class Refusal(Exception):
+    """A request that gets another answer than predictions: an HTTP status and one line."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """What one request asks about: rows as JSON has them, or columns."""
+
+    count: int
+    objects: Sequence[Mapping[str, Any]] = ()
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    missing: Mapping[str, int] = field(default_factory=dict)
+    """Feature → rows in which it is not named: the spec's default stands there."""
+
+
+class Decoder:
+    """Reads requests for one spec."""
+
+    def __init__(self, spec: Spec, fingerprint: str, *, most_rows: int) -> None:
+        needed = _needed(spec)
+        self.kinds = {name: kind for name, kind in spec.input.columns.items() if name in needed}
+        """Raw feature → its type in the spec: what a request is to bring."""
+        self._known = spec.input.columns
+        self._fingerprint, self._most = fingerprint, most_rows
+        # A text file cannot tell an empty text from none.
+        self._empty_is_none = spec.input.format in ("tsv", "csv")
+
+    def read(self, content_type: str, body: bytes) -> RequestRows:
+        """Raises Refusal."""
+        kind = content_type.partition(";")[0].strip().lower()
+        if kind == JSON:
+            return self._json(body)
+        if kind == ARROW:
+            return self._arrow(body)
+        raise Refusal(415, f"Content-Type {kind[:60]!r} is neither {JSON} nor {ARROW}")
+
+    def columns(self, requests: Sequence[RequestRows]) -> dict[str, pa.Array]:
+        """The rows of several requests, one after the other. Raises Refusal if a value fits no column."""
+        parts: list[dict[str, pa.Array]] = []
+        objects: list[Mapping[str, Any]] = []
+        for rows in requests:
+            if rows.columns:
+                parts += [self._built(objects)] if objects else []
+                parts.append(dict(rows.columns))
+                objects = []
+            else:
+                objects += rows.objects
+        parts += [self._built(objects)] if objects or not parts else []
+        if len(parts) == 1:
+            return parts[0]
+        return {name: pa.concat_arrays([part[name] for part in parts]) for name in self.kinds}
+
+    def _built(self, objects: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+        found = {}
+        for name, kind in self.kinds.items():
+            values = [row.get(name) for row in objects]
+            if kind == "text" and self._empty_is_none:
+                values = [value or None for value in values]
+            try:
+                found[name] = pa.array(values, ARROW_TYPES[kind])
+            except (ValueError, OverflowError):  # a lone surrogate, a whole number beyond any float
+                raise Refusal(422, f"feature {name!r}: {WRONG[kind]}") from None
+        return found
+
+    def _json(self, body: bytes) -> RequestRows:
+        try:
+            asked = json.loads(body, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise Refusal(400, f"the body is not JSON: {_line(error)}") from None
+        if not isinstance(asked, dict) or not isinstance(asked.get("rows"), list):
+            raise Refusal(400, 'the body is not {"rows": [{feature: value, …}, …]}')
+        if unknown := asked.keys() - {"rows", "fingerprint"}:
+            raise Refusal(400, f"the body has {min(unknown)[:60]!r} beside \"rows\" and \"fingerprint\"")
+        if "fingerprint" in asked:
+            self._same(asked["fingerprint"])
+        rows = asked["rows"]
+        self._few(len(rows))
+        missing: Counter[str] = Counter()
+        unnamed = 0
+        for number, row in enumerate(rows):
+            if not isinstance(row, dict):
+                raise Refusal(400, f"rows[{number}] is not an object of features")
+            if not row:
+                unnamed += 1
+                continue
+            known = 0
+            for name, value in row.items():
+                kind = self.kinds.get(name)
+                if kind is None:
+                    self._must_know(name)
+                    continue
+                known += 1
+                if not fits(value, kind):
+                    raise Refusal(422, f"rows[{number}]: feature {name!r} is {WRONG[kind]}")
+            if known < len(self.kinds):
+                missing.update(self.kinds.keys() - row.keys())
+        if unnamed:
+            missing.update(dict.fromkeys(self.kinds, unnamed))
+        return RequestRows(len(rows), rows, missing=missing)
+
+    def _arrow(self, body: bytes) -> RequestRows:
+        try:
+            table = _table(body, self._few)
+            names = table.schema.names  # which may be no text
+        except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError) as error:
+            raise Refusal(400, f"the body is not an Arrow IPC stream: {_line(error)}") from None
+        if (fingerprint := (table.schema.metadata or {}).get(b"fingerprint")) is not None:
+            self._same(fingerprint.decode(errors="replace"))
+        for name in names:
+            self._must_know(name)
+        if len(set(names)) < len(names):
+            raise Refusal(422, "two columns have one name")
+        columns, missing = {}, {}
+        for name, kind in self.kinds.items():
+            if name in names:
+                columns[name] = self._cast(name, kind, table[name])
+            else:
+                columns[name] = pa.nulls(table.num_rows, ARROW_TYPES[kind])
+                missing[name] = table.num_rows
+        return RequestRows(table.num_rows, columns=columns, missing=missing)
+
+    def _cast(self, name: str, kind: str, values: pa.ChunkedArray) -> pa.Array:
+        inner = values.type.value_type if pa.types.is_list(values.type) else values.type
+        if not any(is_kind(inner) for is_kind in _PLAIN):
+            raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}")
+        if pa.types.is_floating(inner) and kind == "int":
+            raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has int")
+        try:
+            found = values.cast(ARROW_TYPES[kind]).combine_chunks()
+        except pa.ArrowException:
+            raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}") from None
+        if kind == "text" and self._empty_is_none:
+            found = pc.if_else(pc.equal(found, ""), pa.scalar(None, pa.string()), found)
+        return found
+
+    def _few(self, rows: int) -> None:
+        if rows > self._most:
+            raise Refusal(413, f"{rows} rows are more than the {self._most} that one request may have")
+
+    def _same(self, fingerprint: object) -> None:
+        if fingerprint != self._fingerprint:
+            raise Refusal(409, f"the request is for features {str(fingerprint)[:40]!r}, the model's are "
+                               f"{self._fingerprint!r}; /model tells what it takes")
+
+    def _must_know(self, name: str) -> None:
+        if name not in self._known:
+            raise Refusal(422, f"feature {name[:60]!r} is none of the model's{nearest(name[:60], self._known)}; "
+                               "/model tells what it takes")
+
+
+def rows_at_most(content_type: str, body: bytes) -> int:
+    """An upper bound of the rows that a request asks about, at no cost: nothing is decoded, or believed."""
+    if content_type.partition(";")[0].strip().lower() == JSON:
+        return body.count(b"{")
+    try:
+        return sum(_length(message.metadata.to_pybytes()) for message in
+                   pa.ipc.MessageReader.open_stream(pa.py_buffer(body)) if message.type == "record batch")
+    except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError):
+        return 0  # it is refused before any row is made
+
+
+def _needed(spec: Spec) -> set[str]:
+    """What the model's columns are made from, and what joins and histories are looked up by."""
+    found = {name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources}
+    for history in spec.rows.histories:
+        if history.name in found:
+            found |= {history.by, history.of}
+    for join in reversed(spec.rows.joins):  # a join may go by what one before it brought
+        found |= set(join.on)
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _table(body: bytes, few: Callable[[int], None]) -> pa.Table:
+    """All batches of a stream, checked to the last offset: what it says of itself may be a lie."""
+    batches = []
+    rows = 0
+    with pa.ipc.open_stream(_uncompressed(body)) as stream:
+        for batch in stream:
+            rows += batch.num_rows
+            few(rows)
+            batch.validate(full=True)
+            batches.append(batch)
+        return pa.Table.from_batches(batches, stream.schema)
+
+
+def _uncompressed(body: bytes) -> bytes:
+    """Refuses what may grow when it is read: of compressed bytes and of dictionaries a few stand for many."""
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+        if message.type not in ("schema", "record batch"):
+            raise Refusal(415, "Arrow columns must not be dictionary-encoded")
+        if message.type == "record batch" and _compressed(message.metadata.to_pybytes()):
+            raise Refusal(415, "Arrow batches must not be compressed")
+    return body
+
+
+def _compressed(message: bytes) -> bool:
+    """Whether a record batch's flatbuffer names a compression: Arrow's Python reader does not tell."""
+    root = struct.unpack_from("<I", message, 0)[0]
+    header = _field(message, root, _HEADER)
+    if not header:
+        return False
+    batch = header + struct.unpack_from("<I", message, header)[0]
+    return bool(_field(message, batch, _COMPRESSION))
+
+
+def _length(message: bytes) -> int:
+    """The rows that a record batch's flatbuffer names."""
+    root = struct.unpack_from("<I", message, 0)[0]
+    header = _field(message, root, _HEADER)
+    place = _field(message, header + struct.unpack_from("<I", message, header)[0], 0) if header else 0
+    return max(0, struct.unpack_from("<q", message, place)[0]) if place else 0
+
+
+def _field(message: bytes, table: int, number: int) -> int:
+    """Where a flatbuffer's table has a field; 0 if it has not."""
+    vtable = table - struct.unpack_from("<i", message, table)[0]
+    size = struct.unpack_from("<H", message, vtable)[0]
+    place = 4 + 2 * number
+    offset = struct.unpack_from("<H", message, vtable + place)[0] if place < size else 0
+    return table + offset if offset else 0

@@ -1,0 +1,82 @@
+"""A run's dense side as a program of its own: `Head`, exported by torch.export, compiled by AOTInductor, checked."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sluice.dlrm.config import ModelConfig
+from sluice.dlrm.model.towers import INPUTS, WIDE, build
+
+SIZES = (1, 2, 7, 64, 1000)
+"""Batch sizes at which an exported program is held against the model."""
+TOLERANCE = 1e-5
+
+Inputs = tuple[Tensor, ...]
+
+
+class NotEqual(RuntimeError):
+    """An exported program that answers otherwise than the model."""
+
+
+class Head(nn.Module):
+    """The tower between dense features with pooled embeddings, as `sluice.dlrm.model.towers` describes them, and a
+    logit a row."""
+
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
+        super().__init__()
+        self.tower = build(config, dense=dense, columns=columns)
+        self._half = config.precision == "bf16"
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._half):
+            found = self.tower(*inputs)
+        logits: Tensor = found[0] if isinstance(found, tuple) else found  # dien gives a loss besides
+        return logits.float()
+
+
+def example(config: ModelConfig, *, dense: int, columns: int, longest: int, rows: int) -> Inputs:
+    """Inputs of the right shapes, the same ones for the same arguments."""
+    generator = torch.Generator().manual_seed(rows)
+    shapes = {"dense": (rows, dense), "pooled": (rows, columns, config.width), "wide": (rows, columns, WIDE),
+              "history": (rows, longest, config.width), "target": (rows, config.width)}
+    return tuple(torch.randint(0, longest + 1, (rows,), generator=generator) if name == "lengths"
+                 else torch.randn(shapes[name], generator=generator) for name in INPUTS[config.kind])
+
+
+def exported(head: Head, inputs: Inputs) -> torch.export.ExportedProgram:
+    """For any number of rows."""
+    rows = torch.export.Dim("rows", min=1)
+    with warnings.catch_warnings():
+        # torch's own GRU keeps its weights twice; they are parameters all the same.
+        warnings.filterwarnings("ignore", message="The tensor attributes")
+        return torch.export.export(head, inputs, dynamic_shapes=(tuple({0: rows} for _ in inputs),))
+
+
+def compiled(program: torch.export.ExportedProgram, path: Path) -> Callable[..., Tensor]:
+    """The program as machine code, in a package that needs no Python; as it is loaded again."""
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`isinstance.treespec, LeafSpec.` is deprecated")  # torch asks so
+        aoti_compile_and_package(program, package_path=str(path))
+    found: Callable[..., Tensor] = aoti_load_package(str(path))
+    return found
+
+
+@torch.no_grad()
+def difference(head: Head, program: Callable[..., Tensor], batches: Sequence[Inputs]) -> float:
+    """The largest between two logits, relative to those above 1; NotEqual beyond TOLERANCE."""
+    largest = 0.0
+    for inputs in batches:
+        want, got = head(*inputs), program(*inputs)
+        if got.shape != want.shape:
+            raise NotEqual(f"{tuple(got.shape)} logits for {tuple(want.shape)}")
+        largest = max(largest, float(((got - want).abs() / want.abs().clamp(min=1)).max()))
+    if not largest <= TOLERANCE:
+        raise NotEqual(f"its logits differ by up to {largest:.3g}, more than {TOLERANCE:g}")
+    return largest

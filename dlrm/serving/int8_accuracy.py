@@ -1,0 +1,33 @@
+"""What narrower tables cost: a run's model with float32 tables and with narrow ones, over the same rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader
+from sluice.dlrm.config import Config
+from sluice.dlrm.evaluation.metrics import Quality, quality
+from sluice.dlrm.serving.served_model import Servable, ranker
+from sluice.dlrm.training import loaders
+
+_BATCH = 8192
+
+
+def compared(servable: Servable, split: str, rows: int) -> tuple[Quality, Quality]:
+    """(float32 tables, the servable's own) on up to `rows` rows of a split, both over the same ones."""
+    trained = Config.from_dict(servable.meta.config)
+    config = replace(trained, ranks=1, batch_size=_BATCH)
+    wide, _ = ranker(trained, servable.layout, len(servable.meta.dense), CheckpointReader(servable.path), "fp32")
+    seen: list[list[np.ndarray]] = []
+    with loaders.evaluation(config, servable.table, split, rank=0, local_ranks=1) as batches, torch.inference_mode():
+        for batch in batches:
+            inputs = servable.layout.features(batch, torch.device("cpu"))
+            seen.append([t.numpy().astype(np.float64) for t in (wide(*inputs), servable.model(*inputs), batch.label,
+                                                                batch.weight)])
+            if len(seen) * _BATCH >= rows:
+                break
+    wide_logits, logits, label, weight = (np.concatenate(column) for column in zip(*seen, strict=True))
+    return quality(wide_logits, label, weight), quality(logits, label, weight)

@@ -1,0 +1,57 @@
+"""What a server lets in: `ServerLimits`, and `Bucket`, which lets a steady rate of requests pass. No clock of its
+own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sluice.dlrm.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Of one server."""
+
+    body_bytes: int = 4 * 2**20
+    rows: int = 4096
+    """Of one request."""
+    seconds: float = 10.0
+    """For a request's head, for its body, and for its answer, each."""
+    rate: float = 0.0
+    """Requests a second; 0: any number."""
+    waiting: int = 1024
+    """Requests that wait for the model at one time."""
+    connections: int = 1024
+    together: int = 128
+    """Requests in one batch."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("body_bytes", 1), ("rows", 1), ("waiting", 1), ("connections", 1), ("together", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not {low} or more")
+        if not 0 < self.seconds < float("inf"):
+            raise ConfigError(f"seconds: {self.seconds!r} is not a positive number")
+        if not 0 <= self.rate < float("inf"):
+            raise ConfigError(f"rate: {self.rate!r} is not a number of 0 or more")
+
+
+class Bucket:
+    """Holds a second's worth of requests at most, and fills at `rate` a second."""
+
+    def __init__(self, rate: float, clock: Callable[[], float]) -> None:
+        self._rate, self._clock = rate, clock
+        self._most = max(1.0, rate)
+        self._held, self._at = self._most, clock()
+
+    def take(self) -> float:
+        """0 if the request may pass, else the seconds until one may."""
+        if not self._rate:
+            return 0.0
+        now = self._clock()
+        self._held = min(self._most, self._held + (now - self._at) * self._rate)
+        self._at = now
+        if self._held < 1:
+            return (1 - self._held) / self._rate
+        self._held -= 1
+        return 0.0

@@ -1,0 +1,101 @@
+"""A server's model follows its run: `Reload` looks for a newer checkpoint, and hands it over when it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sluice.dlrm.checkpoint.meta import CheckpointError, chosen
+from sluice.dlrm.config import ConfigError
+from sluice.dlrm.serving.http import HttpApp, at
+from sluice.dlrm.serving.scorer import Scorer
+from sluice.dlrm.serving.served_model import Servable
+from sluice.etl.ops import OperatorError
+from sluice.etl.spec.toml_keys import SpecError
+from sluice.etl.table.fitted_state import StateError
+from sluice.etl.table.store import StoreError
+from sluice.etl.table.table import TableError
+
+ERRORS = (CheckpointError, ConfigError, TableError, StateError, StoreError, SpecError, OperatorError, OSError)
+"""What can be wrong with a run, its table or its state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a checkpoint is not served."""
+
+    error: str
+    times: int
+    """Looks one after the other that met it."""
+    first: float
+    last: float
+
+
+class Reload:
+    """The old model answers until the new one is loaded. One that cannot be loaded is said once, and tried again at
+    each look: whatever is wrong with it, that ends neither the server nor the looking."""
+
+    def __init__(self, run: Path, load: Callable[[], Scorer], *, every_s: float, say: Callable[[str], None],
+                 take_best: bool = False, now: Callable[[], float] = time.time) -> None:
+        self._run, self._load, self._every_s, self._say, self._take_best = run, load, every_s, say, take_best
+        self._now = now
+        self._failure: Failure | None = None
+        self._failing = False
+        self._failures = 0
+
+    async def __call__(self, service: HttpApp) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.look(service)
+
+    async def look(self, service: HttpApp) -> bool:
+        """Whether a newer model took over."""
+        try:
+            scorer = await asyncio.to_thread(self._newer, service.scorer.servable)
+            if scorer is not None:
+                service.take(scorer)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # of a folder that anybody writes into; even SystemExit, out of a user's module
+            self._refuse(error, service)
+            return False
+        self._failing = False
+        if scorer is None:
+            return False
+        service.served.reload("taken")
+        about = scorer.servable.about()
+        self._tell(f"now serving {about['checkpoint']}, trained on version {about['version']} of the table")
+        return True
+
+    def about(self) -> dict[str, Any]:
+        """How the looking goes, for `/health`."""
+        last = self._failure
+        return {"failing": self._failing, "failures": self._failures, "last_failure": last and {
+            "error": last.error, "times": last.times, "first": at(last.first), "last": at(last.last)}}
+
+    def _newer(self, servable: Servable) -> Scorer | None:
+        """The model to be served, unless it is already."""
+        found = chosen(self._run / "checkpoints", take_best=self._take_best)
+        return None if found == (servable.path, servable.meta) else self._load()
+
+    def _refuse(self, error: BaseException, service: HttpApp) -> None:
+        text = str(error) if isinstance(error, ERRORS) else f"{type(error).__name__}: {error}"
+        now, before = self._now(), self._failure
+        again = self._failing and before is not None and before.error == text
+        self._failure = replace(before, times=before.times + 1, last=now) if again and before else Failure(
+            error=text, times=1, first=now, last=now)
+        self._failing = True
+        self._failures += 1
+        if not again:
+            service.served.reload("refused")
+            self._tell(f"a newer checkpoint cannot be served, so the one before it stays: {text}")
+
+    def _tell(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody listens any more
+            self._say(text)

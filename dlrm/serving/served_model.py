@@ -1,0 +1,161 @@
+"""A run's model as it is served: `Servable`. Raw features in, probabilities out, by the code of ETL and training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, check, chosen
+from sluice.dlrm.checkpoint.partial_read import CheckpointReader
+from sluice.dlrm.config import Config, tables_of
+from sluice.dlrm.model.missing import MissingNumbers
+from sluice.dlrm.model.ranker import Ranker, TableLayout
+from sluice.dlrm.serving.int8_tables import NarrowTables
+from sluice.etl import ops
+from sluice.etl.apply.features import Features
+from sluice.etl.apply.lookups import Serving
+from sluice.etl.ops.lists import flat
+from sluice.etl.spec.permission import Permission
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.stages.batch import Batch
+
+Online = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+_NONE = torch.zeros(0)
+
+
+class BadValue(ValueError):
+    """Rows that the model cannot take. `rows` are their numbers, the message says what is wrong with the first."""
+
+    def __init__(self, rows: list[int], text: str) -> None:
+        super().__init__(text)
+        self.rows = rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Servable:
+    """One checkpoint, with the fitted state of the table version that it was trained on."""
+
+    path: Path
+    meta: CheckpointMeta
+    spec: Spec
+    table: FeatureTable
+    layout: TableLayout
+    model: Ranker
+    tables: NarrowTables
+    rows: Serving
+    """What joins and histories know of other rows."""
+    features: Features
+    online: Mapping[str, Online]
+
+    @classmethod
+    def load(cls, run: Path, kind: str, *, take_best: bool = False, allow_code: Permission | Iterable[str] = ()
+             ) -> Servable:
+        """The newest checkpoint of a run, or the best, its tables as `kind` (`sluice.dlrm.serving.int8_tables.KINDS`).
+        CheckpointError,
+        TableError or StateError if there is none, it is damaged, or its table's version is gone; OperatorError if the
+        table's spec names a function that `allow_code` (names of modules) does not cover."""
+        path, meta = chosen(run / "checkpoints", take_best=take_best)
+        config = Config.from_dict(meta.config)
+        table = FeatureTable.open(config.data, meta.version, allow_code=allow_code)
+        meta.check(table)
+        if not table.record.spec:
+            raise CheckpointError(f"{table.uri}: version {table.version} was not made by etl/job.py: without a feature "
+                                  "spec raw features cannot be served")
+        spec = table.spec()
+        state = table.state() or FittedState()
+        layout = layout_of(config, table)
+        check(path)
+        model, tables = ranker(config, layout, len(meta.dense), CheckpointReader(path), kind)
+        return cls(path=path, meta=meta, spec=spec, table=table, layout=layout, model=model, tables=tables,
+                   rows=Serving.open(table), features=Features(spec, state),
+                   online=online_of(table, state))
+
+    def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
+        """Raw columns as the loader brings them; BadValue for rows in which a number is missing that nothing fills."""
+        made = self.features.inputs(self.rows.complete(columns))
+        rows = len(next(iter(columns.values())))
+        dense = np.empty((len(self.meta.dense), rows), np.float32)
+        for place, name in enumerate(self.meta.dense):
+            values = made[name].to_numpy(zero_copy_only=False)
+            dense[place] = self.online[name](values) if name in self.online else values
+        if self.layout.missing is None and not np.isfinite(dense).all():
+            wrong = ~np.isfinite(dense)
+            place = int(wrong.any(1).argmax())
+            raise BadValue(np.flatnonzero(wrong.any(0)).tolist(),
+                           f"feature {self.meta.dense[place]!r} is missing or no finite number, and the spec fills "
+                           "nothing in")
+        ids, lengths = [], []
+        for column in self.layout.columns:
+            values = made[column.name]
+            counts = np.ones(rows, np.int32)
+            if pa.types.is_list(values.type):
+                values, long = flat(values)
+                counts = long.astype(np.int32)
+            found = values.to_numpy(zero_copy_only=False)
+            if column.name in self.online:
+                found = self.online[column.name](found)
+            found = found.astype(np.int32, copy=False)
+            if len(found) and not (found.min() >= 0 and found.max() < column.rows):
+                raise RuntimeError(f"column {column.name!r}: an id is outside its table of {column.rows} rows")
+            ids.append(found)
+            lengths.append(counts)
+        return Batch(dense=torch.from_numpy(dense).t(), values=torch.from_numpy(np.concatenate(ids)),
+                     lengths=torch.from_numpy(np.concatenate(lengths)), label=_NONE, weight=_NONE, rows=rows, epoch=0,
+                     step=0)
+
+    def probabilities(self, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.float64]:
+        """One for each row."""
+        with torch.inference_mode():
+            logits = self.model(*self.layout.features(self.batch(columns), torch.device("cpu")))
+            found: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
+        return found
+
+    def about(self) -> dict[str, Any]:
+        """What a client may want to know."""
+        return {"checkpoint": self.path.name, "step": self.meta.step, "epoch": self.meta.epoch,
+                "version": self.meta.version, "fingerprint": self.fingerprint,
+                "model": self.meta.config["model"]["kind"], "tables": self.tables.kind,
+                "table_bytes": self.tables.bytes}
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the features; a request may name it, to be refused when the model has moved on to others."""
+        return self.meta.fingerprint["layout"]
+
+
+def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, Online]:
+    """What the table leaves to the loader, by column."""
+    return {f.name: ops.online(f, state) for f in table.fields if f.online}
+
+
+def layout_of(config: Config, table: FeatureTable) -> TableLayout:
+    """As training has it."""
+    dense = tuple(f.name for f in table.fields if f.role == "dense")
+    missing = MissingNumbers(dense) if config.missing == "mask" else None
+    return TableLayout(config.model, tables_of(table.fields, config.model), missing)
+
+
+def ranker(config: Config, layout: TableLayout, dense: int, weights: CheckpointReader,
+           kind: str) -> tuple[Ranker, NarrowTables]:
+    """A whole model in this process, with a checkpoint's weights."""
+    with torch.random.fork_rng():
+        model = Ranker(config.model, layout, dense)
+    tables = NarrowTables(layout.tables, layout.keys, kind)
+    for table in layout.tables:
+        tables.fill(table.name, [weights.table(table.name)])
+    model.tables = tables
+    try:
+        model.tower.load_state_dict(weights.tower())
+    except RuntimeError as error:
+        raise CheckpointError(f"checkpoint {weights.path} does not fit its settings: "
+                              f"{str(error).splitlines()[0]}") from None
+    return model.eval(), tables

@@ -1,0 +1,106 @@
+"""A machine that tables are placed on, told by its figures alone: `TrainingMachine`. Standard library only.
+
+`8x80GB` is eight ranks of 80 GB; what its name does not say has the figures of an 80 GB A100 (published by its maker):
+2.0 TB/s of memory, 300 GB/s each way between ranks of a host, 25 GB/s of network a rank, eight ranks a host.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from sluice.ingest.knobs import KnobError, nearest, parse_bytes
+
+
+class MachineError(ValueError):
+    """A machine that cannot be: its message names the figure, its value and what would do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMachine:
+    """Ranks that are all alike, and how fast bytes move in and between them."""
+
+    ranks: int
+    memory_bytes: int
+    """Of one rank's accelerator (or its part of the host's memory, on a CPU)."""
+    ranks_per_host: int = 8
+    memory_bandwidth: float = 2.0e12
+    """Bytes a second that a rank reads from its own memory."""
+    host_bandwidth: float = 300e9
+    """Bytes a second that a rank sends to others on its host."""
+    network_bandwidth: float = 25e9
+    """Bytes a second that a rank sends to other hosts."""
+    host_memory_bytes: int = 0
+    """Of the host's memory, a rank's part that tables may spill to, read through the accelerator (UVM). 0: none."""
+    device: str = "cuda"
+    """`cuda` or `cpu`: which kernels there are."""
+    reserve: float = 0.15
+    """Part of a rank's memory kept for what is not a table: dense layers, activations, buffers of the exchange."""
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "memory_bytes", "ranks_per_host"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise MachineError(f"machine: {name} is {value!r}, not a whole number of 1 or more")
+        for name in ("memory_bandwidth", "host_bandwidth", "network_bandwidth"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+                raise MachineError(f"machine: {name} is {value!r}, not a number of bytes a second above 0")
+        if isinstance(self.host_memory_bytes, bool) or not isinstance(self.host_memory_bytes, int) \
+                or self.host_memory_bytes < 0:
+            raise MachineError(f"machine: host_memory_bytes is {self.host_memory_bytes!r}, not a whole number of 0 or "
+                               "more")
+        if self.device not in ("cuda", "cpu"):
+            raise MachineError(f"machine: device is {self.device!r}, neither cuda nor cpu")
+        if isinstance(self.reserve, bool) or not isinstance(self.reserve, (int, float)) or not 0 <= self.reserve < 1:
+            raise MachineError(f"machine: reserve is {self.reserve!r}, not a part from 0 to below 1")
+
+    @property
+    def usable_bytes(self) -> int:
+        """What tables and their optimiser's state may take of one rank."""
+        return int(self.memory_bytes * (1 - self.reserve))
+
+    @property
+    def hosts(self) -> int:
+        return -(-self.ranks // self.ranks_per_host)
+
+    def send_seconds(self, byte_count: float) -> float:
+        """For one rank to send so many bytes, spread evenly over all other ranks."""
+        if self.ranks == 1:
+            return 0.0
+        near = min(self.ranks, self.ranks_per_host) - 1
+        far = self.ranks - 1 - near
+        each = byte_count / (self.ranks - 1)
+        return max(near * each / self.host_bandwidth, far * each / self.network_bandwidth)
+
+
+def read(text: str) -> TrainingMachine:
+    """`8x80GB`, or the path of a JSON file with Machine's fields (bytes may be written `80GB`)."""
+    match = re.fullmatch(r"(\d+)x(.+)", text)
+    if match and not Path(text).exists():
+        try:
+            return TrainingMachine(ranks=int(match[1]), memory_bytes=parse_bytes(match[2]))
+        except KnobError as error:
+            raise MachineError(f"machine {text!r}: {error}") from None
+    try:
+        values = json.loads(Path(text).read_text())
+    except (OSError, ValueError) as error:
+        raise MachineError(f"machine {text!r} is neither like 8x80GB nor a readable JSON file ({error})") from None
+    known = [f.name for f in fields(TrainingMachine)]
+    if not isinstance(values, dict):
+        raise MachineError(f"machine {text}: not an object with {', '.join(known)}")
+    for name in values:
+        if name not in known:
+            raise MachineError(f"machine {text}: no figure {name!r}{nearest(name, known)}")
+    for name in ("ranks", "memory_bytes"):
+        if name not in values:
+            raise MachineError(f"machine {text}: {name} is missing")
+    for name in ("memory_bytes", "host_memory_bytes"):
+        if isinstance(values.get(name), str):
+            try:
+                values[name] = parse_bytes(values[name])
+            except KnobError as error:
+                raise MachineError(f"machine {text}: {name}: {error}") from None
+    return TrainingMachine(**values)

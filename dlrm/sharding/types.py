@@ -1,0 +1,165 @@
+"""Where a table's bytes lie on a rank: in the accelerator's memory, or in the host's, read through it. Sizes only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sluice.dlrm import tables as use
+from sluice.dlrm.sharding import types
+from sluice.dlrm.sharding.machine import TrainingMachine
+
+# Kernel → part of a table that takes the accelerator's memory. What is left takes the host's.
+# `uvm_caching` keeps a fifth of the rows, those in use, beside the processor that reads them: FBGEMM's usual share.
+DEVICE_PART = {"fused": 1.0, "uvm": 0.0, "uvm_caching": 0.2}
+# As TorchRec calls them.
+NAMES = {"fused": "fused", "uvm": "fused_uvm", "uvm_caching": "fused_uvm_caching"}
+# Also on a CPU; there is nothing to spill from there.
+ANYWHERE = ("fused",)
+
+
+def split(bytes_: int, kernel: str) -> tuple[int, int]:
+    """(of the accelerator, of the host)"""
+    device = round(bytes_ * DEVICE_PART[kernel])
+    return device, bytes_ - device
+
+
+# What an optimiser keeps for a table, in bytes a row and in bytes an element.
+STATES = {"rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8), "sgd": (0, 0)}
+DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+class PlacementError(ValueError):
+    """Tables that cannot be placed as asked: its message names the table and what would do."""
+
+
+class DoesNotFit(PlacementError):
+    """Too little memory: `missing` bytes in all, or on the fullest rank if all together would do."""
+
+    def __init__(self, message: str, missing: int) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+class TableLike(Protocol):
+    """What must be known of a table; `sluice.dlrm.config.Table` has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def lookups(self) -> float: ...
+    @property
+    def use(self) -> use.Runs: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """How many bytes a weight takes, and what the optimiser keeps beside it."""
+
+    dtype: str = "fp32"
+    optimiser: str = "rowwise_adagrad"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise PlacementError(f"dtype: {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.optimiser not in STATES:
+            raise PlacementError(f"optimiser: {self.optimiser!r} is none of {', '.join(STATES)}")
+
+    def weights(self, rows: int, width: int) -> int:
+        return rows * width * DTYPES[self.dtype]
+
+    def state(self, rows: int, width: int) -> int:
+        a_row, an_element = STATES[self.optimiser]
+        return rows * (a_row + width * an_element)
+
+    def total(self, rows: int, width: int) -> int:
+        return self.weights(rows, width) + self.state(rows, width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableShard:
+    """What one rank holds of one table."""
+
+    rank: int
+    rows: int
+    width: int
+    bytes: int
+    """Weights and optimiser's state, in the rank's own memory."""
+    host_bytes: int
+    """In its host's, read through it."""
+    reads: float
+    """Bytes read for one sample."""
+    sends: int
+    """Bytes of its pooled vector: whole or a run of columns, or, of some rows, a partial sum of full width."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlacement:
+    """Where one table lives."""
+
+    name: str
+    kind: str
+    ranks: tuple[int, ...]
+    parts: tuple[TableShard, ...]
+    why: str
+    kernel: str = "fused"
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.bytes + p.host_bytes for p in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlacement:
+    """A place for every table, in their order."""
+
+    places: tuple[TablePlacement, ...]
+    ranks: int
+
+    def bytes_on(self, rank: int) -> int:
+        return sum(p.bytes for place in self.places for p in place.parts if p.rank == rank)
+
+    def host_bytes_on(self, rank: int) -> int:
+        return sum(p.host_bytes for place in self.places for p in place.parts if p.rank == rank)
+
+    def reads_on(self, rank: int) -> float:
+        return sum(p.reads for place in self.places for p in place.parts if p.rank == rank)
+
+    @property
+    def balance(self) -> tuple[float, float]:
+        """Largest over mean, of bytes and of reads. 1: all ranks alike; the number of ranks: one holds everything."""
+        return (_uneven([self.bytes_on(r) for r in range(self.ranks)]),
+                _uneven([self.reads_on(r) for r in range(self.ranks)]))
+
+    def step_time(self, machine: TrainingMachine, batch: int) -> dict[str, float]:
+        """Seconds of the slowest rank for one global batch, forwards: reading its rows, sending what it pooled."""
+        sent = [sum(p.sends for place in self.places for p in place.parts if p.rank == r) for r in range(self.ranks)]
+        away = batch * (self.ranks - 1) / self.ranks
+        return {"read_s": max(self.reads_on(r) for r in range(self.ranks)) * batch / machine.memory_bandwidth,
+                "exchange_s": machine.send_seconds(max(sent) * away)}
+
+
+def _uneven(loads: Sequence[float]) -> float:
+    total = sum(loads)
+    return max(loads) * len(loads) / total if total else 1.0
+
+
+def part(storage: Storage, rank: int, rows: int, width: int, *, lookups: float, kernel: str = "fused") -> TableShard:
+    """A part with what it costs; `lookups` are those that fall on its rows."""
+    vector = storage.weights(1, width)
+    device, host = types.split(storage.total(rows, width), kernel)
+    return TableShard(rank=rank, rows=rows, width=width, bytes=device, host_bytes=host, reads=lookups * vector,
+                      sends=vector if rows else 0)
+
+
+def gb(count: float) -> str:
+    """Bytes as accelerators' memories are sold."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,63 @@
+"""Which rows of a table are looked up how often, as the ETL counted it: runs of rows with their share of all lookups.
+
+Ids follow falling counts, so a table cut into blocks of rows has nearly all its lookups in the first block. A placement
+that knows can say so; `spread_out` does something about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sluice.dlrm.config import ModelConfig, Table
+
+Runs = tuple[tuple[int, int, float], ...]
+"""(first row, row after the last, share of the lookups)"""
+
+SPREAD_ROWS = 10_000  # a smaller table is seldom cut
+_LOW = 18  # null, the buckets of unknown values, and the first of the vocabulary
+
+
+def runs(column: Mapping[str, Any], rows: int) -> Runs:
+    """From a column's profile (`sluice.etl.table.profile`): an octave of the vocabulary is a run."""
+    total = sum(column["bins"].values())
+    if not total:
+        return ()
+    found = []
+    for name, count in column["bins"].items():
+        kind, _, number = name.partition(" ")
+        low, high = (2**int(number), 2**(int(number) + 1)) if kind == "octave" else (0, _LOW)
+        low, high = min(low, rows - 1), min(high, rows)  # what lies beyond was hashed or is of another version
+        found.append((low, max(high, low + 1), count / total))
+    return tuple(sorted(found))
+
+
+def top(column: Mapping[str, Any], rows: int) -> tuple[tuple[int, float], ...]:
+    """The most frequent ids and their shares."""
+    total = max(1, int(column["rows"]))
+    return tuple((int(i), n / total) for i, n in column["top"].items() if int(i) < rows)
+
+
+def spread_runs(found: Sequence[tuple[int, float]], rows: int, stride: int) -> Runs:
+    """Of a table whose row i lies at i · stride mod rows: even, but for the most frequent ids."""
+    if not found:
+        return ()
+    singles = [(at, at + 1, share) for at, share in ((i * stride % rows, share) for i, share in found)]
+    return tuple(sorted([(0, rows, max(0.0, 1 - sum(share for _, share in found))), *singles]))
+
+
+def share(use: Runs, rows: int, low: int, high: int) -> float:
+    """Of the lookups that fall on rows from `low` up to `high`."""
+    if not use:
+        return (high - low) / rows
+    return sum(part * max(0, min(high, after) - max(low, first)) / (after - first) for first, after, part in use)
+
+
+def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
+    """With `spread` for each large table whose first eighth gets more than a quarter of the lookups, unless something
+    else was chosen. Decided when a run begins and kept with it: it says where a row lies, on any number of ranks."""
+    left = [t for t in tables if t.rows >= SPREAD_ROWS and t.name not in (*model.compress, model.history)]
+    chosen = {t.name: "spread" for t in left if share(t.use, t.rows, 0, t.rows // 8) > 0.25}
+    return replace(model, compress={**model.compress, **chosen}) if chosen else model

@@ -1,0 +1,1 @@
+"""Where a run tells of itself: journal, progress, metrics."""

@@ -1,0 +1,134 @@
+"""Where a run's events and metrics go: the run folder, TensorBoard's files, a person's terminal. On the first rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sluice.agent.report.format import line
+from sluice.agent.report.run_folder import RunFolder
+from sluice.dlrm.config import Config
+from sluice.dlrm.telemetry.mlperf_log import MlLog
+from sluice.dlrm.telemetry.progress import TrainingProgress
+
+_TOLD = ("decision", "occasion", "fault")
+
+
+class Journal:
+    """Takes events and metrics and passes them on. A context; closing it frees the run folder.
+
+    What has no room on the disk is left out, and the first file that it concerns is named: a log stops no training."""
+
+    def __init__(self, folder: RunFolder, progress: TrainingProgress, mllog: MlLog | None = None) -> None:
+        from sluice.dlrm.telemetry.tensorboard import TensorBoardLog
+
+        self.folder, self.mllog = folder, mllog
+        self._progress = progress
+        self._told: Callable[[Mapping[str, Any]], None] = _nothing
+        self._board = TensorBoardLog(folder.path / "tensorboard", time.time)
+        self._step = 0
+        self._said = False
+
+    @classmethod
+    def of(cls, path: Path, config: Config, *, resume: bool) -> Journal:
+        """For a run in a new folder, or, with `resume`, in the one there is."""
+        folder = RunFolder.create(path, {"kind": "train", **config.to_dict()}, resume=resume)
+        mllog = MlLog(open(path / "mllog.txt", "a"), time.time) if config.mllog else None  # noqa: SIM115
+        return cls(folder, TrainingProgress(), mllog)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._room():
+            self._board.close()
+        if self.mllog is not None:
+            with self._room():
+                self.mllog.close()
+        self.folder.close()
+
+    def expect(self, steps: int) -> None:
+        """How many the run has in all. Others, once it takes up another version of its table."""
+        self._progress.steps = steps
+
+    def tell(self, other: Callable[[Mapping[str, Any]], None]) -> None:
+        """Who gets every event and metric besides."""
+        self._told = other
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self._told(event)
+        with self._room():
+            self.folder.event(event)
+        if event["kind"] in _TOLD:
+            self._progress.say(line(event))
+        if event["kind"] == "decision":
+            with self._room():
+                self._board.text("decision", event["reason"]["text"], self._step)
+
+    def metric(self, metric: Mapping[str, Any]) -> None:
+        self._told(metric)
+        with self._room():
+            self.folder.metric(metric)
+        self._progress.observe(metric)
+        self._step = metric.get("step", self._step)
+        if metric["kind"] == "slice":
+            return  # too many curves
+        scalars = {f"{metric['kind']}/{name}": value for name, value in metric.items()
+                   if isinstance(value, (int, float)) and name not in ("step", "at")}
+        scalars |= {f"knobs/{stage}": count for stage, count in metric.get("knobs", {}).get("workers", {}).items()}
+        with self._room():
+            for name, value in scalars.items():
+                self._board.scalar(name, value, self._step)
+
+    def milestone(self, key: str, epochs: float, value: Any = None) -> None:
+        """A line of MLPerf's log, if one is written."""
+        if self.mllog is not None:
+            with self._room():
+                self.mllog.write(key, value, epoch_num=epochs)
+
+    def say(self, text: str) -> None:
+        self._progress.say(text)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Around each writing: a disk that is full, or fails, is said once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                self.say(f"{error.filename or self.folder.path}: cannot be written ({error.strerror or error}); "
+                         "training goes on, and what is not written is missing in the report")
+
+
+def _nothing(_line: Mapping[str, Any]) -> None: ...
+
+
+class Silence:
+    """What the other ranks have instead; they, too, tell their endpoint."""
+
+    def __init__(self) -> None:
+        self._told: Callable[[Mapping[str, Any]], None] = _nothing
+
+    def expect(self, steps: int) -> None: ...
+
+    def tell(self, other: Callable[[Mapping[str, Any]], None]) -> None:
+        self._told = other
+
+    def __enter__(self) -> Silence:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self._told(event)
+
+    def metric(self, metric: Mapping[str, Any]) -> None:
+        self._told(metric)
+
+    def milestone(self, key: str, epochs: float, value: Any = None) -> None: ...
+
+    def say(self, text: str) -> None: ...

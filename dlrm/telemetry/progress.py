@@ -1,0 +1,40 @@
+"""What a person sees while training: one live line on a terminal, now and then a plain one elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+_PLAIN_EVERY_S = 10.0
+
+
+class TrainingProgress:
+    """Gets the run's metrics and turns them into lines on standard error."""
+
+    def __init__(self, *, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps = 0
+        """Of the run in all, as far as is known."""
+        self._out = sys.stderr if out is None else out
+        self._clock = clock
+        self._live = self._out.isatty()
+        self._next = clock()
+        self._open = False
+
+    def observe(self, metric: Mapping[str, Any]) -> None:
+        """A metric of training; other kinds are not for this line."""
+        if metric.get("kind") != "train" or (not self._live and self._clock() < self._next):
+            return
+        self._next = self._clock() + _PLAIN_EVERY_S
+        text = (f"step {metric['step']:,} of {self.steps:,}  loss {metric['loss']:.4f}  "
+                f"{metric['samples_per_s']:,.0f} samples/s  waiting for input {metric['stall']:.1%}")
+        self._out.write(f"\r\033[K{text}" if self._live else f"{text}\n")
+        self._open = self._live
+        self._out.flush()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._out.write(("\n" if self._open else "") + text + "\n")
+        self._open = False
+        self._out.flush()

@@ -1,0 +1,108 @@
+"""A rank's figures for Prometheus: `Endpoint`. Looked up when they are asked for; training does nothing for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from sluice.dlrm.config import ConfigError
+from sluice.ingest.stats import Snapshot
+
+_TRAIN = {"step": "Batches trained", "epoch": "Epochs finished", "loss": "Mean loss since the last line of the log",
+          "samples_per_s": "Rows a second, of all ranks", "stall": "Share of the time that input was waited for"}
+_EVAL = ("auc", "ne", "logloss", "calibration")
+_STAGE = {"rows": "Rows passed on", "bytes": "Bytes passed on", "busy_s": "Seconds of useful work",
+          "cpu_s": "Seconds of processor time", "wait_input_s": "Seconds without input",
+          "wait_output_s": "Seconds without room after it"}
+_STAGE_NOW = {"workers": "Workers", "queue_bytes": "Bytes that wait behind it"}
+_WHOLE = {"batches": "Batches that the trainer took", "rows": "Rows that the trainer took",
+          "consumer_wait_s": "Seconds that the trainer waited", "consumer_compute_s": "Seconds between two batches",
+          "cpu_used_s": "Seconds of processor time", "held_back": "Times that work waited for memory"}
+_WHOLE_NOW = {"memory_used": "Bytes in use", "memory_limit": "Bytes that may be used", "cpu_quota": "Cores"}
+
+
+class Endpoint:
+    """A collector, and a context in which it is served. `observe` takes what the trainer's log takes."""
+
+    def __init__(self, rank: int, host: str = "127.0.0.1", port: int | None = None) -> None:
+        """Without a port it is only a collector."""
+        self._rank, self._host, self._port = rank, host, port
+        self._train: dict[str, float] = {}
+        self._evals: dict[str, dict[str, float]] = {}
+        self._decisions = 0
+        self._snapshot: Callable[[], Snapshot] | None = None
+        self._version = 0
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    @classmethod
+    def at(cls, where: str, rank: int, local_rank: int) -> Endpoint:
+        """`where` is [HOST:]PORT, and a machine's rank n takes PORT + n; empty: it is not served."""
+        if not where:
+            return cls(rank)
+        host, _, port = where.rpartition(":")
+        if not port.isdigit() or not 0 < int(port) + local_rank < 2**16:
+            raise ConfigError(f"metrics: {where!r} is not [HOST:]PORT, with a port from 1 to 65535 for each rank")
+        return cls(rank, host or "127.0.0.1", int(port) + local_rank)
+
+    def __enter__(self) -> Endpoint:
+        if self._port is not None:
+            try:
+                self._server, self._thread = start_http_server(self._port, self._host, self.registry)
+            except OSError as error:
+                raise ConfigError(f"metrics: {self._host}:{self._port}, for rank {self._rank}, cannot be listened on "
+                                  f"({error.strerror or error})") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._port is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+    def reads(self, snapshot: Callable[[], Snapshot] | None, version: int) -> None:
+        """From whose loader the figures are from now on; None: there is none."""
+        self._snapshot, self._version = snapshot, version
+
+    def observe(self, line: Mapping[str, Any]) -> None:
+        """A metric or an event of the run."""
+        if line["kind"] == "train":
+            self._train = {name: line[name] for name in _TRAIN if line.get(name) is not None}
+        elif line["kind"] == "eval":
+            self._evals[line["split"]] = {name: line[name] for name in _EVAL if line.get(name) is not None}
+        elif line["kind"] == "decision":
+            self._decisions += 1
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("sluice_train_rank", "Number of this rank", self._rank)
+        yield GaugeMetricFamily("sluice_train_table_version", "Version of the table that is trained on", self._version)
+        yield CounterMetricFamily("sluice_train_decisions", "Decisions of the agent beside this rank", self._decisions)
+        for name, text in _TRAIN.items():
+            yield GaugeMetricFamily(f"sluice_train_{name}", text, self._train.get(name))
+        for name in _EVAL:
+            found = GaugeMetricFamily(f"sluice_eval_{name}", "Of the newest evaluation", labels=["split"])
+            for split, values in self._evals.items():
+                if name in values:
+                    found.add_metric([split], values[name])
+            yield found
+        if self._snapshot is not None:
+            yield from _loader(self._snapshot())
+
+
+def _loader(now: Snapshot) -> Iterator[Metric]:
+    for kinds, family in ((_WHOLE, CounterMetricFamily), (_WHOLE_NOW, GaugeMetricFamily)):
+        for name, text in kinds.items():
+            yield family(f"sluice_loader_{_unit(name)}", text, getattr(now, name))
+    for kinds, family in ((_STAGE, CounterMetricFamily), (_STAGE_NOW, GaugeMetricFamily)):
+        for name, text in kinds.items():
+            found = family(f"sluice_loader_stage_{_unit(name)}", text, labels=["stage"])
+            for stage in now.stages:
+                found.add_metric([stage.name], getattr(stage, name))
+            yield found
+
+
+def _unit(name: str) -> str:
+    return name.removesuffix("_s") + "_seconds" if name.endswith("_s") else name

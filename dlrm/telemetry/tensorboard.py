@@ -1,0 +1,61 @@
+"""A run's curves for TensorBoard: `TensorBoardLog`. Events are written where they happen.
+
+The library's own writer hands them to a thread. A full disk ends that thread, and whoever logs then waits for it
+without end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import RecordWriter
+from tensorboardX.summary import scalar, text
+
+_FLUSH_S = 10.0
+
+
+class TensorBoardLog:
+    """Its file is made with the first event. Raises OSError once if that cannot be written, and does nothing from then
+    on: what follows a torn event could not be read."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        """`clock` tells seconds since 1970."""
+        self._folder, self._clock = folder, clock
+        self._file: RecordWriter | None = None
+        self._open = True
+        self._flushed = 0.0
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        self._add(scalar(name, value), step)
+
+    def text(self, name: str, value: str, step: int) -> None:
+        self._add(text(name, value), step)
+
+    def close(self) -> None:
+        self._open = False
+        if self._file is not None:
+            self._file.close()
+
+    def _add(self, summary: Summary, step: int) -> None:
+        if not self._open:
+            return
+        now = self._clock()
+        try:
+            if self._file is None:
+                self._folder.mkdir(exist_ok=True)
+                name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}"
+                self._file, self._flushed = RecordWriter(str(self._folder / name)), now
+                self._file.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+            self._file.write(Event(summary=summary, step=step, wall_time=now).SerializeToString())
+            if now - self._flushed >= _FLUSH_S:
+                self._file.flush()
+                self._flushed = now
+        except OSError as error:
+            with contextlib.suppress(OSError):  # what is still in its buffer has no room either
+                self.close()
+            raise OSError(error.errno, error.strerror, str(self._folder)) from None

@@ -1,0 +1,83 @@
+"""From settings to parts: the sharded model with its optimisers, and a loader under its host's agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+from sluice.agent import policies
+from sluice.agent.controller import Controller
+from sluice.agent.runtime.host_ranks import HostMember, HostTunable
+from sluice.agent.runtime.knob_memory import KnobMemory
+from sluice.dlrm.config import Config
+from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
+from sluice.dlrm.optim.build import LearningRates, dense_optimiser, dense_parameters, fuse_tables
+from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.sharding.apply import shard
+from sluice.dlrm.sharding.types import ModelPlacement
+from sluice.ingest.loader import Loader
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingParts:
+    """A model on its ranks, and what trains it."""
+
+    layout: TableLayout
+    model: Any
+    """TorchRec's DistributedModelParallel around a Ranker."""
+    dense: KeyedOptimizerWrapper
+    dense_parameters: Mapping[str, nn.Parameter]
+    rates: LearningRates
+
+
+def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement: ModelPlacement, world: Ranks, *,
+             steps_per_epoch: int = 1) -> TrainingParts:
+    """The model with its first weights, spread over the ranks, and its optimisers."""
+    torch.manual_seed(config.seed)  # the dense layers' weights, the same on every rank
+    plain = Ranker(config.model, layout, dense_columns, decay=config.optim.table_decay)
+    fuse_tables(plain.tables, config.optim)
+    model = shard(plain, placement, world, wire=config.wire)
+    first_weights(model, config.seed, layout.compressor.starts)
+    dense = dense_optimiser(model, config.optim)
+    return TrainingParts(layout, model, dense, dense_parameters(model),
+                         LearningRates(model, dense, config.optim, steps_per_epoch))
+
+
+@contextmanager
+def tuned(config: Config, loader: Loader, world: Ranks, kept: KnobMemory, *,
+          record: Callable[[Mapping[str, Any]], None],
+          observe: Callable[[Mapping[str, Any]], None], agent: Mapping[str, Any]) -> Iterator[Controller | None]:
+    """The loader under its host's agent, for as long as the context lasts; what that came to is kept. `agent` is what
+    a checkpoint has of it, which counts where the place is the same; elsewhere it is what the registry has. It runs
+    beside local rank 0; other ranks get None."""
+    hosts = world.gather_objects(str(world.host))
+    host = str(world.host)
+    member = HostMember(world.store.clone(), host, world.local_rank, loader)
+    if world.local_rank:
+        with member:
+            yield None
+        return
+    member.step()  # the agent's first look finds something, and its last comes after the member's last word
+    ranks = HostTunable(world.store.clone(), host, loader, ranks={h: hosts.count(h) for h in hosts})
+    policy = policies.make(config.tuning)
+    same = all(agent.get(name) == value for name, value in _place(kept).items())
+    with (kept.sharing(ranks) as tunable,
+          Controller(tunable, policy, record=kept.told(record), observe=kept.told(observe),
+                     learned=agent["learned"] if same else kept.learned) as controller, member):
+        yield controller
+    kept.end(policy=policy.name, record=record, learned=controller.learned())
+
+
+def agent_of(controller: Controller | None, kept: KnobMemory) -> dict[str, Any]:
+    """For a checkpoint: what the agent has learned, and where."""
+    return {} if controller is None else {**_place(kept), "learned": controller.learned()}
+
+
+def _place(kept: KnobMemory) -> dict[str, str]:
+    return {"machine": kept.here.machine, "schema": kept.here.schema}

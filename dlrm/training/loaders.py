@@ -1,0 +1,52 @@
+"""The trainer's loaders, made from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sluice.agent.runtime.knob_memory import KnobMemory, KnobOptions
+from sluice.dlrm.config import Config, ConfigError
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.loader import Loader, LoaderError
+from sluice.ingest.machine import Machine
+from sluice.ingest.tools.run_conditions import RunConditions
+
+# Of a machine's memory; the rest is for tables, dense layers and their gradients.
+LOADERS_PART = 0.5
+
+
+def conditions(config: Config, run: Path, rank: int) -> RunConditions:
+    """Errors, stores and faults of a rank's training."""
+    return RunConditions(config.data, config.conditions, run / f"quarantine.rank{rank}.jsonl")
+
+
+def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int, around: RunConditions) -> Loader:
+    """A rank's batches of the train split."""
+    return _loader(config, table, rank, local_ranks, split="train", epochs=config.epochs, seed=config.seed,
+                   **around.for_loader())
+
+
+def keeping(config: Config, loader: Loader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:
+    """Where the loader's knobs start and where they end, as was asked for."""
+    return KnobMemory(loader, KnobOptions(knobs=config.knobs, save_knobs=config.save_knobs, registry=config.registry),
+                      say=say,
+                      ranks=local_ranks)
+
+
+def evaluation(config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int) -> Loader:
+    """A rank's part of every row of a split; the last batch is filled up with rows of weight 0."""
+    return _loader(config, table, rank, local_ranks, split=split, shuffle=False, last="pad")
+
+
+def _loader(config: Config, table: FeatureTable, rank: int, local_ranks: int, **how: Any) -> Loader:
+    # A machine's memory is shared by its ranks.
+    limit = config.memory_limit
+    if limit is None:
+        limit = int(Machine().memory_limit() * LOADERS_PART) // local_ranks
+    try:
+        return Loader(table, batch_size=config.batch_size, rank=rank, ranks=config.ranks, memory_limit=limit,
+                      reader=config.reader, **how)
+    except LoaderError as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,107 @@
+"""Training steps that look ahead: while a batch is computed, the next one's ids travel between ranks and the one after
+it to the GPU. TorchRec's `TrainPipelineSparseDist`, fed from a loader: `OverlappedSteps`.
+
+On a CPU it works too, but overlaps nothing; there it serves tests alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.streamable import Pipelineable
+
+from sluice.dlrm.model.ranker import loss_of
+from sluice.dlrm.training.steps import Taken
+
+if TYPE_CHECKING:
+    from sluice.dlrm.training.assemble import TrainingParts
+    from sluice.dlrm.training.steps import Fetched
+    from sluice.ingest.stages.batch import Batch
+
+
+@dataclass
+class ModelInput(Pipelineable):  # type: ignore[misc]
+    """A batch as the model takes it, in the shape that TorchRec's pipeline moves about."""
+
+    dense: Tensor
+    sparse: KeyedJaggedTensor
+    label: Tensor
+    weight: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
+        return ModelInput(*(x.to(device, non_blocking=non_blocking) for x in (self.dense, self.sparse, self.label,
+                                                                              self.weight)))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        for x in (self.dense, self.sparse, self.label, self.weight):
+            x.record_stream(stream)
+
+
+class _Lookup(nn.Module):
+    """All that the pipeline must know of a model: that the tables take the sample's ids as they are."""
+
+    def __init__(self, tables: nn.Module) -> None:
+        super().__init__()
+        self.tables = tables
+
+    def forward(self, sample: ModelInput) -> Any:
+        return self.tables(sample.sparse)
+
+
+class OverlappedSteps:
+    """Makes steps. `pause()` before the model is used for anything else: the next step goes on where it was."""
+
+    def __init__(self, parts: TrainingParts, device: torch.device, update: Callable[[], None]) -> None:
+        """`update` is called after each backward pass."""
+        self._parts, self._device, self._update = parts, device, update
+        self._step = 0
+        # It takes this for its optimiser.
+        self._pipeline: Any = TrainPipelineSparseDist(_Lookup(parts.model.module.tables), self, device,
+                                                      custom_model_fwd=self._forward)
+
+    def zero_grad(self) -> None:
+        self._parts.dense.zero_grad()
+
+    def step(self) -> None:
+        self._update()
+
+    def _forward(self, sample: ModelInput | None) -> tuple[Tensor, Tensor]:
+        assert sample is not None
+        self._parts.rates.begin(self._step)
+        loss = loss_of(self._parts.model(sample.dense, sample.sparse), sample.label, sample.weight)
+        return loss, loss.detach()
+
+    def steps(self, batches: Iterator[Fetched], first: int, look: Callable[[Batch], None]) -> Iterator[Taken]:
+        """Over all of them; the first is number `first`. `look` sees each batch as it comes."""
+        coming: deque[Taken] = deque()
+        waited = 0.0
+
+        def samples() -> Iterator[ModelInput]:
+            nonlocal waited
+            for fetched in batches:
+                batch = fetched.batch
+                waited += fetched.wait_s
+                look(batch)
+                coming.append(Taken(batch.rows, batch.label, 0.0, fetched.position))
+                yield ModelInput(*self._parts.layout.features(batch, torch.device("cpu")), batch.label, batch.weight)
+
+        self._step, source = first, samples()
+        while True:
+            try:
+                loss = self._pipeline.progress(source)
+            except StopIteration:
+                break
+            waited, wait = 0.0, waited
+            self._step += 1
+            yield replace(coming.popleft(), loss=loss, wait_s=wait)
+        self.pause()
+
+    def pause(self) -> None:
+        self._pipeline.detach()

@@ -1,0 +1,103 @@
+"""The way from the loader into training: `SyncedBatches` lets batches through, the same number on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import record_function
+
+from sluice.dlrm.liveness.activity import Activity
+from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.training.steps import Fetched
+from sluice.ingest.loader import LoaderError
+
+if TYPE_CHECKING:
+    from sluice.dlrm.training.steps import TrainingBatches
+    from sluice.ingest.stages.batch import Batch
+
+
+class Stopped(Exception):
+    """The ranks were asked to stop, before the same batch."""
+
+
+def work_of(feed: Any) -> Callable[[], Any]:
+    """What a loader has done so far: anything that changes as long as it gets somewhere."""
+    snapshot = getattr(feed, "snapshot", None)
+
+    def work() -> Any:
+        with suppress(Exception):  # it is being closed
+            return [(stage.items, stage.rows, stage.bytes) for stage in snapshot().stages] if snapshot else None
+        return None
+
+    return work
+
+
+class SyncedBatches:
+    """All ranks meet before each batch, and end before the same one if any of them was asked to stop. So none is in the
+    middle of a step while another still waits for its batch, and that wait can be ended: by `stalled`."""
+
+    def __init__(self, world: Ranks, asked_to_stop: Callable[[], bool], clock: Callable[[], float],
+                 activity: Activity | None = None) -> None:
+        """`activity` is told what this rank is at."""
+        self._world, self._asked_to_stop, self._clock = world, asked_to_stop, clock
+        self._activity = activity or Activity()
+        self._lock = threading.Lock()
+        self._waits_for: TrainingBatches | None = None
+        self.stopped = False
+
+    def batches(self, feed: TrainingBatches) -> Iterator[Fetched]:
+        """What the feed has left of its epoch, or what comes before the stop."""
+        batches = iter(feed)
+        work = work_of(feed)
+        try:
+            for number in count(1):
+                self._activity.fetches(number, work)
+                before = self._clock()
+                batch = self._next(feed, batches) if not self._asked_to_stop() else None
+                wait = self._clock() - before
+                self._activity.meets(number)
+                self.stopped = self._agreed()
+                if batch is None or self.stopped:
+                    return
+                self._activity.steps(number)
+                yield Fetched(batch, wait, feed.state_dict())
+        finally:
+            self._activity.rests()
+
+    def whole(self, feed: TrainingBatches) -> Iterator[Batch]:
+        """All that the feed brings, for what is worth nothing by halves: Stopped if the ranks were asked to stop."""
+        for fetched in self.batches(feed):
+            yield fetched.batch
+        if self.stopped:
+            raise Stopped
+
+    def stalled(self) -> None:
+        """From another thread, once this rank was asked to stop: ends the wait for a batch, if there is one."""
+        with self._lock:
+            if self._waits_for is not None:
+                self._waits_for.close()
+
+    def _next(self, feed: TrainingBatches, batches: Iterator[Batch]) -> Batch | None:
+        with self._lock:
+            self._waits_for = feed
+        try:
+            with record_function("## next_batch ##"):
+                return next(batches, None)  # the raw next(): what is timed is only the loader
+        except LoaderError:
+            if not self._asked_to_stop():
+                raise
+            return None  # closed by `stalled`
+        finally:
+            with self._lock:
+                self._waits_for = None
+
+    def _agreed(self) -> bool:
+        asked = self._asked_to_stop()
+        if self._world.ranks == 1:
+            return asked
+        return bool(self._world.sum(torch.tensor(float(asked))) > 0)

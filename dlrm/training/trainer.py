@@ -1,0 +1,210 @@
+"""The training loop: batches in, weights out. All that it works with is handed in; it makes none of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sluice.dlrm.checkpoint.meta import CheckpointMeta
+from sluice.dlrm.config import Config
+from sluice.dlrm.model.ranker import first_bias, loss_of
+from sluice.dlrm.optim.clip import clip
+from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.steps import Fetched, Taken, TrainingBatches
+from sluice.dlrm.training.synced_batches import SyncedBatches
+
+if TYPE_CHECKING:
+    from sluice.dlrm.training.assemble import TrainingParts
+    from sluice.dlrm.training.overlapped_steps import OverlappedSteps
+    from sluice.ingest.stages.batch import Batch
+
+
+class NotANumber(RuntimeError):
+    """The loss is no number any more: going on would only spoil the last checkpoint."""
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where the trainer's time went, over all its ranks."""
+
+    rows: float = 0.0
+    wait_s: float = 0.0
+    """In the loader's raw `next()`, nothing else."""
+    compute_s: float = 0.0
+    """In the step: forward, backward, both optimisers, and waiting for other ranks."""
+    seconds: float = 0.0
+    """Mean over ranks of both."""
+
+    def add(self, rows: float, wait_s: float, compute_s: float, ranks: int) -> None:
+        self.rows += rows
+        self.wait_s += wait_s
+        self.compute_s += compute_s
+        self.seconds += (wait_s + compute_s) / ranks
+
+    @property
+    def stall(self) -> float:
+        total = self.wait_s + self.compute_s
+        return self.wait_s / total if total else 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOutcome:
+    """What a call of `train` came to."""
+
+    meta: CheckpointMeta
+    timing: Timing
+    first_batch_s: float
+    """Wait for the first batch, which the stall leaves out: the pipeline fills then."""
+    stopped: bool
+    """Ended early, because it was asked to."""
+    good: bool
+    """Ended because the model was good enough."""
+    peak_bytes: int
+    """Most memory that this rank was seen to use."""
+
+
+class Trainer:
+    """Trains a sharded model on a feed. Ranks meet before each step, in its collectives, and every `log_every` steps to
+    put together what they saw.
+
+    `save(meta)` writes a checkpoint, `evaluate(meta)` says whether the model is good enough to stop; `tick()` comes
+    after each step; `moved(meta)` says after an epoch whether its end is the end here, as the rows are others now.
+    `ahead`: whether steps look ahead, as `sluice.dlrm.training.overlapped_steps` has it (default: on a GPU)."""
+
+    def __init__(self, *, config: Config, world: Ranks, parts: TrainingParts, guard: Guard,
+                 save: Callable[[CheckpointMeta], None], evaluate: Callable[[CheckpointMeta], bool],
+                 observe: Callable[[dict[str, Any]], None], gate: SyncedBatches,
+                 memory_used: Callable[[], int], tick: Callable[[], None] = lambda: None,
+                 moved: Callable[[CheckpointMeta], bool] = lambda _: False, ahead: bool | None = None,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
+        self._config, self._world, self._parts, self._guard = config, world, parts, guard
+        self._save_to, self._evaluate, self._observe = save, evaluate, observe
+        self._memory_used, self._tick, self._clock, self._moved = memory_used, tick, clock, moved
+        self._gate = gate
+        self._peak_bytes = 0
+        self._begun = False
+        self._ahead: OverlappedSteps | None = None
+        if ahead if ahead is not None else world.device.type == "cuda":
+            from sluice.dlrm.training.overlapped_steps import OverlappedSteps
+
+            self._ahead = OverlappedSteps(parts, world.device, self._update)
+
+    def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
+        """All epochs that `meta` leaves, with a checkpoint and an evaluation after each."""
+        timing, gate, good, moved, saved_at = Timing(), self._gate, False, False, meta.step
+        first_batch_s: float | None = None
+        steps = len(feed)
+        looks = {steps * k // self._config.evals for k in range(1, self._config.evals)}
+        while meta.epoch < self._config.epochs and not (gate.stopped or good or moved):
+            mine = torch.zeros(4, dtype=torch.float64)  # loss·rows, rows, wait, compute
+            loss = torch.zeros((), dtype=torch.float64, device=self._world.device)  # summed where it is: no wait a step
+            self._begun = meta.step > 0
+            before = self._clock()
+            taken: Taken | None = None
+            batches = gate.batches(feed)
+            for taken in (self._ahead.steps(batches, meta.step, self._look) if self._ahead
+                          else self._steps(batches, meta.step)):
+                took, wait = self._clock() - before, taken.wait_s
+                if first_batch_s is None:
+                    first_batch_s, took, wait = wait, took - wait, 0.0
+                loss += taken.loss * taken.rows
+                meta = replace(meta, step=meta.step + 1, rows=meta.rows + self._config.batch_size)
+                mine[1] += taken.rows
+                mine[2] += wait
+                mine[3] += took - wait
+                self._tick()
+                if meta.step % self._config.log_every == 0:
+                    mine[0] = loss.item()
+                    self._agree(mine, meta, timing)
+                    mine.zero_()
+                    loss.zero_()
+                look = (meta.step - meta.since) % steps in looks
+                if look or (self._config.save_every and meta.step % self._config.save_every == 0):
+                    meta = self._save(meta, taken)
+                    saved_at = meta.step
+                good = look and self._judge(meta)
+                if good:
+                    break
+                before = self._clock()
+            self._pause()
+            if taken is not None and not good:
+                if meta.step % self._config.log_every:
+                    mine[0] = loss.item()
+                    self._agree(mine, meta, timing)
+                if meta.step != saved_at:
+                    meta = self._save(meta, taken if gate.stopped else replace(taken, position=feed.state_dict()))
+                    saved_at = meta.step
+            if not (gate.stopped or good):
+                good = self._judge(meta)
+                moved = not good and self._moved(meta)
+        return TrainingOutcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0, stopped=gate.stopped,
+                               good=good,
+                               peak_bytes=self._peak_bytes)
+
+    def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[Taken]:
+        """One batch after the other."""
+        for number, fetched in enumerate(batches, step):
+            self._look(fetched.batch)
+            yield Taken(fetched.batch.rows, self._step(fetched.batch, number), fetched.wait_s, fetched.position)
+
+    def _look(self, batch: Batch) -> None:
+        """At each batch, before the model gets it."""
+        if not self._begun:
+            self._begun = True
+            self._start(batch)
+        self._guard.check(batch)
+
+    def _start(self, batch: Batch) -> None:
+        positive, rows = self._world.sum(torch.stack([batch.label.sum(), torch.tensor(float(batch.rows))])).tolist()
+        first_bias(self._parts.model, positive / rows)
+
+    def _step(self, batch: Batch, step: int) -> torch.Tensor:
+        device, parts = self._world.device, self._parts
+        parts.rates.begin(step)
+        parts.dense.zero_grad()
+        logits = parts.model(*parts.layout.features(batch, device))
+        loss = loss_of(logits, batch.label.to(device), batch.weight.to(device))
+        torch.autograd.backward(loss)  # updates the tables on the way
+        self._update()
+        return loss.detach()
+
+    def _update(self) -> None:
+        if self._config.optim.clip:
+            clip(self._parts.dense_parameters.items(), self._config.optim.clip)
+        self._parts.dense.step()
+
+    def _judge(self, meta: CheckpointMeta) -> bool:
+        self._pause()
+        return self._evaluate(meta)
+
+    def _pause(self) -> None:
+        if self._ahead is not None:
+            self._ahead.pause()
+
+    def _agree(self, mine: torch.Tensor, meta: CheckpointMeta, timing: Timing) -> None:
+        """Ranks put together what they saw since the last time."""
+        self._peak_bytes = max(self._peak_bytes, self._memory_used())
+        loss, rows, wait, compute = self._world.sum(mine).tolist()
+        if not math.isfinite(loss):
+            raise NotANumber(f"the loss is {loss / rows} at step {meta.step}; try a lower --lr or --dense-lr")
+        interval = Timing()
+        interval.add(rows, wait, compute, self._world.ranks)
+        timing.add(rows, wait, compute, self._world.ranks)
+        self._observe({"kind": "train", "step": meta.step, "epoch": meta.epoch, "loss": loss / rows,
+                       "samples_per_s": interval.samples_per_s, "stall": interval.stall})
+
+    def _save(self, meta: CheckpointMeta, taken: Taken) -> CheckpointMeta:
+        # The position is the next batch's, so its epoch is the number of those that are whole.
+        meta = replace(meta, loader=taken.position, epoch=taken.position["epoch"])
+        self._save_to(meta)
+        return meta

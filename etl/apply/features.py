@@ -1,0 +1,296 @@
+"""A spec put to work on one batch after another: `Features` makes the table's columns, `FileAssignment` says where
+rows go.
+
+Both are arithmetic on Arrow arrays: Spark's workers, the tests' slow twin and serving run the same code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops import Fitted, Operator
+from sluice.etl.ops.base import as_number, as_text
+from sluice.etl.ops.chain import step
+from sluice.etl.ops.hashing import hash_rows, mix
+from sluice.etl.ops.lists import packed
+from sluice.etl.ops.user_function import Python
+from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.row_identity import KeyColumn
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.job_record import NO_PARTITION
+
+Keys = npt.NDArray[np.uint64]
+_SPLIT = np.uint64(0x5EED5EED00000001)
+_BETWEEN = "\x1f"
+_FLOAT = np.finfo(np.float32)
+MODEL_ROLES = ("dense", "sparse", "id_list")
+
+
+def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
+    """One key a row, of the columns that the table's rule names: splits, files, folds and samples go by it."""
+    return hash_of(columns, spec.rule.columns, spec.rule.seed)
+
+
+def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
+    """One hash a row, of some columns, each as the type that it had in the table's first version."""
+    return hash_rows([_joined(as_first(columns[column.name], column)) for column in by], seed)
+
+
+def whole_rows(columns: Mapping[str, pa.Array]) -> Keys:
+    """One hash a row, of all its columns, whatever their order: it decides between rows that have one key."""
+    return hash_rows([_joined(columns[name]) for name in sorted(columns)], 0)
+
+
+def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:
+    """As the type that the column had in the table's first version. What that type cannot hold is no value of a row
+    that was there, and counts as missing."""
+    if column.type == column.first_type:
+        return values
+    kind = pa.int64() if column.first_type == "int" else pa.float64()
+    if column.type == "int":
+        return values.cast(kind, safe=False)  # rounded, as a text of as many digits is
+    if column.type == "text":
+        values = pc.utf8_trim_whitespace(values)
+    try:
+        return values.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.array([_cast(value, kind) for value in values], kind)
+
+
+def _cast(value: pa.Scalar, kind: pa.DataType) -> Any:
+    try:
+        return value.cast(kind).as_py()
+    except pa.ArrowInvalid:
+        return None
+
+
+def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec, split: npt.NDArray[np.int32] | None = None
+                ) -> npt.NDArray[np.bool_]:
+    """Whether each row lies in the split that everything is learned from; `split` are the rows', if they are known."""
+    if len(spec.table.split) == 1 and not spec.table.split_column:
+        return np.ones(len(keys), bool)
+    number = list(spec.table.split).index(spec.table.training)
+    return np.asarray((FileAssignment(spec, ()).split(keys, columns) if split is None else split) == number)
+
+
+def _joined(column: pa.Array) -> pa.Array:
+    """A list as one text, for its hash."""
+    return pc.binary_join(column.cast(pa.list_(pa.string())), "\x1f") if pa.types.is_list(column.type) else column
+
+
+def _times(column: pa.Array) -> npt.NDArray[np.float64]:
+    """As splits by time take them: what is missing lies before all else, and what is no number behind it."""
+    at = pc.fill_null(as_number(column), -math.inf).to_numpy(zero_copy_only=False)
+    return np.where(np.isnan(at), math.inf, at)
+
+
+class Features:
+    """Applies every column's operators; the fitted ones look things up in `state`."""
+
+    def __init__(self, spec: Spec, state: FittedState, *, ahead: bool = True) -> None:
+        """Unless `ahead`, what operators look values up in is made when it is first needed. OperatorError if a `python`
+        operator names a function that the spec has no permission to import."""
+        self.spec = spec
+        self._functions = spec.imported()
+        self._state = state
+        self._prepared: dict[str, Any] = {}
+        for learned in spec.fitted if ahead else ():
+            if learned.key in state.tables:
+                self.prepared(learned.key, learned.op)
+        self._needs = {name for column in spec.columns for op in column.ops for name in op.needs}
+
+    def apply(self, columns: Mapping[str, pa.Array], keys: Keys | None = None, but: Container[str] = (),
+              split: npt.NDArray[np.int32] | None = None) -> list[pa.Array]:
+        """The table's columns, in the spec's order, as Spark stores them; without those that `but` names.
+
+        Without `keys`, as in serving, rows belong to no fold, and labels need not be there; nor do rows of other splits
+        than the training one, from which nothing was learned: they are seen as a server sees them."""
+        extras = self.extras(columns, keys, split)
+        return [stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
+                for column in self.spec.columns if column.name not in but
+                and (column.sources[0] in columns or column.role != "label")]
+
+    def inputs(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """What a model takes of rows without labels, as a loader reads it back: a float or an id for each row, of an
+        `id_list` a list of them. Operators left to the loader come after this."""
+        extras = self.extras(columns, None)
+        return {column.name: _values(self.run(column, column.left_to_spark, columns, extras), column)
+                for column in self.spec.columns if column.role in MODEL_ROLES}
+
+    def extras(self, columns: Mapping[str, pa.Array], keys: Keys | None, split: npt.NDArray[np.int32] | None = None
+               ) -> dict[str, pa.Array]:
+        """What operators may need to know of a row besides their column."""
+        if not self._needs:
+            return {}
+        count = len(next(iter(columns.values())))
+        label = columns.get(self.spec.label)
+        found = {"label": pa.nulls(count, pa.int8()) if label is None else label.cast(pa.int8()),
+                 "key": pa.nulls(count, pa.int64()), "time": pa.nulls(count, pa.float64())}
+        if keys is not None:
+            others = ~in_training(columns, keys, self.spec, split)
+            found["key"] = pa.array(keys.view(np.int64), mask=others)
+            if "time" in self._needs:
+                found["time"] = pa.array(_times(columns[self.spec.table.split_time or ""]), mask=others)
+        return found
+
+    def run(self, column: ColumnSpec, ops: Sequence[Operator], columns: Mapping[str, pa.Array],
+            extras: Mapping[str, pa.Array]) -> pa.Array:
+        """A column after the first of its operators, `ops`."""
+        values = columns[column.sources[0]]
+        if len(column.sources) > 1:
+            values = pa.StructArray.from_arrays([columns[s] for s in column.sources], list(column.sources))
+        for number, op in enumerate(ops):
+            learned = self.prepared(column.state_key(number), op) if isinstance(op, Fitted) else None
+            if isinstance(op, Python):
+                learned = self._functions[op.function]
+            values = step(op, values, learned, extras)
+        return values
+
+    def prepared(self, key: str, op: Fitted) -> Any:
+        """What an operator looks values up in."""
+        if key not in self._prepared:
+            self._prepared[key] = op.prepare(self._state[key])
+        return self._prepared[key]
+
+
+def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
+    """Rows that each sparse column's embedding needs."""
+    found = {}
+    for column in spec.columns:
+        if column.role in ("sparse", "id_list"):
+            giving = [i for i, op in enumerate(column.ops) if op.gives == "id" or (getattr(op, "size", None)
+                      and op.name == "python")]
+            last = giving[-1]
+            op = column.ops[last]
+            size = op.cardinality(state.kept(column.state_key(last)) if isinstance(op, Fitted) else None)
+            if size is not None:
+                found[column.name] = size
+    return found
+
+
+def stored(values: pa.Array, spec: Spec, column: ColumnSpec) -> pa.Array:
+    """A column's values as they lie in files."""
+    packs = column.role == "id_list" and not spec.table.plain_lists
+    return packed(values) if packs else _values(values, column)
+
+
+def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
+    if column.role == "id_list":
+        return values.cast(pa.list_(pa.int32()))
+    if column.role == "key":
+        return pc.fill_null(values.cast(pa.string()), "")
+    if column.role == "sparse" and column.online is not None:
+        if column.type == "int64":
+            return column.ops[column.online].whole_numbers(as_text(values))
+        return pc.fill_null(as_number(values), math.nan)
+    kind = pa.type_for_alias(column.type)
+    if kind == pa.float32():
+        wide = as_number(values).to_numpy(zero_copy_only=False)
+        return pa.array(np.clip(wide, _FLOAT.min, _FLOAT.max).astype(np.float32))
+    if kind == pa.float64():
+        return pc.fill_null(as_number(values), 0.0)
+    return values.cast(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class FileAssignment:
+    """Which split and which file a row belongs to, by its own values alone: not by the cluster, nor by other rows."""
+
+    spec: Spec
+    files: tuple[int, ...]
+    """Number of files of each split, in the spec's order; or of each of `pairs`."""
+    pairs: tuple[str, ...] = ()
+    """If the table is partitioned: number of the split and value, as `paired` writes them, in order."""
+
+    @classmethod
+    def of(cls, spec: Spec, rows: int, pairs: Mapping[str, int] | None = None) -> FileAssignment:
+        """Enough files that each holds about `table.file_rows`; `pairs` are the rows of each, if partitioned."""
+        if pairs:
+            names = tuple(sorted(pairs, key=lambda pair: (int(pair.partition(_BETWEEN)[0]), pair)))
+            return cls(spec, tuple(-(-pairs[name] // spec.table.file_rows) for name in names), names)
+        files = tuple(max(1, -(-int(rows * share) // spec.table.file_rows)) for share in spec.table.split.values())
+        return cls(spec, files)
+
+    @property
+    def ends(self) -> list[int]:
+        """Of each split: the number of the file after its last."""
+        if not self.pairs:
+            return [int(end) for end in np.cumsum(self.files)]
+        splits = [int(pair.partition(_BETWEEN)[0]) for pair in self.pairs]
+        return [sum(count for of, count in zip(splits, self.files, strict=True) if of <= number)
+                for number in range(len(self.spec.table.split))]
+
+    @property
+    def partitions(self) -> list[str]:
+        """The value of each file, if the table is partitioned."""
+        return [pair.partition(_BETWEEN)[2] for pair, count in zip(self.pairs, self.files, strict=bool(self.pairs))
+                for _ in range(count)]
+
+    def paired(self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array]) -> pa.Array:
+        """Number of the split and value of each row, as one text; what is missing or empty has Hive's name for it."""
+        values = as_text(columns[self.spec.table.partition or ""])
+        values = pc.fill_null(pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values), NO_PARTITION)
+        return pc.binary_join_element_wise(pa.array(split).cast(pa.string()), values, _BETWEEN)
+
+    @property
+    def total(self) -> int:
+        return sum(self.files)
+
+    @property
+    def sorted_by_value(self) -> bool:
+        """Whether rows lie by something before their keys."""
+        return bool(self.spec.table.order or self.spec.table.together)
+
+    @property
+    def has_ties(self) -> bool:
+        """Whether rows with one key may differ, so that their order needs more than it."""
+        return self.spec.rows.looks_back or not self.spec.rule.covers(self.spec.input.columns)
+
+    def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
+        """Number of the split of each row; -1 where `split_column` names none."""
+        table = self.spec.table
+        if table.split_column:
+            place = pc.index_in(columns[table.split_column].cast(pa.string()), pa.array(list(table.split)))
+            return np.asarray(pc.fill_null(place, -1).to_numpy(zero_copy_only=False), np.int32)
+        if table.split_time:
+            at = pc.fill_null(as_number(columns[table.split_time]), -np.inf).to_numpy(zero_copy_only=False)
+            return np.asarray(np.searchsorted(np.array(table.split_from[1:]), at, side="right"), np.int32)
+        if table.split_by:
+            keys = hash_of(columns, self.spec.rule.split_by, self.spec.rule.seed)
+        share = (mix(keys ^ _SPLIT) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        bounds = np.cumsum(list(table.split.values()))[:-1]
+        return np.asarray(np.searchsorted(bounds, share, side="right"), np.int32)
+
+    def file(self, keys: Keys, split: npt.NDArray[np.int32], shares: npt.NDArray[np.float64] | None = None
+             ) -> npt.NDArray[np.int32]:
+        """Number of the file of each row, over all splits, or pairs whose numbers stand in `split`; by `shares` of rows
+        that lie before it, if given."""
+        counts = np.array(self.files, np.uint64)[split]
+        first = np.cumsum([0, *self.files[:-1]]).astype(np.int32)
+        within = keys % counts if shares is None else (shares * counts).astype(np.uint64)
+        return np.asarray(first[split] + np.minimum(within, counts - np.uint64(1)).astype(np.int32), np.int32)
+
+    def place(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys, split: npt.NDArray[np.int32]
+              ) -> tuple[npt.NDArray[np.int32], pa.Array | None]:
+        """File of each row, and what it is sorted by there before its key, if anything."""
+        table = self.spec.table
+        if self.pairs:
+            known = pc.index_in(self.paired(split, columns), pa.array(self.pairs))
+            split = pc.fill_null(known, 0).to_numpy(zero_copy_only=False).astype(np.int32)
+        if table.order:
+            hidden = next(c for c in self.spec.hidden if c.name == "rows/order")
+            shares = features.run(hidden, hidden.ops, columns, {}).to_numpy(zero_copy_only=False)
+            return self.file(keys, split, shares), pc.fill_null(as_number(columns[table.order]), -np.inf)
+        if table.together:
+            group = hash_rows([columns[table.together]], table.seed)
+            return self.file(group, split), pa.array((group >> np.uint64(11)).astype(np.float64))
+        return self.file(keys, split), None

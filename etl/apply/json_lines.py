@@ -1,0 +1,127 @@
+"""Lines that each hold a JSON object: `Objects` reads them, all at once where that is safe, else one by one.
+
+Arrow reads objects, not lines: it would take two on one line for two rows, and one over two lines for one. So only
+lines that are surely one object each are read together; what others hold is decided line by line, by Python's reader.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from sluice.etl.apply.lines import Flags, awry, bare, joined
+
+MAX_DEPTH = 100
+_ELEMENT = {"texts": "text", "floats": "float"}
+_INT_DIGITS = 20  # of the longest whole number of 64 bits, with its sign
+
+
+def _plain(depth: int = 2) -> str:
+    """A pattern of lines that are one object each, with no more than `depth` levels in it. What it lets through and is
+    no JSON Arrow refuses; where the two readers differ (NaN, the sign of -0, halves of surrogate pairs) it does not."""
+    unicode = (r"u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"
+               r"[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
+    inside = within = (r"[+.0-9eEtrufalsn,: \t]|-[1-9]|-0[.eE]|[eE]-[0-9]|"
+                       rf'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|{unicode}))*"')
+    for _ in range(depth):
+        within = rf"{inside}|\{{(?:{within})*\}}|\[(?:{within})*\]"
+    return rf"^[ \t]*\{{(?:{within})*\}}[ \t\r]*\n$"
+
+
+_PLAIN = _plain()
+_TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.S)
+
+
+class Objects:
+    """Reads members that are columns, and skips the others; of a name that comes twice the last counts."""
+
+    def __init__(self, schema: pa.Schema, kinds: Mapping[str, str], wrong: Mapping[str, str]) -> None:
+        self._schema, self._kinds, self._wrong = schema, kinds, wrong
+
+    def awry(self, lines: pa.Array) -> Flags:
+        """Which lines have to be read alone."""
+        plain = pc.match_substring_regex(lines, _PLAIN).to_numpy(zero_copy_only=False)
+        found: Flags = awry(lines) | ~plain
+        return found
+
+    def read(self, lines: pa.Array) -> pa.Table:
+        """Lines that are not awry; ArrowInvalid if any is no such object, or a value is not of its column's type."""
+        if not len(lines):
+            return self._schema.empty_table()
+        table = pyarrow.json.read_json(
+            pa.BufferReader(joined(lines)), pyarrow.json.ReadOptions(use_threads=False, block_size=1 << 30),
+            pyarrow.json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore"))
+        if table.num_rows != len(lines):
+            raise pa.ArrowInvalid(f"{len(lines)} lines were read as {table.num_rows} objects")
+        return table.select(self._schema.names)
+
+    def one(self, line: bytes) -> dict[str, Any] | str:
+        """The values of any line, or why it is set aside."""
+        try:
+            text = bare(line).decode()
+            if _is_too_deep(text):
+                return f"nested more than {MAX_DEPTH} levels deep"
+            value = _DECODER.decode(text)
+        except ValueError:
+            return "not a JSON object"
+        if not isinstance(value, dict):
+            return "not a JSON object"
+        for name, kind in self._kinds.items():
+            if not fits(value.get(name), kind):
+                return f"{name}: {self._wrong[kind]}"
+        return {name: _as(value.get(name), kind) for name, kind in self._kinds.items()}
+
+
+def _whole(digits: str) -> int | float:
+    """Python refuses to read whole numbers of thousands of digits; none of them is of 64 bits."""
+    return int(digits) if len(digits) <= _INT_DIGITS else float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole)
+
+
+def _is_too_deep(text: str) -> bool:
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        depth = 0
+        for token in _TEXT_OR_BRACKET.finditer(text):
+            depth += (token[0] in "[{") - (token[0] in "]}")
+            if depth > MAX_DEPTH:
+                return True
+    return False
+
+
+def _as(value: Any, kind: str) -> Any:
+    """A value that fits, as Arrow takes it: it makes no float of a whole number that a float does not hold exactly."""
+    if value is None or kind not in ("float", "floats"):
+        return value
+    return float(value) if kind == "float" else [None if item is None else float(item) for item in value]
+
+
+def fits(value: Any, kind: str) -> bool:
+    """Whether a value, as JSON gives it, can stand in a column of that type; None always can."""
+    if value is None:
+        return True
+    if kind in _ELEMENT:
+        return isinstance(value, list) and all(fits(item, _ELEMENT[kind]) for item in value)
+    if kind == "text":
+        return isinstance(value, str) and _is_whole(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return kind == "float" or (isinstance(value, int) and -(2**63) <= value < 2**63)
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a text can be written as UTF-8: half of a surrogate pair cannot."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""Whether what a version learned may be built on: not by a learner who would then be tested on the same rows. Pure."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from itertools import accumulate
+from typing import Any
+
+from sluice.etl.spec.spec import DEFAULT_SPLIT, Spec
+from sluice.etl.table.fitted_state import FittedState
+
+ALL_SPLITS = "the rows of all splits, validation and test included"
+
+
+def learned_from(fitted_on: str | None) -> str:
+    """In words."""
+    return ALL_SPLITS if fitted_on is None else f"the rows of split {fitted_on!r}"
+
+
+def saw_others(before: FittedState, spec: Spec) -> bool:
+    """Whether a state was learned from other rows than those of the split that `spec` learns from."""
+    return bool(before.tables) and before.fitted_on != spec.table.training and len(spec.table.split) > 1
+
+
+def why_not(before: FittedState, text: str, spec: Spec, *, mode: str, update: bool, moved: bool) -> str | None:
+    """Why `spec` may not build on a state of a version whose spec was `text`, and whose rows had other keys if they
+    have `moved`; None if it may.
+
+    What is only applied again may have seen all splits, so that older tables go on; it cannot be added to. Of an append
+    no row was there before, but in an overwrite the rows that were learned from must still be training rows."""
+    if saw_others(before, spec):
+        if not update:
+            return None
+        why = f"it was learned from {learned_from(before.fitted_on)}, and --update-state would add to that"
+    elif mode == "overwrite" and before.tables and (how := _left_out(text, spec, moved=moved)):
+        why = f"it was learned from training rows of which some would be tested on now: {how}"
+    else:
+        return None
+    return f"{why}; learn it anew on split {spec.table.training!r}: give all of the input with --mode overwrite --refit"
+
+
+def _left_out(text: str, spec: Spec, *, moved: bool) -> str:
+    """How the training split lost rows against the spec of that text, if it did."""
+    if moved and spec.table.split_time is None and spec.table.split_column is None:
+        return "rows go to their splits by other keys"
+    before, now = (_rule(one) for one in (text, spec.text))
+    for name, old in before[0].items():
+        if old != now[0][name]:
+            return f"table.{name} was {old!r} and is {now[0][name]!r}"
+    (first, end), (low, high) = before[1], now[1]
+    if low > first or high < end:
+        return f"split {spec.table.training!r} was from {first:g} to {end:g} and is from {low:g} to {high:g}"
+    return ""
+
+
+def _rule(text: str) -> tuple[dict[str, Any], tuple[float, float]]:
+    """What decides a row's split, and where the training split lies: in shares, or times. Read from the TOML alone, as
+    a whole spec may name code, which no table may have run."""
+    table = tomllib.loads(text).get("table", {})
+    split = table.get("split", DEFAULT_SPLIT)
+    number = list(split).index("train") if "train" in split else 0
+    by = {name: table.get(name) for name in ("split_time", "split_column", "split_by")}
+    if by["split_time"]:
+        bounds = [-math.inf, *list(split.values())[1:], math.inf]
+    elif by["split_column"]:
+        return by | {"split": tuple(split)[number]}, (0.0, 1.0)
+    else:
+        bounds = [0.0, *accumulate(split.values())]
+    return by, (float(bounds[number]), float(bounds[number + 1]))

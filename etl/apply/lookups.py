@@ -1,0 +1,92 @@
+"""What serving must know of other rows: `Serving` adds the columns that joins and histories make. Needs no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sluice.etl.ops.base import as_number, as_text
+from sluice.etl.ops.hash_table import Lookup
+from sluice.etl.ops.hashing import hash_texts
+from sluice.etl.spec.row_rules import History
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.store import TableStore, folder_of_tails, tail_of_join
+from sluice.etl.table.table import FeatureTable, TableError
+
+_BETWEEN = "\x1f"
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """One table by key."""
+
+    lookup: Lookup
+    table: pa.Table
+
+    @classmethod
+    def read(cls, store: TableStore, folder: str) -> _Tail:
+        tables = []
+        for path in store.files(folder):
+            if path.endswith(".parquet"):
+                with store.fs.open_input_file(store.path(path)) as file:
+                    tables.append(pq.ParquetFile(file, page_checksum_verification=True).read())
+        if not tables:
+            raise TableError(f"{store.url(folder)}: what serving must know of other rows is not there; was this "
+                             "version removed by vacuum?")
+        table = pa.concat_tables(tables).combine_chunks()
+        return cls(Lookup.of(as_text(table["key"].combine_chunks())), table)
+
+    def of(self, keys: pa.Array, name: str) -> pa.Array:
+        """A column's values for these keys, null where there is none."""
+        places = self.lookup.places(hash_texts(keys)).astype(np.int64)
+        missing = (places < 0) | pc.is_null(keys).to_numpy(zero_copy_only=False)
+        found = self.table[name].take(pa.array(np.where(missing, 0, places), mask=missing))
+        return found.combine_chunks() if found.num_chunks != 1 else found.chunk(0)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The newest state of one version's joins and histories."""
+
+    spec: Spec
+    tails: Mapping[str, _Tail]
+
+    @classmethod
+    def open(cls, table: FeatureTable) -> Serving:
+        spec, store = table.spec(), TableStore(table.uri)
+        names = [*map(tail_of_join, range(len(spec.rows.joins))), *(h.name for h in spec.rows.histories)]
+        return cls(spec, {name: _Tail.read(store, folder_of_tails(table.record.job, name)) for name in names})
+
+    def complete(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """Rows' input columns, with those that joins and histories add, as `sluice.etl.apply.features.Features` takes
+        them."""
+        whole = dict(columns)
+        for number, join in enumerate(self.spec.rows.joins):
+            keys = pc.binary_join_element_wise(*[as_text(whole[name]) for name in join.on], _BETWEEN)
+            whole |= {name: self.tails[tail_of_join(number)].of(keys, name) for name in join.columns}
+        for history in self.spec.rows.histories:
+            lists = self.tails[history.name].of(as_text(whole[history.by]), "value")
+            whole[history.name] = _lagged(lists, history, whole) if history.lag else _filled(lists)
+        return whole
+
+
+def _filled(lists: pa.Array) -> pa.Array:
+    """An empty history where a key has none; numbers as floats."""
+    kind = pa.list_(pa.string() if pa.types.is_string(lists.type.value_type) else pa.float64())
+    return pc.fill_null(lists.cast(kind), pa.scalar([], kind))
+
+
+def _lagged(lists: pa.Array, history: History, columns: Mapping[str, pa.Array]) -> pa.Array:
+    """The value `lag` rows before the row to come."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    missing = lengths < history.lag
+    places = np.where(missing, 0, np.cumsum(lengths) - history.lag)
+    before = pc.list_flatten(lists).take(pa.array(places, mask=missing))
+    if not history.difference:
+        return before
+    return pc.subtract(as_number(columns[history.of]), as_number(before))

@@ -1,0 +1,167 @@
+"""From raw lines to typed columns: `InputParser`. A line that does not parse is set aside with a reason, never
+dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.apply.json_lines import Objects, fits
+from sluice.etl.apply.lines import FIELDS, Delimited, in_order
+from sluice.etl.spec.spec import Spec
+
+__all__ = ["ARROW_TYPES", "WRONG", "Batches", "InputParser", "Parsed", "fits"]
+
+Batches = Iterator[pa.RecordBatch]
+ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "texts": pa.list_(pa.string()),
+               "floats": pa.list_(pa.float64())}
+WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
+         "texts": "not a list of texts", "floats": "not a list of numbers"}
+_SPACE = " \t"  # around a number it is no part of it
+_PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
+          "text": r"^[\x00-\x7f]*$"}
+"""Cells of bytes that surely convert."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """One batch: its good rows as columns, and the others."""
+
+    columns: dict[str, pa.Array]
+    rows: int
+    rejected: list[tuple[int, str]]
+    """Number of the row in the batch, and why. Reasons are few: they name a column, not a value."""
+
+
+class InputParser:
+    """Reads batches of one spec's input: a `line` column (each line with its end), or the columns themselves."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.types = spec.input.columns
+        self.label = spec.label
+        self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
+        self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv")
+        self._objects = Objects(self.schema, self.types, WRONG)
+        self._lines = self._json_lines if spec.input.format == "json" else self._csv_lines
+
+    def parse(self, batch: pa.RecordBatch) -> Parsed:
+        """Splits a batch into good rows and rejects."""
+        names = batch.schema.names
+        parsed = self._lines(batch["line"]) if "line" in names else \
+            self._records(batch) if "_broken" in names else _without_bad(batch)
+        return self._with_good_labels(parsed)
+
+    def _csv_lines(self, lines: pa.Array) -> Parsed:
+        alone = self._delimited.awry(lines)
+        if not alone.any():
+            try:
+                table, rejected = self._delimited.read(lines)
+                return Parsed(self._columns(table), table.num_rows, rejected)
+            except pa.ArrowInvalid:
+                pass
+        return self._cell_by_cell(*self._delimited.cut(lines, alone), len(lines))
+
+    def _columns(self, table: pa.Table) -> dict[str, pa.Array]:
+        return {name: _whole(table[name]) for name in self.types}
+
+    def _records(self, batch: pa.RecordBatch) -> Parsed:
+        """Cells that were cut already, as bytes; `_broken` is the text of a record with too few or too many."""
+        whole = pc.is_null(batch["_broken"])
+        rejected = [(int(number), FIELDS) for number in np.flatnonzero(~whole.to_numpy(zero_copy_only=False))]
+        cells = pa.Table.from_batches([batch]).select(list(self.types)).filter(whole)
+        return self._cell_by_cell(cells, rejected, batch.num_rows)
+
+    def _cell_by_cell(self, table: pa.Table, rejected: list[tuple[int, str]], count: int) -> Parsed:
+        """For the rare batch with a cell that cannot be converted: finds each of them."""
+        numbers = np.setdiff1d(np.arange(count), [number for number, _ in rejected])
+        reasons: dict[int, str] = {}
+        columns = {}
+        for name, kind in self.types.items():
+            values, bad = _converted(_whole(table[name]), kind)
+            columns[name] = values
+            for place in bad:
+                reasons.setdefault(place, f"{name}: {WRONG[kind]}")
+        good = pa.array(np.setdiff1d(np.arange(table.num_rows), list(reasons)))
+        rejected += [(int(numbers[place]), reason) for place, reason in reasons.items()]
+        return Parsed({name: values.take(good) for name, values in columns.items()}, len(good), rejected)
+
+    def _json_lines(self, lines: pa.Array) -> Parsed:
+        alone = self._objects.awry(lines)
+        try:
+            table = self._objects.read(lines.filter(pa.array(~alone)))
+        except pa.ArrowInvalid:
+            table, alone = self.schema.empty_table(), np.ones(len(lines), bool)
+        if not alone.any():
+            return Parsed(self._columns(table), table.num_rows, [])
+        rejected: list[tuple[int, str]] = []
+        rows: dict[int, dict[str, Any]] = {}
+        for number in np.flatnonzero(alone).tolist():
+            found = self._objects.one(lines[number].as_py())
+            if isinstance(found, str):
+                rejected.append((number, found))
+            else:
+                rows[number] = found
+        more = pa.Table.from_pylist(list(rows.values()), self.schema)
+        table = in_order(table, np.flatnonzero(~alone), more, list(rows))
+        return Parsed(self._columns(table), table.num_rows, rejected)
+
+    def _with_good_labels(self, parsed: Parsed) -> Parsed:
+        label = parsed.columns[self.label]
+        good = pc.fill_null(pc.is_in(label, pa.array([0, 1], label.type)), False)
+        if pc.all(good).as_py() is not False:
+            return parsed
+        keep = good.to_numpy(zero_copy_only=False)
+        missing = pc.is_null(label).to_numpy(zero_copy_only=False)
+        numbers = np.setdiff1d(np.arange(parsed.rows + len(parsed.rejected)), [n for n, _ in parsed.rejected])
+        bad = [(int(numbers[i]), f"{self.label}: {'missing' if missing[i] else 'neither 0 nor 1'}")
+               for i in np.flatnonzero(~keep)]
+        return Parsed({name: values.filter(good) for name, values in parsed.columns.items()}, int(keep.sum()),
+                      parsed.rejected + bad)
+
+
+def _without_bad(batch: pa.RecordBatch) -> Parsed:
+    """Columns come with `_bad`, the name of the first that does not fit its type, where one does not."""
+    names = [name for name in batch.schema.names if name not in ("_bad", "_file")]
+    if "_bad" not in batch.schema.names or batch["_bad"].null_count == batch.num_rows:
+        return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
+    bad = batch["_bad"].to_pylist()
+    good = pc.is_null(batch["_bad"])
+    return Parsed({name: batch[name].filter(good) for name in names}, bad.count(None),
+                  [(number, f"{name}: does not fit its type") for number, name in enumerate(bad) if name is not None])
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else \
+        pa.array([], column.type)
+
+
+def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
+    """Values of a type, null where that fails, and where it fails."""
+    try:
+        text = column.cast(pa.string())
+        return (text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])), []
+    except pa.ArrowInvalid:
+        pass
+    plain = pc.fill_null(pc.match_substring_regex(column, _PLAIN[kind]), True)
+    text = pc.if_else(plain, column, None).cast(pa.string())
+    values = text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])
+    places = np.flatnonzero(~plain.to_numpy(zero_copy_only=False)).tolist()
+    found: list[Any] = []
+    bad = []
+    for place in places:
+        try:
+            found.append(_one(column[place].as_py(), kind))
+        except ValueError:
+            found.append(None)
+            bad.append(place)
+    return pc.replace_with_mask(values, pc.invert(plain), pa.array(found, ARROW_TYPES[kind])), bad
+
+
+def _one(cell: bytes, kind: str) -> Any:
+    text = cell.decode()
+    return text if kind == "text" else pa.scalar(text.strip(_SPACE)).cast(ARROW_TYPES[kind]).as_py()

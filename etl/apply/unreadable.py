@@ -1,0 +1,105 @@
+"""Values that are there and that an operator cannot read: counted in the first pass, compared with the version before.
+
+A fill hides them in the table, so that a date format that changed would look like any other column of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.apply.features import Features
+from sluice.etl.ops import Fitted
+from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.spec import input_columns
+from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.profile import DriftError
+
+if TYPE_CHECKING:
+    from sluice.etl.spark.fit import Counted
+
+TIMES, MORE = 2.0, 0.05
+"""A share is refused that is more than so many times what it was, and so much above it."""
+_SHOWN = 100  # characters of a value that is quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A column that has lost more of its values than the version before."""
+
+    column: str
+    before: float
+    now: float
+    unread: bool
+    """Whether the values are there and cannot be read; else they are missing."""
+
+    def text(self, example: str | None) -> str:
+        what = "cannot be read" if self.unread else "are missing"
+        shown = "" if example is None else f", for instance {example!r}"
+        return (f"column {self.column!r}: {self.now:.1%} of its values {what}{shown}; in the version before it was "
+                f"{self.before:.1%}")
+
+
+def lost(before: Mapping[str, float], now: Mapping[str, float], *, unread: bool) -> list[Lost]:
+    """The columns of both versions in which the share of lost values has grown too much, worst first."""
+    found = [Lost(column=name, before=before[name], now=share, unread=unread) for name, share in now.items()
+             if name in before and share > TIMES * before[name] and share - before[name] >= MORE - 1e-9]
+    return sorted(found, key=lambda one: (one.before - one.now, one.column))
+
+
+def refuse_lost(before: JobRecord | None, counted: Counted, accepted: Container[str], say: Callable[[str], None]
+                ) -> None:
+    """Refuses a version in which a column has lost many more of its values than before: they are missing, or there and
+    cannot be read, whatever fills may make of them."""
+    missing: Mapping[str, float] = {}
+    unread: Mapping[str, float] | None = None
+    if before is not None:
+        known, unread = before.unread is not None, before.unread
+        missing = before.raw_nulls if known else dict.fromkeys(input_columns(before.spec), 0.0) | dict(before.raw_nulls)
+    for one in [*lost(unread or {}, counted.unread, unread=True), *lost(missing, counted.nulls, unread=False)]:
+        if one.column not in accepted:
+            example = counted.examples.get(one.column) if one.unread else None
+            raise DriftError(f"{one.text(example)}; nothing was published; mend the input, let the spec read it (a "
+                             f"format may be several), or accept it with --accept-nulls {one.column}")
+    for name, share in counted.unread.items():
+        if share >= MORE and (unread is None or name not in unread):
+            say(f"warning: column {name!r}: {share:.1%} of its values cannot be read, for instance "
+                f"{counted.examples[name]!r}, and no version before says whether that is usual")
+
+
+def shares(missing: Mapping[str, float], unread: Mapping[str, float] | None) -> dict[str, float]:
+    """Of all values that are lost: those that are missing, and those that cannot be read."""
+    return {name: missing.get(name, 0.0) + (unread or {}).get(name, 0.0) for name in [*missing, *(unread or {})]}
+
+
+def reading(column: ColumnSpec) -> int:
+    """How many of a column's operators lead up to its last that reads values; 0 if there is none, or it has to wait for
+    what another one learns."""
+    upto = max((number for number, op in enumerate(column.left_to_spark, 1) if op.reads), default=0)
+    return 0 if any(isinstance(op, Fitted) for op in column.ops[:upto]) else upto
+
+
+def unread(features: Features, columns: Mapping[str, pa.Array]) -> Iterator[tuple[str, int, str | None]]:
+    """Of one batch: each column whose operators read values, the rows in which one could not, and such a value."""
+    for column in features.spec.columns:
+        if not (upto := reading(column)):
+            continue
+        given = columns[column.sources[0]]
+        bad = pc.and_(pc.invert(_lacks(given)), _lacks(features.run(column, column.ops[:upto], columns, {})))
+        count = pc.sum(bad).as_py() or 0
+        example = str(given.filter(bad)[0].as_py())[:_SHOWN] if count else None
+        yield column.name, count, example
+
+
+def _lacks(values: pa.Array) -> pa.Array:
+    """Where a value is missing, or one of a list."""
+    missing = pc.is_null(values, nan_is_null=pa.types.is_floating(values.type))
+    if not pa.types.is_list(values.type):
+        return missing
+    parents = pc.list_parent_indices(values).filter(pc.is_null(pc.list_flatten(values)))
+    return pc.or_(missing, pc.is_in(pa.array(np.arange(len(values))), parents.cast(pa.int64())))

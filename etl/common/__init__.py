@@ -1,0 +1,1 @@
+"""What the programs of every room share: options, messages, how a program ends."""

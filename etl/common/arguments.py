@@ -1,0 +1,38 @@
+"""Names in messages: what the writer may have meant. Standard library only: every room uses it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable
+from typing import NoReturn
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse's, which tells of an option that there is not which one may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(self.explained(message))
+
+    def explained(self, message: str) -> str:
+        """argparse's message, in our words where an option is unknown."""
+        before, _, words = message.partition("unrecognized arguments: ")
+        unknown = [word.partition("=")[0] for word in words.split() if word.startswith("-")]
+        if before or not unknown:
+            return message
+        known = list(_options(self))
+        return "; ".join(f"no option {name!r}{_meant(name, known)}" for name in unknown)
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterable[str]:
+    """Those of its commands, too."""
+    for action in parser._actions:
+        yield from (name for name in action.option_strings if name.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _options(command)

@@ -1,0 +1,58 @@
+"""Where a value stands in a vocabulary: `Lookup`, an open hash table in numpy, built once and asked by whole columns.
+
+Values are told apart by their 64-bit hashes alone. Two of one vocabulary with the same hash are refused when it is
+built; an unseen value has a known one's hash with a chance of vocabulary size / 2^64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.etl.ops.hashing import hash_texts
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """At most half full, with linear probing, so that nearly every value is found at the first or second try."""
+
+    hashes: npt.NDArray[np.uint64]
+    owners: npt.NDArray[np.int32]
+    """Place in the vocabulary of what lies in a slot; -1 if it is empty."""
+
+    @classmethod
+    def of(cls, values: pa.Array) -> Lookup:
+        hashes = hash_texts(values)
+        if len(np.unique(hashes)) < len(hashes):
+            raise ValueError("two values of one vocabulary have the same 64-bit hash; leave one out")
+        slots = 1 << max(4, (2 * len(hashes)).bit_length())
+        owners = np.full(slots, -1, np.int32)
+        waiting = np.arange(len(hashes), dtype=np.int32)
+        slot = (hashes & np.uint64(slots - 1)).astype(np.int64)
+        while len(waiting):
+            free = owners[slot] < 0
+            owners[slot[free]] = waiting[free]  # of several that want one slot, one gets it
+            lost = owners[slot] != waiting
+            waiting, slot = waiting[lost], (slot[lost] + 1) & (slots - 1)
+        table = np.zeros(slots, np.uint64)
+        taken = owners >= 0
+        table[taken] = hashes[owners[taken]]
+        return cls(table, owners)
+
+    def places(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+        """Place of each value, by its hash; -1 for those that are not there."""
+        last = len(self.owners) - 1
+        slot = (hashes & np.uint64(last)).astype(np.int64)
+        places = self.owners[slot]
+        pending = np.flatnonzero((places >= 0) & (self.hashes[slot] != hashes))
+        slot = slot[pending]
+        while len(pending):
+            slot = (slot + 1) & last
+            owner = self.owners[slot]
+            places[pending] = owner
+            on = (owner >= 0) & (self.hashes[slot] != hashes[pending])
+            pending, slot = pending[on], slot[on]
+        return places

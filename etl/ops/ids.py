@@ -1,0 +1,211 @@
+"""Operators that give ids: hash, modulus, cross, categorify (a fitted vocabulary) and vocabulary (the user's own).
+
+Ids: 0 padding, 1 null, then the buckets for values out of the vocabulary, then values by falling count, ties by value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops.base import (
+    FIRST,
+    MAX_ID,
+    MAX_VALUES,
+    NO_NUMBER,
+    NULL,
+    Fitted,
+    Operator,
+    OperatorError,
+    ids_of,
+    within,
+)
+from sluice.etl.ops.hash_table import Lookup
+from sluice.etl.ops.hashing import hash_rows, hash_texts
+
+_BUCKET_SALT = 0x0F0F
+_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hash(Operator):
+    """Spreads values over `size` ids by our hash; needs no vocabulary. Nulls have id 1."""
+
+    name: ClassVar[str] = "hash"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "id"
+    size: int
+    salt: int = 0
+
+    def __post_init__(self) -> None:
+        within(self, size=(1, MAX_ID - FIRST))
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        return ids_of((hash_texts(column, self.salt) % np.uint64(self.size)).astype(np.int32) + np.int32(FIRST), column)
+
+    def cardinality(self, _state: pa.Table | None) -> int:
+        return FIRST + self.size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cross(Operator):
+    """Spreads combinations of several columns' values over `size` ids by our hash; a null is a value like others."""
+
+    name: ClassVar[str] = "cross"
+    takes: ClassVar[tuple[str, ...]] = ("row",)
+    gives: ClassVar[str] = "id"
+    size: int
+    salt: int = 0
+
+    def __post_init__(self) -> None:
+        within(self, size=(1, MAX_ID - FIRST))
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        keys = hash_rows(column.flatten(), self.salt)
+        return pa.array((keys % np.uint64(self.size)).astype(np.int32) + np.int32(FIRST))
+
+    def cardinality(self, _state: pa.Table | None) -> int:
+        return FIRST + self.size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modulus(Operator):
+    """2 + the whole number modulo `size`, never negative: exact for signed and unsigned 64 bits. What is no whole
+    number of 64 bits has id 1, as null has."""
+
+    name: ClassVar[str] = "modulus"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "id"
+    online_too: ClassVar[bool] = True
+    left_as: ClassVar[str] = "int64"
+    size: int
+
+    def __post_init__(self) -> None:
+        within(self, size=(1, MAX_ID - FIRST))
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        numbers = (column if pa.types.is_int64(column.type) else self.whole_numbers(column)).to_numpy()
+        ids = (np.mod(numbers, np.int64(self.size)) + FIRST).astype(np.int32)
+        ids[numbers == NO_NUMBER] = NULL
+        return pa.array(ids, pa.int32())
+
+    def whole_numbers(self, column: pa.Array) -> pa.Array:
+        """Those of the column; of one that signed 64 bits do not hold beside NO_NUMBER, its remainder."""
+        whole = pc.match_substring_regex(column, r"^-?[0-9]{1,20}$")
+        negative = pc.starts_with(column, "-")
+        try:
+            signed = pc.if_else(pc.and_(whole, negative), column, "0").cast(pa.int64())
+            unsigned = pc.if_else(pc.and_(whole, pc.invert(negative)), column, "0").cast(pa.uint64())
+        except pa.ArrowInvalid:  # a number of 20 digits may exceed 64 bits
+            return pa.array([self._held(_whole(text)) for text in column.to_pylist()], pa.int64())
+        low = signed.fill_null(0).to_numpy(zero_copy_only=False)
+        high = unsigned.fill_null(0).to_numpy(zero_copy_only=False)
+        numbers = np.where(high > _MOST, high % np.uint64(self.size), high).astype(np.int64) + low
+        numbers[low == NO_NUMBER] = NO_NUMBER % self.size
+        numbers[~whole.fill_null(False).to_numpy(zero_copy_only=False)] = NO_NUMBER
+        return pa.array(numbers)
+
+    def _held(self, number: int | None) -> int:
+        if number is None:
+            return NO_NUMBER
+        return number if NO_NUMBER < number <= _MOST else number % self.size
+
+    def cardinality(self, _state: pa.Table | None) -> int:
+        return FIRST + self.size
+
+
+def _whole(text: str | None) -> int | None:
+    sign = text[:1] == "-" if text else False
+    digits = (text or "")[sign:]
+    if not digits or len(digits) > 20 or not (digits.isascii() and digits.isdigit()):
+        return None
+    number = -int(digits) if sign else int(digits)
+    return number if -(2**63) <= number < 2**64 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary(Operator):
+    """The user's own vocabulary: ids follow the order of `values`; all others share `oov` buckets by hash."""
+
+    name: ClassVar[str] = "vocabulary"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "id"
+    values: tuple[str, ...]
+    oov: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) < len(self.values):
+            raise OperatorError("values: must be one or more different texts")
+        within(self, oov=(1, 2**24))
+        object.__setattr__(self, "_lookup", Lookup.of(pa.array(self.values, pa.string())))
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        return looked_up(column, getattr(self, "_lookup"), self.oov)  # noqa: B009  no field: it is not a parameter
+
+    def cardinality(self, _state: pa.Table | None) -> int:
+        return FIRST + self.oov + len(self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorify(Fitted):
+    """Gives each value that occurs at least `min_count` times, the `max_size` most frequent at most, an id of its own;
+    the others share `oov` buckets by hash. Columns with the same `joint` name share one vocabulary."""
+
+    name: ClassVar[str] = "categorify"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "id"
+    may_be_stored: ClassVar[bool] = True
+    min_count: int = 1
+    max_size: int = MAX_VALUES
+    oov: int = 1
+    joint: str = ""
+
+    def __post_init__(self) -> None:
+        within(self, min_count=(1, 2**62), max_size=(1, MAX_VALUES), oov=(1, 2**24))
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        counted = pc.value_counts(column.drop_null())
+        return counted.field("values"), counted.field("counts")
+
+    @property
+    def least(self) -> int:
+        return self.min_count
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        ordered = kept.sort_by([("count", "descending"), ("value", "ascending")])
+        return ordered.select(["value", "count"]).slice(0, self.max_size).combine_chunks()
+
+    def update(self, old: pa.Table, new: pa.Table) -> pa.Table:
+        """What is there keeps its id; values not seen before follow, up to `max_size` in all."""
+        known = pc.is_in(new["value"], old["value"].combine_chunks())
+        added = new.filter(pc.invert(known)).slice(0, max(0, self.max_size - old.num_rows))
+        return pa.concat_tables([old, added]).combine_chunks()
+
+    def prepare(self, state: pa.Table) -> Lookup:
+        return Lookup.of(state["value"].combine_chunks() if state.num_rows else pa.array([], pa.string()))
+
+    def apply(self, column: pa.Array, state: Lookup) -> pa.Array:
+        return looked_up(column, state, self.oov)
+
+    def cardinality(self, state: pa.Table | None) -> int:
+        return FIRST + self.oov + (state.num_rows if state is not None else 0)
+
+
+def looked_up(column: pa.Array, lookup: Lookup, oov: int) -> pa.Array:
+    """Ids by place in a vocabulary, or by bucket."""
+    hashes = hash_texts(column)
+    ids: npt.NDArray[np.int32] = lookup.places(hashes)
+    unknown = np.flatnonzero(ids < 0)
+    ids = ids + np.int32(FIRST + oov)
+    if len(unknown):
+        if oov == 1:
+            ids[unknown] = FIRST
+        else:
+            bucket = hash_texts(column.take(pa.array(unknown)), _BUCKET_SALT) % np.uint64(oov)
+            ids[unknown] = bucket.astype(np.int32) + np.int32(FIRST)
+    return ids_of(ids, column)

@@ -1,0 +1,124 @@
+"""Operators on lists, one of them in each row: first_x, bag (a statistic of it), overlap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops.base import Operator, OperatorError, as_text, within
+from sluice.etl.ops.hashing import hash_texts
+
+Lengths = npt.NDArray[np.int64]
+STATISTICS = ("size", "sum", "mean", "min", "max")
+
+
+def flat(column: pa.Array) -> tuple[pa.Array, Lengths]:
+    """The elements of all lists in a row, and the length of each; a null list is an empty one."""
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return pc.list_flatten(column), lengths
+
+
+def relisted(values: pa.Array, lengths: Lengths) -> pa.Array:
+    """What `flat` took apart."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
+
+
+def packed(column: pa.Array) -> pa.Array:
+    """Lists of ids as little-endian int32 in a binary column: its offsets are the lengths, times four."""
+    values, lengths = flat(column)
+    content = values.cast(pa.int32()).to_numpy(zero_copy_only=False).astype("<i4", copy=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths * 4)]).astype(np.int32)
+    return pa.BinaryArray.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstX(Operator):
+    """The first `size` elements of each list, or the last ones with `last = true`."""
+
+    name: ClassVar[str] = "first_x"
+    takes: ClassVar[tuple[str, ...]] = ("texts", "numbers", "ids")
+    gives: ClassVar[str] = "texts"
+    size: int
+    last: bool = False
+
+    def __post_init__(self) -> None:
+        within(self, size=(1, 1_000_000))
+
+    def kind(self, taken: str) -> str:
+        return taken
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, lengths = flat(column)
+        place = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        if self.last:
+            place = np.repeat(lengths, lengths) - 1 - place
+        return relisted(values.filter(pa.array(place < self.size)), np.minimum(lengths, self.size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bag(Operator):
+    """A statistic of each list: `size`, or of its numbers `sum`, `mean`, `min`, `max`; null for an empty list's mean,
+    min and max, and elements that are null do not count."""
+
+    name: ClassVar[str] = "bag"
+    takes: ClassVar[tuple[str, ...]] = ("numbers", "texts", "ids")
+    gives: ClassVar[str] = "number"
+    of: str = "size"
+
+    def __post_init__(self) -> None:
+        if self.of not in STATISTICS:
+            raise OperatorError(f"of = {self.of!r}: must be {', '.join(STATISTICS)}")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, lengths = flat(column)
+        if self.of == "size":
+            return pa.array(lengths.astype(np.float64))
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        there = pc.is_valid(values).to_numpy(zero_copy_only=False)
+        number = pc.cast(values.drop_null(), pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        row = row[there]
+        counts = np.bincount(row, minlength=len(lengths))
+        if self.of in ("sum", "mean"):
+            result = np.bincount(row, number, len(lengths)).astype(np.float64)
+            if self.of == "sum":
+                return pa.array(result)
+            result = result / np.maximum(counts, 1)
+        else:
+            result = np.full(len(lengths), np.inf if self.of == "min" else -np.inf)
+            with np.errstate(invalid="ignore"):  # a NaN makes its bag's statistic NaN
+                (np.minimum if self.of == "min" else np.maximum).at(result, row, number)
+        return pa.array(result, mask=counts == 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap(Operator):
+    """How many different elements two lists share; with `share = true` divided by how many they have together."""
+
+    name: ClassVar[str] = "overlap"
+    takes: ClassVar[tuple[str, ...]] = ("row",)
+    gives: ClassVar[str] = "number"
+    share: bool = False
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        fields = column.flatten()
+        if len(fields) != 2 or not all(pa.types.is_list(f.type) for f in fields):
+            raise OperatorError("overlap takes two columns of lists")
+        count = len(column)
+        sides = [_distinct(f) for f in fields]
+        every, *each = (np.bincount(pairs[:, 0].astype(np.int64), minlength=count)
+                        for pairs in (np.unique(np.concatenate(sides), axis=0), *sides))
+        both = each[0] + each[1] - every
+        return pa.array(both / np.maximum(every, 1) if self.share else both.astype(np.float64))
+
+
+def _distinct(column: pa.Array) -> npt.NDArray[np.uint64]:
+    """(row, hash) of the different elements of each list."""
+    values, lengths = flat(column)
+    rows = np.repeat(np.arange(len(lengths), dtype=np.uint64), lengths)
+    return np.unique(np.column_stack([rows, hash_texts(as_text(values))]), axis=0)

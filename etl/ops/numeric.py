@@ -1,0 +1,202 @@
+"""Operators on single numbers that learn nothing: fill, missing, clip, log, boxcox, logit, bucketize, one_hot."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops.base import FIRST, NULL, Operator, OperatorError, values_of, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fill(Operator):
+    """Puts `value` where there is none: nulls, NaN and infinities. `indicator` adds a column that says where."""
+
+    name: ClassVar[str] = "fill"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    value: float = 0.0
+    indicator: bool = False
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise OperatorError(f"value = {self.value}: must be a finite number")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        return filled(column, self.value)
+
+
+def filled(column: pa.Array, value: float) -> pa.Array:
+    values = pc.fill_null(column, math.nan).to_numpy(zero_copy_only=False)
+    return pa.array(np.where(np.isfinite(values), values, value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing(Operator):
+    """1 where there is no finite number, else 0."""
+
+    name: ClassVar[str] = "missing"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values = pc.fill_null(column, math.nan).to_numpy(zero_copy_only=False)
+        return pa.array((~np.isfinite(values)).astype(np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip(Operator):
+    """Keeps values within `low` and `high`; nulls stay."""
+
+    name: ClassVar[str] = "clip"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    online_too: ClassVar[bool] = True
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.low is None and self.high is None:
+            raise OperatorError("low or high: at least one must be given")
+        if self.low is not None and self.high is not None and not self.low <= self.high:
+            raise OperatorError(f"low = {self.low}: must not be above high = {self.high}")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, nulls = values_of(column)
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        return pa.array(np.clip(values, low, high), mask=nulls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log(Operator):
+    """Natural logarithm of x + `shift`, with anything below `floor` taken as `floor`; nulls stay."""
+
+    name: ClassVar[str] = "log"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    online_too: ClassVar[bool] = True
+    shift: float = 1.0
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.shift):
+            raise OperatorError(f"shift = {self.shift}: must be a finite number")
+        if not 0 < self.floor < math.inf:
+            raise OperatorError(f"floor = {self.floor}: must be above 0")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, nulls = values_of(column)
+        return pa.array(np.log(np.maximum(values + self.shift, self.floor)), mask=nulls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxCox(Operator):
+    """(x^`power` - 1) / `power` of x + `shift` taken as at least `floor`; the logarithm if `power` is 0. Nulls stay."""
+
+    name: ClassVar[str] = "boxcox"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    online_too: ClassVar[bool] = True
+    power: float
+    shift: float = 0.0
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        within(self, power=(-5, 5))
+        if not math.isfinite(self.shift):
+            raise OperatorError(f"shift = {self.shift}: must be a finite number")
+        if not 0 < self.floor < math.inf:
+            raise OperatorError(f"floor = {self.floor}: must be above 0")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, nulls = values_of(column)
+        logs = np.log(np.maximum(values + self.shift, self.floor))
+        with np.errstate(over="ignore"):  # too large a power is infinite, and said to be
+            return pa.array(logs if self.power == 0 else np.expm1(self.power * logs) / self.power, mask=nulls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logit(Operator):
+    """Logarithm of x / (1 - x), with x kept `margin` away from 0 and 1; nulls stay."""
+
+    name: ClassVar[str] = "logit"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    online_too: ClassVar[bool] = True
+    margin: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.margin < 0.5:
+            raise OperatorError(f"margin = {self.margin}: must be above 0 and below 0.5")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, nulls = values_of(column)
+        kept = np.clip(values, self.margin, 1 - self.margin)
+        return pa.array(np.log(kept) - np.log1p(-kept), mask=nulls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucketize(Operator):
+    """The number of boundaries at or below a value, as an id from 2 on; nulls and NaN have id 1."""
+
+    name: ClassVar[str] = "bucketize"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "id"
+    online_too: ClassVar[bool] = True
+    boundaries: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.boundaries or any(a >= b for a, b in itertools.pairwise(self.boundaries)):
+            raise OperatorError(f"boundaries = {list(self.boundaries)}: must be numbers that rise")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        return bucketed(column, np.array(self.boundaries))
+
+    def cardinality(self, _state: pa.Table | None) -> int:
+        return FIRST + len(self.boundaries) + 1
+
+
+def bucketed(column: pa.Array, boundaries: np.ndarray) -> pa.Array:
+    values, nulls = values_of(column)
+    ids = np.searchsorted(boundaries, values, side="right").astype(np.int32) + np.int32(FIRST)
+    ids[np.isnan(values) if nulls is None else np.isnan(values) | nulls] = NULL
+    return pa.array(ids, pa.int32())
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneHot(Operator):
+    """A column `name=value` for each of `values`: 1 where the text is that value, else 0."""
+
+    name: ClassVar[str] = "one_hot"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "number"
+    values: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) < len(self.values):
+            raise OperatorError(f"values = {list(self.values)}: must be one or more different texts")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        """1 where the text is any of the values: the spec gives each of its columns an operator of one value."""
+        return pc.is_in(column, pa.array(self.values)).cast(pa.float64())
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseShare(Operator):
+    """The weight of a row of a sample that keeps a `share` of label 0: 1 for label 1, 1 / share for label 0."""
+
+    name: ClassVar[str] = "inverse_share"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    share: float
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, _ = values_of(column)
+        return pa.array(np.where(values > 0, 1.0, 1.0 / self.share))

@@ -1,0 +1,109 @@
+"""What was known of a value before a moment: `Timeline`, asked by whole columns, and the names that counts go by.
+
+A state that is causal has a row for each value and moment, by value and then by time, with what was known once that
+moment was over. A row finds the last one that lies strictly before it, so rows of one moment do not see each other. It
+is made from sums of whole numbers, name by name, so it does not depend on how rows were spread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops.base import OperatorError, values_of
+from sluice.etl.ops.hash_table import Lookup
+
+Floats = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+
+
+def check_step(past: bool, step: float) -> None:
+    if not (step >= 0 and np.isfinite(step)):
+        raise OperatorError(f"past_step = {step}: must be 0, for the times as they are, or above")
+    if step and not past:
+        raise OperatorError(f"past_step = {step:g}: is for past = true alone")
+
+
+def moments_of(time: pa.Array, step: float) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
+    """The moment that each row's time counts as, and where there is no time."""
+    at, nulls = values_of(time)
+    return (np.floor(at / step) * step if step else at) + 0.0, nulls
+
+
+def stamped(time: pa.Array, step: float, names: pa.Array) -> pa.Array:
+    """Names with the moment of each row before them."""
+    at, _ = moments_of(time, step)
+    return pc.binary_join_element_wise(pa.array(at).cast(pa.string()), names, ":")
+
+
+def unstamped(names: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """(names, moments) again."""
+    cut = pc.extract_regex(names, "(?s)^(?P<at>[^:]*):(?P<name>.*)$")
+    return cut.field("name"), cut.field("at").cast(pa.float64())
+
+
+def running(state: pa.Table, names: tuple[str, ...]) -> pa.Table:
+    """The table by value and time, its columns of those names added up over a value's moments."""
+    ordered = state.sort_by([("value", "ascending"), ("at", "ascending")]).combine_chunks()
+    _, place = coded(ordered)
+    first = np.searchsorted(place, place)
+    for name in names:
+        amounts = ordered[name].to_numpy()
+        sums = np.cumsum(amounts)
+        ordered = ordered.set_column(ordered.column_names.index(name), name,
+                                     pa.array(sums - (sums[first] - amounts[first]), pa.int64()))
+    return ordered
+
+
+def coded(state: pa.Table) -> tuple[pa.Array, Whole]:
+    """The values of a table that lies by value, once each, and the place of each row's among them."""
+    found = state["value"].combine_chunks().dictionary_encode()
+    found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    return found.dictionary, found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Where a causal state knows what."""
+
+    lookup: Lookup
+    moments: Floats
+    """All there are, rising."""
+    places: Whole
+    """Of each of the state's rows: which value's it is."""
+    ranks: Whole
+    """Of each of the state's rows: the number of its moment."""
+
+    @classmethod
+    def of(cls, state: pa.Table) -> Timeline:
+        values, places = coded(state)
+        moments, ranks = np.unique(state["at"].to_numpy(), return_inverse=True)
+        return cls(Lookup.of(values), moments, places, ranks.astype(np.int64))
+
+    def rank(self, at: Floats, nulls: npt.NDArray[np.bool_] | None) -> Whole:
+        """How many of the moments lie strictly before each time; before a row without one lie all."""
+        rank = np.searchsorted(self.moments, at, side="left").astype(np.int64)
+        if nulls is not None:
+            rank[nulls] = len(self.moments)
+        return rank
+
+    def before(self, hashes: npt.NDArray[np.uint64], rank: Whole) -> Whole:
+        """Number of the last of the state's rows that is of a value and lies before that rank; -1 if there is none."""
+        place, steps = self.lookup.places(hashes).astype(np.int64), len(self.moments) + 1
+        found = np.searchsorted(self.places * steps + self.ranks, place * steps + rank, side="left") - 1
+        known = (place >= 0) & (found >= 0)
+        known[known] = self.places[found[known]] == place[known]
+        return np.where(known, found, -1)
+
+    def totals(self, known: Whole) -> Whole:
+        """Over all values, what lies before each rank, of a column that `running` made."""
+        fresh = np.diff(known, prepend=0)
+        first = np.flatnonzero(np.diff(self.places, prepend=-1))
+        fresh[first] = known[first]
+        sums = np.zeros(len(self.moments) + 1, np.int64)
+        np.add.at(sums, self.ranks + 1, fresh)
+        return np.cumsum(sums)

@@ -1,0 +1,173 @@
+"""Operators on numbers that learn a few numbers: fill_mean, fill_median, standardise, min_max, quantiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.etl.ops.base import FIRST, Fitted, finite_of, values_of, within
+from sluice.etl.ops.exact_sums import distribution, parts, quantiles, total
+from sluice.etl.ops.numeric import bucketed, filled
+
+
+def _named(names: list[str], counts: list[int]) -> tuple[pa.Array, pa.Array]:
+    return pa.array(names, pa.string()), pa.array(counts, pa.int64())
+
+
+def _moments(column: pa.Array, powers: tuple[int, ...]) -> tuple[pa.Array, pa.Array]:
+    """How many finite numbers there are, and the sums of their powers, in parts."""
+    values = finite_of(column)
+    if not len(values):
+        return _named([], [])
+    values = np.clip(values, -(2.0**62), 2.0**62)
+    names, counts = ["n"], [len(values)]
+    for power in powers:
+        for scale, whole in parts(values**power).items():
+            names.append(f"{power}:{scale}")
+            counts.append(int(whole.astype(np.int64).sum()))
+    return _named(names, counts)
+
+
+def _sum_of(kept: pa.Table, power: int) -> Any:
+    found = zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True)
+    return total((int(name.split(":")[1]), count) for name, count in found if name.startswith(f"{power}:"))
+
+
+def _rows(kept: pa.Table) -> int:
+    found = dict(zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True))
+    return int(found.get("n", 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillMean(Fitted):
+    """Puts the mean of the column's finite values where there is none."""
+
+    name: ClassVar[str] = "fill_mean"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    indicator: bool = False
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        return _moments(column, (1,))
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        return pa.table({"mean": [float(_sum_of(kept, 1) / max(1, _rows(kept)))]})
+
+    def prepare(self, state: pa.Table) -> float:
+        return float(state["mean"][0].as_py())
+
+    def apply(self, column: pa.Array, state: float) -> pa.Array:
+        return filled(column, state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillMedian(Fitted):
+    """Puts the (lower) median of the column's finite values where there is none."""
+
+    name: ClassVar[str] = "fill_median"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    indicator: bool = False
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        return _named(*distribution(finite_of(column)))
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        return pa.table({"median": quantiles(kept, [0.5])})
+
+    def prepare(self, state: pa.Table) -> float:
+        return float(state["median"][0].as_py())
+
+    def apply(self, column: pa.Array, state: float) -> pa.Array:
+        return filled(column, state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standardise(Fitted):
+    """(x - mean) / standard deviation; a column of one value alone becomes 0. Nulls stay."""
+
+    name: ClassVar[str] = "standardise"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    online_too: ClassVar[bool] = True
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        return _moments(column, (1, 2))
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        rows = max(1, _rows(kept))
+        mean = _sum_of(kept, 1) / rows
+        variance = max(0.0, float(_sum_of(kept, 2) / rows - mean**2))
+        return pa.table({"mean": [float(mean)], "spread": [math.sqrt(variance)]})
+
+    def prepare(self, state: pa.Table) -> tuple[float, float]:
+        return float(state["mean"][0].as_py()), float(state["spread"][0].as_py())
+
+    def apply(self, column: pa.Array, state: tuple[float, float]) -> pa.Array:
+        values, nulls = values_of(column)
+        mean, spread = state
+        return pa.array((values - mean) / (spread or 1.0), mask=nulls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinMax(Fitted):
+    """(x - least) / (largest - least), kept within 0 and 1; 0 for a column of one value alone. Nulls stay."""
+
+    name: ClassVar[str] = "min_max"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    online_too: ClassVar[bool] = True
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        values = finite_of(column)
+        if not len(values):
+            return _named([], [])
+        return _named([repr(float(v)) for v in {values.min() + 0.0, values.max() + 0.0}],
+                      [1] * len({values.min() + 0.0, values.max() + 0.0}))
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        ends = [float(v) for v in kept["value"].to_pylist()] or [0.0]
+        return pa.table({"least": [min(ends)], "largest": [max(ends)]})
+
+    def prepare(self, state: pa.Table) -> tuple[float, float]:
+        return float(state["least"][0].as_py()), float(state["largest"][0].as_py())
+
+    def apply(self, column: pa.Array, state: tuple[float, float]) -> pa.Array:
+        values, nulls = values_of(column)
+        low, high = state
+        with np.errstate(invalid="ignore", over="ignore"):
+            return pa.array(np.clip((values / 2 - low / 2) / ((high / 2 - low / 2) or 1.0), 0.0, 1.0), mask=nulls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(Fitted):
+    """Ids of `buckets` parts of about equal numbers of rows, from 2 on; nulls and NaN have id 1."""
+
+    name: ClassVar[str] = "quantiles"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "id"
+    online_too: ClassVar[bool] = True
+    buckets: int
+
+    def __post_init__(self) -> None:
+        within(self, buckets=(2, 100_000))
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        return _named(*distribution(finite_of(column)))
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        ends = quantiles(kept, [i / self.buckets for i in range(1, self.buckets)])
+        return pa.table({"boundary": pa.array(sorted(set(ends)), pa.float64())})
+
+    def prepare(self, state: pa.Table) -> Any:
+        return state["boundary"].to_numpy()
+
+    def apply(self, column: pa.Array, state: np.ndarray) -> pa.Array:
+        return bucketed(column, state)
+
+    def cardinality(self, _state: pa.Table | None) -> int:
+        return FIRST + self.buckets

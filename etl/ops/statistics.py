@@ -1,0 +1,311 @@
+"""Operators that give a value what is known of all its rows: count (and share), target, group statistics.
+
+With `past = true` a row of the training split is given what was known before it alone: see
+`sluice.etl.ops.past_values`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops.base import Fitted, OperatorError, as_number, as_text, values_of, within
+from sluice.etl.ops.exact_sums import FINEST, parts, total
+from sluice.etl.ops.hash_table import Lookup
+from sluice.etl.ops.hashing import hash_texts, mix
+from sluice.etl.ops.past_values import Timeline, check_step, coded, moments_of, running, stamped, unstamped
+
+_FOLD = np.uint64(0xF01DF01D00000001)
+_NULL_TEXT = "n"
+_VALUE = "v"
+
+
+def _keys(column: pa.Array) -> pa.Array:
+    """Texts, with a null as a value of its own."""
+    return pc.fill_null(pc.binary_join_element_wise(_VALUE, column, ""), _NULL_TEXT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoded(Fitted):
+    """What all of them have: whether rows see only what lay before them."""
+
+    past: bool = False
+    past_step: float = 0.0
+    """Of time that counts as one moment: the coarser, the fewer there are to know of."""
+
+    def __post_init__(self) -> None:
+        check_step(self.past, self.past_step)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("time",) if self.past else ()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Without what older programs did not know, as long as it asks for nothing: their states stay this spec's."""
+        whole = super().described
+        return whole if self.past else {name: given for name, given in whole.items()
+                                        if name not in ("past", "past_step")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(_Encoded):
+    """In how many rows the value occurs; with `share = true` in what share of the rows with any. Unseen values have 0,
+    nulls stay."""
+
+    name: ClassVar[str] = "count"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "number"
+    share: bool = False
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        if self.past:
+            value, time = column.flatten()
+            column = stamped(time, self.past_step, value)
+        counted = pc.value_counts(column.drop_null())
+        return counted.field("values"), counted.field("counts")
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        if self.past:
+            values, at = unstamped(_one(kept["value"]))
+            return running(pa.table({"value": values, "at": at, "count": _one(kept["count"])}), ("count",))
+        return kept.select(["value", "count"]).sort_by("value").combine_chunks()
+
+    def prepare(self, state: pa.Table) -> Any:
+        if self.past:
+            timeline, counts = Timeline.of(state), state["count"].to_numpy()
+            return timeline, np.append(counts, 0), timeline.totals(counts)
+        counts = state["count"].to_numpy().astype(np.float64)
+        if self.share:
+            counts = counts / max(1.0, float(counts.sum()))
+        return Lookup.of(_one(state["value"])), np.append(counts, 0.0)  # the last is for place -1
+
+    def apply(self, column: pa.Array, state: Any) -> pa.Array:
+        if self.past:
+            return self._before(column, *state)
+        lookup, counts = state
+        nulls = pc.is_null(column).to_numpy(zero_copy_only=False)
+        return pa.array(counts[lookup.places(hash_texts(column))], mask=nulls)
+
+    def _before(self, column: pa.Array, timeline: Timeline, counts: npt.NDArray[np.int64],
+                totals: npt.NDArray[np.int64]) -> pa.Array:
+        value, time = column.flatten()
+        rank = timeline.rank(*moments_of(time, self.past_step))
+        found = counts[timeline.before(hash_texts(value), rank)].astype(np.float64)
+        return pa.array(found / np.maximum(totals[rank], 1) if self.share else found,
+                        mask=pc.is_null(value).to_numpy(zero_copy_only=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target(_Encoded):
+    """The share of clicks among rows with the value, drawn towards the whole's by `smoothing` rows.
+
+    A row of the training split is encoded from the other `folds` - 1 of its folds alone, or, with `past = true`, from
+    what lay before it, so its own label is not in it; other rows, and serving, have the encoding from all of the
+    training split. Folds go by the row's key. A null is a value like others."""
+
+    name: ClassVar[str] = "target"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "number"
+    may_be_null: ClassVar[bool] = False
+    folds: int = 5
+    smoothing: float = 20.0
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("label", "time" if self.past else "key")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(self, folds=(2, 100))
+        if not (self.smoothing > 0 and math.isfinite(self.smoothing)):
+            raise OperatorError(f"smoothing = {self.smoothing}: must be a number above 0")
+
+    def _folds(self, keys: pa.Array) -> npt.NDArray[np.int64]:
+        """Fold of each row; `folds`, which no row was fitted in, where the row has no key."""
+        raw = keys.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+        fold = (mix(raw ^ _FOLD) % np.uint64(self.folds)).astype(np.int64)
+        fold[pc.is_null(keys).to_numpy(zero_copy_only=False)] = self.folds
+        return fold
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        value, label, keys = column.flatten()
+        if self.past:
+            stamp = stamped(keys, self.past_step, _keys(value))
+            counted = pc.value_counts(pc.binary_join_element_wise(label.cast(pa.string()), stamp, ""))
+            return counted.field("values"), counted.field("counts")
+        cell = self._folds(keys) * 2 + label.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        counted = pc.value_counts(pc.binary_join_element_wise(pa.array(np.char.mod("%03d", cell)), _keys(value), ""))
+        return counted.field("values"), counted.field("counts")
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        names = _one(kept["value"])
+        if self.past:
+            values, at = unstamped(pc.utf8_slice_codeunits(names, 1))
+            counts = kept["count"].to_numpy()
+            clicked = pc.starts_with(names, "1").to_numpy(zero_copy_only=False)
+            both = pa.table({"value": values, "at": at, "count": counts, "clicks": np.where(clicked, counts, 0)})
+            both = both.group_by(["value", "at"]).aggregate([("count", "sum"), ("clicks", "sum")])
+            return running(both.rename_columns(["value", "at", "count", "clicks"]), ("count", "clicks"))
+        cell = pc.utf8_slice_codeunits(names, 0, 3).cast(pa.int32()).to_numpy(zero_copy_only=False)
+        counts = kept["count"].to_numpy()
+        table = pa.table({"value": pc.utf8_slice_codeunits(names, 3), "fold": pa.array(cell // 2),
+                          "count": counts, "clicks": np.where(cell % 2 == 1, counts, 0)})
+        grouped = table.group_by(["value", "fold"]).aggregate([("count", "sum"), ("clicks", "sum")])
+        renamed = grouped.rename_columns(["value", "fold", "count", "clicks"])
+        return renamed.sort_by([("value", "ascending"), ("fold", "ascending")]).combine_chunks()
+
+    def prepare(self, state: pa.Table) -> Any:
+        """Encodings by place of the value and fold left out; the last row is for values not seen, the last column for
+        rows of no fold. Of the past: what was known when."""
+        if self.past:
+            timeline, both = Timeline.of(state), [state[name].to_numpy() for name in ("clicks", "count")]
+            return timeline, [np.append(known, 0) for known in both], [timeline.totals(known) for known in both]
+        values = pc.unique(_one(state["value"]))
+        place = pc.index_in(_one(state["value"]), values).to_numpy(zero_copy_only=False)
+        sums = np.zeros((2, len(values) + 1, self.folds + 1))
+        for number, name in enumerate(("clicks", "count")):
+            np.add.at(sums[number], (place, state["fold"].to_numpy()), state[name].to_numpy())
+        # What is known without a fold: the sums over all, less the fold's own.
+        without = sums.sum(axis=2, keepdims=True) - sums
+        whole = without[:, :-1].sum(axis=1)
+        prior = whole[0] / np.maximum(whole[1], 1.0)
+        return Lookup.of(values), (without[0] + self.smoothing * prior) / (without[1] + self.smoothing)
+
+    def apply(self, column: pa.Array, state: Any) -> pa.Array:
+        value, _, keys = column.flatten()
+        if self.past:
+            timeline, sums, totals = state
+            rank = timeline.rank(*moments_of(keys, self.past_step))
+            clicks, count = (known[timeline.before(hash_texts(_keys(value)), rank)] for known in sums)
+            prior = totals[0][rank] / np.maximum(totals[1][rank], 1.0)
+            return pa.array((clicks + self.smoothing * prior) / (count + self.smoothing))
+        lookup, encodings = state
+        return pa.array(encodings[lookup.places(hash_texts(_keys(value))), self._folds(keys)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(_Encoded):
+    """A statistic of the second column's numbers over all rows that have the first column's value: `mean`, `sum`,
+    `std`, `count`, `min` or `max`. Null where there are none."""
+
+    name: ClassVar[str] = "group"
+    takes: ClassVar[tuple[str, ...]] = ("row",)
+    gives: ClassVar[str] = "number"
+    of: str = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.of not in ("mean", "sum", "std", "count", "min", "max"):
+            raise OperatorError(f"of = {self.of!r}: must be mean, sum, std, count, min or max")
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        keys, numbers = self._pair(column)
+        if self.past:
+            keys = stamped(column.flatten()[-1], self.past_step, keys)
+        values, nulls = values_of(numbers)
+        there = np.flatnonzero(np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls)
+        coded = keys.take(pa.array(there)).dictionary_encode()
+        values = np.clip(values[there], -(2.0**62), 2.0**62)
+        place = coded.indices.to_numpy(zero_copy_only=False)
+        kinds = coded.dictionary
+        if self.of in ("min", "max"):
+            ends = np.full(len(kinds), math.inf if self.of == "min" else -math.inf)
+            (np.minimum if self.of == "min" else np.maximum).at(ends, place, values)
+            named = pc.binary_join_element_wise(pa.array(ends).cast(pa.string()), kinds, ":")
+            return named, pa.array(np.ones(len(kinds), np.int64))
+        names, sums = [pc.binary_join_element_wise("n:", kinds, "")], [np.bincount(place, minlength=len(kinds))]
+        for power in (1, 2):
+            for scale, whole in parts(values**power).items():
+                of_group = np.zeros(len(kinds), np.int64)
+                np.add.at(of_group, place, whole.astype(np.int64))
+                names.append(pc.binary_join_element_wise(f"{power},{scale}:", kinds, ""))
+                sums.append(of_group)
+        return pa.concat_arrays(names), pa.array(np.concatenate(sums).astype(np.int64))
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        return self._extremes(kept) if self.of in ("min", "max") else self._moments(kept)
+
+    def _extremes(self, kept: pa.Table) -> pa.Table:
+        """Of each key the least, or the largest, of what batches found."""
+        cut = pc.extract_regex(_one(kept["value"]), "(?s)^(?P<number>[^:]*):(?P<key>.*)$")
+        found = pa.table({"value": cut.field("key"), "end": cut.field("number").cast(pa.float64())})
+        ends = found.group_by("value").aggregate([("end", self.of)]).rename_columns(["value", "end"])
+        if not self.past:
+            return ends.sort_by("value").combine_chunks()
+        values, at = unstamped(_one(ends["value"]))
+        ordered = running(pa.table({"value": values, "at": at, "end": _one(ends["end"])}), ())
+        _, place = coded(ordered)
+        further = np.minimum if self.of == "min" else np.maximum
+        whole = [further.accumulate(part) for part in np.split(ordered["end"].to_numpy(),
+                                                               np.flatnonzero(np.diff(place)) + 1)]
+        return ordered.set_column(2, "end", pa.array(np.concatenate(whole), pa.float64()))
+
+    def _moments(self, kept: pa.Table) -> pa.Table:
+        sums: dict[str, dict[str, list[tuple[int, int]]]] = {}
+        for name, count in zip(kept["value"].to_pylist(), kept["count"].to_pylist(), strict=True):
+            head, _, key = name.partition(":")
+            power, _, scale = head.partition(",")
+            sums.setdefault(key, {}).setdefault(power, []).append((int(scale or 0), count))
+        if self.past:
+            return self._running_moments(sums)
+        table: dict[str, list[Any]] = {"value": [], "count": [], "sum": [], "std": []}
+        for key in sorted(sums):
+            rows = sums[key]["n"][0][1]
+            first, second = (total(sums[key].get(power, ())) for power in "12")
+            for name, value in (("value", key), ("count", rows), ("sum", float(first)),
+                                ("std", math.sqrt(max(0.0, float(second / rows - (first / rows)**2))))):
+                table[name].append(value)
+        return pa.table(table, schema=pa.schema([("value", pa.string()), ("count", pa.int64()),
+                                                 ("sum", pa.float64()), ("std", pa.float64())]))
+
+    def _running_moments(self, sums: dict[str, dict[str, list[tuple[int, int]]]]) -> pa.Table:
+        """The same of each key and moment, over all its rows up to that moment: in whole numbers, without rounding."""
+        names, times = unstamped(pa.array(sums, pa.string()))
+        table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
+        last, rows, first, second = None, 0, 0, 0
+        for key, at, stamp in sorted(zip(names.to_pylist(), times.to_pylist(), sums, strict=True)):
+            rows, first, second = (rows, first, second) if key == last else (0, 0, 0)
+            last, found = key, sums[stamp]
+            rows += found["n"][0][1]
+            first, second = (known + sum(count << (scale + FINEST) for scale, count in found.get(power, ()))
+                             for known, power in ((first, "1"), (second, "2")))
+            spread = ((second * rows << FINEST) - first * first) / (rows * rows << 2 * FINEST)
+            for name, value in (("value", key), ("at", at), ("count", rows), ("sum", first / (1 << FINEST)),
+                                ("std", math.sqrt(max(0.0, spread)))):
+                table[name].append(value)
+        kinds = {"value": pa.string(), "count": pa.int64()}
+        return pa.table(table, schema=pa.schema([(name, kinds.get(name, pa.float64())) for name in table]))
+
+    def prepare(self, state: pa.Table) -> Any:
+        known = Timeline.of(state) if self.past else Lookup.of(_one(state["value"]))
+        if self.of in ("min", "max"):
+            return known, np.append(state["end"].to_numpy(), 0.0)
+        counts, sums = state["count"].to_numpy(), state["sum"].to_numpy()
+        chosen = {"count": counts, "sum": sums, "mean": sums / np.maximum(counts, 1), "std": state["std"].to_numpy()}
+        return known, np.append(chosen[self.of].astype(np.float64), 0.0)
+
+    def apply(self, column: pa.Array, state: Any) -> pa.Array:
+        known, statistic = state
+        hashes = hash_texts(self._pair(column)[0])
+        if self.past:
+            place = known.before(hashes, known.rank(*moments_of(column.flatten()[-1], self.past_step)))
+        else:
+            place = known.places(hashes)
+        return pa.array(statistic[place], mask=place < 0)
+
+    def _pair(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        fields = (column.flatten()[0] if self.past else column).flatten()
+        if len(fields) != 2:
+            raise OperatorError("group takes two columns: what groups, and a number")
+        return _keys(as_text(fields[0])), as_number(fields[1])
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)

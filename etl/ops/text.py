@@ -1,0 +1,100 @@
+"""Operators that turn text into text: map, concat; and parts of it into lists: split, ngram."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops.base import Operator, OperatorError, as_text, within
+from sluice.etl.ops.lists import flat, relisted
+
+_BETWEEN = "\x1f"  # no keyboard types it
+_NO_VALUE = "\x00"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Map(Operator):
+    """Replaces each of `values` by the text at the same place in `to`, an empty one by null; other texts stay, or
+    become null with `others = "null"`."""
+
+    name: ClassVar[str] = "map"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "text"
+    values: tuple[str, ...]
+    to: tuple[str, ...]
+    others: str = "keep"
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) < len(self.values):
+            raise OperatorError(f"values = {list(self.values)}: must be one or more different texts")
+        if len(self.to) != len(self.values):
+            raise OperatorError(f"to: has {len(self.to)} texts for {len(self.values)} values")
+        if self.others not in ("keep", "null"):
+            raise OperatorError(f"others = {self.others!r}: must be keep or null")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        place = pc.index_in(column, pa.array(self.values, pa.string()))
+        mapped = pa.array([text or None for text in self.to], pa.string()).take(place)
+        if self.others == "null":
+            return mapped
+        return pc.if_else(pc.is_valid(place), mapped, column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concat(Operator):
+    """One text of several columns' values, so that what takes one column can take their combination. Never null: a
+    null among them is a value of its own."""
+
+    name: ClassVar[str] = "concat"
+    takes: ClassVar[tuple[str, ...]] = ("row",)
+    gives: ClassVar[str] = "text"
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        columns = [pc.fill_null(as_text(field), _NO_VALUE) for field in column.flatten()]
+        return pc.binary_join_element_wise(*columns, _BETWEEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Operator):
+    """The parts of a delimited text, as a list; null and the empty text give an empty one."""
+
+    name: ClassVar[str] = "split"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "texts"
+    separator: str = "|"
+
+    def __post_init__(self) -> None:
+        if not self.separator:
+            raise OperatorError("separator: must not be empty")
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        empty = pc.equal(column, "")
+        cut = pc.split_pattern(pc.if_else(empty, pa.scalar(None, pa.string()), column), self.separator)
+        return pc.if_else(pc.is_valid(cut), cut, pa.scalar([], pa.list_(pa.string())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ngram(Operator):
+    """Each `size` consecutive elements of a list as one text; a shorter list gives an empty one."""
+
+    name: ClassVar[str] = "ngram"
+    takes: ClassVar[tuple[str, ...]] = ("texts",)
+    gives: ClassVar[str] = "texts"
+    size: int = 2
+
+    def __post_init__(self) -> None:
+        within(self, size=(2, 8))
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        values, lengths = flat(column)
+        values = pc.fill_null(values, _NO_VALUE)
+        many = max(0, len(values) - self.size + 1)
+        grams = pc.binary_join_element_wise(*[values.slice(i, many) for i in range(self.size)], _BETWEEN)
+        # Of the windows over all rows' elements together, those stay that lie within one row.
+        ends = np.repeat(np.cumsum(lengths), lengths)[:many]
+        inside = np.arange(many) + self.size <= ends
+        return relisted(grams.filter(pa.array(inside)), np.maximum(lengths - self.size + 1, 0))

@@ -1,0 +1,144 @@
+"""Operators on time: parse_time (text to seconds since 1970, UTC), hour and weekday, each in a zone."""
+
+from __future__ import annotations
+
+import re
+import zoneinfo
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops.base import Operator, OperatorError, as_number, as_text, values_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParseTime(Operator):
+    """Seconds since 1970 of a text such as `14102100` with `format = "%y%m%d%H"`, which is in `zone`; null if it is no
+    such time. Of several formats the first that reads it counts. An hour that the zone's clocks skip or repeat is taken
+    as the earlier one."""
+
+    name: ClassVar[str] = "parse_time"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "number"
+    reads: ClassVar[bool] = True
+    format: str | tuple[str, ...] = "%Y-%m-%d %H:%M:%S"
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        if not self._formats or len(set(self._formats)) < len(self._formats):
+            raise OperatorError(f"format = {list(self._formats)}: must be one format, or several different ones")
+        for one in self._formats:
+            if "%" not in one:
+                raise OperatorError(f"format = {one!r}: must hold directives such as %Y-%m-%d")
+        _known(self.zone)
+
+    @property
+    def _formats(self) -> tuple[str, ...]:
+        return (self.format,) if isinstance(self.format, str) else self.format
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        local = pc.coalesce(*(_parsed(column, one) for one in self._formats))
+        aware = pc.assume_timezone(local, self.zone, ambiguous="earliest", nonexistent="earliest")
+        return aware.cast(pa.int64()).cast(pa.float64())
+
+
+_DIGITS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "y": 2, "j": 3}
+_FIRST_YEAR = -30_610_224_000  # the year 1000: one of fewer digits is a year of another format
+
+
+def _parsed(column: pa.Array, how: str) -> pa.Array:
+    """Times on the wall. Arrow also reads the 31st of February (as the 2nd of March), the year 24 where one has four
+    digits, and fewer digits than a format without separators needs: here these are no times."""
+    local = pc.strptime(column, format=how, unit="s", error_is_null=True)
+    wrong = pc.and_(pc.less(local.cast(pa.int64()), _FIRST_YEAR), "%Y" in how)
+    directives = re.findall("%(.)", how)
+    if set(directives) <= _DIGITS.keys() and not re.sub("%.", "", how):
+        wrong = pc.or_(wrong, pc.not_equal(pc.utf8_length(column), sum(_DIGITS[d] for d in directives)))
+    if "d" in directives and set(directives) <= {*_DIGITS, "T", "b", "B"}:
+        # A day that its month does not have has become one of the first three of the next.
+        early = np.flatnonzero(pc.fill_null(pc.less_equal(pc.day(local), 3), False).to_numpy(zero_copy_only=False))
+        if len(early):
+            text, back = column.take(pa.array(early)), pc.strftime(local.take(pa.array(early)), format=how)
+            differs = pc.not_equal(*(pc.replace_substring_regex(pc.utf8_lower(side), r"\b0+(\d)|\s+", r"\1")
+                                     for side in (text, back)))
+            mask = np.zeros(len(column), bool)
+            mask[early] = differs.to_numpy(zero_copy_only=False)
+            wrong = pc.or_(wrong, pa.array(mask))
+    return pc.if_else(wrong, pa.scalar(None, local.type), local)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LocalPart(Operator):
+    """What a clock on the wall shows, of seconds since 1970."""
+
+    takes: ClassVar[tuple[str, ...]] = ("number", "row")
+    gives: ClassVar[str] = "number"
+    reads: ClassVar[bool] = True
+    part: ClassVar[Callable[..., pa.Array]]
+    zone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        _known(self.zone)
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        if pa.types.is_struct(column.type):
+            return _row_by_zone(column, self.part)
+        return self.part(_local(column, self.zone)).cast(pa.float64())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hour(_LocalPart):
+    """Hour of the day, 0 to 23, of seconds since 1970: in `zone`, or, over two columns, in the zone that the second
+    names row by row (UTC where it names none; null where there is no such zone). Nulls stay. Summer time is known up to
+    the year 2037."""
+
+    name: ClassVar[str] = "hour"
+    part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.hour)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weekday(_LocalPart):
+    """Day of the week, Monday 0 to Sunday 6, of seconds since 1970 in `zone`. Nulls stay."""
+
+    name: ClassVar[str] = "weekday"
+    part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.day_of_week)
+
+
+def _known(zone: str) -> None:
+    try:
+        zoneinfo.ZoneInfo(zone)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        raise OperatorError(f"zone = {zone!r}: no such time zone; write for instance Europe/Berlin") from None
+
+
+_LATEST = 253_402_300_799.0  # the last second of the year 9999
+
+
+def _local(column: pa.Array, zone: str) -> pa.Array:
+    values, nulls = values_of(column)
+    wrong = ~(np.abs(values) <= _LATEST)
+    seconds = np.floor(np.where(wrong, 0.0, values)).astype(np.int64)
+    mask = wrong if nulls is None else wrong | nulls
+    return pa.array(seconds, mask=mask).cast(pa.timestamp("s", "UTC")).cast(pa.timestamp("s", zone))
+
+
+def _row_by_zone(column: pa.Array, take: Any) -> pa.Array:
+    seconds, zones = column.flatten()
+    seconds, zones = as_number(seconds), pc.fill_null(as_text(zones), "UTC")
+    result = np.zeros(len(column))
+    missing = pc.is_null(seconds).to_numpy(zero_copy_only=False).copy()
+    for zone in pc.unique(zones).to_pylist():
+        there = np.flatnonzero(pc.equal(zones, zone).to_numpy(zero_copy_only=False))
+        try:
+            zoneinfo.ZoneInfo(zone)
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+            got = pa.nulls(len(there), pa.int64())
+        else:
+            got = take(_local(seconds.take(pa.array(there)), zone))
+        missing[there] |= pc.is_null(got).to_numpy(zero_copy_only=False)
+        result[there] = pc.fill_null(got, 0).to_numpy(zero_copy_only=False)
+    return pa.array(result, mask=missing)

@@ -1,0 +1,73 @@
+"""A user's own operator: `python`, a function over Arrow arrays.
+
+The operator only names it: what makes rows (`sluice.etl.apply.features.Features`) imports it, if the spec has the
+permission."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from sluice.etl.ops.base import KINDS, Operator, OperatorError
+
+_TYPES = {"text": pa.string(), "number": pa.float64(), "id": pa.int32(), "texts": pa.list_(pa.string()),
+          "numbers": pa.list_(pa.float64()), "ids": pa.list_(pa.int32())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Python(Operator):
+    """Calls `function` ("module:function") with one Arrow array for each input, of the kinds in `inputs`; it returns
+    one array of the kind `output`, one value for each row, from those values alone. `size` bounds the ids it gives.
+    To `apply`, the function is the state; to make the operator imports nothing."""
+
+    name: ClassVar[str] = "python"
+    takes: ClassVar[tuple[str, ...]] = KINDS
+    gives: ClassVar[str] = "number"
+    function: str
+    inputs: tuple[str, ...]
+    output: str
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        for key, kinds in (("inputs", self.inputs), ("output", (self.output,))):
+            for kind in kinds:
+                if kind not in _TYPES:
+                    raise OperatorError(f"{key} = {kind!r}: must be of {', '.join(_TYPES)}")
+        if self.output in ("id", "ids") and self.size < 1:
+            raise OperatorError("size: must say how many ids there are, as output is ids")
+
+    def check(self, function: Callable[..., Any]) -> None:
+        """OperatorError unless it can take the inputs."""
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # compiled code may have none
+            return
+        try:
+            signature.bind(*self.inputs)
+        except TypeError as error:
+            raise OperatorError(f"function = {self.function!r}: cannot take {len(self.inputs)} arrays ({error})"
+                                ) from None
+
+    def kind(self, _taken: str) -> str:
+        return self.output
+
+    def apply(self, column: pa.Array, state: Callable[..., Any]) -> pa.Array:
+        given = column.flatten() if pa.types.is_struct(column.type) else [column]
+        if len(given) != len(self.inputs):
+            raise OperatorError(f"{self.function} takes {len(self.inputs)} columns, but has {len(given)} here")
+        result = state(*[c.cast(_TYPES[kind]) for c, kind in zip(given, self.inputs, strict=True)])
+        if not isinstance(result, pa.Array) or len(result) != len(column):
+            what = f"{len(result)} values" if isinstance(result, pa.Array) else type(result).__name__
+            raise OperatorError(f"{self.function} returned {what}, not an Arrow array for {len(column)} rows")
+        if result.type != _TYPES[self.output]:
+            raise OperatorError(f"{self.function} returned {result.type}, not {_TYPES[self.output]}")
+        if self.output == "id":
+            result = result.fill_null(1)
+        return result
+
+    def cardinality(self, _state: pa.Table | None) -> int | None:
+        return self.size or None

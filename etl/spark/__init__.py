@@ -1,0 +1,1 @@
+"""The job's stages on Spark: the only folder that imports it."""

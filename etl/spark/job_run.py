@@ -1,0 +1,347 @@
+"""A job from beginning to end: `Job` checks what it can without Spark, then `run` makes and publishes a version."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sluice.etl.apply.features import FileAssignment, cardinalities
+from sluice.etl.apply.learned_rows import learned_from, saw_others, why_not
+from sluice.etl.apply.unreadable import refuse_lost, shares
+from sluice.etl.common.suggest import nearest
+from sluice.etl.schema import Field, Fingerprint
+from sluice.etl.spark.fit import Counted, count, fit
+from sluice.etl.spark.history_state import write_tails
+from sluice.etl.spark.joins import refuse_unread
+from sluice.etl.spark.progress import JobProgress
+from sluice.etl.spark.read_input import InputError, Raw
+from sluice.etl.spark.rejects import check_rejects, write_rejects
+from sluice.etl.spark.vocabulary.join import Joins
+from sluice.etl.spark.vocabulary.large import Large
+from sluice.etl.spark.vocabulary.strategy import JOIN, WORKER_BYTES, collected, head, ways
+from sluice.etl.spark.write import write
+from sluice.etl.spec.row_identity import ACCEPT, Identity, SplitMoved
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.census import Census, rule_of, there_already, trained_on, under_rule
+from sluice.etl.table.commit import Base, CommitConflict, new_job, publish
+from sluice.etl.table.data_files import CommitError, describe, folder_of
+from sluice.etl.table.fitted_state import FittedState, StateError
+from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.profile import DriftError, Profile, drift
+from sluice.etl.table.sketch import Sketch
+from sluice.etl.table.store import TableStore, folder_of_tails
+from sluice.etl.table.table import FeatureTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAX_REJECTS = 0.01
+MAX_PAIRS = 4096
+_SHOWN = 200  # characters of a row that is quoted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a job did."""
+
+    rows_in: int
+    rows_out: int
+    rejected: Mapping[str, int]
+    version: int
+    fingerprint: Fingerprint
+    files: int
+    splits: Mapping[str, int]
+    ways: Mapping[str, str]
+    """How rows met each fitted table that lies in files, and each side table: see
+    `sluice.etl.spark.vocabulary.strategy`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One request, on the version that the table has when it is made; wrong requests are refused at once."""
+
+    spec: Spec
+    inputs: tuple[str, ...]
+    store: TableStore
+    mode: str = "create"
+    rejects: str | None = None
+    """Where rejected rows go; None: beside the table."""
+    max_rejects: float = MAX_REJECTS
+    reuse_state: bool = False
+    update_state: bool = False
+    refit: bool = False
+    """Of an overwrite: learn everything anew, whatever the version before learned."""
+    worker_bytes: int = WORKER_BYTES
+    """What a Python worker may hold of what was learned; vocabularies beyond it are joined."""
+    split_moved: str = "refuse"
+    """Whether a job may `accept` that rows change their split."""
+    accept_nulls: tuple[str, ...] = ()
+    """Columns that may lose more of their values than in the version before."""
+    name: str = field(default_factory=new_job)
+    base: Base = field(init=False)
+    parent: JobRecord | None = field(init=False)
+    """Record of the version before."""
+    before: FittedState | None = field(init=False, repr=False)
+    """The fitted state that the version before has, if this job keeps it or adds to it."""
+    rule_before: Identity | None = field(init=False, repr=False)
+    """The rule that the version before has, if this spec has its columns: its rows can then be found again."""
+
+    def __post_init__(self) -> None:
+        if self.split_moved not in ("refuse", "accept"):
+            raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
+        self.spec.imported()  # what may not run is refused before any work
+        base, parent, before = Base.read(self.store), None, None
+        there = {*self.spec.input.columns, *(column.name for column in self.spec.columns),
+                 *(name for join in self.spec.rows.joins for name in (*join.columns, join.their_time) if name)}
+        for name in self.accept_nulls:
+            if name not in there:
+                raise InputError(f"--accept-nulls {name}: no such column{nearest(name, there)}")
+        base.permit(self.mode, self.store.uri, partitioned=self.spec.table.partition is not None)
+        if base.version is not None:
+            table = FeatureTable.open(self.store.uri, base.version)
+            parent = table.record if table.records else None
+        if self.refit and (self.mode != "overwrite" or self.reuse_state):
+            raise StateError("--refit learns everything anew, and gives every id anew: it goes with --mode overwrite "
+                             "and all of the input, without --reuse-state")
+        if not self.refit and (self.reuse_state or self.update_state or self.mode == "append"):
+            # An append that learned anew would give one id two values.
+            before = _state_before(self.spec, self.store, parent.state if parent else None,
+                                   partly=self.update_state and self.mode == "overwrite")
+        spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
+        if before is not None and parent is not None and (why := why_not(
+                before, parent.spec, spec, mode=self.mode, update=self.update_state,
+                moved=not spec.rule.same(rule_of(parent) or spec.rule))):
+            raise StateError(f"{self.store.uri}: what version {base.version} learned cannot be built on: {why}")
+        for name, value in (("base", base), ("parent", parent), ("before", before), ("spec", spec),
+                            ("rule_before", rule_before)):
+            object.__setattr__(self, name, value)
+        self.store.probe()
+
+    def run(self, spark: SparkSession, progress: JobProgress) -> Result:
+        """Makes the version. Until the last line nothing is visible, and after it everything is."""
+        progress.follow(spark)
+        if self.rejects is not None:
+            check_rejects(spark, self.rejects)
+        raw = Raw(spark, self.spec, self.inputs, self._earlier())
+        raw.check_headers()
+        for join in self.spec.rows.joins:
+            refuse_unread(spark, join, self.accept_nulls)
+        learning, named = self.before is None or self.update_state, False
+        if self.before is not None and saw_others(self.before, self.spec):
+            progress.say(f"note: what is applied here was learned from {learned_from(self.before.fitted_on)}, so tests "
+                         "on this table may look better than they are; --mode overwrite --refit with all of the input "
+                         f"learns it from split {self.spec.table.training!r} alone")
+        try:
+            with progress.stage("fitting" if learning else "counting rows"):
+                state, counted = self._learned(raw) if learning else (self.before or FittedState(), count(raw))
+            self._judge(raw, counted, progress)
+            met = ways(self.spec, state, self.worker_bytes)
+            told = {key: met[key] for key in state.stored} | raw.joins
+            for key, way in told.items():
+                progress.say(f"  {key}: {way}")
+            with progress.stage(f"writing {counted.rows:,} rows"):
+                if self.spec.fitted:
+                    state.save(self.store)
+                    named = True
+                placement = FileAssignment.of(self.spec, counted.rows, counted.pairs)
+                sketches = write(raw, state, placement, self.store.spark_url(folder_of(self.name)),
+                                 Joins.of(self.spec, [key for key, way in met.items() if way == JOIN],
+                                          head(self.worker_bytes)), rows=counted.rows, before=self.rule_before)
+                if self.spec.rows.looks_back:
+                    write_tails(raw, self.store, self.name)
+            with progress.stage("checking"):
+                record, fields = self._record(state, counted, sketches, _over(spark))
+                self._compare(record, progress)
+                self._watch(record, progress)
+        except BaseException:
+            self._clean()
+            if not named:
+                self.store.remove(self._files_of_state)
+            raise
+        finally:
+            if self.spec.rows.relational:
+                raw.frame.unpersist()
+        try:
+            version = publish(self.store, self.base, record, fields)  # whether it landed, only the log knows
+        except CommitConflict:
+            self._clean()
+            raise
+        return Result(rows_in=counted.parsed + sum(counted.rejected.values()), rows_out=record.rows,
+                      rejected=counted.rejected, version=version, fingerprint=Fingerprint.of(fields),
+                      files=len(record.files), splits=_splits(record), ways=told)
+
+    @property
+    def _files_of_state(self) -> str:
+        """The folder of vocabularies that this job learns and that are too large to be collected. Once a saved state
+        names them, another version may have that state: only vacuum knows who needs them."""
+        return f"_sluice/state/{self.name}"
+
+    def _clean(self) -> None:
+        """Removes what this job wrote and no reader knows of."""
+        self.store.remove(folder_of(self.name))
+        self.store.remove(folder_of_tails(self.name))
+
+    def _earlier(self) -> dict[str, str]:
+        """Where this job's histories go on from, if it appends to rows that have some."""
+        if self.mode != "append" or self.parent is None or not self.parent.tails:
+            return {}
+        folders = {h.name: folder_of_tails(self.parent.job, h.name) for h in self.spec.rows.histories}
+        return {name: self.store.spark_url(folder) for name, folder in folders.items() if self.store.files(folder)}
+
+    def _learned(self, raw: Raw) -> tuple[FittedState, Counted]:
+        return fit(raw, Large(raw.spark, self.store, self._files_of_state, collected(self.worker_bytes)), self.before)
+
+    def _judge(self, raw: Raw, counted: Counted, progress: JobProgress) -> None:
+        """Sets rejects aside, and refuses a job that has too many, or no rows."""
+        rejected = sum(counted.rejected.values())
+        where = self.rejects or self.store.spark_url(f"_sluice/rejects/{self.name}")
+        if rejected:
+            with progress.stage(f"setting {rejected:,} rejected rows aside"):
+                write_rejects(raw, where)
+            for reason, times in counted.rejected.items():
+                progress.say(f"  {times:,} rejected: {reason}")
+        total = counted.parsed + rejected
+        if not total:
+            raise InputError(f"{raw.named}: holds no rows")
+        if rejected > self.max_rejects * total or not counted.parsed:
+            raise InputError(f"{rejected:,} of {total:,} rows do not parse, more than --max-rejects "
+                             f"{self.max_rejects:g} allows ({_most(raw, counted.rejected, where)}); nothing was "
+                             f"published; rows and reasons are in {where}")
+        if len(counted.pairs) > MAX_PAIRS:
+            raise InputError(f"{raw.named}: column {self.spec.table.partition!r} makes {len(counted.pairs):,} "
+                             f"partitions over all splits, more than {MAX_PAIRS:,}; choose a table.partition of fewer "
+                             "values")
+        if not counted.rows:
+            raise InputError(f"{raw.named}: no row is left after the spec's filters and samples")
+        learns = any(not learned.op.of_all_splits for learned in self.spec.fitted)
+        if self.before is None and learns and not counted.training:
+            raise InputError(f"{raw.named}: none of {counted.rows:,} rows lies in split {self.spec.table.training!r}, "
+                             "from which everything is learned; look at table.split")
+        if not self.spec.rows.negatives and not self.spec.rows.relational and counted.rows < counted.parsed:
+            progress.say(f"  {counted.parsed - counted.rows:,} rows are left out by filters, a sample, or a "
+                         "split_column that names no split")
+        refuse_lost(self.parent, counted, self.accept_nulls, progress.say)
+
+    def _compare(self, record: JobRecord, progress: JobProgress) -> None:
+        """Refuses a version whose tests hold what the one before had to train on; warns of rows appended again."""
+        if self.parent is None or self.base.version is None:
+            return
+        before = Census.of(FeatureTable.open(self.store.uri, self.base.version).records.values())
+        now = Census.of([record])
+        if self.mode == "append" and (again := there_already(before, now, record.rows)) and again[0]:
+            progress.say(f"warning: {'' if again[1] else 'about '}{again[0]:,} of the {record.rows:,} rows that are "
+                         f"appended are in the table already (known by {self.spec.rule.text})")
+        try:
+            text = trained_on(before.trained, now).text
+            what = f"{text} lay in 'train' in version {self.base.version}" if text else ""
+        except SplitMoved as unknown:
+            what = f"version {record.version}: {unknown}"
+        if not what:
+            return
+        if self.split_moved == "refuse" and before.rule is not None and self.spec.rule.same(before.rule):
+            raise SplitMoved(f"{what}; nothing was published; cut the splits as before, or accept it with {ACCEPT}")
+        progress.say(f"warning: {what}; a run that was trained on that goes on here only with {ACCEPT}")
+
+    def _record(self, state: FittedState, counted: Counted, sketches: Mapping[str, Mapping[str, Sketch]],
+                each: Callable[..., Any]) -> tuple[JobRecord, Sequence[Field]]:
+        spec = self.spec
+        files, profile = describe(self.store, self.name, spec.fields({}), spec.table.row_group_rows,
+                                  each=each, buckets=_buckets(spec))
+        rows = sum(f.rows for f in files)
+        if rows != counted.rows:
+            raise CommitError(f"{rows:,} rows were written but {counted.rows:,} counted: did the input change "
+                              "meanwhile? Nothing was published; run it again")
+        sizes = cardinalities(spec, state)
+        before = self.parent
+        old = Profile({name: dict(column) for name, column in before.profile.items()}) if before else Profile()
+        lost_before = shares(before.raw_nulls, before.unread) if before else {}
+        moved = drift(old, profile, (lost_before, shares(counted.nulls, counted.unread)))
+        record = JobRecord(job=self.name, mode=self.mode, version=self.base.next, rows=rows, files=files,
+                           at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                           state=state.hash if spec.fitted else None, parent=before.state if before else None,
+                           spec=spec.text, seed=spec.table.seed, cardinalities=sizes, rejected=counted.rejected,
+                           bags=profile.bags, profile=profile.columns, raw_nulls=counted.nulls, unread=counted.unread,
+                           drift=moved, tails=self.spec.rows.looks_back, identity=spec.rule, sketches={
+                               recognition: {split: sketch.to_json() for split, sketch in splits.items()}
+                               for recognition, splits in sketches.items()})
+        return record, spec.fields(sizes, profile.bags)
+
+    def _watch(self, record: JobRecord, progress: JobProgress) -> None:
+        """Warns of drift, or refuses it, as the spec says."""
+        for kind, (warn, refuse) in self.spec.drift.items():
+            for name, moved in record.drift.items():
+                size = abs(moved[kind])
+                what = f"drift: {kind} of column {name!r} is {moved[kind]:g} against the version before"
+                if refuse is not None and size >= refuse:
+                    raise DriftError(f"{what}, and drift.{kind}.refuse = {refuse:g}; nothing was published")
+                if warn is not None and size >= warn:
+                    progress.say(f"warning: {what} (drift.{kind}.warn = {warn:g})")
+
+
+def _splits(record: JobRecord) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for file in record.files:
+        found[file.split] = found.get(file.split, 0) + file.rows
+    return found
+
+
+def _most(raw: Raw, rejected: Mapping[str, int], where: str) -> str:
+    """The most frequent reason, with a row that was set aside for it."""
+    reason = max(rejected, key=lambda r: rejected[r])
+    row = raw.spark.read.schema("file string, line bigint, reason string, raw string").json(where).where(
+        f"reason = {json.dumps(reason)}").first()
+    place = "" if row is None else row["file"] if row["line"] is None else f"{row['file']}, line {row['line']}"
+    return f"most often: {reason}" + (f"; for instance in {place}: {row['raw'][:_SHOWN]!r}" if row else "")
+
+
+def _buckets(spec: Spec) -> dict[str, int]:
+    """How many ids of each column stand for values out of its vocabulary."""
+    return {c.name: getattr(op, "oov") for c in spec.columns for op in c.ops if hasattr(op, "oov")}  # noqa: B009
+
+
+def _over(spark: SparkSession) -> Callable[..., Any]:
+    """Calls a function on each of some paths in the session's workers, a few paths a task."""
+    def each(function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+        if not paths:
+            return []
+        context = spark.sparkContext
+        tasks = min(len(paths), 4 * context.defaultParallelism)
+        return context.parallelize(list(paths), tasks).map(function).collect()
+    return each
+
+
+def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bool = False) -> FittedState:
+    """The table's fitted state, if it is this spec's; `partly`: what of it this spec learns in the same way, so that
+    columns may come and go while the others keep their ids."""
+    if not spec.fitted:
+        return FittedState(spec=spec.fitted_hash)
+    if name is None:
+        raise StateError(f"{store.uri}: there is no fitted state to reuse; leave out --reuse-state")
+    state = FittedState.load(store, name)
+    for stored in state.stored.values():
+        stored.check()  # Spark reads the files for itself
+    if partly:
+        chains = json.loads(json.dumps(spec.chains))  # as a stored state has them
+        same = {key: table for key, table in state.tables.items() if state.chains.get(key) == chains.get(key)}
+        return FittedState(spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on)
+    if state.spec != spec.fitted_hash:
+        raise StateError(f"{store.uri}: its fitted state is another spec's: {_difference(state.chains, spec.chains)}; "
+                         "use --mode overwrite without --reuse-state")
+    return state
+
+
+def _difference(have: Mapping[str, Any], want: Mapping[str, Any]) -> str:
+    """The first of what two specs learn differently."""
+    for key in sorted(have.keys() | want.keys()):
+        if key not in want or key not in have:
+            return f"{key} is {'not in this spec' if key in have else 'only in this spec'}"
+        if have[key] != want[key]:
+            return f"{key} was learned by {_words(have[key])}, and is {_words(want[key])} in this spec"
+    return "its columns differ"
+
+
+def _words(users: Any) -> str:
+    return "; ".join(f"{' × '.join(sources)}: {ops}" for sources, ops in users)

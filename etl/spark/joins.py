@@ -1,0 +1,238 @@
+"""Where rows meet other rows, in Spark SQL: `relate` drops duplicates, joins side tables, and adds histories.
+
+Each window has a partition, each order ends in all columns of a row, so that the result does not depend on how rows
+were spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sluice.etl.apply.unreadable import MORE
+from sluice.etl.spark.parquet_footers import InputError
+from sluice.etl.spec.row_rules import Dedup, History, Join
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_BROADCAST_BYTES, _SALTS = 32 * 2**20, 4096
+_SPARK = {"int": "bigint", "float": "double", "text": "string", "texts": "array<string>", "floats": "array<double>"}
+
+
+def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
+    """The rows after dedup, joins and histories, in this order; `earlier`: where a history goes on from, by name."""
+    if spec.rows.dedup:
+        rows = _dedup(rows, spec.rows.dedup, [c.name for c in spec.rule.columns])
+    for join in spec.rows.joins:
+        rows = _join(rows, join, spec)
+    for history in spec.rows.histories:
+        rows = _history(rows, history, spec, earlier.get(history.name))
+    return rows
+
+
+def _whole_row(rows: DataFrame, first: Sequence[str] = ()) -> list[Column]:
+    """Decides ties: rows that agree in all of it are the same row. What rows are known by comes `first`, in the order
+    of the table's first version, so that columns that come or change places decide nothing else."""
+    from pyspark.sql import functions as sql
+
+    return [sql.asc_nulls_first(f"`{name}`") for name in dict.fromkeys((*first, *rows.columns))]
+
+
+def _dedup(rows: DataFrame, how: Dedup, first: Sequence[str]) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sql
+
+    if not how.by:
+        return rows.dropDuplicates()
+    turn = sql.asc_nulls_first if how.keep == "first" else sql.desc_nulls_last
+    order = [turn(f"`{how.order}`")] if how.order else []
+    window = Window.partitionBy(*[f"`{name}`" for name in how.by]).orderBy(*order, *_whole_row(rows, first))
+    return rows.withColumn("_turn", sql.row_number().over(window)).where("_turn = 1").drop("_turn")
+
+
+def side_table(spark: SparkSession, join: Join) -> DataFrame:
+    """The columns of a side table that a join uses, with its keys as text."""
+    side = read_side(spark, join)
+    return side.select(*[side[name].cast("string").alias(f"_on{i}") for i, name in enumerate(join.on)],
+                       *[side[name].try_cast(_SPARK[kind]).alias(name) for name, kind in join.columns.items()],
+                       *([side[join.their_time].try_cast("double").alias("_since")] if join.their_time else [])
+                       ).where(" and ".join(f"_on{i} is not null" for i in range(len(join.on))))
+
+
+def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> None:
+    """Refuses a side table whose times are none, or of a column of which too many values are not of its type: they
+    would be null in every row that meets them."""
+    from pyspark.sql import functions as sql
+
+    side, kinds = read_side(spark, join), {name: _SPARK[kind] for name, kind in join.columns.items()}
+    kinds |= {join.their_time: "double"} if join.their_time else {}
+    lost = {name: side[name].isNotNull() & side[name].try_cast(kind).isNull() for name, kind in kinds.items()
+            if name not in accepted and dict(side.dtypes)[name] == "string" and kind in ("bigint", "double")}
+    if not lost:
+        return
+    counts = [sql.count_if(flag).alias(f"{name}/lost") for name, flag in lost.items()]
+    examples = [sql.min(sql.when(flag, side[name])).alias(name) for name, flag in lost.items()]
+    row = side.agg(sql.count("*").alias("_rows"), *counts, *examples).collect()[0]
+    for name in lost:
+        share = row[f"{name}/lost"] / max(1, row["_rows"])
+        if row[f"{name}/lost"] and (share >= MORE or name == join.their_time):
+            raise InputError(f"join.path = {join.path!r}: column {name!r}: {share:.1%} of its values are not of its "
+                             f"type, {kinds[name]}, for instance {row[name][:100]!r}; nothing was published; mend "
+                             f"them, or accept that they are null with --accept-nulls {name}")
+
+
+def read_side(spark: SparkSession, join: Join) -> DataFrame:
+    """A side table as it lies there, with all columns that a join uses."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        if join.format == "delta":
+            from deltalake import DeltaTable
+
+            side = spark.read.option("basePath", join.path).parquet(*DeltaTable(join.path).file_uris())
+        elif join.format == "csv":
+            side = spark.read.option("header", "true").csv(join.path)
+        else:
+            side = spark.read.format(join.format).load(join.path)
+    except (AnalysisException, OSError) as error:
+        raise SpecError(f"join.path = {join.path!r}: cannot be read ({str(error).splitlines()[0]})") from None
+    wanted = [*join.on, *join.columns, *([join.their_time] if join.their_time else [])]
+    missing = [name for name in wanted if name not in side.columns]
+    if missing:
+        raise SpecError(f"join.path = {join.path!r}: there is no column {missing[0]!r} (there are: "
+                        f"{', '.join(side.columns)})")
+    return side
+
+
+def _salted(rows: DataFrame, keys: list[str]) -> DataFrame:
+    """With a column `_salt`, 0 where there is a key. Rows without one have nothing in common: they are spread, else all
+    of them would be one task's."""
+    from pyspark.sql import functions as sql
+
+    missing = " or ".join(f"`{key}` is null" for key in keys)
+    return rows.withColumn("_salt", sql.when(sql.expr(missing), sql.monotonically_increasing_id() % _SALTS + 1)
+                           .otherwise(0))
+
+
+def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sql
+
+    side = side_table(rows.sparkSession, join)
+    keys = [f"_on{i}" for i in range(len(join.on))]
+    added = list(join.columns)
+    left = _salted(rows.select("*", *[sql.col(f"`{name}`").cast("string").alias(key)
+                                      for key, name in zip(keys, join.on, strict=True)]), keys)
+    if join.time is None:
+        # Of several rows with one key the largest counts, so that no row of the input is doubled.
+        one = side.groupBy(*keys).agg(sql.max(sql.struct(*added)).alias("_side"))
+        one = one.select(*keys, sql.lit(0).alias("_salt"),
+                         *[sql.col("_side").getField(name).alias(name) for name in added])
+        one = sql.broadcast(one) if joined_by(rows.sparkSession, join) == "broadcast" else one
+        return left.join(one, [*keys, "_salt"], "left").drop(*keys, "_salt")
+    # Both sides in one column of time: each row takes the last side row before it, without a join of ranges.
+    values = sql.struct(*added)
+    ours = left.select("*", sql.col(f"`{join.time}`").cast("double").alias("_at"), sql.lit(1).alias("_side_first"),
+                       sql.lit(None).cast(side.select(values.alias("v")).schema["v"].dataType).alias("_side"))
+    theirs = side.select(*keys, sql.lit(0).alias("_salt"), sql.col("_since").alias("_at"),
+                         sql.lit(0).alias("_side_first"), values.alias("_side"))
+    both = ours.unionByName(theirs.where("_at is not null"), allowMissingColumns=True)
+    window = Window.partitionBy(*keys, "_salt").orderBy("_at", "_side_first", "_side").rowsBetween(
+        Window.unboundedPreceding, Window.currentRow)
+    seen = both.withColumn("_side", sql.last("_side", ignorenulls=True).over(window)).where("_side_first = 1")
+    known = sql.col("_at").isNotNull() & sql.expr(" and ".join(f"{key} is not null" for key in keys))
+    return seen.select(*[f"`{name}`" for name in rows.columns],
+                       *[sql.when(known, sql.col("_side").getField(name)).alias(name) for name in added])
+
+
+def newest_of(side: DataFrame, join: Join) -> DataFrame:
+    """Of each key the side row that counts for whatever comes from now on; columns `key` and the side table's."""
+    from pyspark.sql import functions as sql
+
+    values = sql.struct(*[f"`{name}`" for name in join.columns])
+    if join.time is not None:
+        side = side.where("_since is not null")
+        values = sql.struct("_since", values.alias("_values"))
+    key = sql.concat_ws("\x1f", *[f"_on{i}" for i in range(len(join.on))])
+    one = side.groupBy(key.alias("key")).agg(sql.max(values).alias("_side"))
+    path = "_side._values" if join.time is not None else "_side"
+    return one.select("key", *[sql.col(f"{path}.`{name}`").alias(name) for name in join.columns])
+
+
+def joined_by(spark: SparkSession, join: Join) -> str:
+    """`broadcast` for a side table that every worker can hold, else `shuffle`; by its size as Spark estimates it."""
+    if join.time is not None:
+        return "window"
+    plan: Any = side_table(spark, join)._jdf.queryExecution().optimizedPlan()
+    return "broadcast" if int(str(plan.stats().sizeInBytes())) <= _BROADCAST_BYTES else "shuffle"
+
+
+def newest_first(history: History, spec: Spec) -> list[Column]:
+    """The order of a history, backwards."""
+    from pyspark.sql import functions as sql
+
+    return [sql.desc_nulls_last(f"`{name}`") for name in (history.order, *spec.input.columns)]
+
+
+def counted(history: History, spec: Spec) -> Column:
+    """Whether a row's value enters the history; all count as rows to look back on."""
+    from pyspark.sql import functions as sql
+
+    if history.lag:
+        return sql.lit(True)
+    there = sql.col(f"`{history.of}`").isNotNull()
+    return (sql.col(f"`{spec.label}`") == 1) & there if history.positive else there
+
+
+def newest(values: Column, most: int) -> Column:
+    """The last `most` elements of a list."""
+    from pyspark.sql import functions as sql
+
+    return sql.when(sql.size(values) > most, sql.slice(values, -most, most)).otherwise(values)
+
+
+def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None) -> DataFrame:
+    """`earlier` names what an earlier job's rows left, see `sluice.etl.spark.history_state`: histories go on from
+    there."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as sql
+
+    by, names = sql.col(f"`{history.by}`"), rows.columns
+    window = Window.partitionBy(by, "_salt").orderBy(sql.asc_nulls_first(f"`{history.order}`"),
+                                                     *_whole_row(rows.select(*spec.input.columns)))
+    value, there = sql.col(f"`{history.of}`"), by.isNotNull()
+    rows = _salted(rows, [history.by])
+    if earlier is not None:
+        tail = rows.sparkSession.read.parquet(earlier).select(
+            sql.col("key").alias("_key"), sql.lit(0).alias("_no_salt"), sql.col("value").alias("_earlier"))
+        rows = rows.join(tail, (by == sql.col("_key")) & (sql.col("_salt") == sql.col("_no_salt")), "left")
+    if history.lag:
+        before = sql.lag(value, history.lag).over(window)
+        if earlier is not None:
+            turn = sql.row_number().over(window) - 1
+            place = sql.size("_earlier") - history.lag + turn
+            before = sql.when(turn >= history.lag, before).otherwise(sql.get("_earlier", place))
+        made = sql.when(there, value - before if history.difference else before)
+        return rows.withColumn(history.name, made).select(*[f"`{name}`" for name in names], f"`{history.name}`")
+    # Rows are numbered by how many values lie before them, so that a frame of `length` numbers holds as many values,
+    # however many other rows; these are gathered as null, and nulls are not kept.
+    enters = counted(history, spec)
+    lie_before = sql.sum(sql.when(enters, 1).otherwise(0)).over(window.rowsBetween(Window.unboundedPreceding, -1))
+    rows = rows.withColumn("_before", sql.coalesce(lie_before, sql.lit(0)))
+    kept = sql.collect_list(sql.when(enters, value)).over(
+        Window.partitionBy(by, "_salt").orderBy("_before").rangeBetween(-history.length, -1))
+    if earlier is not None:
+        none = sql.array().cast(rows.schema["_earlier"].dataType)
+        kept = newest(sql.concat(sql.coalesce("_earlier", none), kept), history.length)
+    kind = {"number": "array<double>"}.get(spec_kind(spec, history.of), "array<string>")
+    made = sql.when(there, kept).otherwise(sql.array()).cast(kind)
+    return rows.withColumn(history.name, made).select(*[f"`{name}`" for name in names], f"`{history.name}`")
+
+
+def spec_kind(spec: Spec, name: str) -> str:
+    """Whether an input column, or one that a join adds, holds texts or numbers."""
+    types = {**spec.input.columns, **{n: k for join in spec.rows.joins for n, k in join.columns.items()}}
+    return "text" if types.get(name) == "text" else "number"

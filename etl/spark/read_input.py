@@ -1,0 +1,231 @@
+"""What comes in, as Spark reads it: `Raw`, a frame of lines, or of columns for formats that have them."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sluice.etl.apply.parse import Batches, InputParser
+from sluice.etl.spark.compressed_files import refuse_cut
+from sluice.etl.spark.joins import joined_by, relate
+from sluice.etl.spark.parquet_footers import InputError, refuse_differences, types_of
+from sluice.etl.spark.time_texts import check_orders
+from sluice.etl.spec.spec import Spec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["InputError", "Raw"]
+
+SPARK_TYPES = {"int": "bigint", "float": "double", "text": "string", "texts": "array<string>",
+               "floats": "array<double>"}
+_SAFE = {"int": ("tinyint", "smallint", "int", "bigint"), "text": ("string",),
+         "float": ("tinyint", "smallint", "int", "bigint", "float", "double")}
+
+
+def check_paths(paths: Iterable[str]) -> None:
+    """Refuses a local path or glob that matches nothing, before Spark starts. What only Spark knows is left to it:
+    other stores, alternatives in braces, and paths without a scheme where Hadoop's settings may give them one."""
+    elsewhere = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
+    for path in paths:
+        local = re.sub("^file:(//)?", "", path)
+        known = local != path or ("://" not in path and not elsewhere)
+        if known and "{" not in local and next(glob.iglob(local), None) is None:
+            raise InputError(f"{path}: matches no file")
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The input of a job."""
+
+    spark: SparkSession
+    spec: Spec
+    paths: tuple[str, ...]
+    earlier: Mapping[str, str] = field(default_factory=dict)
+    """Where histories go on from, by their names: what `sluice.etl.spark.history_state` wrote for the rows that are
+    there already."""
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def named(self) -> str:
+        return ", ".join(self.paths)
+
+    @property
+    def header(self) -> str:
+        return self.spec.input.delimiter.join(self.spec.input.columns) if self.spec.input.header else ""
+
+    def read(self, with_file: bool = False) -> DataFrame:
+        """As it lies there: a column `line`, or the input's columns and `_bad`, the first that does not fit, or, of
+        records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many. With the
+        file, lines come with where their part of it begins, and headers are among them."""
+        from pyspark.sql import functions as sql
+
+        extra = [sql.col("_metadata.file_path").alias("_file")] if with_file else []
+        with self._named():
+            if self.spec.input.format in ("parquet", "delta"):
+                frame = self._columns()
+                cells = [frame[name] for name in self.spec.input.columns]
+                cast = [cell.try_cast(SPARK_TYPES[kind]).alias(name)
+                        for cell, (name, kind) in zip(cells, self.spec.input.columns.items(), strict=True)]
+                return frame.select(*cast, self._bad(frame).alias("_bad"), *extra)
+            if self.spec.input.multiline:
+                return self._records(*extra)
+            # Only a line feed ends a line here: a carriage return before it is the parser's to take off.
+            lines = self.spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n").text(list(self.paths))
+            if with_file:  # to number them, all have to be there
+                extra.append(sql.col("_metadata.file_block_start").alias("_from"))
+            elif self.spec.input.header:  # it stands at the head of every file
+                lines = lines.where(sql.rtrim("value", sql.lit("\r")) != self.header)
+            ended = sql.concat(sql.col("value"), sql.lit("\n"))
+            return lines.select(ended.cast("binary").alias("line"), *extra)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Turns what Spark says of paths that it cannot read into our words."""
+        from pyspark.errors import AnalysisException
+
+        try:
+            yield
+        except AnalysisException as error:
+            if error.getCondition() == "PATH_NOT_FOUND":
+                raise InputError(f"{self.named}: matches no file") from None
+            raise InputError(f"{self.named}: cannot be read ({str(error).splitlines()[0]})") from None
+
+    def _records(self, *extra: Column) -> DataFrame:
+        """CSV whose quoted fields may hold a line's end: a file is read whole, by one task. Bytes pass through as they
+        are, for the workers to look at."""
+        from pyspark.sql import functions as sql
+
+        names = list(self.spec.input.columns)
+        schema = ", ".join([*(f"`{name}` string" for name in names), "_broken string"])
+        options = {"multiLine": "true", "sep": self.spec.input.delimiter, "quote": '"', "escape": '"',
+                   "encoding": "ISO-8859-1", "header": str(self.spec.input.header).lower(), "mode": "PERMISSIVE",
+                   "columnNameOfCorruptRecord": "_broken", "recursiveFileLookup": "true", "lineSep": "\n"}
+        frame = self.spark.read.schema(schema).options(**options).csv(list(self.paths))
+        last = frame[names[-1]]  # only a line feed ends a record here: a carriage return before it is no part of a cell
+        ended = sql.when(last != "\r", sql.rtrim(last, sql.lit("\r")))
+        cells = [*(frame[name] for name in names[:-1]), ended]
+        return frame.select(*[sql.encode(cell, "ISO-8859-1").alias(name)
+                              for name, cell in zip(names, cells, strict=True)], "_broken", *extra)
+
+    def _columns(self) -> DataFrame:
+        """Parquet, or the files that a Delta table's newest version holds."""
+        from pyspark.sql import functions as sql
+
+        source = self.spec.input
+        if self.spec.input.format == "delta":
+            files = [f for path in self.paths for f in _files_of_delta(path)]
+            if not files:
+                raise InputError(f"{self.named}: holds no rows")
+            reader = self.spark.read.option("mergeSchema", "true")  # older files may lack a newer column
+            frame = (reader.option("basePath", self.paths[0]) if len(self.paths) == 1 else reader).parquet(*files)
+        else:
+            merged = str(bool(source.optional)).lower()
+            frame = self._parquet(mergeSchema=merged)
+            frame = frame.withColumns({name: sql.lit(None).cast(SPARK_TYPES[source.columns[name]])
+                                       for name in source.optional if name not in frame.columns})
+        missing = [name for name in self.spec.input.columns if name not in frame.columns]
+        if missing:
+            raise InputError(f"{self.named}: there is no column {missing[0]!r} (there are: {', '.join(frame.columns)})")
+        return frame
+
+    def _parquet(self, **options: str) -> DataFrame:
+        return self.spark.read.options(recursiveFileLookup="true", **options).parquet(*self.paths)
+
+    def _bad(self, frame: DataFrame) -> Column:
+        from pyspark.sql import functions as sql
+
+        kinds = dict(frame.dtypes)
+        bad = sql.lit(None).cast("string")
+        for name, kind in reversed(list(self.spec.input.columns.items())):
+            if kinds[name] not in _SAFE.get(kind, (SPARK_TYPES[kind],)):
+                lost = frame[name].isNotNull() & frame[name].try_cast(SPARK_TYPES[kind]).isNull()
+                bad = sql.when(lost, sql.lit(name)).otherwise(bad)
+        return bad
+
+    def check_headers(self) -> None:
+        """Refuses a file that begins with another header than the spec's columns, or, of Parquet, has others; and one
+        that is compressed and not whole."""
+        source = self.spec.input
+        if source.format == "parquet":
+            with self._named():
+                files = self._parquet().inputFiles()
+            hint = 'write it there, or list it in input.optional, to have nulls there'
+            refuse_differences(types_of(self.spark, files), source.columns, source.optional, hint)
+        if source.format not in ("parquet", "delta"):
+            files = self.read(with_file=True).inputFiles()
+            refuse_cut(self.spark, files)
+        if not self.spec.input.header:
+            return
+        want = list(self.spec.input.columns)
+        for path, line in _first_lines(self.spark, files):
+            have = line.rstrip("\r").split(self.spec.input.delimiter)
+            if line and have != want:
+                place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b),
+                             min(len(have), len(want)))
+                names = [side[place] if place < len(side) else "nothing" for side in (have, want)]
+                raise InputError(f"{path}: its header has {names[0]!r} in column {place + 1}, where the spec has "
+                                 f"{names[1]!r}; make the file's columns those of input.columns")
+
+    @cached_property
+    def joins(self) -> dict[str, str]:
+        """How each side table is joined."""
+        return {join.path: joined_by(self.spark, join) for join in self.spec.rows.joins}
+
+    @cached_property
+    def frame(self) -> DataFrame:
+        """What fitting and writing start from: what was read, or, if rows must meet other rows, good rows that have."""
+        if not self.spec.rows.relational:
+            return self.read()
+        kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.columns.items())
+        typed = self.read().mapInArrow(partial(_typed, self.spec), kinds)
+        check_orders(typed, self.spec)
+        return relate(typed, self.spec, self.earlier).persist()
+
+
+def _typed(spec: Spec, batches: Batches) -> Batches:
+    """In a worker: good rows as columns."""
+    parser = InputParser(spec)
+    for batch in batches:
+        parsed = parser.parse(batch)
+        yield pa.record_batch([parsed.columns[name] for name in spec.input.columns], list(spec.input.columns))
+
+
+def _files_of_delta(path: str) -> list[str]:
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        table = DeltaTable(path)
+        if "deletionVectors" in (table.protocol().reader_features or []):
+            raise InputError(f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
+                             "without them (REORG TABLE … APPLY (PURGE))")
+        return list(table.file_uris())
+    except DeltaError as error:
+        raise InputError(f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})") from None
+
+
+def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, str]]:
+    """Through Spark's own file systems and codecs, so that whatever it reads can be looked at."""
+    jvm, context = spark._jvm, spark.sparkContext._jsc
+    assert jvm is not None
+    conf = context.hadoopConfiguration()
+    codecs = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(conf)
+    for file in files:
+        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(file))
+        stream = path.getFileSystem(conf).open(path)
+        codec = codecs.getCodec(path)
+        reader = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(
+            stream if codec is None else codec.createInputStream(stream), "UTF-8"))
+        try:
+            yield file, (reader.readLine() or "").removeprefix("\ufeff")  # Spark skips a mark there, too
+        finally:
+            reader.close()

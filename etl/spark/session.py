@@ -1,0 +1,55 @@
+"""The Spark session of a job: quiet, reachable from this machine alone in local mode, with our code on its workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sluice
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(sluice.__file__).resolve().parent.parent
+"""The folder that `sluice` is imported from: the checkout, or site-packages."""
+
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    # Whole batches cross to the Python workers: the larger, the fewer calls, up to what a core's cache holds.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
+    # Splits small enough that cores end together, large enough that a task's start (looking vocabularies up) pays.
+    "spark.sql.files.maxPartitionBytes": str(64 * 2**20),
+    # Where many rows have one key, a join with a side table or a vocabulary takes them in pieces.
+    "spark.sql.adaptive.skewJoin.enabled": "true",
+    "spark.sql.sources.commitProtocolClass":
+        "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",
+}
+
+
+def open_session(name: str) -> SparkSession:
+    """Takes what spark-submit was told and fills in our defaults; local mode listens on 127.0.0.1 only, and to nobody
+    without its secret."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        # Only with its Java side known does a SparkConf hold what spark-submit was told; else `--master` is lost.
+        SparkContext._ensure_initialized()
+    conf = SparkConf()
+    defaults = dict(DEFAULTS)
+    master = conf.get("spark.master", "local[*]") or "local[*]"
+    if master.startswith("local"):
+        defaults |= {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        # Its ports answer on this machine, where others may work, too: only who has the secret, which Spark makes.
+        defaults["spark.authenticate"] = "true"
+        # Workers run what the driver runs, and find our code where the driver found it.
+        defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)
+        os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable) or sys.executable)
+    for key, value in defaults.items():
+        conf.setIfMissing(key, value)
+    return SparkSession.builder.appName(name).config(conf=conf).getOrCreate()

@@ -1,0 +1,1 @@
+"""Ids looked up in vocabularies of any size: held, joined, or both."""

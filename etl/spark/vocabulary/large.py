@@ -1,0 +1,122 @@
+"""Vocabularies too large for a driver, with Spark: `Large` sorts them into files, `extended` adds to one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.ops import Fitted
+from sluice.etl.ops.ids import Categorify
+from sluice.etl.spec.spec import Learned, Spec
+from sluice.etl.table.fitted_state import SCHEMA, FileBackedState, rows_of
+from sluice.etl.table.store import TableStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_FILE_VALUES = 1 << 20
+_MAX_FILES = 256
+# A failed task's output must not be visible, which only the first algorithm promises.
+_OPTIONS = {"compression": "zstd", "mapreduce.fileoutputcommitter.algorithm.version": "1",
+            "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+
+
+def may_be_stored(spec: Spec, learned: Learned) -> bool:
+    """Whether a table may stay in files: not where rows are drawn from it, for which each worker needs it whole."""
+    return learned.op.may_be_stored and all(column in spec.columns for column, _ in learned.users)
+
+
+@dataclass(frozen=True)
+class Large:
+    """Where vocabularies go of which the driver is to collect no more than `values` in all."""
+
+    spark: SparkSession
+    store: TableStore
+    folder: str
+    values: int
+
+    def of_level(self, level: int) -> Large:
+        return replace(self, folder=f"{self.folder}/level-{level}")
+
+    def written(self, kept: DataFrame, ops: Mapping[int, Fitted]) -> dict[int, FileBackedState]:
+        """Of columns (key, value, count) the largest keys among `ops`, as many as leave no more than `values` rows."""
+        sizes = {row["key"]: row["count"] for row in kept.groupBy("key").count().collect()}
+        left, chosen = sum(sizes.values()), []
+        for number in sorted(ops, key=lambda n: (-sizes.get(n, 0), n)):
+            if left > self.values:
+                chosen.append(number)
+                left -= sizes.get(number, 0)
+        self._sort(kept.where(kept["key"].isin(chosen)), sum(sizes[n] for n in chosen), self.folder)
+        return {number: FileBackedState.of(self.store, self._first(self._files(f"{self.folder}/key={number}"),
+                                                                   _most(ops[number]))) for number in chosen}
+
+    def add(self, old: pa.Table | FileBackedState, new: pa.Table | FileBackedState, number: int,
+            most: int) -> FileBackedState:
+        """`old`, and behind it the values of `new` that it has not; `most` in all."""
+        from pyspark.sql import functions as sql
+
+        first = old if isinstance(old, FileBackedState) else \
+            FileBackedState.of(self.store, [self._put(old, f"{self.folder}/old-{number}.parquet")])
+        unseen = self._frame(new).join(self._frame(first).select("value"), "value", "left_anti")
+        folder = f"{self.folder}/more"
+        self._sort(unseen.withColumn("key", sql.lit(number)), new.num_rows, folder)
+        more = self._first(self._files(f"{folder}/key={number}"), most - first.num_rows)
+        return FileBackedState.of(self.store, [*(path for path, _ in first.parts), *more])
+
+    def _sort(self, rows: DataFrame, about: int, folder: str) -> None:
+        """Files that hold a key's values by falling count, ties by value, one file after the other."""
+        from pyspark.sql import functions as sql
+
+        files = min(_MAX_FILES, max(rows.sparkSession.sparkContext.defaultParallelism, about // _FILE_VALUES))
+        order = [sql.col("key"), sql.desc("count"), sql.col("value")]
+        (rows.repartitionByRange(files, *order).sortWithinPartitions(*order).write.partitionBy("key").mode("append")
+         .options(**_OPTIONS).parquet(self.store.spark_url(folder)))
+
+    def _files(self, folder: str) -> list[str]:
+        return [path for path in self.store.files(folder) if path.endswith(".parquet")]
+
+    def _first(self, paths: Iterable[str], most: int) -> list[str]:
+        """The files with the first `most` values; those beyond are removed."""
+        kept: list[str] = []
+        for path in paths:
+            rows = rows_of(self.store, path)
+            if rows <= most:
+                kept.append(path)
+            else:
+                if most > 0:
+                    first = FileBackedState(uri=self.store.uri, parts=((path, rows),), digest="").head(most)
+                    kept.append(self._put(first, f"{path}.first.parquet"))
+                self.store.remove(path)
+            most = max(0, most - rows)
+        return kept
+
+    def _put(self, table: pa.Table, path: str) -> str:
+        sink = io.BytesIO()
+        pq.write_table(table.select(SCHEMA.names), sink, compression="zstd", write_page_checksum=True)
+        self.store.write(path, sink.getvalue())
+        return path
+
+    def _frame(self, table: pa.Table | FileBackedState) -> DataFrame:
+        if isinstance(table, FileBackedState):
+            return self.spark.read.parquet(*[self.store.spark_url(path) for path, _ in table.parts])
+        return self.spark.createDataFrame(table)
+
+
+def _most(op: Fitted) -> int:
+    assert isinstance(op, Categorify)
+    return op.max_size
+
+
+def extended(op: Fitted, old: pa.Table | FileBackedState, new: pa.Table | FileBackedState, large: Large | None,
+             number: int
+             ) -> pa.Table | FileBackedState:
+    """`old` with what `new` has besides: no value that is known changes what it becomes."""
+    if not isinstance(old, FileBackedState) and not isinstance(new, FileBackedState):
+        return op.update(old, new)
+    assert large is not None
+    return large.add(old, new, number, _most(op))

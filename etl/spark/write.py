@@ -1,0 +1,129 @@
+"""Writing, with Spark: `write` applies the operators and places rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.etl.apply.features import Features, FileAssignment, Keys, hash_of, row_keys, whole_rows
+from sluice.etl.apply.parse import Batches, InputParser
+from sluice.etl.spark.fit import selected
+from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.vocabulary.join import Joins
+from sluice.etl.spec.row_identity import Identity
+from sluice.etl.table.data_files import arrow_schema
+from sluice.etl.table.fitted_state import FittedState, Packed
+from sluice.etl.table.job_record import NO_PARTITION
+from sluice.etl.table.sketch import Gathered, HashBounds, Sketch, SketchSum, gather
+
+if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
+
+_SPARK_TYPES = {"int8": "tinyint", "int32": "int", "int64": "bigint", "float": "float", "double": "double",
+                "string": "string", "binary": "binary", "list<element: int32>": "array<int>"}
+
+
+def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joins: Joins, *, rows: int,
+          before: Identity | None = None) -> dict[str, dict[str, Sketch]]:
+    """Applies the operators, sends each row to its file, sorts each file by key, and writes plain Parquet. Of its about
+    so many `rows` it returns sketches, by how they are recognised: by this table's rule, and, if that is another than
+    the one `before`, by that, too."""
+    from pyspark.sql import functions as sql
+
+    spec = raw.spec
+    schema = arrow_schema(spec.fields({}))
+    types = {f.name: f"`{f.name}` {_SPARK_TYPES[str(f.type)]} not null" for f in schema}
+    columns = [*(kind for name, kind in types.items() if name not in joins.names), *joins.types]
+    context = raw.spark.sparkContext
+    order = [*(["_first"] if placement.sorted_by_value else []), "_key", *(["_row"] if placement.has_ties else [])]
+    columns += ["_first double not null"] if placement.sorted_by_value else []
+    columns += ["_row bigint not null"] if placement.has_ties else []
+    nothing: Gathered = {}
+    rules = [spec.rule, *([before] if before and before.recognition != spec.rule.recognition else [])]
+    look = _Look(rules=tuple(rules), bounds=HashBounds.of(rows, spec.table.split), splits=tuple(spec.table.split),
+                 gathered=context.accumulator(nothing, SketchSum()))  # type: ignore[arg-type]
+    shipped = context.broadcast(joins.shipped(state).packed())
+    worker = partial(_apply, placement, joins, look, lambda: shipped.value)
+    columns += ["_key bigint not null", "_file int not null"]
+    placed = joins.closed(raw.frame.mapInArrow(worker, ", ".join(columns)), state, types)
+    # A file lies in one split, so rows need no order by split: by one number alone they are sorted fastest. A writer
+    # that may keep two files open leaves that order alone; else it sorts by split first, and loses ours.
+    raw.spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "2")
+    *others, last = zip(spec.table.split, placement.ends, strict=True)
+    split = sql.lit(last[0])
+    for name, bound in reversed(others):
+        split = sql.when(sql.col("_file") < bound, name).otherwise(split)
+    placed = placed.repartitionById(placement.total, "_file").withColumn("split", split)
+    folders = ["split"]
+    if placement.pairs:
+        values = sql.array(*[sql.lit(value) for value in placement.partitions])
+        placed = placed.withColumn("partition", sql.coalesce(sql.get(values, "_file"), sql.lit(NO_PARTITION)))
+        folders.append("partition")
+    placed = placed.sortWithinPartitions(*order).select(*[f"`{n}`" for n in schema.names], *folders)
+    placed.write.partitionBy(*folders).options(**parquet_options(spec.table.row_group_rows)).parquet(url)
+    shipped.unpersist()
+    return look.bounds.sketches(look.gathered.value)
+
+
+def parquet_options(row_group_rows: int) -> dict[str, str]:
+    """Row groups of an exact size, in the codec and encoding that decode fastest, with a checksum a page."""
+    return {
+        "compression": "lz4_raw", "parquet.enable.dictionary": "false", "parquet.page.write-checksum.enabled": "true",
+        "parquet.block.row.count.limit": str(row_group_rows), "parquet.block.size": str(2**31 - 1),
+        # A failed task's output must not be visible, which only the first algorithm promises.
+        "mapreduce.fileoutputcommitter.algorithm.version": "1",
+        "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """In a worker: takes of each row that it writes what sketches need."""
+
+    rules: tuple[Identity, ...]
+    """The first is that of the rows' keys."""
+    bounds: HashBounds
+    splits: tuple[str, ...]
+    gathered: Accumulator[Gathered]
+
+    def at(self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array], keys: Keys) -> Gathered:
+        found: Gathered = {}
+        for number, rule in enumerate(self.rules):
+            as_keys = number == 0 and rule.recognised == rule.columns
+            hashes = keys if as_keys else hash_of(columns, rule.recognised, rule.seed)
+            for place, name in enumerate(self.splits):
+                if len(small := self.bounds.smallest(name, hashes[split == place])):
+                    found[rule.recognition, name] = small
+        return found
+
+
+def _apply(placement: FileAssignment, joins: Joins, look: _Look, packed: Callable[[], Packed], batches: Batches
+           ) -> Batches:
+    """In a worker: finished columns, key and file number of each good row."""
+    spec = placement.spec
+    parser, state = InputParser(spec), FittedState.unpacked(spec.fitted_hash, packed())
+    features, seen = Features(spec, state), Gathered()
+    names = [*(c.name for c in spec.columns if c.name not in joins.names), *joins.columns,
+             *(["_first"] if placement.sorted_by_value else []), *(["_row"] if placement.has_ties else []),
+             "_key", "_file"]
+    for batch in batches:
+        columns, keys = selected(spec, parser.parse(batch))
+        keys = row_keys(columns, spec) if keys is None else keys
+        split = placement.split(keys, columns)
+        if spec.rows.negatives:
+            columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, state["rows/negatives/0"])
+            # What is drawn for a row of the test is a row of the test: elsewhere it would tell of that one's label.
+            keys, split = row_keys(columns, spec), split[origin]
+        gather(seen, look.at(split, columns, keys))
+        files, first = placement.place(features, columns, keys, split)
+        made = [*features.apply(columns, keys, joins.names, split), *joins.opened(features, columns, keys, split)]
+        yield pa.record_batch([*made, *([] if first is None else [first]),
+                               *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),
+                               pa.array(keys.view(np.int64)), pa.array(files)], names)
+    look.gathered.add(seen)

@@ -1,0 +1,1 @@
+"""A feature spec: TOML to frozen values."""

@@ -1,0 +1,49 @@
+"""The options by which a user allows code that a spec names: `--allow-code` and `--spec`, alike in all programs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sluice.etl.spec.permission import MODULE_NAME, Permission
+from sluice.etl.spec.spec import Spec
+
+
+def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Of every program that reads a table or a run folder, so that one command line fits all."""
+    parser.add_argument("--allow-code", metavar="MODULE", type=_module, action="append", default=argparse.SUPPRESS,
+                        help="let the table's spec name functions of this module to be imported and run; may be given "
+                        "again, and is not remembered (default: none; built-in operators need no leave)")
+    parser.add_argument("--spec", metavar="FILE", dest="own_spec", type=_spec, default=argparse.SUPPRESS,
+                        help="a spec of your own: the functions that it names may be imported and run")
+
+
+def given(options: argparse.Namespace) -> Permission:
+    """What these options allow."""
+    own = getattr(options, "own_spec", None)
+    return Permission(frozenset(getattr(options, "allow_code", ())), _functions(own) if own else frozenset())
+
+
+def _module(text: str) -> str:
+    if not MODULE_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no module's name; write for instance mine.features")
+    return text
+
+
+def _spec(path: str) -> str:
+    _functions(path)
+    return path
+
+
+def _functions(path: str) -> frozenset[str]:
+    """Those that a user's spec names; nothing is imported yet."""
+    try:
+        return Spec.parse(Path(path).read_text("utf-8"), path).functions
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: the spec cannot be read ({error})") from None
+
+
+def words(options: argparse.Namespace) -> list[str]:
+    """The same options for another program's command line."""
+    found = [word for module in getattr(options, "allow_code", ()) for word in ("--allow-code", module)]
+    return [*found, *(("--spec", options.own_spec) if "own_spec" in options else ())]

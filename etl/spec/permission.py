@@ -1,0 +1,70 @@
+"""Which code may be taken because a spec names it: `Permission`. `sluice.etl.spec.code_options` gives it on a command
+line.
+
+A table, a checkpoint and a run folder are data: nothing is imported because they name it. Code comes from the user's
+own spec (`--spec FILE`) or from a module that the user allows (`--allow-code MODULE`), each time a program begins: what
+was allowed is recorded nowhere. Operators of our own need neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.etl.ops.base import OperatorError
+
+MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Leave to import functions."""
+
+    modules: frozenset[str] = frozenset()
+    """Whose own functions may be imported: those that such a module only borrows from another are not meant."""
+    functions: frozenset[str] = frozenset()
+    """Single ones, as "module:function"."""
+
+    def __post_init__(self) -> None:
+        for module in self.modules:
+            if not MODULE_NAME.fullmatch(module):
+                raise OperatorError(f"allow_code: {module!r} is no module's name; write for instance \"mine.features\"")
+
+    @classmethod
+    def of(cls, allowed: Permission | Iterable[str]) -> Permission:
+        """What a caller allows, given as this or as the names of modules."""
+        if isinstance(allowed, str):
+            raise OperatorError(f"allow_code = {allowed!r}: must be several names; write ({allowed!r},)")
+        return allowed if isinstance(allowed, Permission) else cls(frozenset(allowed))
+
+    def load(self, function: str, named_by: str) -> Callable[..., Any]:
+        """The function "module:function", which `named_by` names; OperatorError unless it may be imported, and can."""
+        module, colon, name = function.partition(":")
+        if not colon or not MODULE_NAME.fullmatch(module) or not name.isidentifier():
+            raise OperatorError(f"function = {function!r}: must be module:function")
+        if function not in self.functions and module not in self.modules:
+            raise OperatorError(f"the spec of {named_by} names the function {function!r}, which must run here. A table "
+                                f"is data, so nothing it names is imported unless you say so: {_how(module)}")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise OperatorError(f"function = {function!r}: cannot be imported ({error})") from None
+        if not callable(found):
+            raise OperatorError(f"function = {function!r}: must be module:function")
+        home = getattr(found, "__module__", None) or "builtins"
+        if function not in self.functions and home not in self.modules:
+            raise OperatorError(f"the spec of {named_by} names the function {function!r}, which {module} has from "
+                                f"{home}, and that module is not allowed: {_how(home)}")
+        loaded: Callable[..., Any] = found
+        return loaded
+
+
+def _how(module: str) -> str:
+    return (f"if you trust this code, give --allow-code {module} (in Python: allow_code=({module!r},)), or with --spec "
+            "FILE the spec of your own that names it")
+
+
+NOTHING = Permission()

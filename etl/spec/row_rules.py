@@ -1,0 +1,302 @@
+"""What a spec does to rows before columns are made: filters, samples, and what needs other rows (`Relations`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.common.suggest import nearest
+from sluice.etl.ops.base import MAX_VALUES
+from sluice.etl.ops.hashing import mix
+from sluice.etl.ops.ids import Categorify
+from sluice.etl.spec.toml_keys import SpecError, column, known, needed, section, sections, texts, value
+
+_COMPARE = {"==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater,
+            ">=": pc.greater_equal}
+FILTERS = (*_COMPARE, "in", "not in", "present", "missing")
+JOIN_FORMATS = ("parquet", "delta", "csv", "json")
+_SAMPLE, _DRAW = np.uint64(0x5A3B1E0000000001), np.uint64(0xD4A3000000000001)
+NEGATIVES_KEY = "rows/negatives"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Keeps the rows in which an input column compares so; a missing value compares as nothing."""
+
+    column: str
+    op: str
+    value: Any = None
+
+    def keeps(self, columns: Mapping[str, pa.Array]) -> pa.Array:
+        values = columns[self.column]
+        if self.op in ("present", "missing"):
+            return pc.is_valid(values) if self.op == "present" else pc.is_null(values)
+        if self.op in ("in", "not in"):
+            there = pc.is_in(values, pa.array(self.value, values.type))
+            return there if self.op == "in" else pc.and_(pc.is_valid(values), pc.invert(there))
+        return pc.fill_null(_COMPARE[self.op](values, pa.scalar(self.value, values.type)), False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Keeps a share of the rows with label 0, chosen by their keys; `weight` names the column that makes up for it."""
+
+    negatives: float
+    weight: str | None = None
+
+    def keeps(self, label: pa.Array, keys: npt.NDArray[np.uint64]) -> pa.Array:
+        share = (mix(keys ^ _SAMPLE) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return pc.or_(pc.equal(label, pa.scalar(1, label.type)), pa.array(share < self.negatives))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Negatives:
+    """For each row with label 1, `each` more of label 0 with another value of `column`, drawn from all that the
+    training split has: `by` their count, or evenly."""
+
+    column: str
+    each: int
+    by: str = "count"
+
+    @property
+    def learns(self) -> Categorify:
+        """What it must know: the values there are."""
+        return Categorify(min_count=1, max_size=MAX_VALUES)
+
+    def drawn(self, columns: Mapping[str, pa.Array], label: str, keys: npt.NDArray[np.uint64],
+              state: pa.Table) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64]]:
+        """First all rows as they are, then what was drawn; and for each the number of the row that it comes from."""
+        positive = np.flatnonzero(pc.equal(columns[label], pa.scalar(1, columns[label].type)).to_numpy(
+            zero_copy_only=False))
+        if not len(positive) or state.num_rows < 2:
+            return dict(columns), np.arange(len(columns[label]))
+        from_row = np.repeat(positive, self.each)
+        turn = np.tile(np.arange(self.each, dtype=np.uint64), len(positive))
+        bits = mix(keys[from_row] ^ _DRAW ^ mix(turn + np.uint64(1)))
+        if self.by == "count":
+            ends = np.cumsum(state["count"].to_numpy())
+            drawn = np.searchsorted(ends, (bits % np.uint64(ends[-1])).astype(np.int64), side="right")
+        else:
+            drawn = (bits % np.uint64(state.num_rows)).astype(np.int64)
+        values = state["value"].combine_chunks()
+        own = pc.index_in(columns[self.column].cast(pa.string()), values).fill_null(-1).to_numpy()[from_row]
+        drawn = np.where(drawn == own, (drawn + 1) % state.num_rows, drawn)
+        made = {name: values.take(pa.array(from_row)) for name, values in columns.items()}
+        made[self.column] = values.take(pa.array(drawn)).cast(columns[self.column].type)
+        made[label] = pa.array(np.zeros(len(from_row), np.int8)).cast(columns[label].type)
+        origin = np.concatenate([np.arange(len(columns[label])), from_row])
+        return {name: pa.concat_arrays([columns[name], made[name]]) for name in columns}, origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dedup:
+    """Of rows that agree in `by` (in everything, if empty) one stays: the `keep` = first or last in `order`."""
+
+    by: tuple[str, ...]
+    order: str | None
+    keep: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Columns of a side table, by key; with `time` and `their_time` those of the latest row that is not later."""
+
+    path: str
+    format: str
+    on: tuple[str, ...]
+    columns: Mapping[str, str]
+    time: str | None = None
+    their_time: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The last `length` values of a column in earlier rows of the same `by`, in `order`, oldest first; of `lag` n it is
+    the value n rows ago alone, or with `difference` the present one less it."""
+
+    name: str
+    of: str
+    by: str
+    order: str
+    length: int = 0
+    lag: int = 0
+    difference: bool = False
+    positive: bool = False
+    """Only rows with label 1 enter the history."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowRules:
+    """All of it, in the order in which it is done: dedup, joins, histories, then filters and samples."""
+
+    dedup: Dedup | None = None
+    joins: tuple[Join, ...] = ()
+    histories: tuple[History, ...] = ()
+    filters: tuple[Filter, ...] = ()
+    sample: Sample | None = None
+    negatives: Negatives | None = None
+
+    @property
+    def relational(self) -> bool:
+        """Whether rows must meet other rows, which Spark SQL does between parsing and everything else."""
+        return bool(self.dedup or self.joins or self.histories)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether columns come from other rows, so that serving must know some of them."""
+        return bool(self.joins or self.histories)
+
+    @property
+    def alone(self) -> bool:
+        """Whether all rows stay as they come."""
+        return not (self.filters or self.sample or self.negatives)
+
+
+SECTIONS = ("dedup", "join", "history", "lag", "filter", "sample", "negatives")
+
+
+def read_rows(raw: Mapping[str, Any], kinds: dict[str, str], types: Mapping[str, str]) -> RowRules:
+    """The sections on rows. Columns that joins and histories make are added to `kinds`, for the [[column]]s to use."""
+    dedup = _dedup(section(raw, "dedup"), kinds) if "dedup" in raw else None
+    joins = tuple(_join(entry, path, kinds, types) for path, entry in sections(raw, "join"))
+    histories = [_history(entry, path, kinds) for path, entry in sections(raw, "history")]
+    histories += [_lag(entry, path, kinds) for path, entry in sections(raw, "lag")]
+    filters = tuple(_filter(entry, path, kinds) for path, entry in sections(raw, "filter"))
+    return RowRules(dedup=dedup, joins=joins, histories=tuple(histories), filters=filters, sample=_sample(raw),
+                    negatives=_negatives(raw, kinds))
+
+
+def _dedup(raw: dict[str, Any], kinds: Mapping[str, str]) -> Dedup:
+    known(raw, ("by", "order", "keep"), "dedup")
+    by = texts(raw, "by", (), "dedup")
+    for name in by:
+        if name not in kinds:
+            raise SpecError(f"dedup.by = {name!r}: no such input column{nearest(name, kinds)}")
+    keep = value(raw, "keep", str, "last", "dedup")
+    if keep not in ("first", "last"):
+        raise SpecError(f"dedup.keep = {keep!r}: must be first or last")
+    return Dedup(by=by, order=_order(raw, "dedup", kinds) if "order" in raw else None, keep=keep)
+
+
+def _order(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> str:
+    """A column of one value a row; whether texts sort as times do is looked at when they are read."""
+    name = column(raw, "order", kinds, path)
+    if kinds[name] not in ("text", "number"):
+        raise SpecError(f"{path}.order = {name!r}: holds {kinds[name]}, not one number or time a row")
+    return name
+
+
+def _new(raw: Mapping[str, Any], path: str, kinds: Mapping[str, str]) -> str:
+    name = str(needed(raw, "name", str, path))
+    if name in kinds or not name or name.startswith("_"):
+        raise SpecError(f"{path}.name = {name!r}: there is a column of this name already, or it is the table's own")
+    return name
+
+
+def _join(raw: dict[str, Any], path: str, kinds: dict[str, str], types: Mapping[str, str]) -> Join:
+    known(raw, ("path", "format", "on", "columns", "time", "their_time"), path)
+    form = value(raw, "format", str, "parquet", path)
+    if form not in JOIN_FORMATS:
+        raise SpecError(f"{path}.format = {form!r}: unknown format{nearest(form, JOIN_FORMATS)}")
+    on = texts(raw, "on", (), path)
+    for name in on:
+        if name not in kinds:
+            raise SpecError(f"{path}.on = {name!r}: no such input column{nearest(name, kinds)}")
+    if not on:
+        raise SpecError(f"{path}.on: must name the columns to join by")
+    if ("time" in raw) != ("their_time" in raw):
+        raise SpecError(f"{path}: give both time and their_time, or neither")
+    added = {}
+    for entry in texts(raw, "columns", (), path):
+        name, _, kind = entry.partition(":")
+        if kind not in types:
+            raise SpecError(f"{path}.columns = {entry!r}: write name:type{nearest(kind, types)}")
+        if name in kinds:
+            raise SpecError(f"{path}.columns = {name!r}: there is a column of this name already")
+        added[name] = kind
+    if not added:
+        raise SpecError(f'{path}.columns: name what to take, for instance ["age:int"]')
+    time = column(raw, "time", kinds, path) if "time" in raw else None
+    if time is not None and kinds[time] != "number":
+        raise SpecError(f"{path}.time = {time!r}: holds {kinds[time]}, not numbers")
+    kinds.update({name: types[kind] for name, kind in added.items()})
+    return Join(path=str(needed(raw, "path", str, path)), format=form, on=on, columns=added, time=time,
+                their_time=value(raw, "their_time", str, None, path))
+
+
+def _history(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
+    known(raw, ("name", "of", "by", "order", "length", "positive"), path)
+    name, of = _new(raw, path, kinds), column(raw, "of", kinds, path)
+    length = needed(raw, "length", int, path)
+    if not 1 <= length <= 10_000:
+        raise SpecError(f"{path}.length = {length}: must be from 1 to 10000")
+    if kinds[of] not in ("text", "number"):
+        raise SpecError(f"{path}.of = {of!r}: holds {kinds[of]}; a history is of texts or numbers")
+    found = History(name=name, of=of, by=column(raw, "by", kinds, path), order=_order(raw, path, kinds),
+                    length=length, positive=value(raw, "positive", bool, False, path))
+    kinds[name] = {"text": "texts", "number": "numbers"}[kinds[of]]
+    return found
+
+
+def _lag(raw: dict[str, Any], path: str, kinds: dict[str, str]) -> History:
+    known(raw, ("name", "of", "by", "order", "rows", "difference"), path)
+    name, of = _new(raw, path, kinds), column(raw, "of", kinds, path)
+    rows, difference = value(raw, "rows", int, 1, path), value(raw, "difference", bool, False, path)
+    if not 1 <= rows <= 10_000:
+        raise SpecError(f"{path}.rows = {rows}: must be from 1 to 10000")
+    if kinds[of] != "number" and (difference or kinds[of] != "text"):
+        raise SpecError(f"{path}.of = {of!r}: holds {kinds[of]}, of which there is no difference")
+    found = History(name=name, of=of, by=column(raw, "by", kinds, path), order=_order(raw, path, kinds),
+                    lag=rows, difference=difference)
+    kinds[name] = kinds[of]
+    return found
+
+
+def _filter(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> Filter:
+    known(raw, ("column", "op", "value"), path)
+    name, op = column(raw, "column", kinds, path), needed(raw, "op", str, path)
+    if op not in FILTERS:
+        raise SpecError(f"{path}.op = {op!r}: unknown comparison{nearest(op, FILTERS)}")
+    if ("value" in raw) == (op in ("present", "missing")):
+        raise SpecError(f"{path}: {op} {'takes no value' if 'value' in raw else 'needs a value'}")
+    right: tuple[type, ...] = {"number": (int, float), "text": (str,)}.get(kinds[name], ())
+    given = raw.get("value")
+    for item in (given if op in ("in", "not in") and isinstance(given, list) else [given] if "value" in raw else []):
+        if not right or not isinstance(item, right) or isinstance(item, bool):
+            raise SpecError(f"{path}.value = {given!r}: column {name!r} holds {kinds[name]}")
+    if op in ("in", "not in") and not isinstance(given, list):
+        raise SpecError(f"{path}.value = {given!r}: must be a list")
+    return Filter(column=name, op=op, value=given)
+
+
+def _sample(raw: Mapping[str, Any]) -> Sample | None:
+    if "sample" not in raw:
+        return None
+    about = section(raw, "sample")
+    known(about, ("negatives", "weight"), "sample")
+    share = float(needed(about, "negatives", (int, float), "sample"))
+    if not 0 < share <= 1:
+        raise SpecError(f"sample.negatives = {share:g}: must be a share above 0, at most 1")
+    return Sample(negatives=share, weight=value(about, "weight", str, None, "sample"))
+
+
+def _negatives(raw: Mapping[str, Any], kinds: Mapping[str, str]) -> Negatives | None:
+    if "negatives" not in raw:
+        return None
+    about = section(raw, "negatives")
+    known(about, ("column", "each", "by"), "negatives")
+    name, each = column(about, "column", kinds, "negatives"), value(about, "each", int, 1, "negatives")
+    if kinds[name] not in ("text", "number"):
+        raise SpecError(f"negatives.column = {name!r}: holds {kinds[name]}, not one value a row")
+    if not 1 <= each <= 100:
+        raise SpecError(f"negatives.each = {each}: must be from 1 to 100")
+    by = value(about, "by", str, "count", "negatives")
+    if by not in ("count", "value"):
+        raise SpecError(f"negatives.by = {by!r}: must be count or value")
+    return Negatives(column=name, each=each, by=by)

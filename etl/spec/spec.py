@@ -1,0 +1,417 @@
+"""A feature spec: what comes in, which rows stay, which columns go out and how each is made.
+
+`Spec.read` checks all of it at once; errors name the key's path in the file and the nearest right name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sluice.etl.common.suggest import nearest
+from sluice.etl.ops import Fitted, OperatorError
+from sluice.etl.ops.user_function import Python
+from sluice.etl.schema import Field
+from sluice.etl.spec.columns import ColumnSpec, read_columns
+from sluice.etl.spec.permission import NOTHING, Permission
+from sluice.etl.spec.row_identity import Identity
+from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
+from sluice.etl.spec.time_order import Steps
+from sluice.etl.spec.toml_keys import SpecError, column, known, needed, section, sections, texts, value
+
+FORMATS = ("tsv", "csv", "json", "parquet", "delta")
+WITH_LISTS = ("json", "parquet", "delta")
+INPUT_TYPES = {"int": "number", "float": "number", "text": "text", "texts": "texts", "floats": "numbers"}
+DEFAULT_SPLIT = {"train": 0.8, "validation": 0.1, "test": 0.1}
+DRIFTS = ("psi", "unseen", "nulls")
+_RANGE = re.compile(r"([A-Za-z_]+)(\d+)\.\.([A-Za-z_]+)(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """The raw data: its format, and its columns in order with their types."""
+
+    format: str
+    columns: Mapping[str, str]
+    delimiter: str = "\t"
+    header: bool = False
+    multiline: bool = False
+    """Of csv: a quoted field may hold a line's end."""
+    optional: tuple[str, ...] = ()
+    """Of parquet: columns that a file may lack; they are null there."""
+    was: Mapping[str, str] = field(default_factory=dict)
+    """What a column was called, or was of another type, in an earlier version of the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """How rows are placed."""
+
+    seed: int = 0
+    key: tuple[str, ...] = ()
+    """Input columns by which rows are known, instead of all that the table's first version has."""
+    row_group_rows: int = 32_768
+    file_rows: int = 524_288
+    split: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_SPLIT))
+    """Shares of the rows, by the hash of each."""
+    split_by: tuple[str, ...] = ()
+    """Columns whose hash decides instead, so that rows which agree in them stay in one split."""
+    split_column: str | None = None
+    """A text column that holds the split's name instead."""
+    split_time: str | None = None
+    """A number column instead: each split begins at its bound in `split_from`."""
+    split_from: tuple[float, ...] = ()
+    order: str | None = None
+    """A number column by which rows lie, over files and within them, instead of by hash."""
+    order_step: float = 3600.0
+    """Files are cut at whole multiples of this."""
+    partition: str | None = None
+    """A column by whose values files lie in folders, and by which Delta's readers can leave files out."""
+    together: str | None = None
+    """Rows that agree in this column lie next to each other."""
+    plain_lists: bool = False
+    """Bags as Parquet lists, for readers other than ours, instead of packed bytes."""
+
+    @property
+    def training(self) -> str:
+        """The split that is learned from, here and by a trainer: `train`, or the first where none is called so."""
+        return "train" if "train" in self.split else next(iter(self.split))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """One fitted state: its key, what learns it, in which pass, and from which columns."""
+
+    key: str
+    op: Fitted
+    level: int
+    users: tuple[tuple[ColumnSpec, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A whole spec, known to be consistent."""
+
+    input: Input
+    table: TableSpec
+    columns: tuple[ColumnSpec, ...]
+    text: str = field(repr=False)
+    rows: RowRules = field(default_factory=RowRules)
+    drift: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    """Of psi, unseen and nulls: from which value on a new version is warned of, and from which it is refused."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Of every column that operators may start from: what `sluice.etl.ops.base` calls kinds."""
+    identity: Identity | None = None
+    """The rule of the table that a job goes on with; None: this spec begins one."""
+    name: str = "spec"
+    """What to call it in messages."""
+    permission: Permission = NOTHING
+    """Which of the functions that it names may be imported. It goes wherever the spec goes, to Spark's workers, too."""
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Spec:
+        """A spec that its user wrote: see `own`."""
+        try:
+            text = Path(path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise SpecError(f"{path}: the spec cannot be read ({reason})") from None
+        return cls.own(text, str(path))
+
+    @classmethod
+    def own(cls, text: str, name: str = "spec") -> Spec:
+        """The user's own, not one that came with a table: the functions that it names are imported."""
+        spec = cls.parse(text, name)
+        spec = replace(spec, permission=Permission(functions=spec.functions))
+        try:
+            spec.imported()
+        except OperatorError as error:
+            raise SpecError(f"{name}: {error}") from None
+        return spec
+
+    @classmethod
+    def parse(cls, text: str, name: str = "spec", permission: Permission = NOTHING) -> Spec:
+        """Imports nothing, whoever wrote it: `imported` does, if `permission` allows it."""
+        try:
+            return replace(_spec(tomllib.loads(text), text), name=name, permission=permission)
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"{name}: not TOML: {error}") from None
+        except SpecError as error:
+            raise SpecError(f"{name}: {error}") from None
+
+    @cached_property
+    def rule(self) -> Identity:
+        """By what rows are known."""
+        return self.identity or Identity.of(self)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Of the input's columns, and of those that joins and lags add to them, one value a row."""
+        found = dict(self.input.columns)
+        for join in self.rows.joins:
+            found |= join.columns
+        for lag in self.rows.histories:
+            if lag.lag:
+                found[lag.name] = found[lag.of]
+        return found
+
+    @property
+    def functions(self) -> frozenset[str]:
+        """Those that its `python` operators name, as "module:function"."""
+        return frozenset(op.function for column in self.columns for op in column.ops if isinstance(op, Python))
+
+    def imported(self) -> dict[str, Callable[..., Any]]:
+        """Those functions, imported; OperatorError if one may not be, or cannot."""
+        found: dict[str, Callable[..., Any]] = {}
+        for made in self.columns:
+            for op in made.ops:
+                if isinstance(op, Python):
+                    try:
+                        found[op.function] = self.permission.load(op.function, self.name)
+                        op.check(found[op.function])
+                    except OperatorError as error:
+                        raise OperatorError(f"column {made.name!r}: {error}") from None
+        return found
+
+    @property
+    def label(self) -> str:
+        """The input column that the label is."""
+        return next(c.sources[0] for c in self.columns if c.role == "label")
+
+    @property
+    def hidden(self) -> tuple[ColumnSpec, ...]:
+        """What must be learned for the rows' sake: it becomes no column."""
+        found = []
+        if self.rows.negatives:
+            found.append(ColumnSpec(name="rows/negatives", sources=(self.rows.negatives.column,), role="sparse",
+                                    ops=(self.rows.negatives.learns,)))
+        if self.table.order:
+            found.append(ColumnSpec(name="rows/order", sources=(self.table.order,), role="sparse",
+                                    ops=(Steps(step=self.table.order_step),)))
+        return tuple(found)
+
+    @property
+    def fitted(self) -> tuple[Learned, ...]:
+        """Every state there is to learn, once."""
+        found: dict[str, Learned] = {}
+        for spec in (*self.columns, *self.hidden):
+            for key, op, number in spec.fitted:
+                before = found[key].users if key in found else ()
+                found[key] = Learned(key=key, op=op, level=spec.level(number), users=(*before, (spec, number)))
+        return tuple(found.values())
+
+    @property
+    def levels(self) -> int:
+        """Passes that fitting takes."""
+        return max((learned.level + 1 for learned in self.fitted), default=0)
+
+    @property
+    def chains(self) -> dict[str, Any]:
+        """All that the fitted states depend on, by their keys, as plain values."""
+        return {learned.key: [[list(c.sources), [op.described for op in c.ops[:number + 1]]]
+                              for c, number in learned.users]
+                for learned in self.fitted}
+
+    @property
+    def fitted_hash(self) -> str:
+        """Of `chains`: state of another hash is another spec's."""
+        return hashlib.sha256(json.dumps(self.chains, sort_keys=True).encode()).hexdigest()[:16]
+
+    def fields(self, cardinalities: Mapping[str, int], bags: Mapping[str, tuple[int, float, int]] | None = None
+               ) -> tuple[Field, ...]:
+        return tuple(self._field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns)
+
+    def _field(self, c: ColumnSpec, cardinality: int | None, bag: tuple[int, float, int] | None) -> Field:
+        kind, layout = c.type, "scalar"
+        if c.role == "id_list":
+            kind, layout = ("list<int32>", "list") if self.table.plain_lists else (kind, "bytes")
+        return Field(name=c.name, role=c.role, type=kind, layout=layout, width=c.width, cardinality=cardinality,
+                     bag=bag, online=c.left_to_loader, inputs=() if c.sources == (c.name,) else c.sources)
+
+
+def _spec(raw: dict[str, Any], text: str) -> Spec:
+    known(raw, ("input", "table", "column", "drift", *SECTIONS), "")
+    source = _input(section(raw, "input"))
+    kinds = {name: INPUT_TYPES[kind] for name, kind in source.columns.items()}
+    rows = read_rows(raw, kinds, INPUT_TYPES)
+    table = _table(section(raw, "table"), kinds, source.columns)
+    entries = sections(raw, "column")
+    if not entries:
+        raise SpecError("column: there must be at least one [[column]]")
+    columns = read_columns(entries, kinds)
+    labels = [c for c in columns if c.role == "label"]
+    if len(labels) != 1:
+        names = [c.name for c in labels] or "none"
+        raise SpecError(f"column: exactly one must have role = \"label\", but {names} has")
+    if labels[0].ops or labels[0].sources[0] not in source.columns:
+        raise SpecError(f"column {labels[0].name!r}: a label is an input column as it is, 0 or 1")
+    if not any(c.role in ("dense", "sparse", "id_list") for c in columns):
+        raise SpecError("column: none has role \"dense\" or \"sparse\": there is nothing to learn from")
+    if rows.sample and rows.sample.weight:
+        columns = (*columns, _weight(columns, rows, labels[0]))
+    if sum(c.role == "weight" for c in columns) > 1:
+        raise SpecError("column: at most one can have role = \"weight\"")
+    for c in columns:
+        if table.split_time is None and (past := next((op for op in c.ops if "time" in op.needs), None)):
+            raise SpecError(f"column {c.name!r}: {past.name} with past = true needs table.split_time, the column that "
+                            "says when a row was")
+    if table.partition and rows.negatives:
+        raise SpecError("table.partition: cannot stand beside [negatives]")
+    return Spec(input=source, table=table, columns=columns, text=text, rows=rows, drift=_drift(section(raw, "drift")),
+                kinds=kinds)
+
+
+def input_columns(text: str) -> dict[str, str]:
+    """Names and types of the input columns that a spec's text names, whatever else is in it."""
+    return dict(_input(section(tomllib.loads(text), "input")).columns) if text else {}
+
+
+def _weight(columns: tuple[ColumnSpec, ...], rows: RowRules, label: ColumnSpec) -> ColumnSpec:
+    """What makes up for the rows that a sample leaves out: 1 / share for label 0."""
+    from sluice.etl.ops.numeric import InverseShare
+
+    assert rows.sample is not None
+    assert rows.sample.weight is not None
+    if any(c.name == rows.sample.weight for c in columns):
+        raise SpecError(f"sample.weight = {rows.sample.weight!r}: there is a column of this name already")
+    return ColumnSpec(name=rows.sample.weight, sources=label.sources, role="weight",
+                      ops=(InverseShare(share=rows.sample.negatives),))
+
+
+def _input(raw: dict[str, Any]) -> Input:
+    known(raw, ("format", "delimiter", "header", "multiline", "optional", "columns"), "input")
+    form = value(raw, "format", str, "tsv", "input")
+    if form not in FORMATS:
+        raise SpecError(f"input.format = {form!r}: unknown format{nearest(form, FORMATS)}")
+    delimiter = value(raw, "delimiter", str, "\t" if form == "tsv" else ",", "input")
+    if len(delimiter.encode()) != 1 or delimiter in "\r\n":
+        raise SpecError(f"input.delimiter = {delimiter!r}: must be one character other than a line's end")
+    columns: dict[str, str] = {}
+    was: dict[str, str] = {}
+    for number, entry in enumerate(value(raw, "columns", list, [], "input")):
+        path = f"input.columns[{number}]"
+        about = entry if isinstance(entry, dict) else {"name": str(entry)}
+        known(about, ("name", "was"), path)
+        names, _, kind = str(needed(about, "name", str, path)).partition(":")
+        if "was" in about:
+            was[names] = str(value(about, "was", str, "", path))
+        if kind not in INPUT_TYPES:
+            raise SpecError(f"{path} = {entry!r}: write name:type{nearest(kind, INPUT_TYPES)}")
+        if kind in ("texts", "floats") and form not in WITH_LISTS:
+            raise SpecError(f"{path} = {entry!r}: {form} has no lists; read it as text, and add "
+                            '{op = "split"} to its column')
+        for name in _expanded(names, path):
+            if name in columns:
+                raise SpecError(f"{path}: column {name!r} is there twice")
+            columns[name] = kind
+    if not columns:
+        raise SpecError('input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]')
+    for key, only in (("multiline", "csv"), ("optional", "parquet")):
+        if key in raw and form != only:
+            raise SpecError(f"input.{key}: is for {only} alone, and input.format is {form!r}")
+    for name in (optional := texts(raw, "optional", (), "input")):
+        if name not in columns:
+            raise SpecError(f"input.optional = {name!r}: no such input column{nearest(name, columns)}")
+    _check_was(was, columns)
+    return Input(format=form, delimiter=delimiter, header=value(raw, "header", bool, False, "input"), columns=columns,
+                 multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was)
+
+
+def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
+    """Each old name belongs to one column."""
+    for name, old in was.items():
+        if name not in columns:
+            raise SpecError(f"input.columns: {name!r} has a `was`, and so must be one column, not a range")
+        if list(was.values()).count(old) > 1:
+            raise SpecError(f"input.columns: two columns were {old!r}")
+        if old in columns and old != name and old not in was:
+            raise SpecError(f"input.columns: {name!r} was {old!r}, but there is an input column {old!r} too")
+
+
+def _expanded(names: str, path: str) -> list[str]:
+    """`I1..I13` is thirteen names, anything else one."""
+    if match := _RANGE.fullmatch(names):
+        if match[1] != match[3] or int(match[2]) > int(match[4]):
+            raise SpecError(f"{path}: {names!r} is no range; write for instance I1..I13")
+        return [f"{match[1]}{i}" for i in range(int(match[2]), int(match[4]) + 1)]
+    if not names:
+        raise SpecError(f"{path}: a column has no name")
+    return [names]
+
+
+def _table(raw: dict[str, Any], kinds: Mapping[str, str], inputs: Mapping[str, str]) -> TableSpec:
+    known(raw, ("seed", "key", "row_group_rows", "file_rows", "split", "split_by", "split_column", "split_time",
+                "order", "order_step", "partition", "together", "plain_lists"), "table")
+    whole: dict[str, Any] = {name: value(raw, name, int, getattr(TableSpec(), name), "table")
+                             for name in ("seed", "row_group_rows", "file_rows")}
+    for key in ("row_group_rows", "file_rows"):
+        if whole[key] < 1:
+            raise SpecError(f"table.{key} = {whole[key]}: must be at least 1")
+    for key in ("split_column", "order", "together", "split_time", "partition"):
+        if key in raw:
+            whole[key] = column(raw, key, kinds, "table")
+            if key in ("order", "split_time") and kinds[whole[key]] != "number":
+                raise SpecError(f"table.{key} = {whole[key]!r}: holds {kinds[whole[key]]}, not numbers")
+    for name in (by := texts(raw, "split_by", (), "table")):
+        if name not in kinds:
+            raise SpecError(f"table.split_by = {name!r}: no such input column{nearest(name, kinds)}")
+        if kinds[name] not in ("text", "number"):
+            raise SpecError(f"table.split_by = {name!r}: holds {kinds[name]}, not one value a row")
+    for name in (named := texts(raw, "key", (), "table")):
+        if name not in inputs:
+            raise SpecError(f"table.key = {name!r}: no such input column{nearest(name, inputs)}")
+        if named.count(name) > 1:
+            raise SpecError(f"table.key = {name!r}: is there twice")
+    ways = [key for key in ("split_by", "split_column", "split_time") if key in raw]
+    for pair in (ways[:2], *(["together", "order"], ["partition", "order"])):
+        if len(pair) == 2 and all(key in raw for key in pair):
+            raise SpecError(f"table.{pair[1]}: cannot stand beside {pair[0]}")
+    if "partition" in raw and kinds[whole["partition"]] not in ("text", "number"):
+        raise SpecError(f"table.partition = {whole['partition']!r}: holds {kinds[whole['partition']]}, not one value a "
+                        "row")
+    step = float(value(raw, "order_step", (int, float), 3600.0, "table"))
+    if not step > 0:
+        raise SpecError(f"table.order_step = {step:g}: must be above 0")
+    whole |= {"key": named, "split_by": by, "order_step": step,
+              "plain_lists": value(raw, "plain_lists", bool, False, "table")}
+    return TableSpec(**_split(raw), **whole)
+
+
+def _split(raw: dict[str, Any]) -> dict[str, Any]:
+    split = value(raw, "split", dict, DEFAULT_SPLIT, "table")
+    for name, share in split.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise SpecError(f"table.split.{name}: a split's name is letters, digits, - and _")
+        if not isinstance(share, (int, float)) or isinstance(share, bool):
+            raise SpecError(f"table.split.{name} = {share!r}: must be a number")
+        if "split_time" not in raw and not 0 < share <= 1:
+            raise SpecError(f"table.split.{name} = {share!r}: must be a share above 0, at most 1")
+    if "split_time" in raw:
+        bounds = list(split.values())
+        if "split" not in raw or any(a >= b for a, b in itertools.pairwise(bounds)):
+            raise SpecError("table.split: with split_time, it says from which value on each split begins, and these "
+                            "must rise")
+        return {"split": dict.fromkeys(split, 1 / len(split)), "split_from": tuple(map(float, bounds))}
+    if abs(sum(split.values()) - 1) > 1e-9:
+        raise SpecError(f"table.split: the shares add up to {sum(split.values()):g}, not 1")
+    return {"split": split}
+
+
+def _drift(raw: dict[str, Any]) -> dict[str, tuple[float | None, float | None]]:
+    known(raw, DRIFTS, "drift")
+    found = {}
+    for key, about in raw.items():
+        if not isinstance(about, dict):
+            raise SpecError(f"drift.{key}: write {{warn = …, refuse = …}}")
+        known(about, ("warn", "refuse"), f"drift.{key}")
+        found[key] = tuple(value(about, name, (int, float), None, f"drift.{key}") for name in ("warn", "refuse"))
+    return found

@@ -1,0 +1,52 @@
+"""How a column's values are spread over whole steps: what files of a table in time order are cut by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.etl.ops.base import Fitted, values_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Fitted):
+    """The number of whole `step`s below a value; missing values lie before all others.
+
+    It says which file a row goes to, of whatever split, and nothing that a model reads."""
+
+    name: ClassVar[str] = "steps"
+    takes: ClassVar[tuple[str, ...]] = ("number",)
+    gives: ClassVar[str] = "number"
+    of_all_splits: ClassVar[bool] = True
+    step: float
+
+    def _of(self, column: pa.Array) -> npt.NDArray[np.int64]:
+        values, nulls = values_of(column)
+        steps = np.floor(np.clip(values / self.step, -(2.0**62), 2.0**62))
+        steps[np.isnan(steps) if nulls is None else np.isnan(steps) | nulls] = -(2.0**62)
+        return steps.astype(np.int64)
+
+    def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        kinds, counts = np.unique(self._of(column), return_counts=True)
+        return pa.array(kinds).cast(pa.string()), pa.array(counts)
+
+    def learn(self, kept: pa.Table) -> pa.Table:
+        table = pa.table({"step": kept["value"].cast(pa.int64()), "count": kept["count"]})
+        return table.sort_by("step").combine_chunks()
+
+    def prepare(self, state: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The steps there are, and how many rows lie before each."""
+        counts = state["count"].to_numpy()
+        return state["step"].to_numpy(), np.cumsum(counts) - counts
+
+    def apply(self, column: pa.Array, state: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]) -> pa.Array:
+        """The share of all rows that lie before a value's step: from 0 to below 1."""
+        steps, before = state
+        if not len(steps):
+            return pa.array(np.zeros(len(column)))
+        place = np.clip(np.searchsorted(steps, self._of(column), side="right") - 1, 0, None)
+        return pa.array(before[place] / max(1.0, float(before[-1] + 1)))

@@ -1,0 +1,66 @@
+"""Reading a spec's keys: each mistake is a `SpecError` that names the key's path and the nearest right name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sluice.etl.common.suggest import nearest
+
+
+class SpecError(ValueError):
+    """A spec that cannot be used: its message names the file, the key's path and what would do."""
+
+
+def section(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = raw.get(key, {})
+    if not isinstance(value, dict):
+        raise SpecError(f"{key}: must be a table, written [{key}]")
+    return value
+
+
+def sections(raw: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
+    """The tables of an array, each with its path."""
+    entries = raw.get(key, [])
+    if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+        raise SpecError(f"{key}: must be tables, each written [[{key}]]")
+    return [(f"{key}[{number}]", entry) for number, entry in enumerate(entries)]
+
+
+def known(raw: Mapping[str, Any], names: Iterable[str], path: str) -> None:
+    names = tuple(names)
+    for key in raw:
+        if key not in names:
+            raise SpecError(f"{path}{'.' if path else ''}{key}: unknown key{nearest(key, names)}")
+
+
+def value(raw: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any, path: str) -> Any:
+    """The value of a key, which must be of a type; its default if it is not there."""
+    found = raw.get(key, default)
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if key in raw and (not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds)):
+        raise SpecError(f"{path}.{key} = {found!r}: must be {' or '.join(k.__name__ for k in kinds)}")
+    return found
+
+
+def needed(raw: Mapping[str, Any], key: str, kind: type | tuple[type, ...], path: str) -> Any:
+    if key not in raw:
+        raise SpecError(f"{path}: {key} is missing")
+    return value(raw, key, kind, None, path)
+
+
+def column(raw: Mapping[str, Any], key: str, columns: Iterable[str], path: str) -> str:
+    """The value of a key that names an input column."""
+    name = str(needed(raw, key, str, path))
+    if name not in (columns := tuple(columns)):
+        raise SpecError(f"{path}.{key} = {name!r}: no such input column{nearest(name, columns)}")
+    return name
+
+
+def texts(raw: Mapping[str, Any], key: str, default: Iterable[str], path: str) -> tuple[str, ...]:
+    """A list of texts; one text is a list of one."""
+    found = value(raw, key, (list, str), list(default), path)
+    found = [found] if isinstance(found, str) else found
+    if not all(isinstance(item, str) for item in found):
+        raise SpecError(f"{path}.{key} = {found!r}: must be texts")
+    return tuple(found)

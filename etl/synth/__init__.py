@@ -1,0 +1,1 @@
+"""Synthetic raw logs and tables."""

@@ -1,0 +1,1 @@
+"""The feature table on disk: read, commit, pin, check, clean up."""

@@ -1,0 +1,182 @@
+"""Where the rows of a version lie: `Census`, by which two versions are compared. `trained_on` says what share of a
+split a run has seen, `there_already` how many rows of an append a table has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from sluice.etl.spec.row_identity import Identity, SplitMoved
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.sketch import Sketch
+
+TRAIN = "train"
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Census:
+    """What is known of the rows of some jobs."""
+
+    jobs: tuple[str, ...] = ()
+    rule: Identity | None = None
+    """By what they are known; None if the jobs have several rules, or say nothing of one."""
+    settings: Settings = field(default_factory=dict)
+    """How splits are cut."""
+    sketches: Mapping[str, Mapping[str, Sketch]] = field(default_factory=dict)
+    """`Identity.recognition` → split → its rows; only where every job has one."""
+
+    @classmethod
+    def of(cls, records: Iterable[JobRecord]) -> Census:
+        records = sorted(records, key=lambda r: r.version)
+        rules, settings = [rule_of(r) for r in records], [_settings(r) for r in records]
+        rule = rules[-1] if rules else None
+        if rule is None or not all(r is not None and r.same(rule) and s == settings[-1]
+                                   for r, s in zip(rules, settings, strict=True)):
+            rule = None
+        common = set.intersection(*(set(r.sketches) for r in records)) if records else set()
+        sketches: dict[str, dict[str, Sketch]] = {}
+        for recognition in sorted(common):
+            found: dict[str, list[Sketch]] = {}
+            for record in records:
+                for split, sketch in record.sketches[recognition].items():
+                    found.setdefault(split, []).append(Sketch.from_json(sketch))
+            sketches[recognition] = {split: Sketch.joined(parts) for split, parts in found.items()}
+        return cls(jobs=tuple(r.job for r in records), rule=rule, settings=settings[-1] if settings else {},
+                   sketches=sketches)
+
+    @property
+    def trained(self) -> Census:
+        """Of the rows that a run trains on: those of `train` that lie in no other split."""
+        sketches = {recognition: {TRAIN: splits[TRAIN].without(s for n, s in splits.items() if n != TRAIN)}
+                    for recognition, splits in self.sketches.items() if TRAIN in splits}
+        return replace(self, sketches=sketches)
+
+    def and_then(self, later: Census) -> Census:
+        """Of the rows of both, where they can be told from each other; else of the later ones."""
+        common = self.sketches.keys() & later.sketches.keys()
+        if not common:
+            return later
+        return replace(later, jobs=tuple(dict.fromkeys((*self.jobs, *later.jobs))), sketches={
+            recognition: {TRAIN: Sketch.joined(s[recognition].get(TRAIN, Sketch()) for s in (self.sketches,
+                                                                                             later.sketches))}
+            for recognition in sorted(common)})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"jobs": list(self.jobs), "rule": self.rule.to_json() if self.rule else None,
+                "settings": dict(self.settings),
+                "sketches": {recognition: {split: sketch.to_json() for split, sketch in splits.items()}
+                             for recognition, splits in self.sketches.items()}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Census:
+        return cls(jobs=tuple(value["jobs"]), settings=value["settings"],
+                   rule=Identity.from_json(value["rule"]) if value["rule"] else None,
+                   sketches={recognition: {split: Sketch.from_json(sketch) for split, sketch in splits.items()}
+                             for recognition, splits in value["sketches"].items()})
+
+
+def rule_of(record: JobRecord) -> Identity | None:
+    """By what a job's rows are known; older programs hashed all input columns of their spec."""
+    return record.identity or (_spec(record.spec).rule if record.spec else None)
+
+
+def under_rule(spec: Spec, parent: JobRecord | None, *, accept: bool) -> tuple[Spec, Identity | None]:
+    """The spec with the rule that its rows go by, and the table's rule, if the spec has its columns.
+
+    Both are the same, unless there is no table yet, or the spec is the first to name a key, or rows move otherwise and
+    the user accepts that: then the spec begins a rule."""
+    rule = rule_of(parent) if parent else None
+    if rule is None:
+        return spec, None
+    first_key = bool(spec.table.key) and not rule.named
+    try:
+        found = rule.found_in(spec)
+    except SplitMoved:
+        if not accept and not first_key:
+            raise
+        return spec, None
+    if first_key and set(spec.table.key) != {c.name for c in found.columns}:
+        return spec, found
+    try:
+        found.permit(spec)
+    except SplitMoved:
+        if not accept:
+            raise
+        return spec, found
+    return replace(spec, identity=found), found
+
+
+@lru_cache(maxsize=16)
+def _spec(text: str) -> Spec:
+    """Jobs that append have the same one."""
+    return Spec.parse(text)
+
+
+def _settings(record: JobRecord) -> dict[str, Any]:
+    if not record.spec:
+        return {}
+    table = _spec(record.spec).table
+    return {"split": dict(table.split), "split_by": list(table.split_by), "split_column": table.split_column,
+            "split_time": table.split_time, "split_from": list(table.split_from)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What of a version's splits was trained on in another."""
+
+    shares: Mapping[str, float]
+    exact: bool
+
+    def of(self, split: str) -> Seen:
+        return replace(self, shares={name: share for name, share in self.shares.items() if name == split})
+
+    @property
+    def text(self) -> str:
+        """For a person; empty if nothing was."""
+        about = "" if self.exact else "about "
+        return " and ".join(f"{about}{_percent(share)} of the rows of split {split!r}"
+                            for split, share in self.shares.items() if share)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def trained_on(before: Census, after: Census) -> Seen:
+    """What share of each split of `after` lies in what was trained on `before`; `SplitMoved` if nobody can know."""
+    if set(after.jobs) <= set(before.jobs):
+        return Seen(shares={}, exact=True)  # the same files, each in the split that it was in
+    shares: dict[str, float] = {}
+    exact = True
+    common = before.sketches.keys() & after.sketches.keys()
+    for recognition in sorted(common):
+        trained = before.sketches[recognition].get(TRAIN, Sketch())
+        for split, sketch in after.sketches[recognition].items():
+            if split != TRAIN:
+                shares[split] = max(shares.get(split, 0.0), sketch.share_in(trained))
+                exact &= sketch.whole and trained.whole
+    if common or (before.rule is None and after.rule is None and not before.settings and not after.settings):
+        return Seen(shares=shares, exact=exact)  # tables that no job made have neither rules nor splits by them
+    if before.rule is None or after.rule is None or not before.rule.same(after.rule):
+        raise SplitMoved("its rows are known by other columns than those that were trained on, so which of them these "
+                         f"are cannot be known ({_words(before.rule)}; now {_words(after.rule)})")
+    if before.settings != after.settings:
+        raise SplitMoved("its splits are cut in another way, and the versions are too old to know which rows moved")
+    return Seen(shares=shares, exact=exact)
+
+
+def _words(rule: Identity | None) -> str:
+    return "several rules" if rule is None else f"{rule.text}, by seed {rule.seed}"
+
+
+def there_already(before: Census, now: Census, rows: int) -> tuple[int, bool] | None:
+    """How many of an append's rows a table has, and whether that is exact; None if nobody can know."""
+    common = before.sketches.keys() & now.sketches.keys()
+    if not common:
+        return None
+    both = [Sketch.joined(census.sketches[min(common)].values()) for census in (now, before)]
+    return round(rows * both[0].share_in(both[1])), both[0].whole and both[1].whole

@@ -1,0 +1,168 @@
+"""How a version comes to be: describe a job's files, write its record, then one Delta commit that lands or does not.
+
+Nobody reads what a job wrote before the last step, and after it a reader sees all of it. The commit is made on the
+version that was read, without delta-rs's own retries: with them a stale overwrite lands beside an append.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Schema
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+
+from sluice.etl.schema import Field
+from sluice.etl.table.census import rule_of
+from sluice.etl.table.data_files import METADATA_KEY, CommitError, arrow_schema
+from sluice.etl.table.job_record import NO_PARTITION, FileRecord, JobRecord
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+
+_FOLDERS = ("split", "partition")
+MODES = ("create", "append", "overwrite")
+
+
+class CommitConflict(RuntimeError):
+    """Another job published first; nothing of this one was. Its message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The version that a job starts from."""
+
+    version: int | None
+    """None: there is no table yet."""
+    schema: pa.Schema | None = None
+
+    @classmethod
+    def read(cls, store: TableStore) -> Base:
+        try:
+            table = DeltaTable(**store.delta)
+        except TableNotFoundError:
+            return cls(version=None)
+        return cls(version=table.version(), schema=pa.schema(table.schema()))
+
+    @property
+    def next(self) -> int:
+        """The version that a commit on this one makes."""
+        return 0 if self.version is None else self.version + 1
+
+    def permit(self, mode: str, uri: str, *, partitioned: bool = False) -> None:
+        """Refuses, before any work, what the commit would refuse after it, or what would spoil the table."""
+        if mode not in MODES:
+            raise CommitError(f"mode {mode!r} is none of {', '.join(MODES)}")
+        if mode == "create" and self.version is not None:
+            raise CommitError(f"{uri}: a table is already there (version {self.version}); "
+                              "use --mode append or overwrite, or another --output")
+        if mode != "create" and self.version is None:
+            raise CommitError(f"{uri}: there is no table to {mode}; use --mode create")
+        if self.schema is not None and ("partition" in self.schema.names) != partitioned:
+            has = "without partitions" if partitioned else "with partitions"
+            raise CommitError(f"{uri}: this is a table {has}, which cannot change; choose another --output, or "
+                              f"{'leave out' if partitioned else 'set'} table.partition")
+
+
+def new_job() -> str:
+    """A name no other job has; sorts by time."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+
+
+def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[Field]) -> int:
+    """Writes the record, then commits its files on `base`; returns the version. The only way to publish.
+
+    An append that was overtaken tries again on what is there now, if that has the same layout and fitted state."""
+    if not record.files:
+        raise CommitError("the job wrote no rows: nothing to publish")
+    base.permit(record.mode, store.uri, partitioned=record.files[0].partition is not None)
+    stored = _with_folders(arrow_schema(fields), record)
+    first = base
+    while True:
+        if record.mode == "append":
+            _same_layout(stored, base, store.uri)
+        record = replace(record, version=base.next)
+        store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
+        try:
+            _commit(store, base, record, stored)
+            return base.next
+        except (CommitFailedError, DeltaError) as error:
+            now = Base.read(store)
+            if now.version == base.version:
+                raise CommitError(f"{store.uri}: the commit was refused ({error})") from error
+            if (landed := _landed(store, record.job)) is not None:
+                return landed
+            alone = record.mode == "append" and record.state == record.parent and not record.tails
+            if not alone or not _same_state(store, now, record):
+                read = "no table" if first.version is None else f"version {first.version}"
+                raise CommitConflict(
+                    f"{store.uri}: another job published version {now.version} while this one, which started from "
+                    f"{read}, ran; nothing of this one is visible. Run it again.") from error
+            base = now
+
+
+def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema) -> None:
+    """One Delta commit on a version, or an error of delta-rs."""
+    schema, folders = Schema.from_arrow(stored), [name for name in stored.names if name in _FOLDERS]
+    now_ms = int(time.time() * 1000)
+    added = [AddAction(f.path, f.bytes, _folders(f), now_ms, True, json.dumps({"numRecords": f.rows}))
+             for f in record.files]
+    actions: list[AddAction | RemoveAction] = [*added]
+    properties = CommitProperties(custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0)
+    # Old log files go only when somebody asks for it: a pinned version must stay readable.
+    hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+    common: dict[str, Any] = {"commit_properties": properties, "post_commithook_properties": hooks}
+    if base.version is None:
+        create_table_with_add_actions(schema=schema, add_actions=added, mode="error", partition_by=folders,
+                                      **store.delta, **common)
+    else:
+        DeltaTable(**store.delta, version=base.version).create_write_transaction(
+            actions, "append" if record.mode == "append" else "overwrite", schema, partition_by=folders, **common)
+
+
+def _with_folders(stored: pa.Schema, record: JobRecord) -> pa.Schema:
+    """With the columns that are not in files but in the names of their folders."""
+    stored = stored.append(pa.field("split", pa.string(), nullable=False))
+    return stored.append(pa.field("partition", pa.string())) if record.files[0].partition is not None else stored
+
+
+def _folders(file: FileRecord) -> dict[str, str | None]:
+    if file.partition is None:
+        return {"split": file.split}
+    return {"split": file.split, "partition": None if file.partition == NO_PARTITION else file.partition}
+
+
+def _landed(store: TableStore, job: str) -> int | None:
+    """The version that a job's commit made, if it landed although an error was reported."""
+    return next((int(v["version"]) for v in DeltaTable(**store.delta).history() if v.get("job") == job), None)
+
+
+def _same_state(store: TableStore, now: Base, record: JobRecord) -> bool:
+    """Whether the version that is there now has the fitted state that this job was applied with, and its rule."""
+    table = FeatureTable.open(store.uri, now.version)
+    if not table.records or table.record.state != record.state:
+        return False
+    mine, theirs = rule_of(record), rule_of(table.record)
+    return mine is theirs or (mine is not None and theirs is not None and mine.same(theirs))
+
+
+def _same_layout(stored: pa.Schema, base: Base, uri: str) -> None:
+    assert base.schema is not None
+    have = {f.name: _essence(f) for f in base.schema}
+    want = {f.name: _essence(f) for f in stored}
+    if have == want:
+        return
+    differing = [n for n in sorted(have.keys() | want.keys()) if have.get(n) != want.get(n)]
+    raise CommitError(f"{uri}: cannot append, as column {differing[0]!r} is {have.get(differing[0], 'missing')} in the "
+                      f"table and {want.get(differing[0], 'missing')} in this job; use --mode overwrite")
+
+
+def _essence(f: pa.Field) -> Mapping[str, Any]:
+    return {"type": str(f.type), **json.loads((f.metadata or {}).get(METADATA_KEY, b"{}"))}

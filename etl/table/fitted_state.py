@@ -1,0 +1,247 @@
+"""What operators learned from data: `FittedState`, one table for each fitted operator, and `FileBackedState` for
+a table that is too large to be held."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.table.store import TableStore
+
+_EVEN_ROWS = 1 << 20
+SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
+
+
+class StateError(ValueError):
+    """Fitted state that is missing, damaged or another spec's: its message says which and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileBackedState:
+    """Columns (value, count), in the order of their ids: the files one after the other, each from its first row on."""
+
+    uri: str
+    """Of the table that the files belong to."""
+    parts: tuple[tuple[str, int], ...]
+    """Path of each file, relative to the table, and its rows."""
+    digest: str
+    """Of the content, however it is cut into files: see `digest_of`."""
+
+    @classmethod
+    def of(cls, store: TableStore, paths: Iterable[str]) -> FileBackedState:
+        """Files as they lie there, read once through for their digest."""
+        found = cls(uri=store.uri, parts=tuple((path, rows_of(store, path)) for path in paths), digest="")
+        return replace(found, digest=digest_of(SCHEMA, found._row_groups()))
+
+    @property
+    def num_rows(self) -> int:
+        return sum(rows for _, rows in self.parts)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All of it, in even pieces; StateError behind the last one if this is not what was written."""
+        digest = hashlib.sha256(str(SCHEMA).encode())
+        for batch in _even(self._row_groups()):
+            digest.update(batch.serialize())
+            yield batch
+        if self.digest and digest.hexdigest() != self.digest:
+            raise StateError(
+                f"{TableStore(self.uri).url(self.parts[0][0])}: this part of the fitted state, or one beside "
+                             "it, was changed since it was written; copy it here anew, or fit again")
+
+    def check(self) -> None:
+        """StateError if it is not what was written."""
+        for _ in self.batches():
+            pass
+
+    def _row_groups(self) -> Iterator[pa.RecordBatch]:
+        store = TableStore(self.uri)
+        for path, rows in self.parts:
+            try:
+                with store.fs.open_input_file(store.path(path)) as file:
+                    reader = pq.ParquetFile(file, page_checksum_verification=True)
+                    if reader.metadata.num_rows != rows:
+                        raise StateError(f"{store.url(path)}: holds {reader.metadata.num_rows} rows, but {rows} were "
+                                         "written; fit again")
+                    for group in range(reader.metadata.num_row_groups):
+                        table = reader.read_row_group(group, columns=SCHEMA.names, use_threads=False)
+                        yield from table.select(SCHEMA.names).cast(SCHEMA).to_batches()
+            except (OSError, pa.ArrowException) as error:
+                raise StateError(f"{store.url(path)}: the fitted state cannot be read ({error})") from None
+
+    def read(self) -> pa.Table:
+        return pa.Table.from_batches(list(self.batches()), SCHEMA).combine_chunks()
+
+    def head(self, rows: int) -> pa.Table:
+        """Its first rows: the most frequent values."""
+        held: list[pa.RecordBatch] = []
+        for batch in self.batches():
+            held.append(batch)
+            if sum(b.num_rows for b in held) >= rows:
+                break
+        return pa.Table.from_batches(held, SCHEMA).slice(0, rows).combine_chunks()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"parts": [list(part) for part in self.parts], "digest": self.digest}
+
+    @classmethod
+    def from_json(cls, uri: str, about: Any) -> FileBackedState:
+        return cls(uri=uri, parts=tuple((str(path), int(rows)) for path, rows in about["parts"]),
+                   digest=str(about["digest"]))
+
+
+def rows_of(store: TableStore, path: str) -> int:
+    """Of one Parquet file, by its footer."""
+    with store.fs.open_input_file(store.path(path)) as file:
+        return int(pq.ParquetFile(file).metadata.num_rows)
+
+
+def digest_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
+    """SHA-256 of a table's content, whatever its batches and wherever it lies."""
+    digest = hashlib.sha256(str(schema).encode())
+    for batch in _even(batches):
+        digest.update(batch.serialize())
+    return digest.hexdigest()
+
+
+def _even(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of one size, each copied: a slice would be written with what lies around it."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        while sum(b.num_rows for b in held) >= _EVEN_ROWS:
+            whole = pa.concat_batches(held)
+            yield pa.concat_batches([whole.slice(0, _EVEN_ROWS)])
+            held = [whole.slice(_EVEN_ROWS)]
+    if held and (rest := pa.concat_batches(held)).num_rows:
+        yield rest
+
+
+__all__ = ["FileBackedState", "FittedState", "Packed", "StateError"]
+
+Packed = dict[str, bytes | FileBackedState]
+"""A state as it travels to workers; what is stored they read themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedState:
+    """Keys are `column/number of the operator in its chain`."""
+
+    spec: str = ""
+    """Hash of what was fitted: the fitted operators, their parameters and inputs."""
+    tables: Mapping[str, pa.Table | FileBackedState] = field(default_factory=dict)
+    """Stored: it lies in files, and only who needs it reads it."""
+    chains: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What `spec` is the hash of, to show a difference by; see `Spec.chains`."""
+    fitted_on: str | None = None
+    """The split whose rows were learned from; None: those of all splits, as in tables of older programs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", MappingProxyType(dict(sorted(self.tables.items()))))
+
+    def __getitem__(self, key: str) -> pa.Table:
+        """The table, read from its files if it lies in some."""
+        found = self.kept(key)
+        return found.read() if isinstance(found, FileBackedState) else found
+
+    def kept(self, key: str) -> pa.Table | FileBackedState:
+        try:
+            return self.tables[key]
+        except KeyError:
+            there = ", ".join(self.tables) or "nothing"
+            raise StateError(f"the fitted state holds nothing for {key!r} (it has {there}); "
+                             "fit again, without --reuse-state") from None
+
+    @property
+    def stored(self) -> dict[str, FileBackedState]:
+        return {key: table for key, table in self.tables.items() if isinstance(table, FileBackedState)}
+
+    @cached_property
+    def hash(self) -> str:
+        """Names the state: the same content has the same name, wherever its tables lie."""
+        digest = hashlib.sha256(self.spec.encode())
+        if self.fitted_on is not None:
+            digest.update(f"\0fitted on {self.fitted_on}\0".encode())
+        for key, table in self.tables.items():
+            found = table.digest if isinstance(table, FileBackedState) else digest_of(table.schema, table.to_batches())
+            digest.update(f"\0{key}\0{found}\0".encode())
+        return digest.hexdigest()[:16]
+
+    def packed(self) -> Packed:
+        packed: Packed = {}
+        for key, table in self.tables.items():
+            if isinstance(table, FileBackedState):
+                packed[key] = table
+                continue
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, table.schema) as stream:
+                stream.write_table(table)
+            packed[key] = sink.getvalue().to_pybytes()
+        return packed
+
+    @classmethod
+    def unpacked(cls, spec: str, packed: Packed) -> FittedState:
+        return cls(spec=spec,
+                   tables={key: found if isinstance(found, FileBackedState) else pa.ipc.open_stream(found).read_all()
+                                      for key, found in packed.items()})
+
+    def save(self, store: TableStore) -> str:
+        """Writes the folder `_sluice/state/<hash>` and returns the hash."""
+        folder = f"_sluice/state/{self.hash}"
+        small = {key: table for key, table in self.tables.items() if not isinstance(table, FileBackedState)}
+        for key, table in small.items():
+            sink = io.BytesIO()
+            pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+            store.write(f"{folder}/{quote(key, safe='')}.parquet", sink.getvalue())
+        store.write_json(f"{folder}/state.json", {
+            "spec": self.spec, "fitted_on": self.fitted_on, "keys": list(small), "chains": dict(self.chains),
+            "stored": {key: table.to_json() for key, table in self.stored.items()}})
+        return self.hash
+
+    @classmethod
+    def load(cls, store: TableStore, name: str) -> FittedState:
+        folder = f"_sluice/state/{name}"
+        try:
+            about = store.read_json(f"{folder}/state.json")
+            tables: dict[str, pa.Table | FileBackedState] = {
+                key: _read(store.read(f"{folder}/{quote(key, safe='')}.parquet")) for key in about["keys"]}
+            tables |= {key: FileBackedState.from_json(store.uri, found) for key, found in about["stored"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+            raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
+        state = cls(spec=about["spec"], tables=tables, chains=about.get("chains", {}),
+                    fitted_on=about.get("fitted_on"))
+        if state.hash != name:
+            raise StateError(f"{store.url(folder)}: the fitted state was changed since it was written; fit again")
+        return state
+
+    @staticmethod
+    def learned_from(store: TableStore, name: str) -> str | None:
+        """`fitted_on` of a saved state, without its tables."""
+        folder = f"_sluice/state/{name}"
+        try:
+            found = store.read_json(f"{folder}/state.json").get("fitted_on")
+        except (OSError, ValueError, AttributeError) as error:
+            raise StateError(f"{store.url(folder)}: the fitted state cannot be read ({error})") from None
+        return None if found is None else str(found)
+
+    @staticmethod
+    def files(store: TableStore, name: str) -> set[str]:
+        """All that a saved state needs, relative to the table; none if it is not there."""
+        folder = f"_sluice/state/{name}"
+        found = set(store.files(folder))
+        if f"{folder}/state.json" in found:
+            about = store.read_json(f"{folder}/state.json")
+            found |= {path for stored in about["stored"].values() for path, _ in stored["parts"]}
+        return found
+
+
+def _read(content: bytes) -> pa.Table:
+    return pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True).read()

@@ -1,0 +1,93 @@
+"""What a job leaves about itself in `_sluice/jobs/<job>.json`: `JobRecord` and its `FileRecord`s. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sluice.etl.spec.row_identity import Identity
+
+FORMAT = 1
+NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive, and so Spark, calls the folder of rows whose value is missing."""
+
+
+class RecordError(ValueError):
+    """A job record that cannot be understood: its message says which and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """One written Parquet file, as it was when it was published."""
+
+    path: str
+    """Relative to the table: `data/<job>/split=<split>/<name>.parquet`."""
+    rows: int
+    bytes: int
+    split: str
+    row_group_rows: tuple[int, ...]
+    sha256: str
+    partition: str | None = None
+    """The value of the partition it lies in, if the table has partitions."""
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
+        return cls(**{**value, "row_group_rows": tuple(value["row_group_rows"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """One job: all that its version's readers need and the Delta log cannot hold."""
+
+    job: str
+    mode: str
+    version: int
+    """The version that the job's commit makes, or would have made: see the log for whether it did."""
+    at: str
+    rows: int
+    state: str | None
+    """Hash of the fitted state; None if nothing was fitted."""
+    parent: str | None
+    """Hash of the state that the version before had."""
+    spec: str
+    """The spec's text, so that a table says by itself how it was made."""
+    seed: int
+    cardinalities: Mapping[str, int]
+    files: tuple[FileRecord, ...]
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    bags: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
+    profile: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What its columns look like: see `sluice.etl.table.profile.Profile`."""
+    raw_nulls: Mapping[str, float] = field(default_factory=dict)
+    """Share of missing values in each input column."""
+    unread: Mapping[str, float] | None = None
+    """Share of values that were there and that an operator could not read, in each column with operators that read;
+    None in records of older programs, whose `raw_nulls` lack columns without any."""
+    drift: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Against the version before it."""
+
+    tails: bool = False
+    """Whether the newest values of its histories and side tables lie in `_sluice/serving/<job>`."""
+    identity: Identity | None = None
+    """By what its rows are known; None in records of older programs: then by all input columns of `spec`."""
+    sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> JobRecord:
+        try:
+            if value["format"] != FORMAT:
+                raise RecordError(f"job record of format {value['format']}; this program reads format {FORMAT}")
+            known = {k: v for k, v in value.items() if k != "format"}
+            files = tuple(FileRecord.from_json(f) for f in known["files"])
+            identity = Identity.from_json(found) if (found := known.get("identity")) else None
+            return cls(**{**known, "files": files, "bags": {k: tuple(v) for k, v in known["bags"].items()},
+                          "identity": identity})
+        except RecordError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise RecordError(f"job record lacks or misnames something: {error}") from None

@@ -1,0 +1,155 @@
+"""What a version's columns look like: `Profile`, small counts that add up over files; and `drift` between two.
+
+Counts lie in coarse bins, so that a profile stays small: numbers in about half octaves, ids in octaves of their rank
+(ids follow falling counts, so these are bands of popularity).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from sluice.etl.ops.base import FIRST, NO_NUMBER, NULL
+from sluice.etl.schema import Field
+
+_TOP = 16
+_LEAST = 1e-4  # a share below it counts as this much: an empty bin would make the index infinite
+
+
+class DriftError(ValueError):
+    """A version that differs too much from the one before; nothing of it was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """`columns[name]`: rows (or elements), bins, and by role the least, largest and mean value, top ids, bag sizes."""
+
+    columns: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, file: pq.ParquetFile, fields: Sequence[Field], buckets: Mapping[str, int]) -> Profile:
+        """Of one file, row group by row group. `buckets`: how many ids from 2 on stand for unknown values."""
+        parts = []
+        for number in range(file.metadata.num_row_groups):
+            batch = file.read_row_group(number, use_threads=False)
+            parts.append(cls({f.name: _column(f, batch[f.name].combine_chunks(), buckets.get(f.name, 0))
+                              for f in fields if f.role != "key"}))
+        return cls.joined(parts)
+
+    @classmethod
+    def joined(cls, parts: Iterable[Profile]) -> Profile:
+        whole: dict[str, dict[str, Any]] = {}
+        for part in parts:
+            for name, column in part.columns.items():
+                whole[name] = _joined(whole[name], column) if name in whole else column
+        return cls(whole)
+
+    @property
+    def bags(self) -> dict[str, tuple[int, float, int]]:
+        """Smallest, mean and largest bag of each column that has bags."""
+        return {name: (c["bag"][0], c["rows"] / max(1, c["bag"][2]), c["bag"][1])
+                for name, c in self.columns.items() if "bag" in c}
+
+
+def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if f.role == "id_list":
+        if f.layout == "bytes":
+            lengths = pa.compute.binary_length(values).to_numpy() // 4
+            offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset:values.offset + len(values) + 1]
+            content = values.buffers()[2]
+            ids = np.frombuffer(content, "<i4", (int(offsets[-1]) - int(offsets[0])) // 4, int(offsets[0])) \
+                if content is not None and len(values) else np.empty(0, np.int32)
+        else:
+            lengths = pa.compute.list_value_length(values).to_numpy()
+            ids = pa.compute.list_flatten(values).to_numpy()
+        found["bag"] = [int(lengths.min(initial=2**31 - 1)), int(lengths.max(initial=0)), len(lengths)]
+        return found | _ids(ids, buckets)
+    numbers = values.to_numpy(zero_copy_only=False)
+    if f.role == "sparse":
+        return _left(numbers) if f.online else _ids(numbers, buckets)
+    return _numbers(numbers.astype(np.float64))
+
+
+def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:
+    """Of numbers of which the loader makes ids: some may be missing."""
+    missing = np.isnan(numbers) if numbers.dtype == np.float64 else numbers == NO_NUMBER
+    nulls, most = int(missing.sum()), float(np.finfo(np.float32).max)
+    found = _numbers(np.clip(numbers[~missing].astype(np.float64), -most, most))
+    return {**found, "rows": len(numbers), "nulls": nulls, "bins": found["bins"] | ({"null": nulls} if nulls else {})}
+
+
+def _numbers(wide: npt.NDArray[np.float64]) -> dict[str, Any]:
+    return {"rows": len(wide), "least": float(wide.min(initial=math.inf)),
+            "largest": float(wide.max(initial=-math.inf)), "sum": float(wide.sum()),
+            "bins": _counted(np.rint(np.arcsinh(wide) * 4).astype(np.int64))}
+
+
+def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:
+    """Bins: `null`, `unseen`, and octaves of the place in the vocabulary."""
+    place = ids.astype(np.int64) - FIRST - buckets
+    octave = np.where(place >= 0, np.log2(np.maximum(place, 0) + 1.0).astype(np.int64), -1)
+    bins = {f"octave {k}": v for k, v in _counted(octave).items() if k != "-1"}
+    nulls, unseen = int((ids == NULL).sum()), int(((ids >= FIRST) & (place < 0)).sum())
+    kinds, counts = np.unique(ids, return_counts=True)
+    top = np.argsort(-counts, kind="stable")[:_TOP]
+    return {"rows": len(ids), "nulls": nulls, "unseen": unseen,
+            "top": {str(kinds[i]): int(counts[i]) for i in top},
+            "bins": bins | {k: v for k, v in (("null", nulls), ("unseen", unseen)) if v}}
+
+
+def _counted(values: npt.NDArray[np.int64]) -> dict[str, int]:
+    kinds, counts = np.unique(values, return_counts=True)
+    return {str(k): int(c) for k, c in zip(kinds.tolist(), counts.tolist(), strict=True)}
+
+
+def _joined(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    whole = dict(a)
+    for key, other in b.items():
+        if key in ("bins", "top"):
+            whole[key] = {k: a[key].get(k, 0) + other.get(k, 0) for k in a[key].keys() | other.keys()}
+            if key == "top":
+                whole[key] = dict(sorted(whole[key].items(), key=lambda kv: (-kv[1], int(kv[0])))[:_TOP])
+        elif key == "bag":
+            whole[key] = [min(a[key][0], other[0]), max(a[key][1], other[1]), a[key][2] + other[2]]
+        else:
+            whole[key] = {"least": min, "largest": max}.get(key, lambda x, y: x + y)(a[key], other)
+    return whole
+
+
+def stability(before: Mapping[str, int], after: Mapping[str, int]) -> float:
+    """Population stability index of two sets of bins: 0 if they are alike; above 0.25 is usually taken as a shift."""
+    sums = [max(1, sum(side.values())) for side in (before, after)]
+    index = 0.0
+    for name in before.keys() | after.keys():
+        old, new = (max(_LEAST, side.get(name, 0) / total) for side, total in zip((before, after), sums, strict=True))
+        index += (new - old) * math.log(new / old)
+    return index
+
+
+def _share(column: Mapping[str, Any], name: str) -> float:
+    return float(column.get(name, 0)) / max(1, int(column["rows"]))
+
+
+def drift(before: Profile, after: Profile, lost: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
+          ) -> dict[str, dict[str, float]]:
+    """Of each column that both have: psi, unseen (the share now) and nulls (the change of the share).
+
+    `lost` are the shares of values that were missing or could not be read, before and after, where fills hide them."""
+    found = {}
+    for name in before.columns.keys() & after.columns.keys():
+        old, new = before.columns[name], after.columns[name]
+        nulls = _share(new, "nulls") - _share(old, "nulls")
+        if name in lost[0] and name in lost[1]:
+            nulls = max(nulls, lost[1][name] - lost[0][name], key=abs)
+        found[name] = {"psi": round(stability(old["bins"], new["bins"]), 4), "unseen": round(_share(new, "unseen"), 4),
+                       "nulls": round(nulls, 4)}
+    return dict(sorted(found.items()))

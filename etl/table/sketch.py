@@ -1,0 +1,130 @@
+"""A few of a split's rows, the same few in every version: `Sketch`, the smallest hashes of all. Two sketches tell what
+share of one split's rows lies in another. `Sketches` gathers them while rows are written."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MOST = 4096
+_ALL = 1 << 64
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sketch:
+    """Distinct hashes of rows, rising: all that there are below a bound."""
+
+    hashes: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
+    below: int = _ALL
+    """2^64: every row's hash is there."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.below <= _ALL:
+            raise ValueError(f"a sketch's bound {self.below} is no number from 1 to 2^64")
+        if len(self.hashes) > MOST:
+            raise ValueError(f"a sketch of {len(self.hashes):,} hashes; at most {MOST:,} fit")
+        if (self.hashes[1:] <= self.hashes[:-1]).any() or (len(self.hashes) and int(self.hashes[-1]) >= self.below):
+            raise ValueError("a sketch's hashes do not rise, or go beyond its bound")
+
+    @classmethod
+    def of(cls, hashes: Hashes, below: int = _ALL) -> Sketch:
+        """Of all hashes there are below a bound."""
+        found = _under(np.unique(hashes), below)
+        return cls(found[:MOST], int(found[MOST])) if len(found) > MOST else cls(found, below)
+
+    @classmethod
+    def joined(cls, sketches: Iterable[Sketch]) -> Sketch:
+        """Of the rows of all of them."""
+        sketches = list(sketches)
+        if not sketches:
+            return cls()
+        return cls.of(np.concatenate([s.hashes for s in sketches]), min(s.below for s in sketches))
+
+    def without(self, others: Iterable[Sketch]) -> Sketch:
+        """Less what is known to lie in others, too."""
+        found = self.hashes
+        for other in others:
+            found = np.setdiff1d(found, other.hashes)
+        return Sketch(found, self.below)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it holds every row."""
+        return self.below == _ALL
+
+    def share_in(self, other: Sketch) -> float:
+        """What share of its rows lies in the other; exact if both are whole."""
+        below = min(self.below, other.below)
+        mine, theirs = _under(self.hashes, below), _under(other.hashes, below)
+        return len(np.intersect1d(mine, theirs, assume_unique=True)) / max(1, len(mine))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"below": f"{self.below:x}", "hashes": base64.b64encode(self.hashes.astype("<u8").tobytes()).decode()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Sketch:
+        try:
+            return cls(np.frombuffer(base64.b64decode(value["hashes"], validate=True), "<u8").astype(np.uint64),
+                       int(value["below"], 16))
+        except (binascii.Error, KeyError, TypeError) as error:
+            raise ValueError(f"a sketch that cannot be read ({error})") from None
+
+
+def _under(hashes: Hashes, below: int) -> Hashes:
+    """The part of rising hashes that lies below a bound."""
+    return hashes if below == _ALL else hashes[:int(np.searchsorted(hashes, np.uint64(below)))]
+
+
+Gathered = dict[tuple[str, str], Hashes]
+"""(how rows are recognised, split) → the smallest hashes so far."""
+
+
+def gather(into: Gathered, more: Gathered) -> Gathered:
+    """Adds hashes in place. To add the same ones twice, as a task that is run again does, changes nothing."""
+    for key, hashes in more.items():
+        before = into.get(key)
+        both = hashes if before is None else np.concatenate([before, hashes])
+        into[key] = np.unique(both)[:MOST + 1]  # one more tells up to where they are all there
+    return into
+
+
+class SketchSum:
+    """How Spark's accumulators add up what its tasks gathered."""
+
+    def zero(self, value: Gathered) -> Gathered:
+        return dict(value)
+
+    def addInPlace(self, value1: Gathered, value2: Gathered) -> Gathered:
+        return gather(value1, value2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashBounds:
+    """Below which hashes a job's tasks need not look further: of so many rows about twice as many as a sketch holds lie
+    there, over all tasks together, however many these are."""
+
+    below: Mapping[str, int]
+    """By split."""
+
+    @classmethod
+    def of(cls, rows: int, shares: Mapping[str, float]) -> HashBounds:
+        return cls(below={split: max(1, min(_ALL, int(_ALL * (2 * MOST / max(1.0, rows * share)))))
+                          for split, share in shares.items()})
+
+    def smallest(self, split: str, hashes: Hashes) -> Hashes:
+        below = self.below[split]
+        return hashes if below == _ALL else hashes[hashes < np.uint64(below)]
+
+    def sketches(self, gathered: Gathered) -> dict[str, dict[str, Sketch]]:
+        """By how rows are recognised and split."""
+        found: dict[str, dict[str, Sketch]] = {}
+        for (recognition, split), hashes in sorted(gathered.items()):
+            found.setdefault(recognition, {})[split] = Sketch.of(hashes, self.below[split])
+        return found

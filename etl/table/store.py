@@ -1,0 +1,157 @@
+"""The files beside a table's data, local or in a bucket: `TableStore` reads, writes and lists them by relative path."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import uuid
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from sluice.etl.table import local_folder
+
+_CHUNK = 8 * 2**20
+
+
+class StoreError(ValueError):
+    """A place that cannot be read or written: its message names it and says what to do."""
+
+
+class TableStore:
+    """A folder that a URI or a path names. A bucket's URI may say where it is:
+    `s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`."""
+
+    def __init__(self, uri: str | os.PathLike[str]) -> None:
+        base, mark, query = str(uri).partition("?") if "://" in str(uri) else (str(uri), "", "")
+        self._base, self._query = base.rstrip("/"), mark + query
+        text = self._base + self._query
+        if not text:
+            raise StoreError("the table's path is empty")
+        try:
+            if "://" in text:
+                self.fs, self.root = pafs.FileSystem.from_uri(text)
+            else:
+                self.fs, self.root = pafs.LocalFileSystem(), os.path.abspath(text)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise StoreError(f"{text}: this place is not known to Arrow ({error})") from None
+        self.local = isinstance(self.fs, pafs.LocalFileSystem)
+        if self.local:
+            self._base, self._query = self.root, ""
+        self.uri = self._base + self._query
+        """Absolute path, or the URI as given."""
+
+    def path(self, relative: str) -> str:
+        """Of this store's file system (without a scheme)."""
+        return f"{self.root}/{relative}"
+
+    def url(self, relative: str) -> str:
+        """For readers that know nothing of this store: an absolute path, or a URI."""
+        return f"{self._base}/{relative}{self._query}"
+
+    def relative(self, url: str) -> str:
+        """What `url` was asked for."""
+        return url.removesuffix(self._query)[len(self._base) + 1:]
+
+    def spark_url(self, relative: str) -> str:
+        """For Spark, which knows S3 by Hadoop's name and is told in its configuration where it is."""
+        base = f"s3a{self._base[2:]}" if self._base.startswith("s3://") else self._base
+        return f"{base}/{relative}"
+
+    @property
+    def delta(self) -> dict[str, Any]:
+        """What delta-rs is told of this place."""
+        query = dict(parse_qsl(self._query[1:]))
+        scheme, options = query.get("scheme", "https"), {}
+        if "endpoint_override" in query:
+            options["AWS_ENDPOINT_URL"] = f"{scheme}://{query['endpoint_override']}"
+        if scheme == "http":
+            options["AWS_ALLOW_HTTP"] = "true"
+        if "region" in query:
+            options["AWS_REGION"] = query["region"]
+        return {"table_uri": self._base, "storage_options": options or None}
+
+    def size(self, relative: str) -> int | None:
+        """Bytes of a file; None if there is none."""
+        info = self.fs.get_file_info(self.path(relative))
+        return info.size if info.type == pafs.FileType.File else None
+
+    def files(self, relative: str) -> list[str]:
+        """All files under a folder, sorted, relative to the root. Only for checks and for a job's own output."""
+        selector = pafs.FileSelector(self.path(relative), allow_not_found=True, recursive=True)
+        return sorted(i.path[len(self.root) + 1:] for i in self.fs.get_file_info(selector)
+                      if i.type == pafs.FileType.File)
+
+    def digest(self, relative: str) -> str:
+        """SHA-256 of a file, read in pieces."""
+        digest = hashlib.sha256()
+        with self.fs.open_input_stream(self.path(relative), buffer_size=0) as stream:
+            while piece := stream.read(_CHUNK):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def read(self, relative: str) -> bytes:
+        with self.fs.open_input_stream(self.path(relative)) as stream:
+            return bytes(stream.read())
+
+    def write(self, relative: str, content: bytes) -> None:
+        """Visible whole or not at all: locally by rename, in a bucket by the nature of a put."""
+        if not self.local:
+            with self.fs.open_output_stream(self.path(relative)) as stream:
+                stream.write(content)
+            return
+        local_folder.replace(self.root, relative, content)
+
+    def read_json(self, relative: str) -> Any:
+        return json.loads(self.read(relative))
+
+    def write_json(self, relative: str, value: Any) -> None:
+        self.write(relative, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+    def remove(self, relative: str) -> None:
+        """A file or a folder that a job of ours wrote, if it is there; no link is followed to it, or from it."""
+        if self.local:
+            local_folder.remove(self.root, relative)
+            return
+        info = self.fs.get_file_info(self.path(relative))
+        if info.type == pafs.FileType.Directory:
+            self.fs.delete_dir(self.path(relative))
+        elif info.type == pafs.FileType.File:
+            self.fs.delete_file(self.path(relative))
+
+    def modified(self, relative: str) -> float:
+        """When a file was last written, in seconds since 1970; now if that is not known."""
+        info = self.fs.get_file_info(self.path(relative))
+        return info.mtime.timestamp() if info.mtime is not None else time.time()
+
+    def listed(self, relative: str) -> tuple[list[str], list[str]]:
+        """All files under a folder that lie in it without a link, and the links, which a bucket has none of."""
+        return local_folder.listed(self.root, relative) if self.local else (self.files(relative), [])
+
+    def sweep(self, relative: str) -> bool:
+        """Removes a folder if it is empty, and says whether (a local one: a bucket has no folders)."""
+        return self.local and local_folder.remove_if_empty(self.root, relative)
+
+    def probe(self) -> None:
+        """Fails where a table could not be published, before any work is done."""
+        name = f"_sluice/probe-{uuid.uuid4().hex[:8]}"
+        try:
+            self.write(name, b"may I write here?\n")
+            self.remove(name)
+        except OSError as error:
+            raise StoreError(f"{self.uri}: cannot be written ({error.strerror or error}); "
+                             "make it writable, or choose another --output") from None
+
+
+def folder_of_tails(job: str, name: str = "") -> str:
+    """Of a job's tails, or of one of them."""
+    return f"_sluice/serving/{job}/{quote(name, safe='')}".rstrip("/")
+
+
+def tail_of_join(number: int) -> str:
+    """No history has such a name: a column's name does not begin so."""
+    return f"_join{number}"

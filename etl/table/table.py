@@ -1,0 +1,194 @@
+"""A feature table as its readers see it: `FeatureTable`, one version of a Delta table of ours. Needs no Spark.
+
+The version's files come from the Delta log and from job records; no folder is ever listed to read data, so an orphan
+or an older version's file cannot slip in.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from sluice.etl.schema import DataFile, Field, Fingerprint, Version
+from sluice.etl.spec.permission import NOTHING, Permission
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.data_files import METADATA_KEY, job_of
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.job_record import JobRecord, RecordError
+from sluice.etl.table.store import StoreError, TableStore
+from sluice.etl.table.verify import verify
+
+
+class TableError(ValueError):
+    """A table that cannot be read: its message names the table, or the file, and what to do."""
+
+
+class DamagedRecord(TableError):
+    """A job's record that is there and cannot be understood: what its version needs is not known."""
+
+
+@dataclass(frozen=True)
+class FeatureTable:
+    """One version, fixed: later commits do not change what this object shows."""
+
+    uri: str
+    version: int
+    fields: tuple[Field, ...]
+    files: tuple[DataFile, ...]
+    """In the order of their jobs' versions, then of their names: the rows plan counts on it."""
+    schema: pa.Schema
+    """Of every file, in the order of `fields`."""
+    records: Mapping[str, JobRecord]
+    """Of the jobs whose files this version holds."""
+    permission: Permission = field(default=NOTHING, compare=False)
+    """Which of the functions that its spec names may be imported."""
+
+    @classmethod
+    def open(cls, uri: str | os.PathLike[str], version: int | None = None, *,
+             allow_code: Permission | Iterable[str] = ()) -> FeatureTable:
+        """Nothing that the table names is imported, but functions of the modules `allow_code` where they must run."""
+        try:
+            store = TableStore(uri)
+            delta = DeltaTable(**store.delta, version=version)
+        except (TableNotFoundError, StoreError) as error:
+            raise TableError(f"{uri}: there is no feature table here ({_first_line(error)}); etl/job.py makes one"
+                             ) from None
+        except DeltaError as error:
+            if version is not None and version > (last := cls.open(uri).version):
+                raise TableError(f"{uri}: there is no version {version}: the newest is {last}") from None
+            what = "the table's log" if version is None else f"version {version}"
+            raise TableError(f"{uri}: {what} cannot be read ({_first_line(error)})") from None
+        adds = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+        paths = [unquote(a["path"]) for a in adds]
+        records = {job: _record(store, job) for job in sorted({job_of(p) for p in paths})}
+        known = {f.path: (r, f) for r in records.values() for f in r.files}
+        missing = [p for p in paths if p not in known]
+        if missing:
+            raise TableError(f"{store.url(missing[0])}: no job record speaks of this file; was it added by another "
+                             "program? Only tables that etl/job.py writes can be read")
+        ordered = sorted((known[p][0].version, p) for p in paths)
+        files = tuple(DataFile(path=store.url(p), rows=known[p][1].rows, bytes=known[p][1].bytes,
+                               split=known[p][1].split, row_group_rows=known[p][1].row_group_rows) for _, p in ordered)
+        newest = max(records.values(), key=lambda r: r.version) if records else None
+        schema = pa.schema(delta.schema())
+        fields = tuple(_field(f, newest, records.values()) for f in schema if METADATA_KEY in (f.metadata or {}))
+        if not fields:
+            raise TableError(f"{uri}: a Delta table, but not one that etl/job.py wrote: no column has a role")
+        stored = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=False) for f in fields])
+        return cls(store.uri, delta.version(), fields, files, stored, records, Permission.of(allow_code))
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(f.split for f in self.files))
+
+    @property
+    def rows(self) -> int:
+        return sum(f.rows for f in self.files)
+
+    def files_of(self, split: str) -> tuple[DataFile, ...]:
+        """Of one split; an unknown split is an error that names those there are."""
+        if split not in self.splits:
+            raise TableError(f"{self.uri}: no split {split!r} in version {self.version} "
+                             f"(there are: {', '.join(self.splits) or 'none'})")
+        return tuple(f for f in self.files if f.split == split)
+
+    def rows_of(self, split: str) -> int:
+        return sum(f.rows for f in self.files_of(split))
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint.of(self.fields)
+
+    @property
+    def record(self) -> JobRecord:
+        """Of the job that made the newest part of this version."""
+        if not self.records:
+            raise TableError(f"{self.uri}: version {self.version} is empty")
+        return max(self.records.values(), key=lambda r: r.version)
+
+    def spec(self) -> Spec:
+        """How its newest part was made. TableError if it was made without one."""
+        if not self.record.spec:
+            raise TableError(f"{self.uri}: version {self.version} was not made by etl/job.py: it has no feature spec")
+        return Spec.parse(self.record.spec, f"{self.uri}, version {self.version}", self.permission)
+
+    def state(self) -> FittedState | None:
+        """What the operators of this version had learned; None if the spec fits nothing."""
+        return FittedState.load(TableStore(self.uri), self.record.state) if self.record.state else None
+
+    @property
+    def fitted_on(self) -> str | None:
+        """The split whose rows `state` was learned from; None: those of all splits, as by older programs, or none."""
+        return FittedState.learned_from(TableStore(self.uri), self.record.state) if self.record.state else None
+
+    def history(self) -> tuple[Version, ...]:
+        """Newest first, up to this version."""
+        return tuple(v for v in self._every_version() if v.version <= self.version)
+
+    def _every_version(self) -> tuple[Version, ...]:
+        """Newest first. Delta numbers them from the version that is open, so that has to be the newest."""
+        store = TableStore(self.uri)
+        versions = []
+        for entry in DeltaTable(**store.delta).history():
+            if (job := entry.get("job")) is None:
+                continue
+            try:
+                record = _record(store, job)
+            except TableError:
+                continue  # vacuum has been here
+            at = datetime.datetime.fromtimestamp(entry["timestamp"] / 1000, datetime.UTC)
+            versions.append(Version(version=entry["version"], at=at.isoformat(timespec="seconds"), mode=record.mode,
+                                    job=job, rows=record.rows))
+        return tuple(versions)
+
+    def check(self) -> list[str]:
+        """Everything wrong with this version's files, one line each; orphans are named but never read."""
+        store = TableStore(self.uri)
+        published = {v.job for v in self._every_version()} | self.records.keys()
+        known = {f.path for job in published for f in _record(store, job).files}
+        digests = {store.url(f.path): f.sha256 for r in self.records.values() for f in r.files}
+        return verify(store, self.files, self.fields, self.schema, digests=digests, known=known)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _record(store: TableStore, job: str) -> JobRecord:
+    path = f"_sluice/jobs/{job}.json"
+    try:
+        return JobRecord.from_json(store.read_json(path))
+    except FileNotFoundError:
+        raise TableError(f"{store.url(path)}: the job's record is missing, and its files cannot be read without it; "
+                         "was this version removed by vacuum?") from None
+    except (RecordError, OSError, ValueError) as error:
+        raise DamagedRecord(f"{store.url(path)}: {_first_line(error)}") from None
+
+
+def _type_name(kind: pa.DataType) -> str:
+    return f"list<{kind.value_type}>" if pa.types.is_list(kind) else str(kind)
+
+
+def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) -> Field:
+    about = json.loads(f.metadata[METADATA_KEY])
+    return Field(name=f.name, role=about["role"], type=_type_name(f.type), layout=about["layout"], width=about["width"],
+                 online=tuple(about["online"]), inputs=tuple(about["inputs"]),
+                 cardinality=newest.cardinalities.get(f.name) if newest else None,
+                 bag=_bag([(r.bags[f.name], r.rows) for r in records if f.name in r.bags]))
+
+
+def _bag(bags: list[tuple[tuple[int, float, int], int]]) -> tuple[int, float, int] | None:
+    """Smallest, mean and largest bag over all jobs' rows."""
+    if not bags:
+        return None
+    mean = sum(bag[1] * rows for bag, rows in bags) / max(1, sum(rows for _, rows in bags))
+    return min(bag[0] for bag, _ in bags), mean, max(bag[2] for bag, _ in bags)

@@ -1,0 +1,93 @@
+"""A smaller share of the cores for this process and its children, on purpose: `CoreShare`.
+
+By a control group's quota where one can be made (version 2 or 1; it takes root), else by affinity, whose least is one
+core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from sluice.ingest.machine import Machine
+
+_PERIOD_US = 100_000
+_TRIES, _WAIT_S = 20, 0.05
+
+
+class CoreShare:
+    def __init__(self, groups: Path = Path("/sys/fs/cgroup")) -> None:
+        self._machine, self._groups = Machine(), groups
+        self._group: Path | None = None
+        self._affinity = os.sched_getaffinity(0)
+
+    def set(self, cores: float) -> str:
+        """What was done, in words."""
+        before = self._machine.cores()
+        if self._quota(cores):
+            return f"a quota of {cores:g} cores instead of {before:g}"
+        kept = set(sorted(self._affinity)[:max(1, round(cores))])
+        _pin(self._machine.tree(), kept)
+        return f"{len(kept)} {'core' if len(kept) == 1 else 'cores'} instead of {before:g}"
+
+    def restore(self) -> None:
+        """As it was before."""
+        _pin(self._machine.tree(), self._affinity)
+        if self._group is not None:
+            for pid in self._machine.tree():
+                with contextlib.suppress(OSError):
+                    (self._group.parent / "cgroup.procs").write_text(str(pid))
+            for _ in range(_TRIES):  # a process that ends at this moment is still in it
+                try:
+                    self._group.rmdir()
+                    break
+                except OSError as error:
+                    if error.errno != errno.EBUSY:
+                        break
+                    time.sleep(_WAIT_S)
+
+    def _quota(self, cores: float) -> bool:
+        """Whether a group of our own has it. Processes in a group's middle are not allowed in version 2, so only the
+        root group, or version 1, will do."""
+        if self._group is None:
+            self._group = self._made()
+        if self._group is None:
+            return False
+        quota = round(cores * _PERIOD_US)
+        if (self._group / "cpu.max").exists():
+            (self._group / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+        else:
+            (self._group / "cpu.cfs_quota_us").write_text(str(quota))
+        return True
+
+    def _made(self) -> Path | None:
+        for parent, limit in ((self._groups, "cpu.max"), (self._groups / "cpu", "cpu.cfs_quota_us")):
+            group = parent / f"sluice-{os.getpid()}"
+            try:
+                group.mkdir()
+            except OSError:
+                continue
+            try:
+                if not (group / limit).exists():
+                    raise OSError(f"{group} has no {limit}")
+                for pid in self._machine.tree():
+                    (group / "cgroup.procs").write_text(str(pid))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+                continue
+            return group
+        return None
+
+
+def _pin(pids: Iterable[int], cores: set[int]) -> None:
+    """All threads of these processes; some may have ended in the meantime."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(int(thread), cores)

@@ -1,0 +1,216 @@
+"""`--inject`: faults on purpose, for people who test their own set-ups.
+
+    --inject kill-worker@30s,stall-store=5s@10s,corrupt@part-00003,memory-spike=256MiB@20s
+    --inject slow-transform=4@15s,slow-transform=1@30s,cores=1@45s,cores=2@60s
+
+`parse` turns the text into data, `due` says what is due (both pure), `Injector` does it on the handles it is given, and
+counts: a run whose faults never happened has shown nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.ingest.knobs import KnobError, format_bytes, nearest, parse_bytes
+
+_SPIKE_PAGE = 4096
+
+
+class FaultError(ValueError):
+    """A fault that cannot be: the message names it and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a fault's name stands for."""
+
+    what: str
+    unit: str
+    """Of its strength: `workers`, `seconds`, `bytes`, `times`, `cores`, or `` for none."""
+    strength: float = 0
+    """Unless told."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "kill-worker": Kind("kills worker processes (SIGKILL)", "workers", 1),
+    "stop-worker": Kind("stops worker processes (SIGSTOP), as a debugger or a frozen container does", "workers", 1),
+    "stall-store": Kind("lets every read from the store wait", "seconds", 5),
+    "corrupt": Kind("flips one bit in the next read of a file whose name holds what follows the @", ""),
+    "slow-transform": Kind("lets every transform do its work so many times over", "times", 4),
+    "cores": Kind("leaves this process so many cores", "cores", 1),
+    "memory-spike": Kind("takes memory in this process for five seconds", "bytes", 256 * 2**20),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: at `at_s` after the start, or (corrupt) from the start on files whose name holds `part`."""
+
+    kind: str
+    at_s: float = 0.0
+    strength: float = 0.0
+    part: str = ""
+
+    def __str__(self) -> str:
+        unit = KINDS[self.kind].unit
+        strength = {"seconds": f"={self.strength:g}s",
+                    "workers": "=all" if self.strength == float("inf") else f"={self.strength:g}",
+                    "times": f"={self.strength:g}", "cores": f"={self.strength:g}",
+                    "bytes": f"={format_bytes(self.strength).replace(' ', '')}"}.get(unit, "")
+        return f"{self.kind}{strength}@{self.part or f'{self.at_s:g}s'}"
+
+
+def parse(text: str) -> tuple[Fault, ...]:
+    """`NAME[=STRENGTH]@SECONDSs`, joined by commas; `corrupt@PART-OF-A-FILE-NAME`."""
+    return tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _fault(text: str) -> Fault:
+    head, at, when = text.partition("@")
+    name, equals, strength = head.partition("=")
+    if name not in KINDS:
+        raise FaultError(f"--inject {text}: unknown fault {name!r}{nearest(name, KINDS)}")
+    kind = KINDS[name]
+    if not at or not when:
+        raise FaultError(f"--inject {text}: say when, for instance {name}@{'part-0' if name == 'corrupt' else '30s'}")
+    if equals and not kind.unit:
+        raise FaultError(f"--inject {text}: {name} takes no strength")
+    if name == "corrupt":
+        return Fault(name, part=when)
+    return Fault(name, _seconds(text, when), _strength(text, kind, strength) if equals else kind.strength)
+
+
+def _strength(text: str, kind: Kind, strength: str) -> float:
+    if kind.unit == "seconds":
+        return _seconds(text, strength)
+    if kind.unit == "bytes":
+        try:
+            return parse_bytes(strength)
+        except KnobError as error:
+            raise FaultError(f"--inject {text}: {error}") from None
+    if kind.unit == "cores":
+        if not re.fullmatch(r"\d+(\.\d+)?", strength) or not float(strength):
+            raise FaultError(f"--inject {text}: {strength!r} is not a number of cores")
+        return float(strength)
+    if strength == "all" and kind.unit == "workers":
+        return float("inf")
+    if not re.fullmatch(r"[1-9]\d*", strength):
+        raise FaultError(f"--inject {text}: {strength!r} is not a number of {kind.unit}"
+                         + (", nor all" if kind.unit == "workers" else ""))
+    return int(strength)
+
+
+def _seconds(text: str, value: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?s", value):
+        raise FaultError(f"--inject {text}: {value!r} is not a time; write for instance 30s or 0.5s")
+    return float(value[:-1])
+
+
+def due(faults: Sequence[Fault], elapsed_s: float, done: Collection[int]) -> list[int]:
+    """Numbers of the faults whose time has come, earliest first."""
+    waiting = [n for n, fault in enumerate(faults) if n not in done and fault.at_s <= elapsed_s]
+    return sorted(waiting, key=lambda n: faults[n].at_s)
+
+
+Actor = Callable[[Fault], str | None]
+"""Does a fault and says what it did; None: not possible now, try again at the next step."""
+
+
+class Injector:
+    """Does faults when they are due. Call `step` now and then, from one thread."""
+
+    def __init__(self, faults: Sequence[Fault], actors: Mapping[str, Actor], *, clock: Callable[[], float],
+                 record: Callable[[dict[str, Any]], None]):
+        """`actors` by a fault's name; FaultError if one is missing. `record` gets one event for each fault done."""
+        for fault in faults:
+            if fault.kind not in actors:
+                raise FaultError(f"--inject {fault}: this run has nothing to do it to{nearest(fault.kind, actors)}")
+        self._faults, self._actors, self._clock, self._record = tuple(faults), actors, clock, record
+        self._began = clock()
+        self._done: set[int] = set()
+
+    def step(self) -> None:
+        elapsed = self._clock() - self._began
+        for number in due(self._faults, elapsed, self._done):
+            fault = self._faults[number]
+            what = self._actors[fault.kind](fault)
+            if what is not None:
+                self._done.add(number)
+                self._record({"kind": "fault", "fault": str(fault), "did": what})
+
+    @property
+    def happened(self) -> list[str]:
+        return [str(self._faults[n]) for n in sorted(self._done)]
+
+    @property
+    def missed(self) -> list[str]:
+        """Asked for, but never done: the run was too short, or there was no victim."""
+        return [str(f) for n, f in enumerate(self._faults) if n not in self._done]
+
+
+def signal_workers(pids: Callable[[], Sequence[int]], number: signal.Signals) -> Actor:
+    """For kill-worker and stop-worker. `pids` are the worker processes now."""
+    def act(fault: Fault) -> str | None:
+        hit: list[int] = []
+        for pid in pids():
+            if len(hit) >= fault.strength:
+                break
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            hit.append(pid)
+        return f"sent {number.name} to {', '.join(map(str, hit))}" if hit else None
+
+    return act
+
+
+def stall_store(stall: Callable[[float], None]) -> Actor:
+    """For stall-store: `stall` is `Store.disturbed.stall`."""
+    def act(fault: Fault) -> str:
+        stall(fault.strength)
+        return f"reads wait for {fault.strength:g} s"
+
+    return act
+
+
+def corrupt_read(corrupt: Callable[[str], None]) -> Actor:
+    """For corrupt: `corrupt` is `Store.disturbed.corrupt`."""
+    def act(fault: Fault) -> str:
+        corrupt(fault.part)
+        return f"the next read of a file like {fault.part} has a flipped bit"
+
+    return act
+
+
+def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
+    """For memory-spike. `later` calls what it is given when the spike shall end, for instance after five seconds."""
+    def act(fault: Fault) -> str:
+        held = bytearray(int(fault.strength))
+        held[::_SPIKE_PAGE] = b"\1" * len(range(0, len(held), _SPIKE_PAGE))  # touched, so it is really taken
+        later(held.clear)
+        return f"took {format_bytes(fault.strength)}"
+
+    return act
+
+
+def slow_transforms(burden: Callable[[int], None]) -> Actor:
+    """For slow-transform: `burden` is `Loader.burden`."""
+    def act(fault: Fault) -> str:
+        burden(int(fault.strength))
+        return f"transforms do their work {int(fault.strength)} times" if fault.strength > 1 else "as it was"
+
+    return act
+
+
+def share_cores(limit: Callable[[float], str]) -> Actor:
+    """For cores: `limit` is `CoreShare.set`."""
+    def act(fault: Fault) -> str:
+        return limit(fault.strength)
+
+    return act

@@ -1,0 +1,82 @@
+"""`--inject` for a running loader: `Injection` does faults when they are due, from a thread of its own."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sluice.ingest.faults.core_limit import CoreShare
+from sluice.ingest.faults.faults import (
+    Fault,
+    Injector,
+    corrupt_read,
+    share_cores,
+    signal_workers,
+    slow_transforms,
+    spike_memory,
+    stall_store,
+)
+from sluice.ingest.loader import Loader
+from sluice.ingest.read.files import FileOpener
+
+_LOOK_S, _SPIKE_S = 0.05, 5.0
+ON_STORES = frozenset({"stall-store", "corrupt"})
+"""Faults that need `FileOpener(disturbed=…)`."""
+
+
+class Injection:
+    """A context. `record` gets an event for each fault done."""
+
+    def __init__(self, faults: Sequence[Fault], loader: Loader, files: FileOpener,
+                 record: Callable[[dict[str, Any]], None],
+                 clock: Callable[[], float] = time.monotonic):
+        self._timers: list[threading.Timer] = []
+        self._files, self._share = files, CoreShare()
+        self.injector = Injector(faults, {
+            "kill-worker": signal_workers(lambda: loader.worker_pids, signal.SIGKILL),
+            "stop-worker": signal_workers(lambda: loader.worker_pids, signal.SIGSTOP),
+            "stall-store": stall_store(self._stall),
+            "corrupt": corrupt_read(self._corrupt),
+            "slow-transform": slow_transforms(loader.burden),
+            "cores": share_cores(self._share.set),
+            "memory-spike": spike_memory(self._later)}, clock=clock, record=record)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sluice-inject", daemon=True)
+
+    def __enter__(self) -> Injection:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self.give_back()
+        for timer in self._timers:
+            timer.cancel()
+            timer.function()
+            timer.join()
+
+    def give_back(self) -> None:
+        """What would outlast this process: its share of the cores is as it was before."""
+        self._share.restore()
+
+    def _run(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            self.injector.step()
+
+    def _stall(self, seconds: float) -> None:
+        for disturbed in self._files.disturbances():
+            disturbed.stall(seconds)
+
+    def _corrupt(self, part: str) -> None:
+        for disturbed in self._files.disturbances():
+            disturbed.corrupt(part)
+
+    def _later(self, end: Callable[[], None]) -> None:
+        timer = threading.Timer(_SPIKE_S, end)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()

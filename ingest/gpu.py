@@ -1,0 +1,167 @@
+"""Batches on a device, copied while the step before them runs: `on_device(loader, "cuda")`.
+
+A batch lies in memory that is used again, so it is first copied into pinned memory; from there a stream of its own
+takes it to the device. The consumer's stream waits for that copy, the consumer itself does not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from sluice.ingest.stages.batch import Batch
+
+_TENSORS = ("dense", "values", "lengths", "label", "weight")
+
+
+class DeviceError(ValueError):
+    """A device that is not there: the message says which are."""
+
+
+class CopyMark(Protocol):
+    """The end of what was sent so far."""
+
+    def passed(self) -> bool: ...
+    def before_use(self, tensors: list[torch.Tensor]) -> None:
+        """Whatever the consumer does with the tensors from now on comes after the mark."""
+
+
+class Lane(Protocol):
+    """A stream to a device. `send` returns at once; its source must stay as it is until a mark behind it has passed."""
+
+    def pinned(self, size: int, kind: torch.dtype) -> torch.Tensor: ...
+    def send(self, source: torch.Tensor) -> torch.Tensor: ...
+    def mark(self) -> CopyMark: ...
+
+
+class BatchSource(Protocol):
+    """What a loader is here."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+    def __len__(self) -> int: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class OnDevice:
+    """Batches of a loader through a lane, `ahead` of them before the consumer asks. Its state is that of the batch the
+    consumer has, whatever is under way."""
+
+    def __init__(self, loader: BatchSource, lane: Lane, ahead: int = 1):
+        if ahead < 1:
+            raise DeviceError(f"ahead: {ahead} is not a positive number of batches")
+        self._loader, self._lane, self._ahead = loader, lane, ahead
+        self._state: dict[str, Any] | None = None
+        self._idle: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._lent: deque[tuple[CopyMark, list[torch.Tensor]]] = deque()
+        self._constant: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.bytes = 0
+        """Sent so far."""
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        under_way: deque[tuple[Batch, CopyMark, dict[str, Any]]] = deque()
+        batches = iter(self._loader)
+        try:
+            while True:
+                while len(under_way) <= self._ahead and (batch := next(batches, None)) is not None:
+                    under_way.append((*self._sent(batch), self._loader.state_dict()))
+                if not under_way:
+                    return
+                ready, mark, self._state = under_way.popleft()
+                mark.before_use([getattr(ready, name) for name in _TENSORS])
+                yield ready
+        finally:
+            batches.close()  # type: ignore[attr-defined] # a loader iterates by a generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch is."""
+        return self._loader.state_dict() if self._state is None else self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As the loader's."""
+        self._loader.load_state_dict(state)
+        self._state = None
+
+    def _sent(self, batch: Batch) -> tuple[Batch, CopyMark]:
+        held: list[torch.Tensor] = []
+        tensors: dict[str, Any] = {name: self._copy(getattr(batch, name), held)
+                                   for name in _TENSORS if name != "lengths"}
+        if self._constant is None or self._constant[0] is not batch.lengths:  # without bags it is one for all batches
+            self._constant = batch.lengths, self._copy(batch.lengths, held)
+        mark = self._lane.mark()
+        self._lent.append((mark, held))
+        return replace(batch, lengths=self._constant[1], **tensors), mark
+
+    def _copy(self, tensor: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
+        """By way of pinned memory, laid out as it was: dense features feature by feature."""
+        turned = tensor.dim() == 2 and not tensor.is_contiguous()
+        flat = tensor.t() if turned else tensor
+        stage = self._stage(flat.numel(), tensor.dtype)
+        held.append(stage)
+        part = stage[:flat.numel()].view(flat.shape)
+        part.copy_(flat)
+        self.bytes += part.nbytes
+        sent = self._lane.send(part)
+        return sent.t() if turned else sent
+
+    def _stage(self, size: int, kind: torch.dtype) -> torch.Tensor:
+        """Pinned memory that no copy reads any more."""
+        while self._lent and self._lent[0][0].passed():
+            for stage in self._lent.popleft()[1]:
+                self._idle.setdefault(stage.dtype, []).append(stage)
+        idle = self._idle.setdefault(kind, [])
+        for at, stage in enumerate(idle):
+            if stage.numel() >= size:
+                return idle.pop(at)
+        return self._lane.pinned(size, kind)
+
+
+class CudaLane:
+    """A side stream to a GPU."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def pinned(self, size: int, kind: torch.dtype) -> torch.Tensor:
+        return torch.empty(size, dtype=kind, pin_memory=True)
+
+    def send(self, source: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(self._stream):
+            return source.to(self._device, non_blocking=True)
+
+    def mark(self) -> CopyMark:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return _CudaMark(event, self._device)
+
+
+class _CudaMark:
+    def __init__(self, event: torch.cuda.Event, device: torch.device):
+        self._event, self._device = event, device
+
+    def passed(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def before_use(self, tensors: list[torch.Tensor]) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(self._event)
+        for tensor in tensors:
+            tensor.record_stream(stream)  # its memory is not given to another copy while the consumer's work is queued
+
+
+def on_device(loader: BatchSource, device: str | torch.device, ahead: int = 1) -> BatchSource:
+    """The loader itself for the processor; else its batches on the device, `ahead` of the consumer."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return loader
+    if device.type != "cuda" or not torch.cuda.is_available():
+        others = [f"cuda:{n}" for n in range(torch.cuda.device_count())]
+        raise DeviceError(f"device {device}: there is no such device here; take {', '.join(['cpu', *others])}")
+    return OnDevice(loader, CudaLane(device), ahead)

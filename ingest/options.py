@@ -1,0 +1,108 @@
+"""What a command line says in words of the loader's own: functions by name, roles of columns."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from sluice.ingest.faults.faults import KINDS, Fault, parse
+from sluice.ingest.knobs import format_bytes, parse_bytes
+from sluice.ingest.stages.quarantine import ON_ERROR, ErrorPolicy
+
+if TYPE_CHECKING:
+    from sluice.ingest.stages.transform import Function
+
+
+class ArgumentError(ValueError):
+    """Words that say nothing: the message names the option and what would do."""
+
+
+def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
+    """`module:function` → the stage's name and the function, found as `python -m` finds modules."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ArgumentError(f"{option} {name!r}: write module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ArgumentError(f"{option} {name!r}: {error}") from None
+    if not callable(function):
+        raise ArgumentError(f"{option} {name!r}: {attribute} is no function")
+    return attribute, function
+
+
+def roles_of(text: str | None) -> dict[str, list[str]] | None:
+    """`label=click;dense=I*,age` → the names or patterns of each role."""
+    if text is None:
+        return None
+    roles = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        role, sign, names = part.partition("=")
+        if not sign:
+            raise ArgumentError(f"--roles: {part!r} has no '='; write for instance label=click;dense=I*")
+        roles[role.strip()] = [name.strip() for name in names.split(",") if name.strip()]
+    return roles
+
+
+_POLICY = ErrorPolicy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What `add_options` asks for."""
+
+    on_error: str = _POLICY.on_error
+    max_quarantined: int = _POLICY.max_rows
+    """Rows of a rank."""
+    max_quarantined_rate: float = _POLICY.max_rate
+    """Of the rows that a rank has seen, once they are enough to tell."""
+    cache: str = ""
+    """Folder; empty: none."""
+    cache_limit: int = 10 * 2**30
+    inject: str = ""
+
+    def __post_init__(self) -> None:
+        parse(self.inject)  # what cannot be is said at the start
+        try:
+            _ = self.policy
+        except ValueError as error:
+            raise ArgumentError(f"--on-error, --max-quarantined, --max-quarantined-rate: {error}") from None
+        if self.cache_limit < 1:
+            raise ArgumentError(f"--cache-limit: {self.cache_limit} bytes hold nothing")
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> RunOptions:
+        """What was said on a command line."""
+        said = {f.name: getattr(options, f.name, None) for f in fields(cls)}
+        return cls(**{name: value for name, value in said.items() if value is not None})
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        return ErrorPolicy(on_error=self.on_error, max_rows=self.max_quarantined, max_rate=self.max_quarantined_rate)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return parse(self.inject)
+
+
+def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Without defaults, so that what was not said can be told from what was."""
+    wishes = RunOptions()
+    add = parser.add_argument
+    add("--on-error", choices=ON_ERROR, help="rows that fail: stop, or set them aside with weight 0 (default: "
+        f"{wishes.on_error})")
+    add("--max-quarantined", type=int, metavar="ROWS", help="with quarantine: the most rows of a rank that may be set "
+        f"aside (default: {wishes.max_quarantined})")
+    add("--max-quarantined-rate", type=float, metavar="SHARE", help="and the largest share of its rows, judged after "
+        f"the first {_POLICY.probation_rows:,} (default: {wishes.max_quarantined_rate:g})")
+    add("--cache", metavar="DIR", help="keep what was read from remote files on this disk")
+    add("--cache-limit", type=parse_bytes, metavar="BYTES", help="and never more than this (default: "
+        f"{format_bytes(wishes.cache_limit)})")
+    add("--inject", metavar="FAULT@TIME,…", help="faults on purpose, for instance "
+        "kill-worker@30s,stall-store=5s@10s,corrupt@part-0: " + "; ".join(f"{n} {k.what}" for n, k in KINDS.items()))

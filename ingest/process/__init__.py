@@ -1,0 +1,1 @@
+"""Transforms in processes of their own."""

@@ -1,0 +1,157 @@
+"""One worker process as its owner sees it: `Child` starts it, talks to it, watches it, ends it.
+
+A fresh interpreter (never a fork) in a process group of its own, so a terminal's Ctrl-C or a group's SIGTERM reaches
+the rank first. It is watched through its process descriptor: a killed one is noticed at once. It ends by itself when
+this process dies, however that happens (see `sluice.ingest.process.child_main`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sluice.ingest.process import protocol
+from sluice.ingest.process.shared_memory import Region
+
+_LEAVE_S = 0.5
+_STACK_S = 1.0
+_BOOT = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sluice.ingest.process import child_main; "
+         "child_main.main(*sys.argv[3:])")
+_SETTINGS = {
+    # One worker is one thread: the pool's size says how many cores a stage takes.
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    # Memory that one item took is there for the next: page faults would cost more than most transforms do.
+    "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20), "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}
+
+
+def owner_of(cmdline: bytes) -> int | None:
+    """The process that started the worker with this command line (as /proc has it); None if it is no worker."""
+    parts = cmdline.split(b"\0")
+    return int(parts[4]) if len(parts) > 4 and parts[2] == _BOOT.encode() else None
+
+
+class Died(Exception):
+    """How a worker ended."""
+
+
+class Child:
+    """One process and what connects it. Nothing here is shared between processes of the same worker but regions."""
+
+    def __init__(self, function: str, clock: Callable[[], float]):
+        self._clock = clock
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lifeline, self._lifeline = os.pipe()
+        self._trace = os.memfd_create("sluice-trace", os.MFD_CLOEXEC)
+        self._read_trace = 0
+        passed = (theirs.fileno(), lifeline, self._trace)
+        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(os.getpid()), *map(str, passed)]
+        try:
+            self.process = subprocess.Popen(
+                command, pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, process_group=0,
+                env={**_SETTINGS, **os.environ})
+        except BaseException:
+            for fd in (self._lifeline, self._trace):
+                os.close(fd)
+            self._sock.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        self._pidfd = os.pidfd_open(self.process.pid)
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        self._poll.register(self._pidfd, select.POLLIN)
+        self._knows: set[int] = set()
+        self._greet(function)
+
+    def _greet(self, function: str) -> None:
+        """Says what it is to call. Nothing is left open if it has ended before."""
+        try:
+            self.send({"function": function})
+        except Died:
+            self.close()
+            raise
+
+    def send(self, message: dict[str, Any], region: Region | None = None) -> None:
+        """The first message that names a region brings it along."""
+        new = [region] if region is not None and region.number not in self._knows else []
+        self._knows = self._knows & set(message.get("keep", self._knows)) | {r.number for r in new}
+        try:
+            protocol.send(self._sock, {**message, "new": [r.number for r in new]}, [r.fd for r in new])
+        except protocol.Gone:
+            raise Died(self.reap()) from None
+
+    def receive(self, limit_s: float | None) -> dict[str, Any]:
+        """Its next message. `Died` if it ends first, or is still at it after `limit_s` and is ended for that."""
+        end = None if limit_s is None else self._clock() + limit_s
+        while True:
+            left = None if end is None else max(0.0, end - self._clock())
+            events = dict(self._poll.poll(None if left is None else left * 1000))
+            if self._sock.fileno() in events:  # looked at first: what a worker sent before it died counts
+                try:
+                    return protocol.receive(self._sock)[0]
+                except protocol.Gone:
+                    raise Died(self.reap()) from None
+            if events:
+                raise Died(self.reap())
+            # Having been stopped ourselves, we find the time gone and the answer there: so look once more at the end.
+            if left == 0.0:
+                stack = self.stack()
+                self.kill()
+                self.reap()
+                raise Died(f"still at it after {limit_s:g} s, killed\n{stack}")
+
+    def stack(self) -> str:
+        """What every thread of it does now; empty if it does not answer (it is stopped, say)."""
+        before = os.fstat(self._trace).st_size
+        signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
+        gone = select.poll()
+        gone.register(self._pidfd, select.POLLIN)
+        end, size = time.monotonic() + _STACK_S, before
+        while time.monotonic() < end and not gone.poll(20):
+            last, size = size, os.fstat(self._trace).st_size
+            if size == last > before:  # it has stopped growing
+                break
+        return self.trace()
+
+    def trace(self) -> str:
+        """What the interpreter wrote about stacks since the last look."""
+        text = os.pread(self._trace, 2**16, self._read_trace)
+        self._read_trace = os.fstat(self._trace).st_size
+        return text.decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def reap(self) -> str:
+        """Waits for its end, which is certain by now, and says how it came."""
+        code = self._end()
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return how + (" (the kernel does that when memory runs out)" if code == -signal.SIGKILL else "")
+
+    def close(self) -> None:
+        """Lets it leave by itself for a moment, then ends it."""
+        self._sock.close()
+        self._end()
+        for fd in (self._lifeline, self._pidfd, self._trace):
+            os.close(fd)
+
+    def _end(self) -> int:
+        """Its exit code. What it started itself goes with it: its group is ended while its number is still taken."""
+        if self.process.returncode is None:
+            gone = select.poll()
+            gone.register(self._pidfd, select.POLLIN)
+            gone.poll(_LEAVE_S * 1000)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()

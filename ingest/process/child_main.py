@@ -1,0 +1,134 @@
+"""What runs in a worker process: one user function, called on arrays that come and go in shared memory.
+
+It imports numpy and the user's module, nothing else of weight. Its other side is `sluice.ingest.process.worker`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from faulthandler import enable as trace_faults
+from faulthandler import register as trace_on
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.ingest.process import protocol
+
+
+def main(*descriptors: str) -> None:
+    """Serves until the other side closes its end. The parent passed on a socket, its lifeline, a file for stacks."""
+    control, lifeline, trace = map(int, descriptors)
+    _end_with_parent(lifeline)
+    trace_faults(trace)  # a segmentation fault, too, leaves the stack where the parent finds it
+    trace_on(signal.SIGUSR1, trace, chain=False)
+    sock = socket.socket(fileno=control)
+    try:
+        config, _ = protocol.receive(sock)
+        try:
+            function = load(config["function"])
+        except BaseException as error:
+            protocol.send(sock, {"kind": "error", "sequence": 0, **protocol.describe(error)})
+            return
+        protocol.send(sock, {"kind": "ready", "sequence": 0})
+        _Server(sock, function, _data_bytes()).run()
+    except protocol.Gone:
+        return
+
+
+def load(name: str) -> Callable[..., Any]:
+    """`module:function` → the function."""
+    module, _, attribute = name.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    if not callable(function):
+        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
+    return function
+
+
+def _end_with_parent(lifeline: int) -> None:
+    """The parent holds the other end of this pipe and never writes. When it dies, the kernel signals SIGIO, whose
+    default is to end a process: also in the middle of a call that never lets the interpreter run, and also what the
+    user's function has started (the signal goes to the group, which is the worker's own)."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGIO, signal.SIGUSR1})
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    if poll.poll(0):  # it died before we could ask to be told
+        os._exit(1)
+
+
+def _data_bytes() -> int:
+    """What RLIMIT_DATA counts."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
+
+
+class _Server:
+    def __init__(self, sock: socket.socket, function: Callable[..., Any], own: int):
+        """`own` is the memory of the process before any item."""
+        self._sock, self._function, self._own = sock, function, own
+        self._extra: int | None = None
+        self._regions: dict[int, tuple[int, mmap.mmap]] = {}
+
+    def run(self) -> None:
+        while True:
+            message, fds = protocol.receive(self._sock)
+            self._adopt(message, fds)
+            self._limit_memory(message["memory_limit"])
+            try:
+                answer = self._call(message)
+            except protocol.Gone:
+                raise
+            except BaseException as error:  # sys.exit() in a user's function is an error as well
+                answer = {"kind": "error", **protocol.describe(error)}
+            protocol.send(self._sock, {**answer, "sequence": message["sequence"]})
+
+    def _call(self, message: dict[str, Any]) -> dict[str, Any]:
+        number, size, index = message["region"]
+        columns, places = protocol.read(self._map(number, size), index)
+        result = self._function(dict(columns))
+        if result is None:
+            result = {}
+        if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
+            raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
+        lying = {id(array): places[name] for name, array in columns.items()}
+        layout = protocol.RegionLayout({**columns, **{n: np.asarray(a) for n, a in result.items()}}, index[1], lying)
+        if layout.size > size:
+            protocol.send(self._sock, {"kind": "need", "sequence": message["sequence"], "bytes": layout.size})
+            reply, _ = protocol.receive(self._sock)
+            if reply["kind"] == "refused":
+                return {"kind": "refused"}
+            size = reply["size"]
+        return {"kind": "done", "index": layout.write(self._map(number, size))}
+
+    def _limit_memory(self, extra: int | None) -> None:
+        """`extra` bytes more than the process's own: beyond them an allocation is a MemoryError."""
+        if extra != self._extra:
+            self._extra = extra
+            _, highest = resource.getrlimit(resource.RLIMIT_DATA)
+            resource.setrlimit(resource.RLIMIT_DATA, (highest if extra is None else self._own + extra, highest))
+
+    def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Takes over regions that came with the message, forgets those that are no more."""
+        for number, fd in zip(message.get("new", []), fds, strict=True):
+            self._regions[number] = (fd, mmap.mmap(fd, 0))
+        for number in self._regions.keys() - set(message.get("keep", self._regions)):
+            fd, _ = self._regions.pop(number)
+            os.close(fd)
+
+    def _map(self, number: int, size: int) -> npt.NDArray[np.uint8]:
+        fd, mapping = self._regions[number]
+        if len(mapping) != size:  # it has grown
+            mapping = mmap.mmap(fd, size)
+            self._regions[number] = (fd, mapping)
+        return np.frombuffer(mapping, np.uint8)

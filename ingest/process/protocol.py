@@ -1,0 +1,127 @@
+"""What crosses between a rank and its workers: small JSON messages, arrays in shared memory, errors as text.
+
+Used on both sides, so it imports nothing but numpy and the standard library. Nothing is pickled. A message is one
+datagram of a socket pair, so half of one is never seen; whatever may be long lies in the shared memory instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import socket
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ALIGN = 64
+_MESSAGE_BYTES = 2**17
+_TEXT, _TRACE = 2_000, 12_000  # characters of an error's text and of its traceback that cross
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+
+class Gone(Exception):
+    """The other side has closed its end, or died."""
+
+
+def send(sock: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
+    data = json.dumps(message).encode()
+    try:
+        socket.send_fds(sock, [data], fds or [])
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Gone from error
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, _MESSAGE_BYTES, 8)
+    except ConnectionResetError as error:
+        raise Gone from error
+    if not data:
+        raise Gone
+    return json.loads(data), list(fds)
+
+
+Place = tuple[str, tuple[int, ...], int]
+"""An array's dtype, shape and offset."""
+
+
+class RegionLayout:
+    """Where arrays lie in a region, one behind the other, and behind them the list that says so."""
+
+    def __init__(self, columns: Columns, start: int = 0, lying: Mapping[int, Place] | None = None):
+        """`lying` has the places of arrays (by id) that are in the region already: those stay where they are."""
+        lying = lying or {}
+        for name, array in columns.items():
+            if array.dtype.hasobject or array.dtype.names:
+                raise TypeError(f"column {name!r} is of dtype {array.dtype}: process workers carry numbers, dates and "
+                                "fixed-size bytes; use backend=thread for others")
+        self._arrays = columns
+        self._places, self._new, self._index, self._at = _arrange(
+            tuple((name, array.dtype.str, array.shape, lying.get(id(array))) for name, array in columns.items()), start)
+        self.size = self._at + len(self._index)
+
+    def write(self, region: npt.NDArray[np.uint8]) -> list[int]:
+        """Copies what is new into the region; returns what `read` needs."""
+        for name in self._new:
+            np.copyto(_view(region, self._places[name]), self._arrays[name])
+        region[self._at:self.size] = np.frombuffer(self._index, np.uint8)
+        return [self._at, self.size]
+
+
+# Items of a run look alike, so what was worked out for one serves all: at 39 columns that halves an item's cost.
+@functools.lru_cache(maxsize=64)
+def _arrange(columns: tuple[tuple[str, str, tuple[int, ...], Place | None], ...],
+             start: int) -> tuple[dict[str, Place], list[str], bytes, int]:
+    """(places, names of those that have to be copied, the list as bytes, where it lies)."""
+    places: dict[str, Place] = {}
+    new = []
+    at = -(-start // _ALIGN) * _ALIGN
+    for name, dtype, shape, lies in columns:
+        places[name] = lies or (dtype, shape, at)
+        if lies is None:
+            new.append(name)
+            at = -(-(at + math.prod(shape) * np.dtype(dtype).itemsize) // _ALIGN) * _ALIGN
+    return places, new, json.dumps(places).encode(), at
+
+
+def read(region: npt.NDArray[np.uint8], index: list[int]) -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, Place]]:
+    """The arrays, as views on the region, and their places."""
+    places = _parse(region[index[0]:index[1]].tobytes())
+    return {name: _view(region, place) for name, place in places.items()}, places
+
+
+@functools.lru_cache(maxsize=64)
+def _parse(index: bytes) -> dict[str, Place]:
+    return {name: (dtype, tuple(shape), at) for name, (dtype, shape, at) in json.loads(index).items()}
+
+
+def _view(region: npt.NDArray[np.uint8], place: Place) -> npt.NDArray[Any]:
+    dtype, shape, at = place
+    return np.ndarray(shape, dtype, region, at) if 0 not in shape else np.empty(shape, dtype)
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An error as plain text of bounded length, whatever it is made of."""
+    try:
+        text = str(error)
+    except Exception as second:
+        text = f"(its text cannot be made: {type(second).__name__})"
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:
+        trace = "".join(traceback.format_tb(error.__traceback__))
+    kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    return {"type": type(error).__name__[:200], "text": _cut(text, _TEXT), "trace": _cut(trace, _TRACE),
+            "kinds": [kind[:200] for kind in kinds[:20]]}
+
+
+def _cut(text: str, most: int) -> str:
+    """Its beginning and its end: of a traceback, both tell."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most // 2]}\n… {len(text) - most} characters left out …\n{text[-(most // 2):]}"

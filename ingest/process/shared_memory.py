@@ -1,0 +1,119 @@
+"""Shared memory between this process and its workers: `Region`, and `Shelf`, which lends regions out.
+
+A region is a memfd: it has no name, so the kernel frees it when its last owner dies, even by kill -9 of them all, and
+the size of /dev/shm does not matter. Its pages are reserved when it is made (posix_fallocate), so that memory that
+is not there is an error in one place and never a bus error later.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.ingest.knobs import format_bytes
+
+_GRAIN = 64 * 2**10
+_numbers = itertools.count(1)
+
+
+class SharedMemoryError(RuntimeError):
+    """The kernel would not give the shared memory that an item needs."""
+
+
+class Region:
+    """Shared memory that this process made. `fd` goes to a worker once; both sides map it."""
+
+    def __init__(self, charge: Callable[[int], None]):
+        """`charge` hears of every byte that the region takes (+) or gives back (-)."""
+        self.number = next(_numbers)
+        self.fd = os.memfd_create("sluice", os.MFD_CLOEXEC)
+        self.size = 0
+        self._map: mmap.mmap | None = None
+        self._charge = charge
+
+    def reserve(self, size: int) -> None:
+        """Makes the region at least `size` bytes. What was in it is kept."""
+        if size <= self.size:
+            return
+        size = (size + size // 8 + _GRAIN) // _GRAIN * _GRAIN  # room to grow: items differ a little
+        self._charge(size - self.size)
+        try:
+            os.posix_fallocate(self.fd, 0, size)
+            self._map = mmap.mmap(self.fd, size)
+        except OSError as error:
+            self._charge(self.size - size)
+            os.ftruncate(self.fd, self.size)
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT):
+                raise
+            raise SharedMemoryError(
+                f"no shared memory for {format_bytes(size)} ({os.strerror(error.errno)}): raise the container's or the "
+                "user's memory limit, make row groups or batches smaller, or run this transform with backend=thread"
+            ) from error
+        self.size = size
+
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """All of it, as an array that keeps the mapping alive."""
+        assert self._map is not None, "reserve() comes first"
+        return np.frombuffer(self._map, np.uint8)
+
+    def close(self) -> None:
+        """Gives it back. Arrays on it stay readable; their memory goes with the last of them."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self._charge(-self.size)
+            self.fd, self.size, self._map = -1, 0, None
+
+
+class Shelf:
+    """Regions that carry items. One is lent out with each result and returns when the last array on it is gone."""
+
+    def __init__(self, charge: Callable[[int], None], spare: int = 1):
+        self._charge, self._spare = charge, spare
+        # Garbage collection returns regions at any moment, perhaps while this very thread holds a lock: appending to
+        # a deque needs none.
+        self._idle: deque[Region] = deque()
+        self._all: dict[int, Region] = {}
+
+    def take(self) -> Region:
+        """An idle region, or a new one. Idle ones beyond the spare are closed."""
+        while len(self._idle) > self._spare:
+            self._drop(self._idle.popleft())
+        region = self._idle.pop() if self._idle else Region(self._charge)
+        self._all[region.number] = region
+        return region
+
+    def lend(self, region: Region) -> npt.NDArray[np.uint8]:
+        """The region's bytes; with the last array made of them the region is idle again."""
+        data = region.bytes()
+        weakref.finalize(data, self._idle.append, region).atexit = False
+        return data
+
+    def give_back(self, region: Region) -> None:
+        """It was taken, but nothing came of it."""
+        self._idle.append(region)
+
+    @property
+    def bytes(self) -> int:
+        return sum(region.size for region in list(self._all.values()))
+
+    def numbers(self) -> list[int]:
+        """The regions there are: a worker forgets all others."""
+        return list(self._all)
+
+    def close(self) -> None:
+        """Arrays that are still in use keep their memory, but it counts no longer."""
+        for region in list(self._all.values()):
+            self._drop(region)
+        self._idle.clear()
+
+    def _drop(self, region: Region) -> None:
+        del self._all[region.number]
+        region.close()

@@ -1,0 +1,1 @@
+"""From a URI to a decoded row group."""

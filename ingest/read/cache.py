@@ -1,0 +1,250 @@
+"""What was read from a remote store once, kept on local disk: `FileCache`.
+
+Entries are the ranges that readers ask for; the same table read the same way asks for the same ranges every epoch.
+A scan of a data set larger than the cache would find nothing in a cache that drops the oldest: so entries are admitted
+until the cache is full, and nothing of the same data set ever leaves for another part of it. The share of reads that
+hit is then the share of the data set that fits. Only whole data sets that nobody reads now make room, the one that was
+opened longest ago first.
+
+Ranks of one host share a cache: each data set has a folder with a lock that says who uses it and a ledger of its bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import stat
+import struct
+import threading
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sluice.ingest.knobs import format_bytes
+
+_HEADER = struct.Struct("<8sQL")
+_MAGIC = b"SluiceC2"
+_BLOCK = 4096  # a file takes whole blocks of a disk
+_OWN = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.part)?|ledger(\.new)?|users|name")
+_SPACE = "space"
+
+
+class FileCache:
+    """`limit_bytes` holds for all data sets below `folder` together, whoever writes them."""
+
+    def __init__(self, folder: str | os.PathLike[str], limit_bytes: int, data_set: str):
+        """`data_set` names what is scanned, for instance a table's URI. Nothing outside `folder`/sluice-cache is
+        touched, and in there only files of the cache's own making."""
+        if limit_bytes < 1:
+            raise ValueError(f"FileCache: a limit of {limit_bytes} bytes is none")
+        self._top = Path(folder) / "sluice-cache"
+        self._home = self._top / hashlib.sha256(data_set.encode()).hexdigest()[:32]
+        self._limit = limit_bytes
+        self._counts = threading.Lock()
+        self._hits = self._misses = self._corrupt = self._refused = 0
+        self._full = self._closed = False
+        self._top.mkdir(0o755, parents=True, exist_ok=True)
+        _refuse_strangers(self._top)
+        self._users = -1
+        with self._alone():
+            self._home.mkdir(exist_ok=True)
+            (self._home / "name").write_text(data_set)
+            self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.utime(self._users)
+            if _lock(self._users, fcntl.LOCK_EX):  # nobody else is in here: what they left half done is no one's
+                for path in self._home.glob("*.part"):
+                    path.unlink()
+                self._write_ledger(sum(_blocks(p.stat().st_size) for p in self._home.iterdir() if len(p.name) == 64))
+            _lock(self._users, fcntl.LOCK_SH)
+
+    def get(self, key: str) -> bytes | None:
+        """What was put under `key`; None if it is not there, or no longer whole."""
+        path = self._path(key)
+        try:
+            with open(path, "rb") as file:
+                header = file.read(_HEADER.size)
+                data = file.read()
+        except OSError:
+            self._count("_misses")
+            return None
+        if header != _header(key, data):
+            self._count("_corrupt", "_misses")
+            with contextlib.suppress(OSError), self._alone():
+                size = path.stat().st_size
+                path.unlink()
+                self._add(-_blocks(size))
+            return None
+        self._count("_hits")
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keeps `data` if there is room. A disk that is full or fails costs the cache, never the run."""
+        if self._full or self._closed:
+            return
+        path = self._path(key)
+        part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+        size = _blocks(_HEADER.size + len(data))
+        reserved = False
+        try:
+            reserved = self._reserve(size)
+            if reserved:
+                with open(part, "xb") as file:
+                    file.write(_header(key, data))
+                    file.write(data)
+                os.link(part, path)  # unlike a rename it says so if another rank was first
+        except OSError as error:
+            with contextlib.suppress(OSError), self._alone():
+                self._add(-size if reserved else 0)
+            if error.errno != errno.EEXIST:
+                self._full = True
+                self._count("_refused")
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    def stats(self) -> dict[str, int]:
+        with self._counts:
+            return {"cache_hits": self._hits, "cache_misses": self._misses, "cache_corrupt": self._corrupt,
+                    "cache_refused": self._refused}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk now, of all data sets."""
+        with self._alone():
+            return self._total()
+
+    def close(self) -> None:
+        """The data set is in use no longer (by this cache); what it holds stays."""
+        self._full = self._closed = True
+        if self._users >= 0:
+            os.close(self._users)
+            self._users = -1
+
+    def __enter__(self) -> FileCache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return f"{self._top} (at most {format_bytes(self._limit)})"
+
+    def _path(self, key: str) -> Path:
+        return self._home / hashlib.sha256(key.encode()).hexdigest()
+
+    def _count(self, *names: str) -> None:
+        with self._counts:
+            for name in names:
+                setattr(self, name, getattr(self, name) + 1)
+
+    def _reserve(self, size: int) -> bool:
+        with self._alone():
+            total = self._total()
+            if total + size > self._limit:
+                total -= self._evict(total + size - self._limit)
+            if total + size > self._limit:
+                self._full = self._limit - total < _BLOCK  # otherwise a smaller entry may still fit
+                self._count("_refused")
+                return False
+            self._add(size)
+        return True
+
+    def _evict(self, wanted: int) -> int:
+        """Drops whole data sets that nobody reads until `wanted` bytes are free; returns how many are."""
+        freed = 0
+        others = [f for f in self._top.iterdir() if f != self._home and (f / "users").is_file()]
+        for folder in sorted(others, key=lambda f: (f / "users").stat().st_mtime):
+            if freed >= wanted:
+                break
+            users = os.open(folder / "users", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if not _lock(users, fcntl.LOCK_EX):
+                    continue
+                freed += self._ledger(folder)
+                for path in list(folder.iterdir()):
+                    if _OWN.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                        path.unlink()
+                with contextlib.suppress(OSError):  # something of somebody else's is in it
+                    folder.rmdir()
+            finally:
+                os.close(users)
+        return freed
+
+    def _total(self) -> int:
+        return sum(self._ledger(folder) for folder in self._top.iterdir() if folder.is_dir())
+
+    def _ledger(self, folder: Path) -> int:
+        try:
+            return int((folder / "ledger").read_text())
+        except FileNotFoundError:
+            return 0
+
+    def _add(self, size: int) -> None:
+        self._write_ledger(self._ledger(self._home) + size)
+
+    def _write_ledger(self, size: int) -> None:
+        new = self._home / "ledger.new"
+        new.write_text(str(max(0, size)))
+        new.replace(self._home / "ledger")
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        return _alone(self._top)
+
+
+@contextlib.contextmanager
+def _alone(top: Path) -> Iterator[None]:
+    """One process and thread at a time for what all data sets share."""
+    descriptor = os.open(top / _SPACE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Whoever may write into a cache chooses the rows that are read from it."""
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (os.geteuid(), 0) or about.st_mode & stat.S_IWOTH:
+        raise PermissionError(errno.EPERM, f"{folder} is not this user's alone to write")
+
+
+def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
+    """Files that runs began to write below `folder` and died over: those of data sets which nobody uses now."""
+    top, found = Path(folder) / "sluice-cache", []
+    if not top.is_dir():
+        return []
+    with _alone(top):
+        for users in top.glob("*/users"):
+            descriptor = os.open(users, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if _lock(descriptor, fcntl.LOCK_EX):
+                    found += [path for path in users.parent.glob("*.part") if _OWN.fullmatch(path.name)]
+            finally:
+                os.close(descriptor)
+        for path in found if remove else ():
+            path.unlink()
+    return found
+
+
+def _header(key: str, data: bytes) -> bytes:
+    """What is kept under another key is another range: its checksum is of the key as well."""
+    return _HEADER.pack(_MAGIC, len(data), zlib.crc32(data, zlib.crc32(key.encode())))
+
+
+def _blocks(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """True if the lock is ours now; never waits."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,81 @@
+"""How a loader opens its files: `FileOpener`. Plain local ones go straight to Arrow, all others through a
+`RemoteFiles`."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.retry import RetryPolicy
+from sluice.ingest.read.slow_store import FaultyFileSystem
+from sluice.ingest.read.store import RemoteFiles
+
+
+class FileOpener:
+    """Threads share it. Nothing is opened before it is asked for."""
+
+    def __init__(self, *, disturbed: str = "", retry: RetryPolicy | None = None, cache: FileCache | None = None):
+        """`disturbed` has local and remote files misbehave, as the part of a latency:// URI after its question mark
+        says. The cache keeps what was read from remote files; it is closed with this."""
+        self._disturbed, self._retry, self._cache = disturbed, retry, cache
+        self._lock = threading.Lock()
+        self._stores: dict[tuple[str, str], RemoteFiles] = {}
+
+    def local(self, path: str) -> str | None:
+        """The path of a plain local file; None: it is read through a store."""
+        if self._disturbed:
+            return None
+        if path.startswith("file://"):
+            return unquote(path.removeprefix("file://"))
+        return None if "://" in path else path
+
+    def open(self, path: str) -> str | pa.NativeFile:
+        """What `pyarrow.parquet.ParquetFile` takes. Options of a store come after the file's name:
+        `s3://bucket/part-0.parquet?region=eu-west-1`. Close it when the ParquetFile is closed (`close(force=True)`)."""
+        local = self.local(path)
+        if local is not None:
+            return local
+        store, name = self._store(path)
+        return store.open(name)
+
+    def stats(self) -> dict[str, int]:
+        """Reads, bytes, retries and what the cache did, over all stores."""
+        found: Counter[str] = Counter()
+        for store in self._all():
+            found.update({name: count for name, count in store.stats().items() if not self._cached(name)})
+        return dict(found) | (self._cache.stats() if self._cache else {})
+
+    def disturbances(self) -> list[FaultyFileSystem]:
+        """The handles for faults on purpose, of the stores opened so far."""
+        return [d for d in (store.disturbed for store in self._all()) if d is not None]
+
+    def close(self) -> None:
+        """Ends all waiting for stores."""
+        for store in self._all():
+            store.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    def _cached(self, name: str) -> bool:
+        return self._cache is not None and name in self._cache.stats()
+
+    def _all(self) -> list[RemoteFiles]:
+        with self._lock:
+            return list(self._stores.values())
+
+    def _store(self, path: str) -> tuple[RemoteFiles, str]:
+        bare, _, query = path.partition("?") if "://" in path else (path, "", "")
+        folder, _, name = bare.rpartition("/")
+        with self._lock:
+            store = self._stores.get((folder, query))
+            if store is None:
+                uri = f"{folder or '/'}?{query}" if query else folder or "/"
+                if self._disturbed:
+                    uri = f"latency://{uri}?{self._disturbed}"
+                store = RemoteFiles.at(uri, retry=self._retry, cache=self._cache)
+                self._stores[folder, query] = store
+        return store, name

@@ -1,0 +1,168 @@
+"""What the footers of Parquet files say, as far as a loader needs it: `Footer`, read, or remembered beside the files.
+
+What is remembered is believed only with the digest of the footer that it was read from, and only from a file that
+nobody could write who could not write the data as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
+
+REMEMBERED = ".sluice-footers.json"
+SEVERAL = "several columns of this name"
+"""Stands for the type of a column whose name is not its own."""
+_DENSEST = 1024  # ids in a byte of a file, at most: more would be damage, and have memory asked for that is not needed
+_TAIL = 8  # bytes behind a footer: its length, and `PAR1`
+
+
+class FooterError(ValueError):
+    """A footer that cannot be read: the message names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What is kept of a file's footer."""
+
+    bytes: int
+    modified_ns: int
+    row_groups: tuple[int, ...]
+    types: Mapping[str, str]
+    """Arrow's name of each column's type."""
+    ids: Mapping[str, int]
+    """Of each column that may hold bags, all ids in the file, as far as a footer tells."""
+    digest: str
+    """Of the footer's bytes and of all this."""
+
+
+def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
+    """The footer of a file, and the columns that it describes."""
+    try:
+        metadata = pq.read_metadata(opened)
+        schema = metadata.schema.to_arrow_schema()
+        counts = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+        str(schema)  # names that are no text are found out only here
+    except Exception as error:  # bits may be flipped anywhere: no kind of error is too odd
+        raise FooterError(f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
+                          "or no Parquet") from error
+    if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
+        raise FooterError(f"{path}: its footer tells of {metadata.num_rows} rows, and of {len(counts)} row groups that "
+                          f"have {sum(counts)}; the file is damaged")
+    return metadata, schema
+
+
+def footers_of(paths: Sequence[str]) -> list[Footer]:
+    """Of all files, in parallel; those not changed since last time are taken from what was remembered."""
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths])
+    names = [os.path.relpath(os.path.abspath(p), root) for p in paths]
+    known = _remembered(root)
+
+    def footer(path: str, name: str) -> Footer:
+        try:
+            status = os.stat(path)
+            content = _bytes_of(path, status.st_size)
+        except OSError as error:
+            raise FooterError(f"{path}: {error.strerror or error}") from error
+        before = known.get(name)
+        if before is not None and (before.bytes, before.modified_ns) == (status.st_size, status.st_mtime_ns) and \
+                before.digest == _digest(content, before.row_groups, before.types, before.ids):
+            return before
+        metadata, schema = metadata_of(path, path)
+        names_there = [f.name for f in schema]
+        counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
+        types = {f.name: str(f.type) if names_there.count(f.name) == 1 else SEVERAL for f in schema}
+        ids = _ids(path, metadata, schema)
+        return Footer(status.st_size, status.st_mtime_ns, counts, types, ids, _digest(content, counts, types, ids))
+
+    with ThreadPoolExecutor(16, "sluice-footers") as pool:
+        found = list(pool.map(footer, paths, names))
+    if any(known.get(name) is not f for name, f in zip(names, found, strict=True)):
+        _remember(root, {**known, **dict(zip(names, found, strict=True))})
+    return found
+
+
+def _bytes_of(path: str, size: int) -> bytes:
+    """The footer as it lies in the file, with its length; of what is no Parquet, its last bytes."""
+    with open(path, "rb", buffering=0) as file:
+        tail = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
+        length = min(int.from_bytes(tail[:4], "little"), max(0, size - _TAIL))
+        return os.pread(file.fileno(), length, size - _TAIL - length) + tail
+
+
+def _digest(content: bytes, counts: Sequence[int], types: Mapping[str, str], ids: Mapping[str, int]) -> str:
+    said = json.dumps([list(counts), list(types.items()), sorted(ids.items())])
+    return hashlib.sha256(content + said.encode()).hexdigest()[:32]
+
+
+def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
+    """By the first row group that has rows. A list's values are counted (an empty list as one); of binary columns, the
+    bytes without their lengths: with page heads, and repeated bags of a dictionary once. So this is no more than a good
+    guess."""
+    lists = {f.name for f in schema if pa.types.is_list(f.type) or pa.types.is_large_list(f.type)}
+    packed = {f.name for f in schema if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type)}
+    first = next((n for n in range(metadata.num_row_groups) if metadata.row_group(n).num_rows), None)
+    if first is None or not (lists or packed):
+        return dict.fromkeys(lists | packed, 0)
+    found = {}
+    try:
+        share = metadata.num_rows / metadata.row_group(first).num_rows
+        for leaf, chunk in enumerate(chunks_of_group(footer_bytes(metadata), first)):
+            name = metadata.schema.column(leaf).path.split(".")[0]
+            if name in lists | packed:
+                ids = chunk.values if name in lists else chunk.plain // 4 - chunk.values
+                found[name] = round(share * min(max(0, ids), os.path.getsize(path) * _DENSEST))
+    except Exception as error:
+        raise FooterError(f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is "
+                          "damaged") from error
+    return found
+
+
+# ---- remembered
+
+def _remembered(root: str) -> dict[str, Footer]:
+    """Nothing, if there is no such file, it is a link or others may write it, or it cannot be understood: then the
+    footers are read again."""
+    try:
+        descriptor = os.open(Path(root, REMEMBERED), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            owners = {os.geteuid(), 0, os.stat(root).st_uid}  # whose the folder is could change the data as well
+            if not stat.S_ISREG(about.st_mode) or about.st_uid not in owners or \
+                    about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return {}
+            content = json.load(file)
+        types = [dict(t) for t in content["types"]]
+        return {name: Footer(size, modified, tuple(groups), types[kind], dict(ids), digest)
+                for name, (size, modified, groups, kind, ids, digest) in content["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return {}
+
+
+def _remember(root: str, footers: Mapping[str, Footer]) -> None:
+    """Many files share a schema, which is kept once. A folder that cannot be written is left as it is."""
+    kinds: dict[str, int] = {}
+    files = {name: [f.bytes, f.modified_ns, f.row_groups,
+                    kinds.setdefault(json.dumps(list(f.types.items())), len(kinds)), f.ids, f.digest]
+             for name, f in footers.items()}
+    target = Path(root, REMEMBERED)
+    new = target.with_name(f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}")  # `doctor` knows drafts by the number
+    with contextlib.suppress(OSError):
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with open(descriptor, "w") as file:
+            os.fchmod(descriptor, 0o644)  # whatever the umask leaves to the group
+            json.dump({"types": [json.loads(kind) for kind in kinds], "files": files}, file)
+        os.replace(new, target)

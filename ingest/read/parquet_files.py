@@ -1,0 +1,192 @@
+"""Any Parquet files as a loader's source: `ParquetFiles`, a folder, a glob or a list of them, with a role for each
+column. What the footers say is remembered beside the files."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sluice.etl.schema import DataFile, Field
+from sluice.etl.spec.permission import Permission
+from sluice.ingest.knobs import nearest
+from sluice.ingest.read.footers import SEVERAL, Footer, FooterError, footers_of
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+
+ONLY_SPLIT = "train"
+ROLES = ("label", "weight", "dense", "sparse", "id_list")
+_LABELS = ("label", "target", "click", "clicked", "y", "is_click", "conversion")
+_WEIGHTS = ("weight", "sample_weight")
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Roles = Mapping[str, str | Sequence[str]]
+"""Role to the names, or patterns of names, of its columns: `{"label": "click", "dense": "I*", "sparse": ["C*"]}`."""
+
+
+class ParquetError(ValueError):
+    """Files that cannot be loaded together: the message names the file or the column, and what to do."""
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """Some Parquet files of one schema. It stands where a loader takes a feature table; all files are one split."""
+
+    uri: str
+    fields: tuple[Field, ...]
+    files: tuple[DataFile, ...]
+    bags: Mapping[str, float]
+    """Ids of a row in each column of bags, on average."""
+
+    @classmethod
+    def open(cls, source: Paths, roles: Roles | None = None) -> ParquetFiles:
+        """Without `roles` they are guessed by name and type, and printed on standard error."""
+        uri, paths = _paths(source)
+        try:
+            footers = footers_of(paths)
+        except FooterError as error:
+            raise ParquetError(str(error)) from error
+        types, lacking = _common_types(paths, footers)
+        if roles is None:
+            roles = guess(types)
+            told = "; ".join(f"{role}: {', '.join(names)}" for role, names in roles.items() if names)
+            left = [name for name in (*types, *lacking) if not any(name in names for names in roles.values())]
+            print(f"{uri}: roles guessed ({told}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to "
+                  "choose", file=sys.stderr)
+        fields = tuple(_fields(roles, types, lacking))
+        _check_types(fields, paths, footers)
+        files = tuple(DataFile(path=p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups)
+                      for p, f in zip(paths, footers, strict=True))
+        rows = max(1, sum(f.rows for f in files))
+        bags = [field.name for field in fields if field.role == "id_list" and field.name in footers[0].ids]
+        return cls(uri, fields, files, {name: sum(f.ids[name] for f in footers) / rows for name in bags})
+
+    @cached_property
+    def version(self) -> str:
+        """Of names, sizes and row groups: another one means other rows, or in another order."""
+        text = json.dumps([[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def state(self) -> None:
+        """No operator has learned anything."""
+
+    def files_of(self, split: str) -> tuple[DataFile, ...]:
+        if split != ONLY_SPLIT:
+            raise ParquetError(f"{self.uri}: no split {split!r}: plain Parquet files are one, {ONLY_SPLIT!r}; give the "
+                               "loader the files of a part")
+        return self.files
+
+
+def guess(types: Mapping[str, str]) -> dict[str, list[str]]:
+    """Roles by name and type: the label by its name, floats dense, whole numbers sparse, lists of them bags."""
+    found: dict[str, list[str]] = {role: [] for role in ROLES}
+    by_name = {name.lower(): name for name in reversed(list(types))}
+    label = next((by_name[n] for n in _LABELS if n in by_name), None)
+    if label is None:
+        raise ParquetError(f"no column is called {', '.join(_LABELS[:-1])} or {_LABELS[-1]}: say which is the label, "
+                           f"roles={{'label': …}} (columns: {', '.join(list(types)[:20])})")
+    for name, kind in types.items():
+        if name == label:
+            found["label"].append(name)
+        elif name.lower() in _WEIGHTS:
+            found["weight"].append(name)
+        elif kind in ("float", "double", "halffloat"):
+            found["dense"].append(name)
+        elif kind.startswith(("int", "uint")):
+            found["sparse"].append(name)
+        elif kind.startswith(("list<", "large_list<")) and "int" in kind:
+            found["id_list"].append(name)
+    return found
+
+
+def _fields(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]) -> Iterable[Field]:
+    role_of: dict[str, str] = {}
+    for role, wanted in roles.items():
+        if role not in ROLES:
+            raise ParquetError(f"roles: {role!r} is no role{nearest(role, ROLES)}")
+        for pattern in [wanted] if isinstance(wanted, str) else wanted:
+            if pattern in lacking:
+                raise ParquetError(f"{lacking[pattern]}: no column {pattern!r}, which other files have")
+            names = [pattern] if pattern in types else fnmatch.filter(types, pattern)
+            if not names:
+                raise ParquetError(f"roles: there is no column {pattern!r}{nearest(pattern, types)}")
+            for name in names:
+                if role_of.setdefault(name, role) != role:
+                    raise ParquetError(f"roles: column {name!r} is asked for as {role_of[name]} and as {role}")
+    for name in types:
+        if name in role_of:
+            kind = types[name]
+            layout = "scalar" if role_of[name] != "id_list" else "bytes" if "binary" in kind else "list"
+            yield Field(name=name, role=role_of[name], type=kind, layout=layout)
+
+
+# ---- files
+
+def _paths(source: Paths) -> tuple[str, list[str]]:
+    """What it is called, and the files in the order of their names (a list keeps its own)."""
+    if not isinstance(source, (str, os.PathLike)):
+        paths = [os.fspath(p) for p in source]
+        if not paths:
+            raise ParquetError("an empty list of files")
+        return f"{len(paths)} files from {paths[0]}", paths
+    text = os.fspath(source)
+    if os.path.isdir(text):
+        if os.path.isdir(os.path.join(text, "_delta_log")):
+            raise ParquetError(f"{text}: a Delta table, but none of ours; its folder may hold removed files, so give "
+                               "the list of its version's files (deltalake.DeltaTable(…).file_uris())")
+        paths = sorted(str(p) for p in Path(text).rglob("*.parquet")
+                       if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts))
+        what = "no file *.parquet in this folder or below"
+    elif glob.has_magic(text):
+        paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
+    else:
+        paths, what = ([text] if os.path.exists(text) else []), "no such file or folder"
+    if not paths:
+        raise ParquetError(f"{text}: {what}")
+    return text, paths
+
+
+def _common_types(paths: Sequence[str], footers: Sequence[Footer]) -> tuple[dict[str, str], dict[str, str]]:
+    """The columns that all files have, and of the others a file that lacks them."""
+    types = dict(footers[0].types)
+    lacking: dict[str, str] = {}
+    for path, footer in zip(paths, footers, strict=True):
+        if footer.types.keys() != types.keys():
+            lacking |= {name: path for name in types if name not in footer.types}
+            lacking |= {name: paths[0] for name in footer.types if name not in footers[0].types}
+            types = {name: kind for name, kind in types.items() if name in footer.types}
+    return types, lacking
+
+
+def _check_types(fields: Sequence[Field], paths: Sequence[str], footers: Sequence[Footer]) -> None:
+    for path, footer in zip(paths, footers, strict=True):
+        for field in fields:
+            if footer.types[field.name] == SEVERAL:
+                raise ParquetError(f"{path}: several columns are called {field.name!r}; write the file with one of "
+                                   "each name, or leave them out of the roles")
+            if footer.types[field.name] != field.type:
+                raise ParquetError(f"{path}: column {field.name!r} holds {footer.types[field.name]}, in {paths[0]} it "
+                                   f"holds {field.type}; write the files with one schema, or load them apart")
+
+
+def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | None = None,
+             allow_code: Permission | Iterable[str] = ()) -> FeatureTable | ParquetFiles:
+    """What a loader was given, as a table: a feature table by its folder or its URI, other Parquet as files."""
+    if isinstance(source, (str, os.PathLike)) and ("://" in str(source) or os.path.isdir(Path(source, "_sluice"))):
+        from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
+
+        source = FeatureTable.open(source, allow_code=allow_code)
+    if isinstance(source, (str, os.PathLike, Iterable)):
+        return ParquetFiles.open(source, roles)
+    if roles is not None:
+        raise ParquetError("roles are for plain Parquet files; this table has its own")
+    return source

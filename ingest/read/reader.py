@@ -1,0 +1,378 @@
+"""Where decoded row groups come from: `RowGroupSource`, with Petastorm's Reader and a plain Arrow reader behind the
+same seam.
+
+Both decode with `RowGroupReader` and run in the pool that the pipeline makes; they differ in who drives it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.schema import DataFile
+from sluice.ingest.knobs import nearest
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.read.decoding import Decoding, decoding_of
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.footers import FooterError, metadata_of
+from sluice.ingest.read.retry import DeliveryError
+from sluice.ingest.row_order import Read
+from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stages.shuffle import Decoded, ReadTask
+
+_KEPT_OPEN = 32
+
+Rescue = Callable[[Exception, Read, pa.Schema], pa.Table]
+"""Gives what comes in the place of a row group that cannot be read, or raises."""
+Work = Callable[[ReadTask, Charge], Decoded]
+MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Decoded]"]
+
+
+class SourceError(ValueError):
+    """A file that cannot be read: its message names the file and the row group."""
+
+
+class RowGroupSource(Protocol):
+    """Decodes the row groups of tasks, in their order."""
+
+    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Decoded]:
+        """Starts reading. `make_pool` takes the tasks and what makes a worker's work."""
+
+
+class RowGroupReader:
+    """Reads row groups of some files. Safe to use from many threads; page checksums are verified."""
+
+    def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
+                 before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None,
+                 bags: Mapping[str, float] | None = None):
+        """`before_read` stands in for a store's latency; it runs in the worker that reads. `opened` opens files; it is
+        closed with this. `bags` says how many ids a row of a column has."""
+        self.files, self.columns, self._before = tuple(files), tuple(columns), before_read
+        self._opened = opened or FileOpener()
+        self.rescue: Rescue | None = None
+        self._footers: dict[int, pq.FileMetaData] = {}
+        self._idle: deque[tuple[int, pq.ParquetFile]] = deque()
+        self._lock = threading.Lock()
+        self._check_sizes()
+        self.row_groups = self._row_groups()
+        self.schema = self._schema()
+        self.decoding = self._decoding(bags or {})
+        self._usual: pa.Schema | None = None  # of a row group whose columns were checked
+
+    def read(self, read: Read) -> pa.Table:
+        if self._before is not None:
+            self._before(read)
+        try:
+            return self._read(read)
+        except SourceError as error:
+            if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
+                raise
+            return self.rescue(error, read, self.schema)
+
+    def _read(self, read: Read) -> pa.Table:
+        file = None
+        try:
+            file = self._take(read.file)
+            table = self._decoded(file, read.group)
+        except Exception as error:  # a flipped bit may come out as any of them: text that is none, a length without end
+            if file is not None:
+                file.close(force=True)
+            raise SourceError(f"{self.describe(read)}: {error or type(error).__name__}") from error
+        self._give_back(read.file, file)
+        if table.schema != self._usual:
+            self._check_columns(read, table.schema)
+        if table.num_rows != read.rows:
+            raise SourceError(f"{self.describe(read)}: {table.num_rows} rows where the table has {read.rows}; "
+                              "the file was replaced")
+        return table
+
+    def _decoded(self, file: pq.ParquetFile, group: int) -> pa.Table:
+        """A row group of large columns is not decoded all at once: all that the reader reads together it holds in its
+        stored form, too, until it is done."""
+        parts = [file.read_row_group(group, columns=list(some), use_threads=False) for some in self.decoding.portions]
+        if len(parts) == 1:
+            return parts[0]
+        return pa.table({name: part.column(name) for part in parts for name in part.column_names})
+
+    def _check_columns(self, read: Read, schema: pa.Schema) -> None:
+        """Files may hold numbers of other types, as long as they are numbers; and each has all columns."""
+        for field in self.schema:
+            _check_there(self.describe(read), field.name, schema.names)
+            there = schema.field(field.name).type
+            if there != field.type and _is_number(there) != _is_number(field.type):
+                raise SourceError(f"{self.describe(read)}: column {field.name!r} holds {there}, in "
+                                  f"{self.files[0].path} it holds {field.type}")
+        self._usual = schema
+
+    def stats(self) -> dict[str, int]:
+        """What stores did: reads, bytes, retries."""
+        return self._opened.stats()
+
+    def interrupt(self) -> None:
+        """Ends all waiting for stores. Nothing can be read from them any more."""
+        self._opened.close()
+
+    def close(self) -> None:
+        """Closes what is kept open."""
+        with self._lock:
+            idle, self._idle = self._idle, deque()
+        for _, file in idle:
+            file.close(force=True)
+        self._opened.close()
+
+    # Opening a file takes 0.1 ms, and 5 ms if it has a thousand columns: so files stay open, each for one reader at a
+    # time.
+
+    def _take(self, number: int) -> pq.ParquetFile:
+        with self._lock:
+            for at, (held, file) in enumerate(self._idle):
+                if held == number:
+                    del self._idle[at]
+                    return file
+        opened = self._opened.open(self.files[number].path)
+        # Ranges are fetched ahead from a store; for local files the hand-over to Arrow's own threads costs more.
+        file = pq.ParquetFile(opened, metadata=self._footers.get(number), pre_buffer=not isinstance(opened, str),
+                              page_checksum_verification=True)
+        self._footers[number] = file.metadata
+        return file
+
+    def _give_back(self, number: int, file: pq.ParquetFile) -> None:
+        if self._opened.local(self.files[number].path) is None:  # it keeps what it fetched until it is asked anew
+            try:
+                file.read_row_group(0, columns=[], use_threads=False)
+            except Exception:  # of a row group that is damaged: whoever reads that one hears of it
+                file.close(force=True)
+                return
+        with self._lock:
+            self._idle.append((number, file))
+            oldest = self._idle.popleft()[1] if len(self._idle) > _KEPT_OPEN else None
+        if oldest is not None:
+            oldest.close(force=True)
+
+    def describe(self, read: Read) -> str:
+        return f"{self.files[read.file].path}, row group {read.group}"
+
+    def _footer(self, file: int) -> pq.FileMetaData:
+        if file not in self._footers:  # two threads may both read it: the same value
+            path = self.files[file].path
+            try:
+                opened = self._opened.open(path)
+                try:
+                    self._footers[file] = metadata_of(path, opened)[0]
+                finally:
+                    if not isinstance(opened, str):
+                        opened.close()
+            except FooterError as error:
+                raise SourceError(str(error)) from error.__cause__
+            except (OSError, pa.ArrowException) as error:
+                raise SourceError(f"{path}: {error}") from error
+        return self._footers[file]
+
+    def _check_sizes(self) -> None:
+        """Missing and truncated files are found before the first batch, at the price of a stat each."""
+        for file in self.files:
+            path = self._opened.local(file.path)
+            if path is None:
+                continue
+            try:
+                size = os.path.getsize(path)
+            except OSError as error:
+                raise SourceError(f"{file.path}: {error.strerror}; the table lists this file") from error
+            if file.bytes and size != file.bytes:
+                raise SourceError(f"{file.path}: {size} bytes where the table has {file.bytes}; the file was truncated "
+                                  "or replaced")
+
+    def _row_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Rows of each row group: the table's word, or the footer's where the table does not know."""
+        unknown = [n for n, file in enumerate(self.files) if not file.row_group_rows]
+        if unknown:
+            with ThreadPoolExecutor(16, "sluice-footers") as pool:
+                list(pool.map(self._footer, unknown))
+        return tuple(file.row_group_rows or self._counts(n) for n, file in enumerate(self.files))
+
+    def _counts(self, file: int) -> tuple[int, ...]:
+        footer = self._footer(file)
+        return tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
+
+    def _schema(self) -> pa.Schema:
+        """The columns that are read, by the first file."""
+        if not self.files:
+            raise SourceError("there are no files to read")
+        whole = self._footer(0).schema.to_arrow_schema()
+        for name in self.columns:
+            _check_there(self.files[0].path, name, whole.names)
+        return pa.schema([whole.field(name) for name in self.columns])
+
+    def _decoding(self, bags: Mapping[str, float]) -> Decoding:
+        """By the largest row group. Rows that take more of the disk in other files are reckoned to take more memory."""
+        largest = max(((rows, -n, -g) for n, counts in enumerate(self.row_groups) for g, rows in enumerate(counts)),
+                      default=None)
+        if largest is None:
+            return Decoding(0.0, 0, (self.columns,))
+        number, group = -largest[1], -largest[2]
+        footer = self._footer(number)
+        stored = [file.bytes / file.rows for file in self.files if file.rows]
+        own = self.files[number].bytes / max(1, self.files[number].rows)
+        scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
+        try:
+            return decoding_of(footer, min(group, footer.num_row_groups - 1), self.schema, bags, scale=scale,
+                               most=self.files[number].bytes or 2**62)
+        except Exception as error:
+            raise SourceError(f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
+                              f"{error}); the file is damaged") from error
+
+
+def _check_there(where: str, name: str, names: Sequence[str]) -> None:
+    if name not in names:
+        raise SourceError(f"{where}: no column {name!r}{nearest(name, names)}")
+    if names.count(name) > 1:
+        raise SourceError(f"{where}: {names.count(name)} columns are called {name!r}; write the file with "
+                          "one of each name")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+class ArrowSource:
+    """Arrow's own reader, nothing between."""
+
+    def __init__(self, groups: RowGroupReader):
+        self._groups = groups
+
+    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Decoded]:
+        def work(task: ReadTask, charge: Charge) -> Decoded:
+            return Decoded(task, self._groups.read(task.read), charge)
+
+        return make_pool(tasks, lambda: work)
+
+
+class PetastormSource:
+    """Petastorm's Reader with our pool, worker and ventilator: it opens the dataset, holds the row groups and hands
+    out what they decode to; the order is the plan's."""
+
+    def __init__(self, groups: RowGroupReader):
+        from sluice.ingest.read import petastorm_compat
+
+        petastorm_compat.install()
+        self._groups = groups
+
+    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Decoded]:
+        from petastorm.reader import Reader
+        from petastorm.workers_pool.ventilator import Ventilator
+        from petastorm.workers_pool.worker_base import WorkerBase
+
+        firsts = [0]
+        for counts in self._groups.row_groups:
+            firsts.append(firsts[-1] + len(counts))
+
+        class RowGroupWorker(WorkerBase):  # type: ignore[misc]
+            """Decodes one row group. The Reader's arguments: its file system (our row groups) and its pieces."""
+
+            def process(self, task: ReadTask) -> None:
+                groups, _path, _schema, _ngram, pieces, *_ = self.args
+                piece = pieces[firsts[task.read.file] + task.read.group]
+                assert (piece.path, piece.row_group) == (groups.files[task.read.file].path, task.read.group)
+                self.publish_func(groups.read(task.read))
+
+            @staticmethod
+            def new_results_queue_reader() -> Any:
+                return _Results()
+
+        class PlanVentilator(Ventilator):  # type: ignore[misc]
+            """Hands out the plan's tasks when a worker asks, so it needs no thread and no queue of its own."""
+
+            def start(self) -> None:
+                pass
+
+            def __iter__(self) -> Iterator[ReadTask]:
+                return tasks
+
+            def processed_item(self) -> None:
+                pass
+
+            def completed(self) -> bool:
+                return False  # the pool sees the end of the tasks
+
+            def stop(self) -> None:
+                pass
+
+        class PlanReader(Reader):  # type: ignore[misc]
+            def _create_ventilator(self, *_arguments: Any) -> PlanVentilator:
+                return PlanVentilator(None)
+
+        return PlanReader(self._groups, [f.path for f in self._groups.files], reader_pool=_PoolOfReader(make_pool),
+                          worker_class=RowGroupWorker, is_batched_reader=True)
+
+
+READERS: dict[str, Callable[[RowGroupReader], RowGroupSource]] = {"petastorm": PetastormSource, "arrow": ArrowSource}
+
+
+def source_of(reader: str, groups: RowGroupReader) -> RowGroupSource:
+    """The source that a user names."""
+    if reader not in READERS:
+        raise SourceError(f"reader {reader!r} is none of {', '.join(READERS)}")
+    try:
+        return READERS[reader](groups)
+    except ModuleNotFoundError as error:
+        raise SourceError(f"reader {reader!r} needs {error.name}, which is not installed: install the extra "
+                          "sluice[petastorm], or take reader='arrow', which gives the same rows") from None
+
+
+class _Results:
+    """How Petastorm's Reader takes results from a pool: as they are."""
+
+    batched_output = True
+
+    def read_next(self, pool: _PoolOfReader, _schema: Any, _ngram: Any) -> Decoded:
+        return pool.get_results()
+
+
+class _PoolOfReader:
+    """Petastorm's protocol of a workers' pool, spoken by ours."""
+
+    workers_count = 1  # the Reader sizes its own ventilator by it, which we do not use
+
+    def __init__(self, make_pool: MakePool):
+        self._make_pool = make_pool
+        self._pool: Pool[ReadTask, Decoded] | None = None
+        self._ids = iter(range(2**62))
+        self._lock = threading.Lock()
+
+    def start(self, worker_class: Any, worker_args: Any = None, ventilator: Any = None) -> None:
+        def make_work() -> Work:
+            published: list[pa.Table] = []
+            with self._lock:
+                worker = worker_class(next(self._ids), published.append, worker_args)
+
+            def work(task: ReadTask, charge: Charge) -> Decoded:
+                worker.process(task)
+                return Decoded(task, published.pop(), charge)
+
+            return work
+
+        ventilator.start()
+        self._pool = self._make_pool(iter(ventilator), make_work)
+
+    def get_results(self) -> Decoded:
+        assert self._pool is not None
+        return next(self._pool)
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def join(self) -> None:
+        if self._pool is not None:
+            self._pool.join(5.0)
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        return {} if self._pool is None else self._pool.stats().__dict__

@@ -1,0 +1,102 @@
+"""Trying a store again: `RetryPolicy` (how often, how long), `Clock`, and `Retrier`, which does and counts it.
+
+Written out rather than taken from a library: clock, sleep and chance are handed in, and the last error must say which
+file and how often.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+# Trying again does not help: the answer will be the same.
+PERMANENT = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
+
+
+class DeliveryError(OSError):
+    """A store did not deliver in the time and the attempts that it has: the message names file and attempts."""
+
+
+class StoreClosed(DeliveryError):
+    """The store was closed while somebody waited for it."""
+
+
+class Clock:
+    """Monotonic time, and sleep that `stop` ends."""
+
+    def __init__(self) -> None:
+        self._stopped = threading.Event()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise StoreClosed("the store was closed")
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Waits grow twofold, each shortened by chance, so that many ranks do not come back at once."""
+
+    attempts: int = 50
+    """The most times that one read is tried."""
+    first_wait_s: float = 0.1
+    longest_wait_s: float = 5.0
+    deadline_s: float = 90.0
+    """No attempt begins later than this after the first: a store, or a file of it, may be gone for a minute."""
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"RetryPolicy.attempts: {self.attempts} is below 1")
+        for name in ("first_wait_s", "longest_wait_s", "deadline_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"RetryPolicy.{name}: {getattr(self, name)} is not above 0")
+
+    def wait_s(self, failed: int, chance: float) -> float:
+        """The wait after `failed` attempts in vain; `chance` is uniform from 0 to 1."""
+        return (0.5 + chance / 2) * min(self.longest_wait_s, self.first_wait_s * 2.0 ** (failed - 1))
+
+
+class Retrier:
+    """Runs reads under a policy. Threads share it."""
+
+    def __init__(self, policy: RetryPolicy, clock: Clock, chance: Callable[[], float] = random.random):
+        self._policy, self._clock, self._chance = policy, clock, chance
+        self._lock = threading.Lock()
+        self.retries = 0
+        """Attempts that failed and were made again."""
+        self.gave_up = 0
+        """Reads that failed for good."""
+
+    def call(self, action: Callable[[], Result], what: str) -> Result:
+        """`action()`, tried again after each OSError that may pass. `what` names it in the error."""
+        began, failed = self._clock.now(), 0
+        while True:
+            try:
+                return action()
+            except (*PERMANENT, StoreClosed):
+                raise
+            except OSError as error:
+                failed += 1
+                wait = self._policy.wait_s(failed, self._chance())
+                spent = self._clock.now() - began
+                if failed >= self._policy.attempts or spent + wait > self._policy.deadline_s:
+                    with self._lock:
+                        self.gave_up += 1
+                    raise DeliveryError(f"{what}: failed {failed} times within {spent:.1f} s (allowed: "
+                                        f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s; more by "
+                                        f"Loader(files=Files(retry=RetryPolicy(deadline_s=…)))); the last error: "
+                                        f"{type(error).__name__}: {error}") from error
+            with self._lock:
+                self.retries += 1
+            self._clock.sleep(wait)

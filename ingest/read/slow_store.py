@@ -1,0 +1,127 @@
+"""A store that misbehaves as told: `Disturbance` says how, `FaultyFileSystem` does it to any other store.
+
+For tests, benchmarks, and people who want to know what their set-up does when a store is slow or fails. Nothing on
+disk is ever changed: a "corrupt" read is one flipped bit in what is handed on.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from sluice.ingest.knobs import nearest, parse_bytes
+from sluice.ingest.read.backends import FileSystem, RangeFile
+from sluice.ingest.read.retry import Clock
+
+_READ: dict[str, Callable[[str], float]] = {"bandwidth": parse_bytes, "seed": int}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """`latency:///data/table?latency_ms=50&error_rate=0.1`: the names after the question mark are these fields."""
+
+    latency_ms: float = 0.0
+    """Before each read and each opening."""
+    bandwidth: int = 0
+    """Bytes a second of one reader (`bandwidth=100MiB`); 0 means no limit."""
+    error_rate: float = 0.0
+    """Share of reads and openings that fail with an error which may pass."""
+    short_rate: float = 0.0
+    """Share of reads that return half of what was asked."""
+    stall_rate: float = 0.0
+    """Share of reads that take `stall_ms` longer."""
+    stall_ms: float = 1000.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("error_rate", "short_rate", "stall_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not a share from 0 to 1")
+        for name in ("latency_ms", "stall_ms", "bandwidth"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is below 0")
+
+    @classmethod
+    def parse(cls, options: dict[str, str]) -> Disturbance:
+        known = {field.name for field in fields(cls)}
+        values: dict[str, float] = {}
+        for name, text in options.items():
+            if name not in known:
+                raise ValueError(f"latency://: unknown option {name!r}{nearest(name, known)}")
+            try:
+                values[name] = _READ.get(name, float)(text)
+            except ValueError as error:
+                raise ValueError(f"latency://: {name}={text}: {error}") from None
+        return cls(**values)  # type: ignore[arg-type]
+
+
+class FaultyFileSystem:
+    """Opens what `inner` opens, disturbed. Counts what it did, so that a test can tell that it happened."""
+
+    def __init__(self, inner: FileSystem, how: Disturbance, clock: Clock):
+        self._inner, self._how, self._clock = inner, how, clock
+        self._lock = threading.Lock()
+        self._chance = random.Random(how.seed)
+        self._stalled_until = float("-inf")
+        self._corrupt: str | None = None
+        self.errors = self.shorts = self.stalls = self.corrupted = 0
+
+    def open(self, key: str) -> RangeFile:
+        self._before(key, 0)
+        return _DisturbedSource(self, key, self._inner.open(key))
+
+    def stall(self, seconds: float) -> None:
+        """All reads that begin within `seconds` from now wait until they are over."""
+        with self._lock:
+            self._stalled_until = self._clock.now() + seconds
+
+    def corrupt(self, part: str) -> None:
+        """Flips one bit in the next read of data from a file whose name holds `part`."""
+        with self._lock:
+            self._corrupt = part
+
+    def read(self, key: str, source: RangeFile, offset: int, length: int) -> bytes:
+        short = self._before(key, length)
+        data = source.read(offset, length // 2 if short else length)
+        with self._lock:
+            # The footer, at the end of a file, carries no checksum: it is left alone.
+            if self._corrupt is None or self._corrupt not in key or offset + length >= source.size or not data:
+                return data
+            self._corrupt = None
+            self.corrupted += 1
+        flipped = bytearray(data)
+        flipped[len(data) // 2] ^= 0x10
+        return bytes(flipped)
+
+    def _before(self, key: str, length: int) -> bool:
+        """Waits, or fails; True if the read shall come back short."""
+        how = self._how
+        with self._lock:
+            wait = how.latency_ms / 1000 + (length / how.bandwidth if how.bandwidth else 0.0)
+            left = self._stalled_until - self._clock.now()
+            chance = self._chance.random
+            fails, short, stalls = chance() < how.error_rate, chance() < how.short_rate, chance() < how.stall_rate
+            self.stalls += stalls or left > 0
+            self.errors += fails
+            short = short and not fails and length > 1
+            self.shorts += short
+        wait += max(0.0, left) + (how.stall_ms / 1000 if stalls else 0.0)
+        if wait:
+            self._clock.sleep(wait)
+        if fails:
+            raise OSError(f"{key}: an error, as error_rate={how.error_rate:g} asks for")
+        return short
+
+
+class _DisturbedSource:
+    def __init__(self, owner: FaultyFileSystem, key: str, inner: RangeFile):
+        self._owner, self._key, self._inner = owner, key, inner
+        self.size, self.tag = inner.size, inner.tag
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._owner.read(self._key, self._inner, offset, length)
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,158 @@
+"""Opening files for reading, wherever they lie: `RemoteFiles`.
+
+Local paths are opened directly. Everything else is read in ranges through one path: an optional cache, then the store,
+tried again as `sluice.ingest.read.retry` says; a read that comes back short counts as failed.
+
+    Store.at("s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http").open("part-0.parquet")
+    Store.at("latency:///data/table?latency_ms=50&error_rate=0.1").open("part-0.parquet")
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import threading
+from urllib.parse import parse_qsl, unquote
+
+import pyarrow as pa
+
+from sluice.ingest.read.backends import FileSystem, FsspecFiles, LocalFiles, RangeFile, S3Files
+from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
+from sluice.ingest.read.slow_store import Disturbance, FaultyFileSystem
+
+
+class RemoteFiles:
+    """Files below one root. Threads share it; `open` gives each its own file."""
+
+    def __init__(self, root: str, backend: FileSystem, *, scheme: str = "", retry: RetryPolicy | None = None,
+                 cache: FileCache | None = None, clock: Clock | None = None):
+        """`at` makes one from a URI; this, from parts."""
+        self.root, self._backend, self._scheme, self._cache = root.rstrip("/") or "/", backend, scheme, cache
+        self._clock = clock or Clock()
+        self._retrier = Retrier(retry or RetryPolicy(), self._clock)
+        self._lock = threading.Lock()
+        self._reads = self._bytes = 0
+
+    @classmethod
+    def at(cls, uri: str, *, retry: RetryPolicy | None = None, cache: FileCache | None = None,
+           clock: Clock | None = None) -> RemoteFiles:
+        """The store of a URI or a local path. ValueError names what is wrong with it."""
+        clock = clock or Clock()
+        scheme, root, backend = _resolve(uri, clock)
+        return cls(root, backend, scheme=scheme, retry=retry, cache=cache, clock=clock)
+
+    @property
+    def local(self) -> bool:
+        """Its files are plain files of this machine, undisturbed."""
+        return isinstance(self._backend, LocalFiles)
+
+    @property
+    def disturbed(self) -> FaultyFileSystem | None:
+        """The handle for `--inject`, if the root is a latency:// one."""
+        return self._backend if isinstance(self._backend, FaultyFileSystem) else None
+
+    def open(self, path: str = "") -> pa.NativeFile:
+        """A file by its path below the root or in full (none: the root is the file). Fit for
+        `pyarrow.parquet.ParquetFile`, which does not close it: use `with`."""
+        if self._scheme and path.startswith(self._scheme):
+            key = path.removeprefix(self._scheme)
+        else:
+            key = os.path.join(self.root, path) if path else self.root
+        if isinstance(self._backend, LocalFiles):
+            return pa.OSFile(key)
+        name = self._scheme + key
+        source = self._retrier.call(lambda: self._backend.open(key), f"{name}: opening")
+        return pa.PythonFile(_File(self, name, source), mode="r")
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, for the run's metrics."""
+        with self._lock:
+            counts = {"reads": self._reads, "bytes": self._bytes, "retries": self._retrier.retries,
+                      "gave_up": self._retrier.gave_up}
+        return counts | (self._cache.stats() if self._cache else {})
+
+    def close(self) -> None:
+        """Ends all waiting for the store; reads that wait raise StoreClosed. The cache is its maker's to close."""
+        self._clock.stop()
+
+    def read(self, name: str, source: RangeFile, offset: int, length: int) -> bytes:
+        """All of the range, from the cache or the store."""
+        entry = f"{name}|{source.size}|{source.tag}|{offset}|{length}"
+        data = self._cache.get(entry) if self._cache else None
+        if data is None:
+            data = self._retrier.call(lambda: _whole(source, offset, length),
+                                      f"{name}: reading bytes {offset} to {offset + length}")
+            if self._cache:
+                self._cache.put(entry, data)
+        with self._lock:
+            self._reads += 1
+            self._bytes += length
+        return data
+
+
+def _whole(source: RangeFile, offset: int, length: int) -> bytes:
+    data = source.read(offset, length)
+    if len(data) != length:
+        raise OSError(f"a short read: {len(data)} of {length} bytes")
+    return data
+
+
+def _resolve(uri: str, clock: Clock) -> tuple[str, str, FileSystem]:
+    """(scheme with its slashes, root, backend)."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", uri, re.DOTALL)
+    if not match:
+        return "", uri, LocalFiles()
+    scheme, rest = match[1].lower(), match[2]
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise ValueError(f"{uri}: write file:///path, with an absolute path")
+        return "", unquote(rest), LocalFiles()
+    root, _, query = rest.rpartition("?") if "?" in rest else (rest, "", "")
+    try:
+        options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError:
+        raise ValueError(f"{uri}: after the question mark come name=value pairs, joined by &") from None
+    if not root:
+        raise ValueError(f"{uri}: there is no path in it")
+    if scheme == "latency":
+        inner_scheme, inner_root, inner = _resolve(root, clock)
+        return inner_scheme, inner_root, FaultyFileSystem(inner, Disturbance.parse(options), clock)
+    if scheme in ("s3", "s3a"):
+        return "s3://", root, S3Files(options)
+    return f"{scheme}://", root, FsspecFiles(scheme, options)
+
+
+class _File(io.RawIOBase):
+    """A source with a position, as pyarrow wants it."""
+
+    def __init__(self, store: RemoteFiles, name: str, source: RangeFile):
+        self._store, self._name, self._source, self._at = store, name, source, 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._source.size - self._at)
+        length = left if size is None or size < 0 else min(size, left)
+        if not length:
+            return b""
+        data = self._store.read(self._name, self._source, self._at, length)
+        self._at += length
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._source.size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            self._source.close()
+        super().close()

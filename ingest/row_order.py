@@ -1,0 +1,354 @@
+"""Which rows come, in which order, for which rank: `RowsPlan`. Pure: numpy and the standard library, no I/O.
+
+The order is a contract. It depends on the row groups of a table's version, the seed, the epoch, the batch size, the
+number of streams and the window, and on nothing else: not on knobs, workers, ranks, or where a run was resumed.
+
+1. An epoch permutes the row groups, lays them end to end and cuts the rows into S equal ranges, the *streams*.
+   Every second stream runs backwards over its row groups: so the two streams that share a row group at a cut need it
+   at the same time, and one read serves both.
+2. A stream is cut into *windows* of at most `window_rows` rows: whole row groups, as many as fit; a larger row group
+   is cut into equal pieces. The rows of a window are shuffled among themselves. The first three are smaller, at most an
+   eighth, a quarter and half as long.
+3. Global batch k holds the k-th B/S rows of every stream, in the order of the streams. Rank r of R takes the
+   streams from rS/R to (r+1)S/R: hence the same number of steps on every rank, and the same global batches on any
+   number of ranks that divides S.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+STREAMS = 8
+WINDOW_ROWS = 32768
+_EARLY = 3  # windows of an eighth, a quarter and half the size begin a stream
+LAST = ("drop", "pad")
+
+
+class PlanError(ValueError):
+    """A plan that cannot be, or a position of another one: its message names the value and what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows `start` to `stop` of one row group."""
+
+    file: int
+    group: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows of one stream that are shuffled among themselves."""
+
+    stream: int
+    number: int
+    first: int
+    """Rows of the stream before this window."""
+    slices: tuple[Slice, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(s.rows for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPart:
+    """Where rows of a read go: to row `at` of window `window` (an index into `EpochSchedule.windows`)."""
+
+    window: int
+    at: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One row group to decode, once, for all its parts."""
+
+    file: int
+    group: int
+    rows: int
+    parts: tuple[WindowPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSchedule:
+    """One rank's way through one epoch from `step` on: windows and reads, each in the order of need."""
+
+    epoch: int
+    step: int
+    streams: tuple[int, ...]
+    windows: tuple[Window, ...]
+    reads: tuple[Read, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """The next batch: its epoch and its step in it. All that a checkpoint of the order needs."""
+
+    epoch: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0 or self.step < 0:
+            raise PlanError(f"position {self.epoch}/{self.step}: an epoch and a step are counted from 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsPlan:
+    """The contract of this module's docstring for one table version."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """Rows of each row group, file by file."""
+    batch_size: int
+    """Rows of a global batch, over all ranks."""
+    seed: int = 0
+    streams: int = STREAMS
+    window_rows: int = WINDOW_ROWS
+    shuffle: bool = True
+    last: str = "drop"
+    """What becomes of the rows that fill no batch: `drop`, or `pad` with rows of weight 0."""
+    rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "streams", "window_rows"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise PlanError(f"{name}: {value!r} is not a positive whole number")
+        if self.last not in LAST:
+            raise PlanError(f"last: {self.last!r} is none of {', '.join(LAST)}")
+        if any(n < 0 for counts in self.groups for n in counts):
+            raise PlanError("a row group with a negative number of rows")
+        object.__setattr__(self, "rows", sum(sum(counts) for counts in self.groups))
+        if self.batch_size % self.streams:
+            above = (self.batch_size // self.streams + 1) * self.streams
+            raise PlanError(f"batch_size {self.batch_size} is not a multiple of the {self.streams} streams: "
+                            f"take {above}, or another number of streams")
+        if not self.rows:
+            raise PlanError("there are no rows to read")
+        if not self.steps:
+            raise PlanError(f"batch_size {self.batch_size} is larger than an epoch of {self.rows} rows: take at most "
+                            f"{self.rows // self.streams * self.streams}, or last='pad'")
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch, the same on every rank."""
+        return self.rows // self.batch_size if self.last == "drop" else -(-self.rows // self.batch_size)
+
+    @property
+    def stream_rows(self) -> int:
+        """Rows that one stream gives to a batch."""
+        return self.batch_size // self.streams
+
+    @property
+    def used(self) -> int:
+        """Rows of the table that an epoch delivers."""
+        return min(self.rows, self.steps * self.batch_size)
+
+    @property
+    def widest(self) -> int:
+        """No window has more rows."""
+        return min(self.window_rows, -(-self.used // self.streams))
+
+    @property
+    def dropped(self) -> int:
+        """Rows of the table that an epoch leaves out; other ones in each epoch if shuffled."""
+        return self.rows - self.used
+
+    @property
+    def padded(self) -> int:
+        """Rows of weight 0 in the last batch of an epoch."""
+        return self.steps * self.batch_size - self.used
+
+    def streams_of(self, rank: int, ranks: int) -> tuple[int, ...]:
+        if ranks < 1 or self.streams % ranks:
+            fits = [str(n) for n in range(1, self.streams + 1) if self.streams % n == 0]
+            raise PlanError(f"{ranks} ranks do not divide the {self.streams} streams: take {', '.join(fits)} ranks, "
+                            f"or streams={max(ranks, 1) * -(-self.streams // max(ranks, 1))}")
+        if not 0 <= rank < ranks:
+            raise PlanError(f"rank {rank} is outside 0 to {ranks - 1}")
+        each = self.streams // ranks
+        return tuple(range(rank * each, (rank + 1) * each))
+
+    def bounds(self, stream: int) -> tuple[int, int]:
+        """Where a stream begins and ends among the permuted rows of an epoch."""
+        return self.used * stream // self.streams, self.used * (stream + 1) // self.streams
+
+    def windows(self, epoch: int, streams: tuple[int, ...]) -> Iterator[Window]:
+        """The windows of some streams in an epoch, stream by stream."""
+        flat = [(f, g, n) for f, counts in enumerate(self.groups) for g, n in enumerate(counts) if n]
+        order = permutation(len(flat), "groups", self.seed, epoch) if self.shuffle else np.arange(len(flat))
+        ends = np.cumsum([flat[i][2] for i in order])
+        for stream in streams:
+            low, high = self.bounds(stream)
+            slices = []
+            at = int(np.searchsorted(ends, low, side="right"))
+            while low < high:
+                file, group, rows = flat[order[at]]
+                begin, stop = int(ends[at]) - rows, min(int(ends[at]), high)
+                slices.append(Slice(file, group, low - begin, stop - begin))
+                low, at = stop, at + 1
+            if self.shuffle and stream % 2:
+                slices.reverse()
+            yield from self._windows_of(stream, slices)
+
+    def _windows_of(self, stream: int, slices: list[Slice]) -> Iterator[Window]:
+        number = first = 0
+        held: list[Slice] = []
+        rows = 0
+        for whole in slices:
+            for piece in _pieces(whole, self._most(number)):
+                if held and rows + piece.rows > self._most(number):
+                    yield Window(stream, number, first, tuple(held))
+                    number, first, held, rows = number + 1, first + rows, [], 0
+                held.append(piece)
+                rows += piece.rows
+        if held:
+            yield Window(stream, number, first, tuple(held))
+
+    def _most(self, number: int) -> int:
+        """Rows of a stream's window, at most: the first ones are small, so that the first batch comes early."""
+        early = max(self.stream_rows, self.window_rows >> max(0, _EARLY - number))
+        return min(self.window_rows, early)
+
+    def order(self, epoch: int, window: Window) -> npt.NDArray[np.int64] | None:
+        """How the rows of a window are shuffled: the n-th to come is row `order[n]`. None: as they lie."""
+        halves = self.halves(epoch, window)
+        return None if halves is None else put_together(*halves, window.rows)
+
+    def halves(self, epoch: int, window: Window) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """Two permutations of more rows than the window has: its order is the first put upon the second, without what
+        is not in the window."""
+        return window_halves(window.rows, self.seed, epoch, window.stream, window.number) if self.shuffle else None
+
+    def order_sizes(self) -> tuple[int, ...]:
+        """Rows of the permutations that the orders of an epoch's windows are put together from."""
+        most = {min(self._most(number), self.widest) for number in range(_EARLY + 1)}
+        return tuple(sorted({_size(n) for n in most})) if self.shuffle else ()
+
+    def schedule(self, epoch: int, rank: int = 0, ranks: int = 1, step: int = 0) -> EpochSchedule:
+        """What a rank has to do from a step of an epoch to its end. Windows that lie wholly before are left out.
+
+        A rank that has no rows left still has its batch of padding: it comes of a window without rows."""
+        if not 0 <= step <= self.steps:
+            raise PlanError(f"step {step} is outside an epoch of {self.steps} steps")
+        streams, done = self.streams_of(rank, ranks), step * self.stream_rows
+        windows = sorted((w for w in self.windows(epoch, streams) if w.first + w.rows > done),
+                         key=lambda w: (w.first, w.stream))
+        if not windows and step < self.steps:
+            windows = [Window(streams[0], 0, done, (self._no_rows(),))]
+        return EpochSchedule(epoch, step, streams, tuple(windows), tuple(self._reads(windows)))
+
+    def _no_rows(self) -> Slice:
+        file, group = next((f, g) for f, counts in enumerate(self.groups) for g, rows in enumerate(counts) if rows)
+        return Slice(file, group, 0, 0)
+
+    def _reads(self, windows: list[Window]) -> list[Read]:
+        """One read for all the parts of a row group that are needed at about the same time."""
+        found: list[tuple[Slice, list[WindowPart]]] = []
+        latest: dict[tuple[int, int], tuple[int, list[WindowPart]]] = {}
+        for index, window in enumerate(windows):
+            at = 0
+            for piece in window.slices:
+                key = (piece.file, piece.group)
+                needed, parts = latest.get(key, (-1, []))
+                if not parts or window.first - needed > self.window_rows:
+                    parts = []
+                    found.append((piece, parts))
+                parts.append(WindowPart(index, at, piece.start, piece.stop))
+                latest[key] = (window.first, parts)
+                at += piece.rows
+        return [Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts)) for s, parts in found]
+
+    @property
+    def digest(self) -> str:
+        """Of everything that the order depends on, but for epoch and step."""
+        text = json.dumps([self.groups, self.batch_size, self.seed, self.streams, self.window_rows, self.shuffle,
+                           self.last])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def state(self, position: Position) -> dict[str, Any]:
+        """A position as JSON holds it, with what a resumed run must have in common with this one."""
+        return {"epoch": position.epoch, "step": position.step, **self._identity()}
+
+    def position(self, state: Mapping[str, Any]) -> Position:
+        """The position that `state` names. Raises PlanError, with the differences, if it is one of another plan."""
+        own = self._identity()
+        differences = [f"{k}: {state.get(k)!r} in the state, {v!r} here" for k, v in own.items() if state.get(k) != v]
+        if differences:
+            raise PlanError("this state belongs to another order of rows (" + "; ".join(differences) + ")")
+        position = Position(int(state["epoch"]), int(state["step"]))
+        if position.step > self.steps:
+            raise PlanError(f"step {position.step} is outside an epoch of {self.steps} steps")
+        return position if position.step < self.steps else Position(position.epoch + 1, 0)
+
+    def _identity(self) -> dict[str, Any]:
+        return {"batch_size": self.batch_size, "seed": self.seed, "streams": self.streams,
+                "window_rows": self.window_rows, "shuffle": self.shuffle, "last": self.last, "rows": self.rows,
+                "row_groups": sum(len(counts) for counts in self.groups), "plan": self.digest}
+
+
+def _pieces(whole: Slice, most: int) -> Iterator[Slice]:
+    """A slice, or equal pieces of it of at most `most` rows, in order."""
+    count = -(-whole.rows // most)
+    cuts = [whole.start + whole.rows * i // count for i in range(count + 1)]
+    return (Slice(whole.file, whole.group, a, b) for a, b in itertools.pairwise(cuts))
+
+
+def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
+    """A permutation of range(n) drawn from `key`, the same on every machine and with every version of numpy.
+
+    numpy keeps the shuffles of RandomState and the bits of Philox as they are for ever; those of its newer
+    Generator may change."""
+    seed = hashlib.sha256("/".join(map(str, key)).encode()).digest()[:16]
+    bits = np.random.Philox(key=int.from_bytes(seed, "little"))
+    return np.random.RandomState(bits).permutation(n).astype(np.int64, copy=False)
+
+
+def window_halves(n: int, seed: int, epoch: int, stream: int, number: int
+                  ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For the order of a window of n rows: two random permutations of the epoch, each turned by an amount of the
+    window's own. A tenth of the price of drawing one afresh, and every row goes to every place."""
+    size = _size(n)
+    outer, inner = _of_epoch(size, seed, epoch)
+    turn = hashlib.sha256(f"window/{seed}/{epoch}/{stream}/{number}".encode()).digest()
+    first, second = (int.from_bytes(turn[at:at + 8], "little") % size for at in (0, 8))
+    return outer[first:first + size], inner[second:second + size]
+
+
+def _size(n: int) -> int:
+    """Rows of the permutations for a window of n rows: windows of about one size share them."""
+    return 1 << max(12, (n - 1).bit_length())
+
+
+def put_together(outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.int64]:
+    """The order that two halves make."""
+    order = np.take(outer, inner, mode="clip")
+    return order if len(order) == n else order[order < n]
+
+
+@functools.lru_cache(maxsize=8)
+def _of_epoch(size: int, seed: int, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Two permutations, each written twice in a row, so that a turned one is a slice."""
+    outer, inner = (np.tile(permutation(size, name, seed, epoch), 2) for name in ("outer", "inner"))
+    return outer, inner
+
+
+def chain(digest: str, step: int, content: int) -> str:
+    """The order hash after one more batch: of the hash before it, its step and a checksum of what it held."""
+    return hashlib.blake2b(f"{digest}/{step}/{content}".encode(), digest_size=8).hexdigest()

@@ -1,0 +1,304 @@
+"""From blocks to what a trainer takes: `cuts`, `Cutter`, `Collator`, `Batch`.
+
+Work goes in stretches of several consecutive batches, so that small batches do not pay for a hand-over each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sluice.ingest.columns import Columns
+from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.row_order import EpochSchedule, RowsPlan
+from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
+
+STRETCH_ROWS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step of one rank takes. The tensors are views of memory that is used again once all are gone."""
+
+    dense: torch.Tensor
+    """[rows, dense columns] float32, feature by feature underneath."""
+    values: torch.Tensor
+    """int32: all ids of the first sparse column, then of the second, as KeyedJaggedTensor has them."""
+    lengths: torch.Tensor
+    """[sparse columns × rows] int32: ids of each row. Without bags one tensor for all batches: do not write to it."""
+    label: torch.Tensor
+    """[rows] float32."""
+    weight: torch.Tensor
+    """[rows] float32: 0 marks a row that only fills the batch."""
+    rows: int
+    """Rows that are not filling."""
+    epoch: int
+    step: int
+    checksum: int = field(default=0, repr=False)
+    """Of one column's ids as read, before any transform: it goes into the order hash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Consecutive batches whose rows are all there: for each stream (block, first row, row after the last)."""
+
+    schedule: EpochSchedule
+    step: int
+    steps: int
+    chunk: Chunk
+    pieces: tuple[tuple[tuple[Block, int, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """The ids of one batch: those of a column from `starts` on, in one array."""
+
+    values: npt.NDArray[Any]
+    lengths: npt.NDArray[Any] | None
+    """Of each row, column by column; None if every row has one id of each column."""
+    starts: tuple[int, ...]
+
+    def of(self, column: int) -> npt.NDArray[Any]:
+        return self.values[self.starts[column]:self.starts[column + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Batches `step` to `step + steps`: floats [batch, column, row], the ids of each, and weights [batch, row]."""
+
+    schedule: EpochSchedule
+    step: int
+    rows: tuple[int, ...]
+    floats: npt.NDArray[Any]
+    ids: tuple[Ids, ...]
+    weights: npt.NDArray[Any] | None
+    checksums: tuple[int, ...]
+    charge: Charge
+    done: int = 0
+    """Stages of transforms that it has been through."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        ids = sum(i.values.nbytes + (0 if i.lengths is None else i.lengths.nbytes) for i in self.ids)
+        return self.floats.nbytes + ids + (0 if self.weights is None else self.weights.nbytes)
+
+    def replaced(self, **changes: Any) -> Stretch:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Batches for the consumer, and what they hold until it has asked for the one after them."""
+
+    batches: tuple[Batch, ...]
+    nbytes: int
+    charge: Charge
+
+
+def most_steps(plan: RowsPlan, ranks: int) -> int:
+    """Batches in a stretch, at most."""
+    return max(1, STRETCH_ROWS * ranks // plan.batch_size)
+
+
+def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks) -> Iterator[Cut]:
+    """A stretch of batches as soon as all its rows are there. Blocks come in the order of need.
+
+    The last batch of an epoch may be padding alone on some ranks, so its chunk is asked for by its number. The first
+    stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
+    each, most, inside = plan.stream_rows, most_steps(plan, ranks), chunk_steps(plan, ranks)
+    schedule: EpochSchedule | None = None
+    queues: dict[int, deque[tuple[Block, int]]] = {}  # of each stream: blocks, and the first row not yet cut
+    held: dict[int, int] = {}  # rows at hand of each stream
+    wanted: dict[int, int] = {}  # rows that a stream has left in this epoch
+    step, wished = 0, 1
+    for block in blocks:
+        if block.schedule is not schedule:
+            schedule, step = block.schedule, block.schedule.step
+            queues = {s: deque() for s in schedule.streams}
+            held = dict.fromkeys(schedule.streams, 0)
+            wanted = {s: plan.bounds(s)[1] - plan.bounds(s)[0] - step * each for s in schedule.streams}
+        stream = block.window.stream
+        queues[stream].append((block, 0))
+        held[stream] += block.rows
+        while (steps := min(wished, plan.steps - step, inside - step % inside)) and \
+                all(held[s] >= min(steps * each, wanted[s]) for s in schedule.streams):
+            wished = min(2 * wished, most)
+            chunk = chunks.take(schedule.epoch, step // inside)
+            pieces = []
+            for s in schedule.streams:
+                count = min(steps * each, wanted[s])
+                pieces.append(tuple(_slices(queues[s], count)))
+                held[s] -= count
+                wanted[s] -= count
+            yield Cut(schedule, step, steps, chunk, tuple(pieces))
+            del pieces, chunk
+            step += steps
+        del block
+
+
+def _slices(queue: deque[tuple[Block, int]], count: int) -> Iterator[tuple[Block, int, int]]:
+    while count:
+        block, at = queue.popleft()
+        take = min(count, block.rows - at)
+        yield block, at, at + take
+        if at + take < block.rows:
+            queue.appendleft((block, at + take))
+        count -= take
+
+
+class Cutter:
+    """One worker of the batch stage: finishes batches whose rows are there, and puts bags into them."""
+
+    def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
+        self._plan, self._columns, self._buffers = plan, columns, buffers
+        self._rows = plan.batch_size // ranks
+        self._most = most_steps(plan, ranks)
+        most_ids = max(columns.sparse, key=lambda name: columns.cardinalities.get(name, 0), default=None)
+        self._checked = None if most_ids is None else columns.sparse.index(most_ids)
+        self._starts = tuple(range(0, (len(columns.sparse) + 1) * self._rows, self._rows))
+
+    def size(self, cut: Cut) -> int:
+        """Bytes of the batches."""
+        columns = self._columns
+        bags = sum(4 * block.bags[name].count(start, stop)
+                   for pieces in cut.pieces for block, start, stop in pieces for name in columns.bags)
+        lengths = 4 * len(columns.sparse) if columns.bags else 0
+        numbers = 4 * (len(columns.floats) + len(columns.scalars) + (not columns.weight)) + lengths
+        return cut.steps * self._rows * numbers + bags
+
+    def __call__(self, cut: Cut, charge: Charge) -> Stretch:
+        columns, steps = self._columns, cut.steps
+        begin = cut.step % len(cut.chunk.floats)
+        floats, scalars = (a[begin:begin + steps] for a in (cut.chunk.floats, cut.chunk.ids))
+        weights = None
+        if not columns.weight:
+            weights = self._buffers.take((self._most, self._rows), np.float32)[:steps]
+            weights.fill(1)
+        real = self._fill(cut, floats, scalars, weights)
+        if columns.bags:
+            ids = tuple(self._with_bags(cut, n, scalars[n]) for n in range(steps))
+        else:
+            ids = tuple(Ids(scalars[n].reshape(-1), None, self._starts) for n in range(steps))
+        for pieces in cut.pieces:
+            for block, start, stop in pieces:
+                block.taken(stop - start)
+        checked = [floats[n, 0] if self._checked is None else ids[n].of(self._checked) for n in range(steps)]
+        return Stretch(cut.schedule, cut.step, real, floats, ids, weights,
+                       tuple(zlib.crc32(array.data) for array in checked), charge)
+
+    def _fill(self, cut: Cut, floats: npt.NDArray[Any], scalars: npt.NDArray[Any], weights: npt.NDArray[Any] | None
+              ) -> tuple[int, ...]:
+        """Zeros where rows are missing in the last batch of an epoch. Returns the real rows of each batch."""
+        each = self._plan.stream_rows
+        real = [self._rows] * cut.steps
+        for lane, pieces in enumerate(cut.pieces):
+            there = sum(stop - start for _, start, stop in pieces)
+            if there < cut.steps * each:
+                low, high = lane * each + there % each, (lane + 1) * each
+                floats[-1, :, low:high] = 0
+                scalars[-1, :, low:high] = 0
+                if weights is not None:
+                    weights[-1, low:high] = 0
+                real[-1] -= high - low
+        return tuple(real)
+
+    def _with_bags(self, cut: Cut, number: int, scalars: npt.NDArray[Any]) -> Ids:
+        """The ids of one batch. Rows that only fill it have empty bags."""
+        columns, each = self._columns, self._plan.stream_rows
+        lanes = [(lane, at, block, start, stop) for lane, pieces in enumerate(cut.pieces)
+                 for block, start, stop, at in _within(pieces, number * each, each)]
+        lengths = self._buffers.take((len(columns.sparse), self._rows), np.int32)
+        starts, single = [0], iter(range(len(columns.scalars)))
+        parts: list[npt.NDArray[Any]] = []
+        for column, name in enumerate(columns.sparse):
+            if name not in columns.bags:
+                lengths[column] = 1
+                parts.append(scalars[next(single)])
+                starts.append(starts[-1] + self._rows)
+                continue
+            lengths[column] = 0
+            size = 0
+            for lane, at, block, start, stop in lanes:
+                bags = block.bags[name]
+                low = lane * each + at
+                lengths[column, low:low + stop - start] = bags.lengths(start, stop)
+                parts.append(bags.ids(start, stop))
+                size += len(parts[-1])
+            starts.append(starts[-1] + size)
+        values = self._buffers.take_line(starts[-1], np.int32)
+        np.concatenate(parts, out=values)
+        return Ids(values, lengths.reshape(-1), tuple(starts))
+
+
+def _within(pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
+            ) -> Iterator[tuple[Block, int, int, int]]:
+    """What lies within `count` rows from `first` on, counted over all pieces, and how far behind `first` it begins."""
+    done = 0
+    for block, start, stop in pieces:
+        low, high = max(first, done), min(first + count, done + stop - start)
+        if low < high:
+            yield block, start + low - done, start + high - done, low - first
+        done += stop - start
+
+
+class Collator:
+    """One worker of the collate stage: batches as tensors, without a copy."""
+
+    def __init__(self, columns: Columns, rows: int):
+        self._columns = columns
+        self._lengths = torch.ones(len(columns.sparse) * rows, dtype=torch.int32)
+
+    def __call__(self, stretch: Stretch, charge: Charge) -> Ready:
+        dense = len(self._columns.dense)
+        floats = torch.from_numpy(stretch.floats)
+        weights = floats[:, dense + 1] if stretch.weights is None else torch.from_numpy(stretch.weights)
+        # One call for all batches: small ones would pay more for their views than for their rows.
+        views = zip(floats[:, :dense].transpose(1, 2).unbind(), floats[:, dense].unbind(), weights.unbind(),
+                    strict=True)
+        batches = tuple(
+            Batch(dense=numbers, values=torch.from_numpy(ids.values),
+                  lengths=self._lengths if ids.lengths is None else torch.from_numpy(ids.lengths),
+                  label=label, weight=weight, rows=stretch.rows[n], epoch=stretch.schedule.epoch,
+                  step=stretch.step + n, checksum=stretch.checksums[n])
+            for n, (ids, (numbers, label, weight)) in enumerate(zip(stretch.ids, views, strict=True)))
+        stretch.charge.release()
+        return Ready(batches, stretch.nbytes, charge)
+
+
+def columns_of(stretch: Stretch, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:
+    """Batch `number` of a stretch as arrays by column name, views of it; of a bag column also `NAME.lengths`."""
+    ids = stretch.ids[number]
+    arrays: dict[str, npt.NDArray[Any]] = dict(zip(columns.floats, stretch.floats[number], strict=True))
+    for column, name in enumerate(columns.sparse):
+        arrays[name] = ids.of(column)
+        if name in columns.bags and ids.lengths is not None:
+            arrays[lengths_name(name)] = ids.lengths.reshape(len(columns.sparse), -1)[column]
+    return arrays
+
+
+def lengths_name(column: str) -> str:
+    return f"{column}.lengths"
+
+
+def joined(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
+    """The ids of a batch put together anew, after bags have got other lengths."""
+    parts = [arrays[name] for name in columns.sparse]
+    lengths = np.ones((len(parts), rows), np.int32)
+    for column, name in enumerate(columns.sparse):
+        if name in columns.bags:
+            lengths[column] = arrays[lengths_name(name)]
+    starts = tuple(itertools.accumulate(map(len, parts), initial=0))
+    return Ids(np.concatenate(parts), lengths.reshape(-1), starts)

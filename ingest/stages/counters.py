@@ -1,0 +1,94 @@
+"""What the workers of a stage did, in counters that never fall: `StageCounters`; `WorkerClock` is one worker's hand in
+them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from sluice.ingest.machine import core_wait_s
+from sluice.ingest.stats import StageStats
+
+
+class StageCounters:
+    """How many workers were busy or waiting since the start, integrated over time.
+
+    It outlives the pools of its stage (a pipeline starts anew after an abandoned epoch)."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
+        self.name, self._clock = name, clock
+        self._at = clock()
+        self._busy = self._waiting = 0
+        self._blocked = False
+        self.items = self.rows = self.bytes = 0
+        self.busy_s = self.cpu_s = self.core_wait_s = self.wait_input_s = self.wait_output_s = 0.0
+
+    def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
+        """Workers went over to another state. `blocked`: those that wait do so for room, not for input."""
+        now = self._clock()
+        elapsed, self._at = now - self._at, now
+        self.busy_s += elapsed * self._busy
+        if self._blocked:
+            self.wait_output_s += elapsed * self._waiting
+        else:
+            self.wait_input_s += elapsed * self._waiting
+        self._busy += busy
+        self._waiting += waiting
+        if blocked is not None:
+            self._blocked = blocked
+
+    def passed(self, rows: int, size: int) -> None:
+        """An item is done."""
+        self.items += 1
+        self.rows += rows
+        self.bytes += size
+
+    def stats(self, workers: int, backend: str, queue_bytes: int, queue_limit_bytes: int) -> StageStats:
+        self.change()
+        return StageStats(name=self.name, items=self.items, rows=self.rows, bytes=self.bytes, busy_s=self.busy_s,
+                          cpu_s=self.cpu_s, core_wait_s=self.core_wait_s, wait_input_s=self.wait_input_s,
+                          wait_output_s=self.wait_output_s, workers=workers, backend=backend, queue_bytes=queue_bytes,
+                          queue_limit_bytes=queue_limit_bytes)
+
+
+class WorkerClock:
+    """One worker's time. It waits for its own stage; while it has an item it may work for others as well."""
+
+    def __init__(self, tally: StageCounters, lock: threading.RLock):
+        """`lock` guards all tallies of a pipeline."""
+        self._own = self._for = tally
+        self._lock = lock
+        self._cpu_s = self._core_wait_s = 0.0
+
+    def begin(self) -> None:
+        """An item came."""
+        with self._lock:
+            self._own.change(waiting=-1, busy=1)
+        self._cpu_s, self._core_wait_s = time.thread_time(), core_wait_s()
+
+    def go_over(self, tally: StageCounters) -> None:
+        """What is done from here on is the work of that stage."""
+        if tally is not self._for:
+            self._turn(tally)
+
+    def passed(self, tally: StageCounters, rows: int, size: int) -> None:
+        """An item of another stage is done."""
+        with self._lock:
+            tally.passed(rows, size)
+
+    def end(self) -> None:
+        """Back to waiting."""
+        with self._lock:
+            self._turn(self._own)
+            self._own.change(waiting=1, busy=-1)
+
+    def _turn(self, tally: StageCounters) -> None:
+        cpu_s, waited_s = time.thread_time(), core_wait_s()
+        with self._lock:
+            self._for.cpu_s += cpu_s - self._cpu_s
+            self._for.core_wait_s += waited_s - self._core_wait_s
+            if tally is not self._for:
+                self._for.change(busy=-1)
+                tally.change(busy=1)
+        self._for, self._cpu_s, self._core_wait_s = tally, cpu_s, waited_s

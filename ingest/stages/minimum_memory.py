@@ -1,0 +1,101 @@
+"""How much memory a plan needs when everything is done one after the other: `Footprint`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sluice.ingest.columns import Columns
+from sluice.ingest.knobs import format_bytes
+from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.stages.batch import most_steps
+from sluice.ingest.stages.shuffle import chunk_steps
+
+if TYPE_CHECKING:
+    from sluice.ingest.read.decoding import Decoding
+
+_ORDERS = 16  # bytes of a row in the order of its window: two halves put together
+_KEPT, _KEPT_PART = 4 * 2**20, 8  # what Arrow's allocator was seen to keep: so much, and a part of what it gave out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """The least memory of a run, in bytes, by what it is for. Built from figures that are bounds, so a run may take
+    less."""
+
+    row_groups: int
+    """Decoded row groups that are held together, among them one that is read ahead."""
+    decoding: int
+    """What decoding the largest takes besides its result."""
+    batches: int
+    """Windows, and batches on their way."""
+    orders: int
+    """Of the rows in the windows."""
+    kept: int
+    """What allocators have not yet given back, and what the kernel keeps for itself."""
+
+    @property
+    def total(self) -> int:
+        return self.row_groups + self.decoding + self.batches + self.orders + self.kept
+
+    def __str__(self) -> str:
+        return (f"{format_bytes(self.row_groups)} for row groups, {format_bytes(self.decoding)} for decoding one, "
+                f"{format_bytes(self.batches)} for windows and batches, {format_bytes(self.orders)} for their orders, "
+                f"{format_bytes(self.kept)} that allocators keep")
+
+
+def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: int, ranks: int, transforms: int,
+                 converted: int, epochs: int) -> Footprint:
+    """`transforms` are stages of them, `converted` the columns whose values are not moved as they lie in a file;
+    several `epochs` run into each other."""
+    windows, reads = _way(plan, decoding, rank, ranks, epochs)
+    together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that leave it at a time
+    row_groups, rows = _held(windows, reads, columns.row_bytes * len(plan.streams_of(rank, ranks)),
+                             plan.widest + together)
+    band = rows * len(plan.streams_of(rank, ranks))
+    a_rank = plan.batch_size // ranks
+    chunk = chunk_steps(plan, ranks) * a_rank  # one may have to be begun on either side
+    stretch = most_steps(plan, ranks) * a_rank * (columns.row_bytes + 4)
+    # Behind the batch stage, each transform and collate lies a stretch that is done, and one in the next one's hands.
+    stretches = 2 * (transforms + 2) * stretch + transforms * a_rank * columns.row_bytes
+    window = plan.widest * (_ORDERS + 4 * converted)
+    orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
+    batches = (band + 2 * chunk) * columns.row_bytes + stretches
+    return Footprint(row_groups=row_groups, decoding=decoding.beside, batches=batches, orders=orders + window,
+                     kept=_KEPT + (row_groups + decoding.beside) // _KEPT_PART)
+
+
+def _held(windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row_bytes: int, behind: int
+          ) -> tuple[int, int]:
+    """Bytes of the row groups that are held, and rows of each stream, when both together take the most. `row_bytes` are
+    those of a row of each stream; windows that end `behind` rows before another one begins are gone by then."""
+    decoded: dict[int, tuple[int, int]] = {}  # of the reads that are held: the window that needs it last, its bytes
+    most, next_read, oldest, furthest = (0, 0), 0, 0, 0
+    for number, (first, last) in enumerate(windows):
+        # While a window is shuffled, a worker waits with the rows of the next one, and the read after them is done.
+        while next_read < len(reads) and reads[next_read][0] <= number + 1:
+            decoded[next_read] = reads[next_read][1:]
+            next_read += 1
+        ahead = reads[next_read][2] if next_read < len(reads) else 0
+        # Batches are held until every stream has filled them; windows come in the order of need.
+        while windows[oldest][0] + behind <= first:
+            oldest += 1
+        furthest = max(furthest, last)
+        now = sum(size for _, size in decoded.values()) + ahead, furthest - windows[oldest][0]
+        most = max(most, now, key=lambda held: held[0] + held[1] * row_bytes)
+        decoded = {n: held for n, held in decoded.items() if held[0] > number}
+    return most
+
+
+def _way(plan: RowsPlan, decoding: Decoding, rank: int, ranks: int, epochs: int
+         ) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
+    """Of the windows of an epoch, and of the next one if that follows at once: from which row of its stream to which,
+    counted on. Of the reads: the window that needs it first, the one that does last, and its bytes."""
+    windows: list[tuple[int, int]] = []
+    reads: list[tuple[int, int, int]] = []
+    for epoch in range(min(2, epochs)):
+        schedule, before, begin = plan.schedule(epoch, rank, ranks), len(windows), epoch * -(-plan.used // plan.streams)
+        windows += [(begin + w.first, begin + w.first + w.rows) for w in schedule.windows]
+        reads += [(before + read.parts[0].window, before + max(part.window for part in read.parts),
+                   decoding.decoded(read.rows)) for read in schedule.reads]
+    return windows, reads

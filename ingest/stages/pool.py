@@ -1,0 +1,303 @@
+"""Workers of one stage: `Pool`, an iterator over results in the order in which the work came in.
+
+Workers pull their own input, one at a time and in order, so stages chain without threads between them. Only the pull
+is serial: with the first item stuck in its work, the others still complete, as far as the bytes allow that may wait
+behind the stage. Room for a result is reserved in order, before its work begins, so that a later item never takes the
+room which an earlier one needs.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from sluice.ingest.memory.governor import Charge, Governor
+from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stats import StageStats
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Closed(Exception):
+    """The pool was closed while somebody waited for it."""
+
+
+class _Failure:
+    """An error in the place of a result."""
+
+    def __init__(self, error: BaseException):
+        self.error = error
+
+
+class _Task:
+    """An item on its way through a worker."""
+
+    def __init__(self, sequence: int, item: Any, expected: int, reserved: int, charge: Charge):
+        self.sequence, self.item, self.charge = sequence, item, charge
+        self.expected, self.reserved = expected, reserved
+        self.result: Any = None
+        self.rows = self.size = 0
+
+    def fail(self, error: BaseException) -> None:
+        self.result, self.rows, self.size = _Failure(error), 0, 0
+        self.charge.release()
+
+
+class Pool(Generic[In, Out]):
+    """Threads that come and go while it runs.
+
+    Without workers it is none: whoever asks for results gets what the stage before gives, if it `passes` as it is. For
+    an item that does not a worker comes back, until one that passes follows."""
+
+    def __init__(self, tally: StageCounters, upstream: Iterator[In],
+                 make_work: Callable[[WorkerClock], Callable[[In, Charge], Out]], *,
+                 workers: int, limit_bytes: int, governor: Governor, size: Callable[[In], int],
+                 measure: Callable[[Out], tuple[int, int]], passes: Callable[[Any], bool] = lambda _: False):
+        """`make_work` is called once in each worker, with its stint, which has to hear of work for other stages. It
+        returns what turns an item and its charge into a result. `size` is the bytes to reserve for an item (more, if
+        results turned out larger lately), `measure` the rows and bytes of its result. Whoever takes a result takes
+        over its charge."""
+        self._tally, self._upstream, self._make_work = tally, upstream, make_work
+        self._limit, self._governor, self._size, self._measure = limit_bytes, governor, size, measure
+        self._passes = passes
+        self._pull = threading.Lock()
+        self._lock = governor.lock
+        self._room = threading.Condition(self._lock)
+        self._ready = threading.Condition(self._lock)
+        self._results: dict[int, tuple[Any, int]] = {}
+        self._grew: deque[float] = deque(maxlen=32)  # results lately: how much larger than expected
+        self._next_in = self._next_out = 0
+        self._outstanding = self._waiting_bytes = 0
+        self._end: int | None = None
+        self._closed = False
+        self._target = self._alive = self._started = 0
+        self._behind = 0
+        """1 while items come that need work, though there are to be no workers."""
+        self._left: In | None = None  # an item that was taken, and needs work
+        self._threads: list[threading.Thread] = []
+        self.resize(workers)
+
+    # ---- turned while it runs
+
+    def resize(self, workers: int) -> None:
+        """More workers start at once; fewer go home as they finish what they hold."""
+        with self._lock:
+            self._target, self._behind = workers, int(self._alive > 0)
+            self._staff()
+            self._room.notify_all()
+
+    def _staff(self) -> None:
+        """Starts the workers that are missing."""
+        self._threads = [t for t in self._threads if t.is_alive()]
+        while self._alive < self._wanted and not self._closed:
+            thread = threading.Thread(target=self._work, daemon=True, name=f"sluice-{self._tally.name}-{self._started}")
+            self._alive += 1
+            self._started += 1
+            self._threads.append(thread)
+            thread.start()
+
+    @property
+    def _wanted(self) -> int:
+        return self._target or self._behind
+
+    def limit(self, limit_bytes: int) -> None:
+        """How many bytes of results may wait, besides one item in each worker's hands."""
+        with self._lock:
+            self._limit = limit_bytes
+            self._room.notify_all()
+
+    def stats(self) -> StageStats:
+        with self._lock:
+            return self._tally.stats(self._target, "thread", self._waiting_bytes, self._limit)
+
+    # ---- the consumer's side
+
+    def __iter__(self) -> Iterator[Out]:
+        return self
+
+    def __next__(self) -> Out:
+        while True:
+            with self._lock:
+                while self._next_out not in self._results and (not self._empty or self._pull.locked()):
+                    if self._closed:
+                        raise Closed
+                    if self._end is not None and self._next_out >= self._end:
+                        raise StopIteration
+                    self._ready.wait()
+                if self._next_out in self._results:
+                    result, size = self._results.pop(self._next_out)
+                    self._next_out += 1
+                    self._outstanding -= size
+                    self._waiting_bytes -= size
+                    self._room.notify_all()
+                    break
+            result = self._past()
+            if result is not None:
+                break
+        if isinstance(result, _Failure):
+            raise result.error
+        return result  # type: ignore[no-any-return]
+
+    @property
+    def _empty(self) -> bool:
+        """Nobody is at work here, and nothing is left to do."""
+        return not self._alive and not self._wanted and self._end is None and self._next_in == self._next_out
+
+    def _past(self) -> Any:
+        """What the stage before gives, if it passes; None: it needs work, or workers have come meanwhile."""
+        # Never waited for: a worker that has come may hold it until its room is there, which only we make.
+        if not self._pull.acquire(blocking=False):
+            return None
+        try:
+            with self._lock:
+                if self._closed:
+                    raise Closed
+                if not self._empty:
+                    return None
+            item = next(self._upstream)
+            if self._passes(item):
+                return item
+            with self._lock:
+                self._left, self._behind = item, 1
+                self._staff()
+        finally:
+            self._pull.release()
+        return None
+
+    def close(self) -> None:
+        """Sends everybody home. Call `join` when all pools of a pipeline are closed."""
+        with self._lock:
+            self._closed = True
+            self._room.notify_all()
+            self._ready.notify_all()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the workers, but not longer."""
+        end = time.monotonic() + timeout_s
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+
+    @property
+    def gone(self) -> bool:
+        """No worker is left."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # ---- a worker's side
+
+    def _work(self) -> None:
+        work = None
+        stint = WorkerClock(self._tally, self._lock)
+        with self._lock:
+            self._tally.change(waiting=1)
+        try:
+            while True:
+                with self._pull:
+                    task = self._take()
+                if task is None:
+                    return
+                stint.begin()
+                try:
+                    work = work or self._make_work(stint)
+                    task.result = work(task.item, task.charge)
+                    task.rows, task.size = self._measure(task.result)
+                    task.charge.correct(task.size)
+                except BaseException as error:  # goes to the consumer, in its place in the order
+                    task.fail(error)
+                with self._lock:
+                    stint.end()
+                    self._put(task)
+                del task
+        finally:
+            with self._lock:
+                self._tally.change(waiting=-1)
+                self._ready.notify_all()  # who asks for results may have waited for the pull to be free
+            if close := getattr(work, "close", None):  # a worker that holds more than memory
+                close()
+
+    def _take(self) -> _Task | None:
+        """The next item with room for its result, or None: time to go home."""
+        while True:
+            with self._lock:
+                if self._closed or self._end is not None or self._alive > self._wanted:
+                    self._alive -= 1  # with the decision, so that no second worker leaves for the same reason
+                    self._ready.notify_all()
+                    return None
+                item, self._left = self._left, None
+            try:
+                item = next(self._upstream) if item is None else item
+                passes = self._passes(item)
+                expected = 0 if passes else self._size(item)
+            except Closed:
+                self.close()  # a generator in between has ended by this: its next item would look like the end
+                return None
+            except StopIteration:
+                self._finish(None)
+                return None
+            except BaseException as error:
+                self._finish(error)
+                return None
+            with self._lock:
+                if passes:
+                    self._results[self._next_in] = (item, 0)
+                    self._next_in += 1
+                    self._behind = 0
+                    self._ready.notify_all()
+                    continue
+                size = math.ceil(expected * max(1.0, 1.0, *self._grew))
+                charge = self._reserve(size)
+                if charge is None:
+                    return None
+                self._next_in += 1
+                return _Task(self._next_in - 1, item, expected, size, charge)
+
+    def _reserve(self, size: int) -> Charge | None:
+        """Room for the item whose turn it is; None if the pool was closed meanwhile."""
+        blocked = held_back = False
+        try:
+            while not self._closed:
+                due = self._next_in == self._next_out
+                fits = due or self._outstanding + size <= self._limit + self._target * size  # each worker may hold one
+                charge = self._governor.admit(size, due) if fits else None
+                if charge is not None:
+                    self._outstanding += size
+                    return charge
+                if not blocked:
+                    blocked = True
+                    self._tally.change(blocked=True)
+                if fits:
+                    self._governor.wait_on(self._room, again=held_back)
+                    held_back = True
+                else:
+                    self._room.wait()
+            return None
+        finally:
+            if blocked:
+                self._tally.change(blocked=False)
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Nothing comes after what was taken so far, but perhaps an error."""
+        with self._lock:
+            if error is not None:
+                self._results[self._next_in] = (_Failure(error), 0)
+                self._next_in += 1
+            self._end = self._next_in
+            self._ready.notify_all()
+
+    def _put(self, task: _Task) -> None:
+        if isinstance(task.result, _Failure):
+            self._end = self._next_in  # what was taken still comes, nothing more
+        else:
+            self._tally.passed(task.rows, task.size)
+            self._grew.append(task.size / max(1, task.expected))
+        self._results[task.sequence] = (task.result, task.size)
+        self._outstanding += task.size - task.reserved
+        self._waiting_bytes += task.size
+        if task.sequence == self._next_out:
+            self._ready.notify_all()
+        self._room.notify_all()

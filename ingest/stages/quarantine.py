@@ -1,0 +1,293 @@
+"""Setting rows of one rank aside: `RowQuarantine` knows which rows of the table a failure concerns, and keeps their
+places.
+
+A row that is set aside stays in its batch with weight 0. Of a row group that cannot be read all rows are: zeros are
+read in its place, and whoever makes the batches asks here for their weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.knobs import nearest
+from sluice.ingest.row_order import Read, RowsPlan, Window
+from sluice.ingest.stages.batch import Stretch
+
+
+class RowQuarantine:
+    """Stages share it."""
+
+    def __init__(self, books: Quarantine, origins: Origins, path: Callable[[int], str]):
+        """`path` names a file by its number."""
+        self.books, self._origins, self._path = books, origins, path
+        self._lock = threading.Lock()
+        self._groups: set[tuple[int, int]] = set()
+
+    @property
+    def allowed(self) -> bool:
+        return self.books.policy.on_error == "quarantine"
+
+    def rows(self, error: BaseException, stage: str, epoch: int, step: int, rows: Sequence[int]) -> None:
+        """Some rows of a batch; those that only fill it do not count. QuarantineError, from `error`, if the policy
+        says so."""
+        origins = self._origins.batch(epoch, step)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for origin in filter(None, (origins[row] for row in rows)):
+            groups.setdefault(origin[:2], []).append(origin.row)
+        for (file, group), numbers in groups.items():
+            self.books.admit(error, stage=stage, file=self._path(file), row_group=group, rows=numbers)
+
+    def group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
+        """A row group that cannot be read: what comes in its place. A group that is read twice counts once."""
+        with self._lock:
+            key = (read.file, read.group)
+            if key not in self._groups:
+                self.books.admit(error, stage="read", file=self._path(read.file), row_group=read.group,
+                                 rows=range(read.rows))
+                self._groups.add(key)
+        return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
+
+    def marked(self, stretch: Stretch, columns: Columns) -> Stretch:
+        """A stretch whose rows of unreadable row groups, or with what is no weight, have got weight 0."""
+        for n in range(stretch.steps):
+            self._weigh(stretch, n, columns)
+            lost = self.lost(stretch.schedule.epoch, stretch.step + n)
+            if lost:
+                weights_of(stretch, n, columns)[lost] = 0
+        self.books.saw(sum(stretch.rows))
+        return stretch
+
+    def _weigh(self, stretch: Stretch, number: int, columns: Columns) -> None:
+        """A weight below 0 would have a model learn the contrary, one that is no number nothing at all."""
+        weights = weights_of(stretch, number, columns)
+        if not columns.weight or (weights.min(initial=0) >= 0 and weights.max(initial=0) < np.inf):
+            return
+        wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+        error = ColumnError(f"column {columns.weight!r} holds {weights[wrong[0]]:g}, which is no weight: weights are "
+                            "finite, and 0 or more")
+        self.rows(error, "batch", stretch.schedule.epoch, stretch.step + number, wrong.tolist())
+        weights[wrong] = 0
+
+    def lost(self, epoch: int, step: int) -> list[int]:
+        """Rows of a batch that are of row groups that could not be read."""
+        if not self._groups:
+            return []
+        return [n for n, origin in enumerate(self._origins.batch(epoch, step)) if self._is_lost(origin)]
+
+    def _is_lost(self, origin: Origin | None) -> bool:
+        return origin is not None and origin[:2] in self._groups
+
+
+def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[Any]:
+    """Of the rows of a batch, to be read and written."""
+    if stretch.weights is not None:
+        weights: npt.NDArray[Any] = stretch.weights[number]
+    else:
+        assert columns.weight is not None
+        weights = stretch.floats[number, columns.floats.index(columns.weight)]
+    return weights
+
+
+def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.array([[]] * rows, kind)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.array([b""] * rows, kind)
+    return pa.array([False if pa.types.is_boolean(kind) else 0] * rows, pa.int8()).cast(kind)
+
+
+class Origin(NamedTuple):
+    """A row of the table; `file` is its number in the plan, `row` its number within the row group."""
+
+    file: int
+    group: int
+    row: int
+
+
+class Origins:
+    """Of the batches of one rank, worked out from the plan."""
+
+    def __init__(self, plan: RowsPlan, rank: int, ranks: int):
+        self._plan, self._streams = plan, plan.streams_of(rank, ranks)
+        self._windows = functools.lru_cache(maxsize=2)(self._of_epoch)
+        self.batch = functools.lru_cache(maxsize=8)(self._of_batch)
+        """Of (epoch, step): one origin for each row; None for a row that only fills the batch."""
+
+    def _of_batch(self, epoch: int, step: int) -> list[Origin | None]:
+        each = self._plan.stream_rows
+        low, high = step * each, (step + 1) * each
+        found: list[Origin | None] = []
+        for windows in self._windows(epoch):
+            rows = [row for window in windows if window.first < high and window.first + window.rows > low
+                    for row in self._rows(epoch, window, low, high)]
+            found += rows + [None] * (each - len(rows))
+        return found
+
+    def _of_epoch(self, epoch: int) -> list[list[Window]]:
+        return [list(self._plan.windows(epoch, (stream,))) for stream in self._streams]
+
+    def _rows(self, epoch: int, window: Window, low: int, high: int) -> list[Origin]:
+        """The rows of a window that are from `low` to before `high` in its stream."""
+        order = self._plan.order(epoch, window)
+        first, last = max(low - window.first, 0), min(high - window.first, window.rows)
+        wanted = np.arange(first, last) if order is None else order[first:last]
+        starts = np.cumsum([0, *(s.rows for s in window.slices)])
+        pieces = np.searchsorted(starts, wanted, side="right") - 1
+        return [Origin(window.slices[p].file, window.slices[p].group, window.slices[p].start + int(n - starts[p]))
+                for n, p in zip(wanted, pieces, strict=True)]
+
+
+Result = TypeVar("Result")
+
+ON_ERROR = ("raise", "quarantine")
+# No row is to blame for these: the next row would fail as well.
+PROGRAM_ERRORS = frozenset({"NameError", "ImportError", "SyntaxError", "AttributeError", "NotImplementedError",
+                            "MemoryError", "SystemExit", "KeyboardInterrupt", "GeneratorExit",
+                            "SystemError"})
+_REASON = 500  # characters of an error's text that are kept for each row
+
+
+class QuarantineError(RuntimeError):
+    """The run stops: the policy says so. The message names file, row group, rows, the reason and the option."""
+
+
+def kinds_of(error: BaseException) -> tuple[str, ...]:
+    """Names of an error's class and those above it; a worker process sends the same for its errors."""
+    told = getattr(error, "kinds", None)
+    return tuple(told) if told else tuple(kind.__name__ for kind in type(error).__mro__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPolicy:
+    """How much may be set aside."""
+
+    on_error: str = "raise"
+    max_rows: int = 10_000
+    """The most rows of a run that may be set aside."""
+    max_rate: float = 0.01
+    """The most of all rows seen, judged once `probation_rows` were seen: one bad row among the first ten is no rate."""
+    probation_rows: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ON_ERROR:
+            raise ValueError(f"on_error: {self.on_error!r}{nearest(self.on_error, ON_ERROR)}")
+        if self.max_rows < 0 or self.probation_rows < 0:
+            raise ValueError(f"max_rows={self.max_rows}, probation_rows={self.probation_rows}: neither may be below 0")
+        if not 0 <= self.max_rate <= 1:
+            raise ValueError(f"max_rate: {self.max_rate} is not a share from 0 to 1")
+
+    def objection(self, *, seen: int, aside: int, kinds: Iterable[str] = ()) -> str | None:
+        """Why the run must stop, with `aside` of `seen` rows set aside (those in question included); None: go on."""
+        program = PROGRAM_ERRORS.intersection(kinds)
+        if program:
+            return f"{min(program)} is an error of the program, not of a row: on_error does not apply"
+        if self.on_error == "raise":
+            return "on_error=raise; on_error=quarantine would set such rows aside"
+        if aside > self.max_rows:
+            return f"{aside} rows set aside are more than max_rows={self.max_rows}"
+        if seen >= self.probation_rows and aside > self.max_rate * seen:
+            return f"{aside} of {seen} rows set aside are more than max_rate={self.max_rate:g}"
+        return None
+
+
+class Quarantine:
+    """The books of one rank. Stages share it."""
+
+    def __init__(self, policy: ErrorPolicy, path: str | os.PathLike[str]):
+        """`path` of the JSON-lines file; it is made with the first row."""
+        self.policy, self._path = policy, os.fspath(path)
+        self._lock = threading.Lock()
+        self._seen = self._aside = 0
+        self._reasons: Counter[str] = Counter()
+        self._descriptor = -1
+
+    def saw(self, rows: int) -> None:
+        """Rows that went through. The rate is judged here as well: it may be passed when the probation ends."""
+        with self._lock:
+            self._seen += rows
+            objection = self.policy.objection(seen=self._seen, aside=self._aside) if self._aside else None
+        if objection:
+            raise QuarantineError(f"{objection}; they are listed in {self._path}")
+
+    def admit(self, error: BaseException, *, stage: str, file: str, row_group: int, rows: Iterable[int]) -> None:
+        """Sets `rows` (numbers within their row group) aside, or raises QuarantineError from `error`."""
+        rows = list(rows)
+        kind, text = getattr(error, "type", type(error).__name__), str(getattr(error, "text", error))
+        with self._lock:
+            objection = self.policy.objection(seen=self._seen + len(rows), aside=self._aside + len(rows),
+                                              kinds=kinds_of(error))
+            if objection is None:
+                self._aside += len(rows)
+                self._seen += len(rows)
+                self._reasons[f"{stage}: {kind}"] += len(rows)
+                self._write([{"stage": stage, "file": file, "row_group": row_group, "row": row, "type": kind,
+                              "reason": text[:_REASON]} for row in rows])
+                return
+        raise QuarantineError(f"{file} row group {row_group} {_named(rows)}: {stage} failed: {kind}: {text[:_REASON]} "
+                              f"({objection})") from error
+
+    def summary(self) -> dict[str, Any]:
+        """For the run's last line and its report."""
+        with self._lock:
+            return {"rows_set_aside": self._aside, "reasons": dict(self._reasons.most_common()),
+                    "file": self._path if self._aside else None}
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        """Written through at once: what was set aside is known even if the run is killed. A list that cannot be written
+        stops the run, as no row may be missing unlisted."""
+        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            while data:
+                data = data[os.write(self._descriptor, data):]
+        except OSError as error:
+            raise QuarantineError(f"{self._path}: {len(lines)} rows that are set aside cannot be listed there "
+                                  f"({error.strerror}); make room, or choose another file") from None
+
+
+def _named(rows: list[int]) -> str:
+    shown = ", ".join(map(str, rows[:5])) + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
+    return f"row {shown}" if len(rows) == 1 else f"rows {shown}"
+
+
+def isolate(attempt: Callable[[int, int], Result], rows: int,
+            most: int) -> tuple[list[tuple[int, int, Result]], list[tuple[int, Exception]]]:
+    """Finds the rows that make `attempt(start, stop)` raise, by halving what fails.
+
+    Returns what the good ranges gave, in order, and each bad row with its error. An error of the program is raised at
+    once, and so is the error of one bad row more than `most`."""
+    good: list[tuple[int, int, Result]] = []
+    bad: list[tuple[int, Exception]] = []
+    ranges = [(0, rows)]
+    while ranges:
+        start, stop = ranges.pop()
+        try:
+            good.append((start, stop, attempt(start, stop)))
+        except Exception as error:
+            if PROGRAM_ERRORS.intersection(kinds_of(error)) or (stop - start <= 1 and len(bad) >= most):
+                raise
+            if stop - start <= 1:
+                bad.append((start, error))
+            else:
+                middle = (start + stop) // 2
+                ranges += [(middle, stop), (start, middle)]
+    return good, bad

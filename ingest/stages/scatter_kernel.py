@@ -1,0 +1,146 @@
+"""Moves the rows of a window to their places in batches: `place`, one compiled call for all columns.
+
+Between two calls of numpy a thread may have to wait for the interpreter's lock behind every other stage; here it lets
+go of it once for a whole window.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
+
+from sluice.ingest.columns import Columns
+
+CONVERTED, WORDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 3)
+"""What becomes of a column's values: 4 bytes as they are, or signed bytes made numbers of 4. The first kind is for
+others to convert."""
+PLACE = 6
+"""Numbers of a place: chunk, first batch in it, batches, first row in them, rows in each, first of a window's rows."""
+
+
+def _pointer_to(kind: Any) -> Any:
+    def pointer(_context: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.uint64), generate  # type: ignore[no-untyped-call]
+
+    return intrinsic(pointer)
+
+
+_words, _bytes, _longs = (_pointer_to(kind) for kind in (types.int32, types.int8, types.uint64))
+
+
+@njit(nogil=True, cache=True)
+def composed(outer: Any, inner: Any, rows: int) -> Any:
+    """The order that two permutations make (`RowsPlan.halves`), in one call."""
+    order = np.empty(rows, np.uint64)
+    count = 0
+    for at in inner.view(np.uint64):
+        row = outer[at]
+        if row < rows:
+            order[count] = row
+            count += 1
+    return order
+
+
+@njit(nogil=True, cache=True)
+def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets: Any, strides: Any  # noqa: PLR0917
+          ) -> None:
+    """For every column c, the n-th row to come is row `order[n]` (row n, if `order` is empty) of its pieces.
+
+    sources[c, p]: address of piece p, whose rows end before row `ends[p]` of all. targets[k, c]: address of the column
+    in the first batch of chunk k, whose batches lie `strides[c]` bytes apart."""
+    rows = ends[-1]
+    whole = np.empty(rows, np.int32)  # of one column: it stays in the core's own cache
+    as_floats = whole.view(np.float32)
+    for c in range(len(kinds)):
+        begin = 0
+        for p in range(len(ends)):
+            count = ends[p] - begin
+            if kinds[c] == WORDS:
+                whole[begin:ends[p]] = carray(_words(sources[c, p]), (count,))
+            elif kinds[c] == BYTES_TO_FLOATS:
+                as_floats[begin:ends[p]] = carray(_bytes(sources[c, p]), (count,))
+            else:
+                whole[begin:ends[p]] = carray(_bytes(sources[c, p]), (count,))
+            begin = ends[p]
+        for m in range(len(places)):
+            chunk, step, steps, at, width, row = places[m]
+            for s in range(step, step + steps):
+                target = carray(_words(targets[chunk, c] + np.uint64(s * strides[c] + 4 * at)), (width,))
+                if len(order):
+                    for n in range(width):
+                        target[n] = whole[order[row + n]]
+                else:
+                    target[:] = whole[row:row + width]
+                row += width
+
+
+@njit(nogil=True, cache=True)
+def children(struct: Any, widths: Any, values: Any, nulls: Any) -> None:
+    """Reads an ArrowArray of the C data interface: the address of each column's first value, of `widths` bytes each,
+    and how many are empty (-1: unknown)."""
+    of = carray(_longs(carray(_longs(struct), (7,))[6]), (len(widths),))
+    for c in range(len(widths)):
+        _, count, offset, _, _, buffers = carray(_longs(of[c]), (6,))
+        validity, data = carray(_longs(buffers), (2,))
+        values[c] = data + offset * np.uint64(widths[c])
+        nulls[c] = np.int64(count) if validity else 0
+
+
+def load_compiled() -> None:
+    """Has the compiled calls in memory, by one of each with the types that they are made with. They take tens of MiB,
+    and a second or two where nothing is kept of an earlier run."""
+    order = composed(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
+    row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
+    place(address, zero + 1, zero, order, np.array([[0, 0, 1, 0, 1, 0]], np.int64),
+          np.array([[into.ctypes.data]], np.uint64), zero + 4)
+    nothing = np.zeros(8, np.uint64)
+    children(np.uint64(nothing.ctypes.data), zero[:0], np.empty(0, np.uint64), zero[:0].copy())
+
+
+_KINDS = ({pa.float32(): WORDS, pa.int8(): BYTES_TO_FLOATS}, {pa.int32(): WORDS, pa.int8(): BYTES_TO_WORDS})
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+class ColumnAddresses:
+    """How the numbers of tables of one schema can be taken from where they lie."""
+
+    def __init__(self, schema: pa.Schema, columns: Columns):
+        self.schema = schema
+        wanted = [(name, _KINDS[0]) for name in columns.floats] + [(name, _KINDS[1]) for name in columns.scalars]
+        types = [schema.field(name).type for name, _ in wanted]
+        self.kinds = np.array([of.get(kind, CONVERTED) for kind, (_, of) in zip(types, wanted, strict=True)], np.int64)
+        """Of each column of floats, then of ids."""
+        self.names = tuple(name for (name, _), kind in zip(wanted, self.kinds, strict=True) if kind != CONVERTED)
+        self.at = np.cumsum(self.kinds != CONVERTED) - 1
+        """Where a column is among `names`, if it is."""
+        self.widths = np.array([schema.field(name).type.bit_width // 8 for name in self.names], np.int64)
+
+
+def converted(schema: pa.Schema, columns: Columns) -> int:
+    """Columns of one number a row whose values are not taken as they lie."""
+    return int(np.count_nonzero(ColumnAddresses(schema, columns).kinds == CONVERTED))
+
+
+class Addresses:
+    """They hold while this object lives."""
+
+    def __init__(self, table: pa.Table, layout: ColumnAddresses):
+        part = table.select(layout.names)
+        batches = part.to_batches()
+        [batch] = batches if len(batches) == 1 else part.combine_chunks().to_batches()
+        _, self._owner = batch.__arrow_c_array__()
+        self.values = np.empty(len(layout.names), np.uint64)
+        """Of the first value of each of the layout's columns."""
+        self.nulls = np.empty(len(layout.names), np.int64)
+        """How many of its values are empty; -1: not known yet."""
+        children(np.uint64(_pointer(self._owner, b"arrow_array")), layout.widths, self.values, self.nulls)

@@ -1,0 +1,300 @@
+"""From decoded row groups to the places of their rows in batches: `Decoded`, `Gathering`, `Block`.
+
+A batch lies feature by feature in memory. The rows of a window are moved once, from where Arrow has them to their
+places in batches: so nothing but decoding and this one move touches every value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window
+from sluice.ingest.stages.bags import BagError, Bags, shuffled
+from sluice.ingest.stages.number_types import ValueRefused, numbers
+from sluice.ingest.stages.scatter_kernel import CONVERTED, PLACE, WORDS, Addresses, ColumnAddresses, composed, place
+
+CHUNK_ROWS = 65536
+_AS_THEY_LIE = np.empty(0, np.uint64)
+Convert = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """One read of an epoch."""
+
+    schedule: EpochSchedule
+    read: Read
+
+
+class Decoded:
+    """The row group of one read. Its bytes are given back when all its parts are shuffled."""
+
+    __slots__ = ("_addresses", "_charge", "_left", "_lock", "table", "task")
+
+    def __init__(self, task: ReadTask, table: pa.Table, charge: Charge):
+        self.task, self.table, self._charge = task, table, charge
+        self._left, self._lock = len(task.read.parts), threading.Lock()
+        self._addresses: Addresses | None = None
+
+    def addresses(self, layout: ColumnAddresses) -> Addresses:
+        """Where its numbers lie, until its last part is done."""
+        found = self._addresses
+        if found is None:  # two threads may both look: they find the same
+            found = self._addresses = Addresses(self.table, layout)
+        return found
+
+    def part_done(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self.table = self._addresses = None
+        self._charge.release()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPiece:
+    """Rows `start` to `stop` of a row group: a part of a window."""
+
+    decoded: Decoded
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """A window whose rows have all been read."""
+
+    schedule: EpochSchedule
+    window: Window
+    pieces: tuple[WindowPiece, ...]
+
+
+class Chunk:
+    """Memory of some consecutive batches: [batch, column, row] of floats and of ids."""
+
+    __slots__ = ("__weakref__", "addresses", "floats", "ids")
+
+    def __init__(self, floats: npt.NDArray[Any], ids: npt.NDArray[Any]):
+        self.floats, self.ids = floats, ids
+        self.addresses = np.concatenate([np.uint64(block.ctypes.data) + np.arange(block.shape[1], dtype=np.uint64)
+                                         * np.uint64(block.strides[1]) for block in (floats, ids)])
+        """Of each column in the first batch."""
+
+
+class Chunks:
+    """The chunks that are being filled. Each lives as long as a block that has rows in it."""
+
+    def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
+        self.steps = chunk_steps(plan, ranks)
+        self._floats = (self.steps, len(columns.floats), plan.batch_size // ranks)
+        self._ids = (self.steps, len(columns.scalars), plan.batch_size // ranks)
+        self.strides = np.repeat([4 * math.prod(shape[1:]) for shape in (self._floats, self._ids)],
+                                 [len(columns.floats), len(columns.scalars)])
+        """Bytes from one batch of a chunk to the next, of each column."""
+        self.buffers = buffers
+        self._lock = threading.Lock()
+        self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = weakref.WeakValueDictionary()
+
+    def take(self, epoch: int, number: int) -> Chunk:
+        with self._lock:
+            chunk = self._chunks.get((epoch, number))
+            if chunk is None:
+                chunk = Chunk(self.buffers.take(self._floats, np.float32), self.buffers.take(self._ids, np.int32))
+                self._chunks[epoch, number] = chunk
+            return chunk
+
+
+def chunk_steps(plan: RowsPlan, ranks: int) -> int:
+    """Batches in a chunk."""
+    return max(1, CHUNK_ROWS * ranks // plan.batch_size)
+
+
+class Block:
+    """A shuffled window. Its numbers lie in the batches that they are for, its bags still here."""
+
+    __slots__ = ("_charge", "_left", "_lock", "_row_bytes", "bags", "chunks", "first", "nbytes", "rows", "schedule",
+                 "window")
+
+    def __init__(self, gathering: Gathering, first: int, *, chunks: Mapping[int, Chunk], bags: Mapping[str, Bags],
+                 scalar_bytes: int, charge: Charge):
+        """`first` is the row of the stream with which it begins: a resumed run may have used some before."""
+        self.schedule, self.window, self.first = gathering.schedule, gathering.window, first
+        self.rows = self._left = self.window.first + self.window.rows - first
+        self.chunks, self.bags = chunks, bags
+        self.nbytes = self.rows * scalar_bytes + sum(b.nbytes for b in bags.values())
+        self._row_bytes = self.nbytes / max(1, self.rows)
+        self._charge, self._lock = charge, threading.Lock()
+
+    def taken(self, rows: int) -> None:
+        """So many of its rows are part of finished batches now, which account for them."""
+        with self._lock:
+            self._left -= rows
+            self._charge.correct(round(self._left * self._row_bytes))
+            if not self._left:
+                self.bags, self.chunks = {}, {}
+
+
+def gatherings(decoded: Iterable[Decoded]) -> Iterator[Gathering]:
+    """Windows in the order in which they are needed, as their last row group comes in."""
+    for schedule, group in itertools.groupby(decoded, lambda d: d.task.schedule):
+        pieces: list[list[tuple[int, WindowPiece]]] = [[] for _ in schedule.windows]
+        missing = [w.rows for w in schedule.windows]
+        ready = 0
+        for one in group:
+            for part in one.task.read.parts:
+                pieces[part.window].append((part.at, WindowPiece(one, part.start, part.stop)))
+                missing[part.window] -= part.stop - part.start
+            while ready < len(missing) and not missing[ready]:
+                ordered = tuple(piece for _, piece in sorted(pieces[ready], key=lambda p: p[0]))
+                pieces[ready] = []
+                ready += 1
+                yield Gathering(schedule, schedule.windows[ready - 1], ordered)
+                del ordered
+
+
+class Gatherer:
+    """One worker of the shuffle stage: from decoded columns to where the rows lie in batches."""
+
+    def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str],
+                 ids: Mapping[str, Convert]):
+        """`ids` makes the ids of those columns of what is stored."""
+        self._plan, self._columns, self._chunks, self._describe, self._ids = plan, columns, chunks, describe, ids
+        self._layout: ColumnAddresses | None = None
+
+    def __call__(self, gathering: Gathering, charge: Charge) -> Block:
+        window, columns, schedule = gathering.window, self._columns, gathering.schedule
+        halves = self._plan.halves(schedule.epoch, window)
+        order = None if halves is None else composed(*halves, window.rows)
+        first = max(window.first, schedule.step * self._plan.stream_rows)
+        skipped = first - window.first
+        chunks = self._chunks_of(schedule.epoch, first, window.first + window.rows)
+        self._place(gathering, first, order, chunks)
+        if order is None and skipped:
+            order = np.arange(window.rows, dtype=np.uint64)
+        bags = {name: self._bags(name, gathering.pieces, None if order is None else order[skipped:].view(np.int64))
+                for name in columns.bags}
+        for piece in gathering.pieces:
+            piece.decoded.part_done()
+        return Block(gathering, first, chunks=chunks, bags=bags, charge=charge,
+                     scalar_bytes=4 * (len(columns.floats) + len(columns.scalars)))
+
+    # ---- where
+
+    def _chunks_of(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
+        each, steps = self._plan.stream_rows, self._chunks.steps
+        numbers = range(first // each // steps, (last - 1) // each // steps + 1) if last > first else ()
+        return {number: self._chunks.take(epoch, number) for number in numbers}
+
+    def _places(self, gathering: Gathering, first: int) -> npt.NDArray[np.int64]:
+        """Of a window's rows from row `first` of the stream on, as `place` takes them."""
+        window = gathering.window
+        each, most = self._plan.stream_rows, self._chunks.steps
+        lane = gathering.schedule.streams.index(window.stream) * each
+        row, last = first, window.first + window.rows
+        lowest = first // each // most
+        found = []
+        while row < last:
+            step, inside = divmod(row, each)
+            number, local = divmod(step, most)
+            steps = 1 if inside else max(1, min((last - row) // each, most - local))
+            width = min(each - inside, last - row)
+            found.append((number - lowest, local, steps, lane + inside, width, row - window.first))
+            row += steps * width
+        return np.array(found, np.int64).reshape(-1, PLACE)
+
+    # ---- numbers
+
+    def _place(self, gathering: Gathering, first: int, order: npt.NDArray[np.uint64] | None,
+               chunks: Mapping[int, Chunk]) -> None:
+        """All columns of one number a row."""
+        if not chunks:
+            return
+        pieces = gathering.pieces
+        sources, kinds = self._sources(pieces)
+        owners = []
+        for column in np.flatnonzero(kinds == CONVERTED):
+            arrays = self._converted(int(column), pieces)
+            sources[column], kinds[column] = [a.ctypes.data for a in arrays], WORDS
+            owners.append(arrays)
+        place(sources, np.cumsum([piece.stop - piece.start for piece in pieces]), kinds,
+              _AS_THEY_LIE if order is None else order, self._places(gathering, first),
+              np.stack([chunk.addresses for _, chunk in sorted(chunks.items())]), self._chunks.strides)
+
+    def _sources(self, pieces: tuple[WindowPiece, ...]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Of each column: where the values of each piece lie, and what they are."""
+        schema = pieces[0].decoded.table.schema
+        if self._layout is None or not schema.equals(self._layout.schema):
+            self._layout = ColumnAddresses(schema, self._columns)
+        layout = self._layout
+        kinds = layout.kinds.copy()
+        if not layout.names or not all(piece.decoded.table.schema.equals(schema) for piece in pieces[1:]):
+            kinds[:] = CONVERTED
+            return np.zeros((len(kinds), len(pieces)), np.uint64), kinds
+        there = [(piece.decoded.addresses(layout), piece.start) for piece in pieces]
+        sources = np.stack([a.values + (layout.widths * start).astype(np.uint64) for a, start in there], axis=1)
+        kinds[np.any([a.nulls != 0 for a, _ in there], axis=0)[layout.at]] = CONVERTED
+        return sources[layout.at], kinds
+
+    def _converted(self, number: int, pieces: tuple[WindowPiece, ...]) -> list[npt.NDArray[Any]]:
+        """A column whose values `place` cannot take as they lie."""
+        floats = len(self._columns.floats)
+        name, dtype = (self._columns.floats[number], np.float32) if number < floats else \
+            (self._columns.scalars[number - floats], np.int32)
+        found = []
+        for piece in pieces:
+            column = piece.decoded.table.column(name)
+            if column.null_count:
+                column = self._filled(name, piece, column)
+            array = column.slice(piece.start, piece.stop - piece.start).to_numpy()
+            if name in self._ids:
+                array = self._made(name, piece, array)
+            try:
+                found.append(numbers(array, dtype))
+            except ValueRefused as refused:
+                raise ColumnError(f"{self._describe(piece.decoded.task.read)}, row {piece.start + refused.at}: column "
+                                  f"{name!r} holds {refused}") from None
+        return found
+
+    def _made(self, name: str, piece: WindowPiece, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The ids that operators make, perhaps a user's."""
+        try:
+            return self._ids[name](array)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            raise ColumnError(f"{self._describe(piece.decoded.task.read)}, rows {piece.start} to {piece.stop}: the "
+                              f"operators of column {name!r} failed: {type(error).__name__}: {error}") from error
+
+    def _filled(self, name: str, piece: WindowPiece, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        if name not in self._columns.fill:
+            raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
+                              "empty values; fill them in the spec (op = \"fill\"), or give the loader a fill")
+        value = self._columns.fill[name]
+        try:
+            return column.fill_null(pa.scalar(value).cast(column.type))
+        except pa.ArrowException:
+            raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} has {column.null_count} "
+                              f"empty values, and {value:g} to fill them is no {column.type}: give the column a fill "
+                              "of its own") from None
+
+    # ---- bags
+
+    def _bags(self, name: str, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.int64] | None) -> Bags:
+        arrays = [chunk for piece in pieces
+                  for chunk in piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start).chunks]
+        try:
+            return shuffled(arrays, order, self._chunks.buffers)
+        except BagError as error:
+            raise ColumnError(f"{self._describe(pieces[0].decoded.task.read)}: column {name!r} has {error}") from None

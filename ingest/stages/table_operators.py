@@ -1,0 +1,118 @@
+"""The operators that a table leaves to the loader: applied, and their cost measured column by column.
+
+Those that give ids work where rows are moved into batches, which have room for ids alone; those that give numbers, on
+batches.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.etl import ops
+from sluice.etl.schema import Field
+from sluice.etl.spec.spec import Spec
+
+_SAMPLE_ROWS = 4096
+_TRIES = 3
+_SAMPLES: Mapping[str, npt.NDArray[Any]] = {
+    "float": np.linspace(0.01, 0.99, _SAMPLE_ROWS, dtype=np.float32),
+    "double": np.linspace(0.01, 0.99, _SAMPLE_ROWS),
+    "int64": np.arange(_SAMPLE_ROWS) * 0x1E3779B97F4A7,
+}
+_CODEC = "lz4_raw"  # what tables are written with
+Function = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+
+
+class Operators:
+    """A function over a batch's dense columns, and `ids`: one over what is stored of each column of ids.
+    `costs` tells what each column took so far. All from any thread."""
+
+    def __init__(self, fields: Sequence[Field], state: Any, spec: str = "",
+                 clock: Callable[[], float] = time.thread_time):
+        """`state` is the table's, for operators that have learned something; `spec` says what the ETL applied."""
+        online = [f for f in fields if f.online]
+        self._fields, self._state, self._spec = fields, state, spec
+        self._functions = {f.name: ops.online(f, state) for f in online}
+        self._stages = {f.name: "shuffle" if f.role == "sparse" else "online" for f in online}
+        self._chains = {f.name: "+".join(str(step["op"]) for step in f.online) for f in online}
+        self.chains: Mapping[str, str] = {n: c for n, c in self._chains.items() if self._stages[n] == "online"}
+        """Dense column → the names of its operators."""
+        self.ids: Mapping[str, Function] = {name: partial(self._ids_of, name) for name in self._chains
+                                            if name not in self.chains}
+        self._clock, self._lock = clock, threading.Lock()
+        self._cpu_s = dict.fromkeys(self._chains, 0.0)
+        self._rows = dict.fromkeys(self._chains, 0)
+        self._bytes: dict[str, tuple[float, float]] = {}
+
+    def __call__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        made, marks = {}, [self._clock()]
+        for name in self.chains:
+            made[name] = self._functions[name](arrays[name])
+            marks.append(self._clock())
+        for number, name in enumerate(made):
+            self._charge(name, marks[number + 1] - marks[number], arrays[name], made[name])
+        return made
+
+    def _ids_of(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        began = self._clock()
+        made = self._functions[name](values)
+        self._charge(name, self._clock() - began, values, made)
+        return made
+
+    def _charge(self, name: str, cpu_s: float, values: npt.NDArray[Any], made: npt.NDArray[Any]) -> None:
+        with self._lock:
+            self._rows[name] += len(made)
+            self._cpu_s[name] += cpu_s
+            first = name not in self._bytes
+            if first:
+                self._bytes[name] = 0.0, 0.0
+        if first:
+            self._bytes[name] = _stored(values), _stored(made)
+
+    def costs(self) -> list[dict[str, Any]]:
+        """For each column: its operators, the stage that applies them, processor seconds a row, and bytes a row as
+        stored before and after them."""
+        with self._lock:
+            return [{"column": name, "operators": chain, "stage": self._stages[name],
+                     "cpu_s": self._cpu_s[name] / self._rows[name], "bytes_before": self._bytes[name][0],
+                     "bytes_after": self._bytes[name][1]} for name, chain in self._chains.items() if self._rows[name]]
+
+    def others(self) -> list[dict[str, Any]]:
+        """What the ETL applied and might have left to the loader: column, operators, their stage then, and processor
+        seconds a row as measured now. What they cost depends little on the values, so these are made up."""
+        if not self._spec:
+            return []
+        kinds = {f.name for f in self._fields if f.role in ("dense", "sparse") and not f.online}
+        found = []
+        for column in Spec.parse(self._spec).columns:
+            number = next((n for n in range(len(column.ops)) if all(op.online_too for op in column.ops[n:])), None)
+            if column.name not in kinds or number is None or (self._state is None and column.fitted):
+                continue
+            left = replace(column, online=number)
+            steps = left.left_to_loader
+            function = ops.online(Field(name=left.name, role=left.role, type=left.type, online=steps), self._state)
+            values = _SAMPLES[left.type]
+            times = []
+            for _ in range(_TRIES):
+                began = self._clock()
+                function(values)
+                times.append(self._clock() - began)
+            found.append({"column": column.name, "operators": "+".join(str(step["op"]) for step in steps),
+                          "stage": "shuffle" if left.role == "sparse" else "online",
+                          "cpu_s": min(times) / _SAMPLE_ROWS})
+        return found
+
+
+def _stored(values: npt.NDArray[Any]) -> float:
+    """Bytes a value takes in a file, as a few of them tell."""
+    some = np.ascontiguousarray(values[:_SAMPLE_ROWS])
+    return len(pa.compress(some.tobytes(), _CODEC, asbytes=True)) / max(1, len(some))

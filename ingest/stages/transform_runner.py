@@ -1,0 +1,292 @@
+"""Where a transform's function runs: `TransformStage`, of which each worker of the pool has a `TransformWorker`.
+
+A runner calls the function in its pool's thread, or in a process that it owns, as the knob says at that moment. So the
+back end changes between two items: the pool, its order and what it holds stay. Rows on which the function fails are
+found by halving the batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.ingest.columns import Columns
+from sluice.ingest.knobs import format_bytes
+from sluice.ingest.process.child_main import load
+from sluice.ingest.process.worker import RestartBudget, RestartsExhausted, WorkerClosed, WorkerCrashed, WorkerProcess
+from sluice.ingest.stages.batch import Stretch, lengths_name
+from sluice.ingest.stages.pool import Closed
+from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, RowQuarantine, isolate, kinds_of, weights_of
+from sluice.ingest.stages.transform import Arrays, Function, Given, Transform, TransformError, over_arrow
+
+BASE_BYTES = 40 * 2**20
+"""What a worker process takes before anything is known of it."""
+
+# Raised by a user's function, they are errors of it and end no trainer: signals reach no worker.
+_ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+
+
+class TooLarge(MemoryError):
+    """A batch for which there is not enough memory, even alone."""
+
+
+class TransformStage:
+    """One transform in one run of a pipeline. Its pool's workers share it."""
+
+    def __init__(self, transform: Transform, columns: Columns, aside: RowQuarantine, *, backend: str,
+                 budget: RestartBudget,
+                 charge: Callable[[int, bool], None], spent: Callable[[float, float], None],
+                 alone: Callable[[], AbstractContextManager[int]], burden: int = 1):
+        """`charge` hears of memory taken (+) and given back (-), and whether it is a process's own; `spent`, of a
+        process's seconds on a core, and of those that it waited for one; `alone` is the governor's. The function runs
+        `burden` times for each batch, all but the last time on a copy."""
+        self.transform, self.columns, self.aside, self.backend = transform, columns, aside, backend
+        self.burden = burden
+        self.function = function_of(transform)
+        self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
+        self._lock = threading.Lock()
+        self._workers: dict[Worker, None] = {}  # in the order in which they were started
+        self._closed = False
+
+    def runner(self) -> TransformWorker:
+        return TransformWorker(self)
+
+    def worker(self) -> Worker:
+        """A new process."""
+        assert isinstance(self.transform.function, str)
+        with self._lock:
+            if self._closed:
+                raise Closed
+            worker = Worker(WorkerProcess(
+                self.transform.function, limit_s=self.transform.limit_s, memory_limit=self.transform.memory_limit,
+                budget=self._budget, charge=lambda size: self._charge(size, False)), self._charge)
+            self._workers[worker] = None
+        return worker
+
+    def leave(self, worker: Worker) -> None:
+        worker.close()
+        with self._lock:
+            self._workers.pop(worker, None)
+
+    def workers(self) -> list[Worker]:
+        with self._lock:
+            return list(self._workers)
+
+    def close(self) -> None:
+        """Ends the processes, also in the middle of an item."""
+        with self._lock:
+            self._closed = True
+        for worker in self.workers():
+            worker.process.kill()
+
+
+class Worker:
+    """A process, and the memory it is charged with besides the shared one."""
+
+    def __init__(self, process: WorkerProcess, charge: Callable[[int, bool], None]):
+        self.process, self._charge = process, charge
+        self._charged = 0
+        self._spent = (-1, 0.0, 0.0)
+        self._weigh(BASE_BYTES)
+
+    def call(self, arrays: Arrays, label: str, memory_limit: int | None) -> Given:
+        result = self.process.call(arrays, label, memory_limit)
+        self._weigh(max(self._charged, anonymous_bytes(self.process.pid)))
+        return result
+
+    def spent(self) -> tuple[float, float]:
+        """Seconds on a core and waiting for one, since the last look."""
+        pid = self.process.pid
+        if pid is None:
+            return 0.0, 0.0
+        cpu, waited = core_seconds(pid)
+        before, self._spent = self._spent, (pid, cpu, waited)
+        return (cpu - before[1], waited - before[2]) if before[0] == pid else (cpu, waited)
+
+    def close(self) -> None:
+        self.process.close()
+        self._weigh(0)
+
+    def _weigh(self, size: int) -> None:
+        if size != self._charged:
+            self._charge(size - self._charged, True)
+            self._charged = size
+
+
+class TransformWorker:
+    """What one worker of the pool does with a batch."""
+
+    def __init__(self, stage: TransformStage):
+        self._stage = stage
+        self._worker: Worker | None = None
+        self._backend = stage.backend
+        """Of the batch at hand: the stage's may change in the middle of it, and what was kept of the batch must fit."""
+        self._kept: dict[str, npt.NDArray[Any]] = {}
+
+    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given:
+        stage = self._stage
+        self._backend = stage.backend
+        arrays = self._declared(arrays)
+        before = self._before(arrays)
+        try:
+            try:
+                for _ in range(stage.burden - 1):
+                    self._call({name: array.copy() for name, array in arrays.items()}, where)
+                return self._call(arrays, where)
+            except MemoryError:
+                return self._alone(arrays, before, where)
+        except (WorkerClosed, Closed, RestartsExhausted, TransformError):
+            raise
+        except (Exception, *_ENDS) as error:
+            return _Rescue(stage, self._call, stretch, number, where).of(error, before)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._stage.leave(self._worker)
+            self._worker = None
+
+    def _alone(self, arrays: Arrays, before: Arrays, where: str) -> Given:
+        """Once more, with all the memory that is free."""
+        for name, array in arrays.items():
+            if before[name] is not array:
+                np.copyto(array, before[name])
+        with self._stage.alone() as free:
+            try:
+                return self._call(arrays, where, free)
+            except MemoryError as error:
+                raise TooLarge(f"{where}: out of memory, also when tried again alone with "
+                               f"{format_bytes(free)} free: {getattr(error, 'text', error)}") from error
+
+    def _call(self, arrays: Arrays, where: str, free: int | None = None) -> Given:
+        stage = self._stage
+        if self._backend == "thread":
+            self.close()
+            if stage.transform.arrow:
+                return over_arrow(stage.function, arrays, stage.columns, where)
+            given: Given = stage.function(dict(arrays))
+            return given
+        if self._worker is None:
+            self._worker = stage.worker()
+        try:
+            limit = stage.transform.memory_limit
+            return self._worker.call(arrays, where, limit and free and max(limit, free))
+        finally:
+            stage.spent(*self._worker.spent())
+
+    def _declared(self, arrays: Arrays) -> Arrays:
+        names = self._stage.transform.columns
+        if not names:
+            return arrays
+        missing = [name for name in names if name not in arrays]
+        if missing:
+            raise TransformError(f"transform {self._stage.transform.name!r}: columns={missing} are none of the table's")
+        wanted = {*names, *(lengths_name(name) for name in names)}
+        return {name: array for name, array in arrays.items() if name in wanted}
+
+    def _before(self, arrays: Arrays) -> Arrays:
+        """The batch as it is now: a function in a thread may write into it, and fail then."""
+        transform = self._stage.transform
+        if self._backend != "thread" or transform.pure or transform.arrow:
+            return arrays
+        for name, array in arrays.items():
+            kept = self._kept.get(name)
+            if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
+                kept = self._kept[name] = np.empty_like(array)
+            np.copyto(kept, array)
+        return {name: self._kept[name] for name in arrays}
+
+
+class _Rescue:
+    """A batch on which a function failed."""
+
+    def __init__(self, stage: TransformStage, call: Callable[[Arrays, str], Given], stretch: Stretch, number: int,
+                 where: str):
+        self._stage, self._call, self._stretch, self._number, self._where = stage, call, stretch, number, where
+        self._failed = 0
+
+    def of(self, error: BaseException, arrays: Arrays) -> Given:
+        """The batch with the rows that fail set aside, or QuarantineError."""
+        rows = self._stretch.floats.shape[2]
+        if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
+            self._aside(error, range(rows))
+            return self._together(arrays, [], list(range(rows)))
+        try:
+            good, failed = isolate(lambda start, stop: self._attempt(arrays, start, stop), rows,
+                                   rows if self._stage.aside.allowed else 0)
+        except (Exception, *_ENDS) as first:
+            self._aside(first, [self._failed])
+            raise
+        if not failed:  # no row is to blame
+            raise error
+        alike: dict[str, list[tuple[int, Exception]]] = {}
+        for row, why in failed:
+            alike.setdefault(repr(why), []).append((row, why))
+        for same in alike.values():
+            self._aside(same[0][1], [row for row, _ in same])
+        return self._together(arrays, good, [row for row, _ in failed])
+
+    def _aside(self, error: BaseException, rows: Any) -> None:
+        """Rows that count nothing any more, or only fill the batch, need not be set aside."""
+        weights = weights_of(self._stretch, self._number, self._stage.columns)
+        self._stage.aside.rows(error, f"transform {self._stage.transform.name!r}", self._stretch.schedule.epoch,
+                               self._stretch.step + self._number, [row for row in rows if weights[row]])
+
+    def _attempt(self, arrays: Arrays, start: int, stop: int) -> Arrays:
+        self._failed = start
+        part = self._rows(arrays, start, stop)
+        return {**part, **(self._call(part, f"{self._where}, rows {start} to {stop}") or {})}
+
+    def _rows(self, arrays: Arrays, start: int, stop: int) -> Arrays:
+        """Copies of some rows."""
+        part = {}
+        for name, array in arrays.items():
+            low, high = start, stop
+            if name in self._stage.columns.bags:
+                ends = np.concatenate(([0], np.cumsum(arrays[lengths_name(name)])))
+                low, high = int(ends[start]), int(ends[stop])
+            part[name] = array[low:high].copy()
+        return part
+
+    def _together(self, arrays: Arrays, good: list[tuple[int, int, Arrays]], bad: list[int]) -> Arrays:
+        """What came of the good rows, and the others as they were, with weight 0."""
+        parts = sorted([*good, *((row, row + 1, self._rows(arrays, row, row + 1)) for row in bad)], key=lambda p: p[0])
+        whole = {name: np.concatenate([np.asarray(part[name]) for _, _, part in parts]) for name in arrays}
+        weights_of(self._stretch, self._number, self._stage.columns)[bad] = 0
+        if self._stage.columns.weight in whole:
+            whole[self._stage.columns.weight][bad] = 0
+        return whole
+
+
+def function_of(transform: Transform) -> Function:
+    """The function itself, as a thread calls it."""
+    if not isinstance(transform.function, str):
+        return transform.function
+    try:
+        return load(transform.function)
+    except (Exception, SystemExit) as error:  # importing it runs the user's code
+        raise TransformError(f"transform {transform.name!r}: {transform.function}: {type(error).__name__}: "
+                             f"{error}") from error
+
+
+def anonymous_bytes(pid: int | None) -> int:
+    """Memory of a process's own; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:")), 0)
+    except OSError:
+        return 0
+
+
+def core_seconds(pid: int) -> tuple[float, float]:
+    """Seconds on a core and waiting for one, since a process's start; zeros if it is gone, or nobody counts."""
+    try:
+        with open(f"/proc/{pid}/schedstat") as text:
+            cpu, waited, *_ = text.read().split()
+            return int(cpu) / 1e9, int(waited) / 1e9
+    except (OSError, ValueError):
+        return 0.0, 0.0

@@ -1,0 +1,1 @@
+"""Programs that measure: bench, headroom, doctor."""

@@ -1,0 +1,69 @@
+"""`sluice doctor [TABLE]`: is this machine, and this table, fit for loading?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.spec import code_options
+from sluice.ingest.machine import Machine, cache_folder
+from sluice.ingest.tools import doctor_checks
+from sluice.ingest.tools.doctor_checks import Finding
+from sluice.ingest.tools.machine_speed import speed_of
+
+_EXAMPLES = """\
+examples:
+  sluice doctor
+  sluice doctor data/clicks --json
+  sluice doctor --cache /mnt/nvme --clean
+"""
+_MARKS = {True: "✓", False: "✗", None: "–"}
+
+
+def main(argv: list[str]) -> Mapping[str, Any] | None:
+    """Prints a table for people and one JSON line; ends with 1 if something is not well."""
+    parser = ArgumentParser(
+        prog="sluice doctor", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's "
+                            "checksums and store. Exit code: 0 all is well, 1 something is not.")
+    parser.add_argument("table", nargs="?", metavar="TABLE", help="a feature table, or a folder of Parquet files")
+    parser.add_argument("--cache", metavar="DIR", help="a cache of remote files, to be looked at for leftovers")
+    parser.add_argument("--clean", action="store_true", help="remove what dead runs left, and nothing else")
+    parser.add_argument("--json", action="store_true", help="no table; all findings in the JSON line")
+    code_options.add_options(parser)
+    options = parser.parse_args(argv)
+    found = Machine()
+    findings = [*doctor_checks.versions(), *doctor_checks.machine(found), *doctor_checks.shared_memory(),
+                *doctor_checks.workers(),
+                *doctor_checks.leftovers(options.cache, options.table, options.clean),
+                *(doctor_checks.table(options.table) if options.table else ())]
+    result: dict[str, Any] = {
+        "machine": {"system": platform.platform(), "processor": found.model(), "cores": found.cores(),
+                    **dataclasses.asdict(speed_of(found.model(), cache_folder()))},
+        "limits": {"memory": found.memory_limit(), "memory_used": found.memory_used()},
+        "problems": doctor_checks.problems(findings)}
+    if options.json:
+        result["findings"] = [dataclasses.asdict(finding) for finding in findings]
+    else:
+        print(as_table(findings), file=sys.stderr)
+    if result["problems"]:
+        print(json.dumps(result), flush=True)
+        raise SystemExit(1)
+    return result
+
+
+def as_table(findings: Iterable[Finding]) -> str:
+    findings = list(findings)
+    width = max(len(f.what) for f in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{_MARKS[finding.well]} {finding.what:<{width}}  {finding.value}")
+        if finding.advice:
+            lines.append(f"  {'':<{width}}  → {finding.advice}")
+    return "\n".join(lines)

@@ -1,0 +1,256 @@
+"""Whether the pages of a Parquet file carry checksums: read from the page headers, as no reader tells.
+
+Without them a flipped bit is handed on as data, with compressed pages as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import platform
+import resource
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.knobs import format_bytes
+from sluice.ingest.machine import Machine
+from sluice.ingest.process import child
+from sluice.ingest.process.shared_memory import Region, SharedMemoryError
+from sluice.ingest.process.worker import WorkerError, WorkerProcess
+from sluice.ingest.read import cache
+from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
+from sluice.ingest.read.footers import REMEMBERED
+from sluice.ingest.read.store import RemoteFiles
+
+_HEADER_BYTES = 64
+_CRC_FIELD = 4
+_I32 = 5  # the compact protocol's number of the type
+
+
+def has_crc(header: bytes) -> bool:
+    """Of a page header (Thrift's compact protocol): type, two sizes, and then perhaps the checksum, all int32."""
+    at, field = 0, 0
+    while at < len(header):
+        step, kind = header[at] >> 4, header[at] & 15
+        field += step
+        at += 1
+        if not step or kind != _I32 or field > _CRC_FIELD:
+            return False
+        if field == _CRC_FIELD:
+            return True
+        while at < len(header) and header[at] & 0x80:  # the number's bytes but the last
+            at += 1
+        at += 1
+    return False
+
+
+def chunks_with_crc(file: pa.NativeFile, metadata: pq.FileMetaData) -> tuple[int, int]:
+    """Column chunks whose first page has a checksum, and all chunks, of the first row group and of the last."""
+    having = total = 0
+    for number in sorted({0, metadata.num_row_groups - 1} - {-1}):
+        for chunk in chunks_of_group(footer_bytes(metadata), number):
+            file.seek(chunk.start)
+            having += has_crc(file.read(_HEADER_BYTES))
+            total += 1
+    return having, total
+
+
+# (package, lowest version, who needs it). Older torch and pyarrow run code from files that they are given.
+PACKAGES = (("numpy", "2", ""), ("pyarrow", "18", ""), ("torch", "2.8", ""), ("deltalake", "1.6", "feature tables"),
+            ("petastorm", "0.13.1", "reader=petastorm"), ("pyspark", "4.1", "the ETL job"),
+            ("torchrec", "1.8", "the trainer"), ("fsspec", "", "other stores than local and s3"))
+_NEEDED_FILES = 1024
+_SMALL = 2**30
+_FILES = 8
+_PIECE = 64 * 2**10
+_SLOW_S = 0.010
+_PRESSED = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found. `well` is None where there is nothing to judge."""
+
+    what: str
+    value: str
+    well: bool | None = True
+    advice: str = ""
+
+
+def versions() -> Iterator[Finding]:
+    python = platform.python_version()
+    new = sys.version_info >= (3, 11)
+    yield Finding("python", python, new, "" if new else "Python 3.11 or newer is needed")
+    for package, lowest, use in PACKAGES:
+        try:
+            found = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            yield Finding(package, "not installed", None if use else False,
+                          f"only needed for {use}" if use else f"pip install '{package}>={lowest}'")
+            continue
+        well = _number(found) >= _number(lowest)
+        yield Finding(package, found, well, "" if well else f"{lowest} or newer is needed: pip install -U {package}")
+
+
+def _number(version: str) -> list[int]:
+    """The leading numbers of a version."""
+    parts = []
+    for part in version.split("+")[0].split("."):
+        digits = part[:len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return parts
+
+
+def machine(found: Machine) -> Iterator[Finding]:
+    cores, host = found.cores(), os.cpu_count() or 1
+    yield Finding("cores", f"{cores:g} of the host's {host}", None if cores < host else True,
+                  "an affinity or a quota takes the others" if cores < host else "")
+    limit, used = found.memory_limit(), found.memory_used()
+    tight = limit < _SMALL
+    yield Finding("memory limit", f"{format_bytes(limit)}, {format_bytes(used)} in use by this process", not tight,
+                  "below 1 GiB only small batches fit: see what `ingest bench --memory-limit` prints" if tight else "")
+    waited = found.memory_pressure()
+    yield Finding("memory pressure", f"{waited:g} % of the last 10 s", waited <= _PRESSED,
+                  "tasks wait for memory: another program takes it" if waited > _PRESSED else "")
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    few = files != resource.RLIM_INFINITY and files < _NEEDED_FILES
+    yield Finding("open files", str(files), not few, f"raise it: ulimit -n {_NEEDED_FILES * 4}" if few else "")
+
+
+def shared_memory() -> Iterator[Finding]:
+    region = Region(lambda _: None)
+    try:
+        region.reserve(_SMALL // 64)
+        yield Finding("shared memory", "memfd, reserved as needed")
+    except (SharedMemoryError, OSError) as error:
+        yield Finding("shared memory", str(error), False, "process workers cannot run: use backend=thread")
+    finally:
+        region.close()
+    with contextlib.suppress(OSError):
+        status = os.statvfs("/dev/shm")
+        size = status.f_blocks * status.f_frsize
+        yield Finding("/dev/shm", format_bytes(size), None if size < _SMALL else True,
+                      "torch's own loaders and collectives use it: docker run --shm-size=2g" if size < _SMALL else "")
+
+
+def workers() -> Iterator[Finding]:
+    began = time.perf_counter()
+    try:
+        with WorkerProcess("builtins:dict", deaths=1) as worker:
+            worker.start()
+            yield Finding("process workers", f"start in {time.perf_counter() - began:.2f} s")
+    except (WorkerError, OSError) as error:
+        yield Finding("process workers", str(error).splitlines()[0], False, "use backend=thread")
+
+
+def table(uri: str) -> Iterator[Finding]:
+    """Of a feature table, or of a folder or pattern of Parquet files."""
+    try:
+        opened = FeatureTable.open(uri)
+    except (TableError, OSError) as error:
+        paths = sorted(glob.glob(f"{uri}/**/*.parquet" if os.path.isdir(uri) else uri, recursive=True))
+        if not paths:
+            yield Finding("table", str(error), False, "check the path; sluice show TABLE tells more")
+            return
+        yield Finding("table", f"{len(paths)} Parquet files, no feature table", None, "no column has a role here")
+    else:
+        paths = [file.path for file in opened.files]
+        yield Finding("table", f"version {opened.version}, {opened.rows:,} rows in {len(paths)} files")
+    yield from files(paths)
+
+
+def files(paths: Sequence[str]) -> Iterator[Finding]:
+    """Checksums of some files, spread over all, and how fast their store answers."""
+    chosen = [paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))]
+    having = total = 0
+    times: list[float] = []
+    without = ""
+    for path in chosen:
+        try:
+            began = time.perf_counter()
+            with RemoteFiles.at(path).open() as file:
+                file.read(_PIECE)
+                times.append(time.perf_counter() - began)
+                with pq.ParquetFile(file) as parquet:
+                    found, of = chunks_with_crc(file, parquet.metadata)
+        except (OSError, ValueError) as error:
+            yield Finding("file", f"{path}: {error}", False, "sluice check TABLE looks at every file")
+            continue
+        having, total = having + found, total + of
+        if found < of and not without:
+            without = path
+    if total:
+        yield Finding("checksums", f"present in {having} of {total} column chunks of {len(chosen)} files (python -m "
+                      "etl check reads them all)", not without,
+                      f"{without} has none: a flipped bit would be read as data; write it anew with page checksums"
+                      if without else "")
+    if times:
+        middle = statistics.median(times)
+        slow = middle > _SLOW_S
+        yield Finding("store", f"{middle * 1000:.1f} ms to open a file and read {_PIECE // 1024} KiB",
+                      None if slow else True, "more read workers hide it; --tuning auto finds how many" if slow else "")
+
+
+def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Iterator[Finding]:
+    """What dead runs left behind; only that is removed."""
+    orphans = list(_orphans())
+    for pid in orphans if clean else ():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    yield _left("workers without a parent", [str(pid) for pid in orphans], clean)
+    if cache_folder is not None:
+        halves = cache.half_written(cache_folder, remove=clean)
+        yield _left(f"half-written files in {cache_folder}", [path.name for path in halves], clean)
+    if table is not None and os.path.isdir(table):
+        drafts = [path for path in Path(table).rglob(f"{REMEMBERED}.*") if _dead(path.name.rpartition(".")[2])]
+        for path in drafts if clean else ():
+            path.unlink(missing_ok=True)
+        yield _left(f"half-written footers in {table}", [path.name for path in drafts], clean)
+
+
+def _left(what: str, found: Sequence[str], clean: bool) -> Finding:
+    if not found:
+        return Finding(what, "none")
+    shown = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
+    if clean:
+        return Finding(what, f"{len(found)} removed: {shown}")
+    return Finding(what, f"{len(found)}: {shown}", False, "sluice doctor --clean removes them")
+
+
+def _dead(pid: str) -> bool:
+    """No process of this host has this number. A draft that another host still writes is written the next time."""
+    return pid.isdigit() and not os.path.exists(f"/proc/{pid}")
+
+
+def _orphans() -> Iterator[int]:
+    """Our worker processes whose parent is another than the one that started them. Those in containers count their
+    processes otherwise and are left alone."""
+    here = os.readlink("/proc/self/ns/pid")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                owner = child.owner_of((entry / "cmdline").read_bytes())
+                if owner not in (None, _parent(entry)) and os.readlink(entry / "ns/pid") == here:
+                    yield int(entry.name)
+
+
+def _parent(entry: Path) -> int:
+    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])
+
+
+def problems(findings: Iterable[Finding]) -> list[str]:
+    return [f"{f.what}: {f.value}" + (f" ({f.advice})" if f.advice else "") for f in findings if f.well is False]

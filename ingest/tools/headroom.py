@@ -1,0 +1,226 @@
+"""How much could be gained by loading faster: consumer alone, loading alone, both together, with files warm and cold.
+
+The method is that of stall analysis: each part is timed without the other, so what is left over is the waiting.
+`report` does it for any iterable of batches, `measure` for our loader, where it also knows the stages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.ingest.loader import Loader
+from sluice.ingest.stats import Snapshot
+
+CACHED = 8  # batches that the consumer alone runs on
+_COUNTS = 0.02  # of a step; less waiting is noise
+_NO_STEP = 100.0  # times as fast without waiting: there is no step to speak of
+
+Step = Callable[[Any], object]
+Clock = Callable[[], float]
+
+
+class HeadroomError(ValueError):
+    """Nothing that could be measured: the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """What one worker more in the busiest stage would bring, as the stages' costs say."""
+
+    stage: str
+    workers: int
+    predicted: float
+    """Rows a second of the pipeline alone."""
+    measured: float | None = None
+    """The same, tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headroom:
+    """Rows a second of each part alone and of both together; `stall` is the share of a step that waits."""
+
+    consumer: float
+    loading: float
+    together: float
+    stall: float
+    cold: float | None = None
+    """Loading alone with files that are not in memory."""
+    slowest: str | None = None
+    """The stage whose workers are busiest when nothing but loading runs."""
+    idle_cores: float | None = None
+    """While both run."""
+    what_if: WhatIf | None = None
+
+    @property
+    def gain(self) -> float:
+        """What the consumer would gain at best, if it never waited: 0.22 is 22 %."""
+        return max(0.0, self.consumer / self.together - 1.0)
+
+    @property
+    def verdict(self) -> str:
+        if self.stall < _COUNTS:
+            line = f"consumer-bound: {self.stall:.0%} of each step waits; faster loading brings nothing"
+        else:
+            slowest = f"; slowest stage {self.slowest}" if self.slowest else ""
+            what = "input-bound: " if self._prepare > self._both else "balanced: loading alone keeps up, but together "
+            best = f"at best +{self.gain:.0%}" if self.gain < _NO_STEP else "the consumer alone takes next to no time"
+            line = f"{what}{self.stall:.0%} of each step waits{slowest}; {best}"
+        return line + (f"; {self.idle_cores:.0f} cores idle" if self.idle_cores is not None else "")
+
+    @property
+    def _prepare(self) -> float:
+        """Seconds a row that loading takes beyond the consumer: the stall of preparing."""
+        return max(0.0, 1 / self.loading - 1 / self.consumer)
+
+    @property
+    def _both(self) -> float:
+        """Seconds a row that both together take beyond the slower: they share cores, or take turns."""
+        return max(0.0, 1 / self.together - max(1 / self.loading, 1 / self.consumer))
+
+    def __str__(self) -> str:
+        """A table, its verdict in the first line."""
+        rows: list[tuple[str, float | None]] = [
+            ("consumer alone, on cached batches", self.consumer), ("loading alone", self.loading),
+            ("loading alone, files not in memory", self.cold), ("both together", self.together)]
+        lines = [self.verdict, *(f"  {name:36} {rate:14,.0f} rows/s" for name, rate in rows if rate is not None)]
+        shares = [("compute", 1 / self.consumer), ("prepare", self._prepare), ("in each other's way", self._both)]
+        if self.cold is not None:  # what files that are not in memory add
+            warm = max(1 / self.loading, 1 / self.consumer)
+            shares.append(("fetch", max(0.0, 1 / self.cold - warm)))
+        whole = sum(share for _, share in shares)
+        lines.append("  of a step's time: " + ", ".join(f"{name} {share / whole:.0%}" for name, share in shares))
+        if self.what_if is not None:
+            tried = "" if self.what_if.measured is None else f" (tried: {self.what_if.measured:,.0f})"
+            lines.append(f"  with {self.what_if.workers} workers in {self.what_if.stage}: loading alone "
+                         f"{self.what_if.predicted:,.0f} rows/s{tried}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        what_if = self.what_if and {name: getattr(self.what_if, name) for name in WhatIf.__slots__}
+        return {"verdict": self.verdict, "gain": round(self.gain, 4), "stall_fraction": round(self.stall, 4),
+                "consumer_rows_per_s": round(self.consumer), "loading_rows_per_s": round(self.loading),
+                "together_rows_per_s": round(self.together), "cold_rows_per_s": self.cold and round(self.cold),
+                "slowest": self.slowest, "idle_cores": self.idle_cores, "what_if": what_if}
+
+
+def rows_of(batch: Any) -> int:
+    """Rows of a batch of any loader: its `rows`, or the length of the first thing in it that has one."""
+    if isinstance(getattr(batch, "rows", None), int):
+        return int(batch.rows)
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        if not batch:
+            raise HeadroomError("an empty batch")
+        return rows_of(batch[0]) if not isinstance(batch[0], (int, float, str, bytes)) else len(batch)
+    try:
+        return len(batch)
+    except TypeError:
+        raise HeadroomError(f"a batch of type {type(batch).__name__} has no length") from None
+
+
+def timed(batches: Iterator[Any], step: Step, seconds: float, clock: Clock) -> tuple[float, float]:
+    """Rows a second, and the share of the time that was waited, from the first batch on."""
+    next(batches, None)  # what starting takes is not counted
+    rows, waited = 0, 0.0
+    began = asked = clock()
+    for batch in batches:
+        got = clock()
+        waited += got - asked
+        step(batch)
+        rows += rows_of(batch)
+        asked = clock()
+        if asked - began >= seconds:
+            break
+    if not rows:
+        raise HeadroomError("there are fewer than two batches to time")
+    spent = max(asked - began, 1e-9)
+    return rows / spent, waited / spent
+
+
+def report(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 5.0, clock: Clock = time.perf_counter
+           ) -> Headroom:
+    """Headroom of any iterable of batches, which is iterated three times. Without a `step` it is all loading."""
+    work: Step = step or (lambda batch: None)
+    cached = list(itertools.islice(_endless(loader), CACHED))
+    if not cached:
+        raise HeadroomError("the loader gave no batch")
+    consumer, _ = timed(itertools.cycle(cached), work, seconds, clock)
+    del cached
+    loading, _ = timed(_endless(loader), lambda batch: None, seconds, clock)
+    together, stall = timed(_endless(loader), work, seconds, clock)
+    return Headroom(consumer=consumer, loading=loading, together=together, stall=stall)
+
+
+def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            return
+
+
+def what_if(before: Snapshot, after: Snapshot, cores: float) -> WhatIf:
+    """One worker more in the busiest stage, by what a row costs in each stage between two snapshots."""
+    rows = max(1, after.rows - before.rows)
+    busy = {s.name: (s.busy_s - before.stage(s.name).busy_s) / rows for s in after.stages}
+    cpu = sum(s.cpu_s - before.stage(s.name).cpu_s for s in after.stages) / rows
+    workers = {s.name: s.workers for s in after.stages}
+    slowest = max(busy, key=lambda name: busy[name] / workers[name])
+    workers[slowest] += 1
+    capacity = min(workers[name] / max(cost, 1e-12) for name, cost in busy.items())
+    return WhatIf(stage=slowest, workers=workers[slowest], predicted=min(capacity, cores / max(cpu, 1e-12)))
+
+
+def measure(loader: Loader, step: Step, *, seconds: float = 5.0, files: Iterable[str] = (),
+            clock: Clock = time.perf_counter) -> Headroom:
+    """Headroom of our loader: with the stages' names, what another worker would bring, and `files` warm and cold.
+
+    The loader's knobs are as before when it is done."""
+    cold = None
+    if files := list(files):
+        forget(files)
+        cold, _ = timed(_endless(loader), lambda batch: None, seconds, clock)
+    found = report(loader, step, seconds=seconds, clock=clock)
+
+    def alone() -> tuple[float, Snapshot, Snapshot]:
+        before = loader.snapshot()
+        rate, _ = timed(_endless(loader), lambda batch: None, seconds, clock)
+        return rate, before, loader.snapshot()
+
+    knobs = loader.knobs
+    _, before, after = alone()
+    guess = what_if(before, after, after.cpu_quota)
+    measured = None
+    if guess.workers <= loader.limits.workers[guess.stage][1]:
+        loader.apply(knobs.with_workers(**{guess.stage: guess.workers}))
+        measured, *_ = alone()
+        loader.apply(knobs)
+    before = loader.snapshot()
+    together, stall = timed(_endless(loader), step, seconds, clock)
+    after = loader.snapshot()
+    used = (after.cpu_used_s - before.cpu_used_s) / max(after.at - before.at, 1e-9)
+    return Headroom(consumer=found.consumer, loading=found.loading, together=together, stall=stall, cold=cold,
+                    slowest=guess.stage, idle_cores=round(max(0.0, after.cpu_quota - used), 2),
+                    what_if=WhatIf(stage=guess.stage, workers=guess.workers, predicted=guess.predicted,
+                                   measured=measured))
+
+
+def forget(files: Iterable[str]) -> None:
+    """Asks the kernel to drop local files from its cache; pages that others use stay."""
+    for path in files:
+        if "://" in path:
+            continue
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+            os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(number)

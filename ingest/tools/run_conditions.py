@@ -1,0 +1,85 @@
+"""What a run's `RunOptions` come to: `RunConditions` opens its files, sets rows aside and lets faults happen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sluice.ingest.faults.injector import ON_STORES, Injection
+from sluice.ingest.loader import Loader
+from sluice.ingest.options import ArgumentError, RunOptions
+from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.store import RemoteFiles
+
+_LATENCY = "latency://"
+
+
+class RunConditions:
+    """Of one rank. `table` is the table's name without the way it is disturbed."""
+
+    def __init__(self, table: str, wishes: RunOptions, quarantine: str | os.PathLike[str]):
+        """`quarantine` is the file that lists rows set aside."""
+        self.table, self._disturbed = _apart(table)
+        self._wishes, self._quarantine = wishes, quarantine
+        if not self._disturbed and any(fault.kind in ON_STORES for fault in wishes.faults):
+            self._disturbed = "latency_ms=0"
+        self._injection: Injection | None = None
+        self._files = self.files(_cache(wishes, self.table))
+
+    def files(self, cache: FileCache | None = None) -> FileOpener:
+        """Another way to the same files, for whoever reads beside the loader."""
+        return FileOpener(disturbed=self._disturbed, cache=cache)
+
+    def for_loader(self) -> dict[str, Any]:
+        """Arguments of a Loader."""
+        return {"errors": self._wishes.policy, "quarantine": self._quarantine, "files": self._files}
+
+    @contextmanager
+    def around(self, loader: Loader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+        """Faults happen while it lasts."""
+        if not self._wishes.faults:
+            yield
+            return
+        with Injection(self._wishes.faults, loader, self._files, record) as self._injection:
+            yield
+
+    def give_back(self) -> None:
+        """For a process that ends within `around`, without leaving it: what would outlast it."""
+        if self._injection is not None:
+            self._injection.give_back()
+
+    def outcome(self, loader: Loader) -> dict[str, Any]:
+        """For the last line of a program's output."""
+        found: dict[str, Any] = {"memory": loader.memory(), "worker_restarts": loader.worker_restarts,
+                                 "quarantined": loader.quarantined, "store": loader.store}
+        if self._injection is not None:
+            injector = self._injection.injector
+            found["faults"] = {"happened": injector.happened, "missed": injector.missed}
+        return found
+
+
+def _cache(wishes: RunOptions, table: str) -> FileCache | None:
+    if not wishes.cache:
+        return None
+    try:
+        return FileCache(wishes.cache, wishes.cache_limit, data_set=table if "://" in table else os.path.abspath(table))
+    except OSError as error:
+        raise ArgumentError(f"--cache {wishes.cache}: cannot be used ({error.strerror}); make room there, or choose "
+                            "another folder") from None
+
+
+def _apart(table: str) -> tuple[str, str]:
+    """`latency://TABLE?HOW` → (TABLE, HOW)."""
+    if not table.startswith(_LATENCY):
+        return table, ""
+    if "?" not in table:
+        raise ArgumentError(f"{table}: say how it shall be disturbed, for instance {table}?latency_ms=50")
+    try:
+        RemoteFiles.at(table).close()
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
+    bare, _, disturbed = table.removeprefix(_LATENCY).rpartition("?")
+    return bare, disturbed

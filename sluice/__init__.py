@@ -1,0 +1,40 @@
+"""Tuned ingestion for recommender training.
+
+    from sluice import Loader
+
+    with Loader("clicks/*.parquet", batch_size=8192) as loader:
+        for batch in loader:
+            …
+
+The four rooms are `sluice.etl` (features), `sluice.ingest` (loading), `sluice.agent` (tuning) and `sluice.dlrm`
+(training). Importing this package loads none of them: a name is looked up when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+    from sluice.ingest.knobs import Knobs
+    from sluice.ingest.loader import Loader
+    from sluice.ingest.tools.headroom import report
+
+__all__ = ["FeatureTable", "Knobs", "Loader", "report"]
+
+_HOMES = {"FeatureTable": "sluice.etl.table.table", "Knobs": "sluice.ingest.knobs", "Loader": "sluice.ingest.loader",
+          "report": "sluice.ingest.tools.headroom"}
+
+# In a checkout the rooms lie beside this folder; in a wheel they lie in it. With this, worker processes and Spark's
+# executors find them in a checkout without any install hook.
+_CHECKOUT = Path(__file__).resolve().parent.parent
+if (_CHECKOUT / "etl" / "job.py").is_file() and (_CHECKOUT / "pyproject.toml").is_file():
+    __path__.append(str(_CHECKOUT))
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

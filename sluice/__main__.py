@@ -1,0 +1,58 @@
+"""`sluice VERB …`, which `python -m sluice VERB …` equals: every program under one name."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module, metadata
+
+VERBS = {
+    "synth": ("sluice.etl.__main__", "synth", "write synthetic raw logs whose best reachable AUC is known"),
+    "show": ("sluice.etl.__main__", "show", "say what a feature table holds"),
+    "check": ("sluice.etl.__main__", "check", "verify a feature table's files, counts and checksums"),
+    "vacuum": ("sluice.etl.__main__", "vacuum", "remove the files that no kept or pinned version needs"),
+    "bench": ("sluice.ingest.__main__", "bench", "load a table as a trainer would, and say how fast"),
+    "headroom": ("sluice.ingest.__main__", "headroom", "say whether faster loading would help, and where"),
+    "doctor": ("sluice.ingest.__main__", "doctor", "say whether this machine and this table are fit for loading"),
+    "train": ("sluice.dlrm.train", None, "train a model (on several ranks: torchrun … -m dlrm.train)"),
+    "evaluate": ("sluice.dlrm.evaluate", None, "judge a run's checkpoint on a split"),
+    "serve": ("sluice.dlrm.serve", None, "answer requests with a run's model"),
+    "export": ("sluice.dlrm.export", None, "write a run's dense layers as a program"),
+    "plan": ("sluice.dlrm.plan", None, "size a model for a machine that you describe"),
+    "search": ("sluice.dlrm.search", None, "look for settings that reach an AUC"),
+    "explain": ("sluice.agent.__main__", "explain", "tell what a run tuned, why, and what came of it"),
+    "report": ("sluice.agent.__main__", "report", "write a run's page again"),
+    "policies": ("sluice.agent.__main__", "evaluate", "judge tuning policies in the simulator"),
+    "teach": ("sluice.agent.__main__", "train", "train the learned policies in simulated pipelines"),
+    "simulate": ("sluice.agent.__main__", "simulate", "follow one policy through one scenario"),
+}
+"""Verb → the module that holds its program, the program's own first word if it has several, and what it does."""
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    lines = "\n".join(f"  {verb:{width}}  {text}" for verb, (_, _, text) in VERBS.items())
+    return (f"usage: sluice VERB …\n\n{lines}\n\n`sluice VERB --help` says more. Feature tables are made by "
+            "`spark-submit etl/job.py …`.\n")
+
+
+def main() -> None:
+    """Hands over to the verb's program, which runs as if it had been called by its own name."""
+    words = sys.argv[1:]
+    if words[:1] == ["--version"]:
+        print(f"sluice {metadata.version('sluice')}")
+        return
+    if not words or words[0] in ("-h", "--help"):
+        print(usage(), end="")
+        return
+    if words[0] not in VERBS:
+        from sluice.etl.common.suggest import nearest
+
+        print(f"error: there is no verb {words[0]!r}{nearest(words[0], VERBS)}\n\n{usage()}", end="", file=sys.stderr)
+        raise SystemExit(2)
+    module, first, _ = VERBS[words[0]]
+    sys.argv[1:] = [*([first] if first else []), *words[1:]]
+    import_module(module).program()
+
+
+if __name__ == "__main__":
+    main()

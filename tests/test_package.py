@@ -1,0 +1,92 @@
+"""One name on the import path: what a wheel installs, and that a checkout and a wheel are imported alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("etl", "ingest", "agent", "dlrm")
+
+
+def run(code: str, folder: Path, path: Path = ROOT) -> str:
+    """Python in `folder`, as a script that lies there would run it, with `path` where packages are installed."""
+    (folder / "script.py").write_text(code)
+    done = subprocess.run([sys.executable, folder / "script.py"], cwd=folder, text=True, capture_output=True,
+                          env={**os.environ, "PYTHONPATH": str(path)}, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    out = tmp_path_factory.mktemp("wheel")
+    copy = out / "checkout"
+    copy.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "sluice", *ROOMS):
+        (copy / name).symlink_to(ROOT / name)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w",
+                    out, copy], check=True, capture_output=True, text=True)
+    return next(out.glob("*.whl"))
+
+
+def test_the_wheel_installs_nothing_but_sluice(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"sluice"}
+    ours = {str(Path("sluice", p.relative_to(ROOT))) for room in ROOMS for p in (ROOT / room).rglob("*.py")}
+    assert ours <= set(names)
+    assert {n for n in names if n.endswith((".html", ".safetensors", ".json"))}, "what modules read lies beside them"
+
+
+def test_a_wheel_works_beside_a_users_own_folders(wheel, tmp_path):
+    """Somebody's `agent/` and `etl/` are theirs; ours are parts of `sluice`."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise ImportError('this is the user\\'s own folder')\n")
+    found = run("from sluice.agent import controller; from sluice import Knobs, Loader; print(controller.__file__)",
+                tmp_path, site)
+    assert Path(found).is_relative_to(site)
+
+
+def test_a_checkout_works_beside_a_users_own_folders(tmp_path):
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("raise ImportError('this is the user\\'s own folder')\n")
+    found = run("from sluice.agent import controller; print(controller.__file__)", tmp_path)
+    assert Path(found) == ROOT / "agent" / "controller.py"
+
+
+@pytest.mark.parametrize("module", ["dlrm.plan", "ingest", "agent", "etl"])
+def test_no_module_comes_twice_under_two_names(module):
+    code = ("import json, runpy, sys\nsys.argv = ['x', '--help']\n"
+            f"try:\n    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+            "except SystemExit:\n    pass\n"
+            "print('\\n' + json.dumps([m.__file__ for m in {id(m): m for m in sys.modules.values()}.values() "
+            "if getattr(m, '__file__', None)]))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
+    files = [f for f in json.loads(done.stdout.splitlines()[-1]) if Path(f).is_relative_to(ROOT)
+             and Path(f).relative_to(ROOT).parts[0] in ("sluice", *ROOMS)]
+    assert len(files) == len(set(files)) > 5
+
+
+def test_every_verb_answers_for_help_and_a_misspelt_one_is_corrected():
+    from sluice.__main__ import VERBS, usage
+
+    assert all(verb in usage() for verb in VERBS)
+    done = subprocess.run([sys.executable, "-m", "sluice", "evalute"], cwd=ROOT, text=True, capture_output=True,
+                          check=False)
+    assert done.returncode == 2
+    assert "evaluate" in done.stderr.splitlines()[0]
+    help_ = subprocess.run([sys.executable, "-m", "sluice", "bench", "--help"], cwd=ROOT, text=True,
+                           capture_output=True,
+                           check=False)
+    assert help_.returncode == 0
+    assert "--batch-size" in help_.stdout

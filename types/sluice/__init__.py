@@ -1,0 +1,1 @@
+../../sluice/__init__.py

@@ -1,0 +1,1 @@
+../../sluice/__main__.py
