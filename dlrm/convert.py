@@ -1,6 +1,6 @@
 """Writes a run's older checkpoints anew: tensors as safetensors, their layout as JSON. It is needed once.
 
-    python -m dlrm.convert RUN
+    sluice convert RUN
 
 Older programs left the layout as a pickle. Nothing else here opens one; this does, by a list of the few names that may
 be in it, and refuses any other. Where a checkpoint has checksums, they are compared first. The last line of standard
@@ -55,7 +55,7 @@ class _Listed(pickle.Unpickler):
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = ArgumentParser(prog="python -m dlrm.convert", description=__doc__,
+    parser = ArgumentParser(prog="sluice convert", description=__doc__,
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
     args = parser.parse_args(argv)

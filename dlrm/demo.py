@@ -127,7 +127,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     raw, table, run_dir = out / "raw", out / "table", out / "run"
     cores = Machine().cores()
 
-    data, _ = step("1/5 raw logs in Criteo's shape", "python", "-m", "etl", "synth", "--rows", str(args.rows),
+    data, _ = step("1/5 raw logs in Criteo's shape", "sluice", "synth", "--rows", str(args.rows),
                    "--seed", str(args.seed), "--out", raw)
     job, etl_s = step("2/5 Spark writes the feature table", "spark-submit", "--properties-file",
                       ROOT / "spark-defaults.conf", ROOT / "etl/job.py", "--spec", ROOT / "features/criteo.toml",
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     say("\nA stand-in for a fast trainer (1.19 M rows/s, as eight A100s took) reads the table as from an object store\n"
         "(50 ms a row group) through a transform in Python, from one worker in each stage: first as it is, then tuned\n"
         "while the transform becomes 4 times dearer, a worker is killed (-9), and a quarter of the cores is left.")
-    bench = ["python", "-m", "ingest", "bench", table, "--batch-size", str(BENCH_BATCH), "--store-latency-ms", "50",
+    bench = ["sluice", "bench", table, "--batch-size", str(BENCH_BATCH), "--store-latency-ms", "50",
              "--step-ms", f"{1000 * BENCH_BATCH / ACCELERATOR_ROWS_PER_S:.2f}", "--udf", "dlrm.squash:squash"]
     fixed, _ = step("3/5 ingestion, one worker", *bench, "--tuning", "fixed", "--knobs", "read=1,shuffle=1",
                     "--seconds", str(args.bench_seconds))
@@ -145,7 +145,7 @@ def main(argv: list[str]) -> dict[str, Any]:
                     _disturbances(4 * args.bench_seconds, cores), "--run", out / "run-ingest")
     trained, train_s = step(f"5/5 training on {args.ranks} ranks", "torchrun", f"--nproc-per-node={args.ranks}",
                             "-m", "dlrm.train", "--data", table, "--run-dir", run_dir, "--seed", str(args.seed))
-    evaluated, _ = step("evaluation of the checkpoint on the test split", "python", "-m", "dlrm.evaluate",
+    evaluated, _ = step("evaluation of the checkpoint on the test split", "sluice", "evaluate",
                         "--run-dir", run_dir, "--data", table, "--split", "test")
 
     share = (evaluated["auc"] - 0.5) / (data["bayes_auc"] - 0.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from dataclasses import dataclass, fields
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
+from sluice.ingest.process.child_main import load
 from sluice.ingest.stages.quarantine import ON_ERROR, ErrorPolicy
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = load(name)
+    except TypeError:
+        raise ArgumentError(f"{option} {name!r}: {attribute} is no function") from None
     except (ImportError, AttributeError) as error:
         raise ArgumentError(f"{option} {name!r}: {error}") from None
-    if not callable(function):
-        raise ArgumentError(f"{option} {name!r}: {attribute} is no function")
     return attribute, function
 
 

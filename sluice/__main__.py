@@ -6,6 +6,7 @@ import sys
 from importlib import import_module, metadata
 
 VERBS = {
+    "etl": ("sluice.etl.job", None, "make a feature table from raw logs, on this machine's Spark"),
     "synth": ("sluice.etl.__main__", "synth", "write synthetic raw logs whose best reachable AUC is known"),
     "show": ("sluice.etl.__main__", "show", "say what a feature table holds"),
     "check": ("sluice.etl.__main__", "check", "verify a feature table's files, counts and checksums"),
@@ -18,6 +19,7 @@ VERBS = {
     "serve": ("sluice.dlrm.serve", None, "answer requests with a run's model"),
     "export": ("sluice.dlrm.export", None, "write a run's dense layers as a program"),
     "plan": ("sluice.dlrm.plan", None, "size a model for a machine that you describe"),
+    "convert": ("sluice.dlrm.convert", None, "write the checkpoints of an older version anew"),
     "search": ("sluice.dlrm.search", None, "look for settings that reach an AUC"),
     "explain": ("sluice.agent.__main__", "explain", "tell what a run tuned, why, and what came of it"),
     "report": ("sluice.agent.__main__", "report", "write a run's page again"),
@@ -31,8 +33,8 @@ VERBS = {
 def usage() -> str:
     width = max(map(len, VERBS))
     lines = "\n".join(f"  {verb:{width}}  {text}" for verb, (_, _, text) in VERBS.items())
-    return (f"usage: sluice VERB …\n\n{lines}\n\n`sluice VERB --help` says more. Feature tables are made by "
-            "`spark-submit etl/job.py …`.\n")
+    return (f"usage: sluice VERB …\n\n{lines}\n\n`sluice VERB --help` says more. On a cluster, feature tables "
+            "are made by `spark-submit etl/job.py …`.\n")
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -64,9 +65,10 @@ def test_a_checkout_works_beside_a_users_own_folders(tmp_path):
     assert Path(found) == ROOT / "agent" / "controller.py"
 
 
-@pytest.mark.parametrize("module", ["dlrm.plan", "ingest", "agent", "etl"])
-def test_no_module_comes_twice_under_two_names(module):
-    code = ("import json, runpy, sys\nsys.argv = ['x', '--help']\n"
+@pytest.mark.parametrize("command", ["dlrm.plan", "dlrm.train", "ingest", "agent", "etl", "etl.job", "sluice train"])
+def test_no_module_comes_twice_under_two_names(command):
+    module, *words = command.split()
+    code = (f"import json, os, runpy, sys\nos._exit = sys.exit\nsys.argv = {['x', *words, '--help']!r}\n"
             f"try:\n    runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
             "except SystemExit:\n    pass\n"
             "print('\\n' + json.dumps([m.__file__ for m in {id(m): m for m in sys.modules.values()}.values() "
@@ -90,3 +92,40 @@ def test_every_verb_answers_for_help_and_a_misspelt_one_is_corrected():
                            check=False)
     assert help_.returncode == 0
     assert "--batch-size" in help_.stdout
+
+
+def test_a_function_of_an_older_run_is_found_in_a_wheel_too(wheel, tmp_path):
+    """Older runs and registries hold names such as dlrm.squash:squash; a user's own package of that name is theirs."""
+    site, mine = tmp_path / "site", tmp_path / "mine" / "dlrm"
+    zipfile.ZipFile(wheel).extractall(site)
+    code = "from sluice.ingest.process.child_main import load\nprint(load('dlrm.squash:squash').__module__)"
+    assert run(code, tmp_path, site) == "sluice.dlrm.squash"
+    mine.mkdir(parents=True)
+    (mine / "__init__.py").write_text("")
+    (mine / "squash.py").write_text("def squash(columns):\n    return columns\n")
+    assert run(code, tmp_path / "mine", site) == "dlrm.squash"
+    (mine / "squash.py").unlink()
+    with pytest.raises(AssertionError, match=r"No module named 'dlrm\.squash'"):
+        run(code, tmp_path / "mine", site)
+
+
+def test_a_new_file_is_imported_without_installing_anew(tmp_path):
+    """The rooms are folders of the checkout, not copies."""
+    copy = tmp_path / "checkout"
+    copy.mkdir()
+    for name in ("pyproject.toml", "sluice", *ROOMS):
+        (copy / name).symlink_to(ROOT / name)
+    (copy / "agent").unlink()
+    shutil.copytree(ROOT / "agent", copy / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "sluice").unlink()
+    shutil.copytree(ROOT / "sluice", copy / "sluice", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "agent" / "policies" / "mine.py").write_text("NAME = 'mine'\n")
+    assert run("from sluice.agent.policies.mine import NAME; print(NAME)", tmp_path, copy) == "mine"
+
+
+def test_the_facade_is_light_and_gives_what_it_says():
+    code = ("import sys, sluice; before = set(sys.modules); sluice.Knobs; sluice.FeatureTable\n"
+            "assert not {'torch', 'pyspark', 'petastorm', 'pandas'} & set(sys.modules), sorted(sys.modules)\n"
+            "assert sluice.Loader.__module__ == 'sluice.ingest.loader'\n"
+            "assert callable(sluice.report)")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -229,7 +229,7 @@ def read(path: Path) -> CheckpointMeta:
     found = read_any(path)
     if pickled(path, found):
         raise CheckpointError(f"checkpoint {path} was written by an older version of this program, its layout as a "
-                              "pickle, and those are never read; write it anew, once, by `python -m dlrm.convert "
+                              "pickle, and those are never read; write it anew, once, by `sluice convert "
                               f"{path.parent.parent}`")
     return found
 
