@@ -158,6 +158,34 @@ def test_no_file_and_no_folder_reaches_itself():
     assert not circles(folders)
 
 
+def floor_of(module: str, path: Path) -> str:
+    """A folder within its room, with its face; or a file at the room's top."""
+    inside = path.relative_to(ROOT).parts[1:-1]
+    return "/".join(inside) if inside else path.stem
+
+
+def test_what_stands_on_a_floor_imports_what_is_below_it():
+    known = modules()
+    block = re.search(r"```floors\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.S)
+    assert block
+    floors = {room: {name: number for number, names in enumerate(line.split("<")) for name in names.split()}
+              for room, line in (one.split(":") for one in block.group(1).strip().splitlines())}
+    there: dict[str, set[str]] = defaultdict(set)
+    wrong = []
+    for name, path in known.items():
+        room, here = room_of(name), floor_of(name, path)
+        if name == f"sluice.{room}":  # the room's own face
+            continue
+        there[room].add(here)
+        for target in imports(path, known, with_types=False) & known.keys():
+            below = floor_of(target, known[target])
+            if room_of(target) == room and target != f"sluice.{room}" and below != here and \
+                    floors[room].get(below, 99) >= floors[room].get(here, -1):
+                wrong.append(f"{name} imports {target}")
+    assert not wrong, "\n".join(wrong)
+    assert {room: set(names) for room, names in floors.items()} == there, "docs/architecture.md names every floor"
+
+
 def test_no_folder_holds_more_than_a_glance():
     crowded = {}
     for folder in {path.parent for path in modules().values()}:
