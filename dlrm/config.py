@@ -127,7 +127,7 @@ class OptimConfig:
     lr: float = 0.05
     """Of the tables."""
     schedule: str = "constant"
-    """Of the tables' rate, as `sluice.dlrm.optim.schedule.Schedule.read` takes it."""
+    """Of the tables' rate, as `sluice.dlrm.optim.schedule.RateSchedule.read` takes it."""
     dense_optimiser: str = "adam"
     dense_lr: float = 0.001
     dense_schedule: str = "constant"

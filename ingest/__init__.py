@@ -1,6 +1,6 @@
 """The loader: stages from Parquet to training batches, in an exact order, resized while they run.
 
-`ingest.report(batches)` says of any iterable of batches how much of a step waits for it."""
+`sluice.report(batches)` says of any iterable of batches how much of a step waits for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-if __name__ == "ingest":  # `sluice…` and `torchrun -m ingest…` in a checkout: one module, whatever its name
+if __name__ == "ingest":  # imported by its folder's name, as `python -m ingest` does in a checkout: still one module
     import sys
     from importlib import import_module
 

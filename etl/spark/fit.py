@@ -55,7 +55,7 @@ class Counted:
     examples: dict[str, str] = field(default_factory=dict)
     """Such a value of each column that has any."""
     pairs: dict[str, int] = field(default_factory=dict)
-    """Rows of each split and partition, if the table has these: see `sluice.etl.apply.features.Placement`."""
+    """Rows of each split and partition, if the table has these: see `sluice.etl.apply.features.FileAssignment`."""
 
     @classmethod
     def of(cls, table: pa.Table) -> Counted:

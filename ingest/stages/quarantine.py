@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,9 @@ import pyarrow as pa
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import nearest
 from sluice.ingest.row_order import Read, RowsPlan, Window
-from sluice.ingest.stages.batch import Stretch
+
+if TYPE_CHECKING:
+    from sluice.ingest.stages.batch import Stretch
 
 
 class RowQuarantine:

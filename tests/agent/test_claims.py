@@ -37,8 +37,8 @@ def test_a_job_that_ends_gives_its_part_back(tmp_path):
 
 _JOB = """
 import signal, sys
-from sluice.agent.runtime.core_sharing import Claims
-with Claims(sys.argv[1]) as claims:
+from sluice.agent.runtime.core_sharing import CoreClaims
+with CoreClaims(sys.argv[1]) as claims:
     print(claims.share(2.0, None), flush=True)
     signal.pause()
 """

@@ -11,8 +11,8 @@ from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.config import Config, ModelConfig
 from sluice.dlrm.export import NOT_EXPORTED, main
 from sluice.dlrm.model import ranker  # noqa: F401  torch makes a folder of its own: before a test is watched
+from sluice.dlrm.serving import exported as made
 from sluice.dlrm.serving.exported import SIZES, Head, NotEqual, difference, example, exported
-from sluice.dlrm.serving.exported import exported as made
 from tests.dlrm.rig import written
 
 DENSE, COLUMNS = 3, 4

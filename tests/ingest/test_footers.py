@@ -32,8 +32,8 @@ _MUTATE = """
 import os, random, sys
 from sluice.etl.schema import DataFile
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
-from sluice.ingest.row_order import Part, Read
-from sluice.ingest.read.reader import RowGroups, SourceError
+from sluice.ingest.row_order import Read, WindowPart
+from sluice.ingest.read.reader import RowGroupReader, SourceError
 
 good = open(sys.argv[1], "rb").read()
 path = os.path.join(sys.argv[2], "mutated.parquet")
@@ -48,10 +48,10 @@ for n in range(300):
         file.write(data)
     try:
         files = ParquetFiles.open([path], {"label": "label", "dense": "d", "sparse": "s", "id_list": "bag"}).files
-        groups = RowGroups(files, ("label", "d", "s", "bag"))
+        groups = RowGroupReader(files, ("label", "d", "s", "bag"))
         try:
             for number, rows in enumerate(groups.row_groups[0]):
-                groups.read(Read(0, number, rows, (Part(0, 0, 0, rows),)))
+                groups.read(Read(0, number, rows, (WindowPart(0, 0, 0, rows),)))
         finally:
             groups.close()
         end = "read"
@@ -60,10 +60,10 @@ for n in range(300):
         end = type(error).__name__
     # As a table's file: its log says what row groups it has, only its size is compared.
     try:
-        groups = RowGroups([DataFile(path=path, rows=300, bytes=len(data), row_group_rows=(100, 100, 100))],
+        groups = RowGroupReader([DataFile(path=path, rows=300, bytes=len(data), row_group_rows=(100, 100, 100))],
                            ("label", "d", "s", "bag"))
         try:
-            groups.read(Read(0, 1, 100, (Part(0, 0, 0, 100),)))
+            groups.read(Read(0, 1, 100, (WindowPart(0, 0, 0, 100),)))
         finally:
             groups.close()
     except SourceError as error:
