@@ -115,7 +115,7 @@ def judged(tmp_path, monkeypatch):
     def evaluation(*_args, **_how):
         yield split(sense=shown["sense"])
 
-    monkeypatch.setattr(validation.feed, "evaluation", evaluation)
+    monkeypatch.setattr(validation.loaders, "evaluation", evaluation)
 
     def make(asked_to_stop=lambda: False, **settings):
         return Validator(config=Config(data="t", version=0, stuck_after=10, **settings), parts=PARTS, world=Alone(),

@@ -13,6 +13,7 @@ from sluice.dlrm import evaluate, train
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, read
 from sluice.dlrm.config import Config
+from sluice.dlrm.follow.versions import StartPoint
 from sluice.etl.spec.row_identity import SplitMoved
 from sluice.etl.table.census import Census
 from sluice.etl.table.table import FeatureTable
@@ -43,7 +44,7 @@ def again(tmp_path: Path, *, turned: bool) -> FeatureTable:
                               mode="overwrite")
 
 
-def plan(*words: object) -> options.Plan:
+def plan(*words: object) -> StartPoint:
     return train._plan(options.parse([str(word) for word in words], None))
 
 
