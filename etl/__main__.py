@@ -124,7 +124,7 @@ def _synth(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def program() -> NoReturn:
-    """The whole program, as its command runs it."""
+    """Runs the whole program, as its command does."""
     run(main, input_errors=(TableError, StoreError, StateError))
 
 

@@ -1,4 +1,4 @@
-"""Raw logs to a new version of a feature table, with Spark: for spark-submit."""
+"""Turns raw logs into a new version of a feature table, with Spark: a program for spark-submit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ Exit code: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
 
 
 def _own_standard_error() -> None:
-    """spark-submit joins our standard error to standard output: finds its own again, if that is a terminal or a pipe.
+    """Gives this process its own standard error back, which spark-submit has joined to standard output, if the original
+    is a terminal or a pipe.
 
-    (A file would be written at two places at once.)"""
+    (If it is a file, it would be written at two places at once.)"""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return
     try:
@@ -133,7 +134,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def program() -> NoReturn:
-    """The whole program, as its command runs it."""
+    """Runs the whole program, as its command does."""
     _own_standard_error()
     try:
         import deltalake  # noqa: F401
