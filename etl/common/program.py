@@ -21,7 +21,7 @@ class UsageError(ValueError):
 
 
 def say(text: str) -> None:
-    """A line for a person."""
+    """Prints a line for a person."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -82,7 +82,7 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], input_errors: tu
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers and frozen mappings, as JSON knows them."""
+    """Converts numpy's numbers and frozen mappings to types that JSON knows."""
     if hasattr(value, "item"):
         return value.item()
     if isinstance(value, Mapping):
