@@ -1,4 +1,4 @@
-"""What went wrong inside Spark, or in writing beside it, in one line instead of a trace: `clearly`."""
+"""Says what went wrong inside Spark, or in writing beside it, in one line instead of a trace: `clearly`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clearly() -> Iterator[None]:
 
 
 def cause(text: str) -> str:
-    """The innermost cause in a trace of Java, of Python within it, or of both."""
+    """The innermost cause in a trace of Java, of Python within Java, or of both."""
     reading = re.search(r"while reading file (\S+?)\.?(?: |$)", text, re.M)
     file = f"{reading[1]}: " if reading else ""
     for pattern, words in _KNOWN:

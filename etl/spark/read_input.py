@@ -1,4 +1,4 @@
-"""What comes in, as Spark reads it: `Raw`, a frame of lines, or of columns for formats that have them."""
+"""The input as Spark reads it: `Raw`, a frame of lines, or of columns for formats that have them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ _SAFE = {"int": ("tinyint", "smallint", "int", "bigint"), "text": ("string",),
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Refuses a local path or glob that matches nothing, before Spark starts. What only Spark knows is left to it:
-    other stores, alternatives in braces, and paths without a scheme where Hadoop's settings may give them one."""
+    """Refuses a local path or glob that matches nothing, before Spark starts. Paths that only Spark understands are
+    left to it: those in other stores, alternatives in braces, and paths without a scheme if Hadoop's settings may give
+    them one."""
     elsewhere = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
     for path in paths:
         local = re.sub("^file:(//)?", "", path)
@@ -50,7 +51,7 @@ class Raw:
     spec: Spec
     paths: tuple[str, ...]
     earlier: Mapping[str, str] = field(default_factory=dict)
-    """Where histories go on from, by their names: what `sluice.etl.spark.history_state` wrote for the rows that are
+    """Where each history continues from, by its name: what `sluice.etl.spark.history_state` wrote for the rows that are
     there already."""
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -63,9 +64,9 @@ class Raw:
         return self.spec.input.delimiter.join(self.spec.input.columns) if self.spec.input.header else ""
 
     def read(self, with_file: bool = False) -> DataFrame:
-        """As it lies there: a column `line`, or the input's columns and `_bad`, the first that does not fit, or, of
-        records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many. With the
-        file, lines come with where their part of it begins, and headers are among them."""
+        """Reads the input unchanged: a column `line`, or the input's columns and `_bad`, the first that does not fit,
+        or, for records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many.
+        With the file, lines come with where their part of it begins, and headers are among them."""
         from pyspark.sql import functions as sql
 
         extra = [sql.col("_metadata.file_path").alias("_file")] if with_file else []
@@ -89,7 +90,7 @@ class Raw:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Turns what Spark says of paths that it cannot read into our words."""
+        """Turns what Spark says about paths that it cannot read into our words."""
         from pyspark.errors import AnalysisException
 
         try:
@@ -100,8 +101,8 @@ class Raw:
             raise InputError(f"{self.named}: cannot be read ({str(error).splitlines()[0]})") from None
 
     def _records(self, *extra: Column) -> DataFrame:
-        """CSV whose quoted fields may hold a line's end: a file is read whole, by one task. Bytes pass through as they
-        are, for the workers to look at."""
+        """Reads CSV whose quoted fields may hold a line's end: a file is read whole, by one task. Bytes are passed on
+        unchanged, for the workers to parse."""
         from pyspark.sql import functions as sql
 
         names = list(self.spec.input.columns)
@@ -117,7 +118,7 @@ class Raw:
                               for name, cell in zip(names, cells, strict=True)], "_broken", *extra)
 
     def _columns(self) -> DataFrame:
-        """Parquet, or the files that a Delta table's newest version holds."""
+        """Reads Parquet, or the files that a Delta table's newest version holds."""
         from pyspark.sql import functions as sql
 
         source = self.spec.input
@@ -152,7 +153,7 @@ class Raw:
         return bad
 
     def check_headers(self) -> None:
-        """Refuses a file that begins with another header than the spec's columns, or, of Parquet, has others; and one
+        """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
         that is compressed and not whole."""
         source = self.spec.input
         if source.format == "parquet":
@@ -182,7 +183,8 @@ class Raw:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """What fitting and writing start from: what was read, or, if rows must meet other rows, good rows that have."""
+        """The rows that fitting and writing start from: those that were read, or, if rows must meet other rows, the
+        good ones after that."""
         if not self.spec.rows.relational:
             return self.read()
         kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.columns.items())
@@ -192,7 +194,7 @@ class Raw:
 
 
 def _typed(spec: Spec, batches: Batches) -> Batches:
-    """In a worker: good rows as columns."""
+    """In a worker: returns good rows as columns."""
     parser = InputParser(spec)
     for batch in batches:
         parsed = parser.parse(batch)
@@ -214,7 +216,8 @@ def _files_of_delta(path: str) -> list[str]:
 
 
 def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, str]]:
-    """Through Spark's own file systems and codecs, so that whatever it reads can be looked at."""
+    """The first line of each file, through Spark's own file systems and codecs, so that whatever Spark reads can be
+    checked."""
     jvm, context = spark._jvm, spark.sparkContext._jsc
     assert jvm is not None
     conf = context.hadoopConfiguration()

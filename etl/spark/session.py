@@ -32,8 +32,8 @@ DEFAULTS = {
 
 
 def open_session(name: str) -> SparkSession:
-    """Takes what spark-submit was told and fills in our defaults; local mode listens on 127.0.0.1 only, and to nobody
-    without its secret."""
+    """Opens a session with the options that spark-submit was given and our defaults for the others; local mode listens
+    on 127.0.0.1 only, and talks to nobody without its secret."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 

@@ -60,7 +60,7 @@ def synthesize(target: Path, *, rows: int, seed: int = 0, form: str = "tsv", day
 
 def _in_order(pool: ThreadPoolExecutor, makers: list[Callable[[], tuple[SyntheticRows, bytes | pa.Table]]]
               ) -> Iterator[tuple[SyntheticRows, bytes | pa.Table]]:
-    """Results in order, a few made ahead."""
+    """Yields results in order, a few of them made ahead."""
     waiting = [pool.submit(make) for make in makers[:_AHEAD]]
     for number in range(len(makers)):
         yield waiting.pop(0).result()
@@ -69,7 +69,7 @@ def _in_order(pool: ThreadPoolExecutor, makers: list[Callable[[], tuple[Syntheti
 
 
 class _Sink:
-    """One file, text or Parquet."""
+    """One file that rows are written to, text or Parquet."""
 
     def __init__(self, path: Path, form: str) -> None:
         self._path, self._form = path, form
@@ -131,7 +131,7 @@ def _constant(text: bytes, rows: int) -> Bytes:
 
 
 def _digits(values: npt.NDArray[np.int64]) -> Bytes:
-    """Decimal digits of numbers below 10^8 in size, with a sign, in nine bytes; bytes of value 0 are no digits."""
+    """The decimal digits of numbers below 10^8 in size, with a sign, in nine bytes; bytes of value 0 are not digits."""
     size = np.abs(values)
     high, low = size // 10_000, size % 10_000
     text = np.zeros((len(values), 9), np.uint8)

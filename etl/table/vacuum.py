@@ -1,6 +1,7 @@
-"""Removes what no kept version needs: `vacuum`. Data, fitted states, rejects and records of jobs nobody can read.
+"""Removes what no kept version needs: `vacuum`. That is data, fitted states, rejects and records of jobs that nobody
+can read any more.
 
-Only what a job of this table wrote is removed, and only where it lies in the table's own folder: no link is followed.
+Only what a job of this table wrote is removed, and only if it is in the table's own folder: no link is followed.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class Vacuumed:
     files: tuple[str, ...]
     bytes: int
     passed_over: tuple[str, ...] = ()
-    """What lies where jobs write and was left alone: links, and files that no job of this table wrote."""
+    """What was left alone although it is where jobs write: links, and files that no job of this table wrote."""
 
 
 def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, grace_s: float = DAY_S) -> Vacuumed:
-    """Keeps the newest `keep` versions and the pinned ones whole; of the rest removes what is older than `grace_s`,
-    so that a job at work, or one about to be pinned, loses nothing.
+    """Keeps the newest `keep` versions and the pinned ones whole; removes from the others what is older than `grace_s`,
+    so that a job at work, or a version about to be pinned, loses nothing.
 
     Versions stay in the log, but those not kept can no longer be read."""
     if links := store.listed("_delta_log")[1]:
@@ -118,7 +119,8 @@ def _sweep(store: TableStore, path: str) -> None:
 
 
 def _young(job: str, now: float, grace_s: float) -> bool:
-    """A job's name begins with when it began: its files may be older than they look, never younger."""
+    """Whether a job may be younger than `grace_s`. Its name begins with when it began: its files may be older than they
+    look, never younger."""
     try:
         began = datetime.datetime.strptime(job[:15], "%Y%m%dT%H%M%S").replace(tzinfo=datetime.UTC)
     except ValueError:
