@@ -45,7 +45,7 @@ def main(*descriptors: str) -> None:
 
 
 def load(name: str) -> Callable[..., Any]:
-    """`module:function` → the function."""
+    """Imports and returns the function that `module:function` names."""
     module, _, attribute = name.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     if not callable(function):
@@ -54,9 +54,10 @@ def load(name: str) -> Callable[..., Any]:
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """The parent holds the other end of this pipe and never writes. When it dies, the kernel signals SIGIO, whose
-    default is to end a process: also in the middle of a call that never lets the interpreter run, and also what the
-    user's function has started (the signal goes to the group, which is the worker's own)."""
+    """Makes this process end with its parent. The parent holds the other end of this pipe and never writes. When it
+    dies, the kernel signals SIGIO, whose default is to end a process: even in the middle of a call that never lets the
+    interpreter run, and also what the user's function has started (the signal goes to the group, which is the worker's
+    own)."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGIO, signal.SIGUSR1})
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
@@ -68,7 +69,7 @@ def _end_with_parent(lifeline: int) -> None:
 
 
 def _data_bytes() -> int:
-    """What RLIMIT_DATA counts."""
+    """The number of bytes that RLIMIT_DATA counts."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
 
@@ -112,14 +113,14 @@ class _Server:
         return {"kind": "done", "index": layout.write(self._map(number, size))}
 
     def _limit_memory(self, extra: int | None) -> None:
-        """`extra` bytes more than the process's own: beyond them an allocation is a MemoryError."""
+        """Allows `extra` bytes more than the process's own: beyond them an allocation is a MemoryError."""
         if extra != self._extra:
             self._extra = extra
             _, highest = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (highest if extra is None else self._own + extra, highest))
 
     def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Takes over regions that came with the message, forgets those that are no more."""
+        """Takes over regions that came with the message, and forgets those that are no more."""
         for number, fd in zip(message.get("new", []), fds, strict=True):
             self._regions[number] = (fd, mmap.mmap(fd, 0))
         for number in self._regions.keys() - set(message.get("keep", self._regions)):

@@ -39,7 +39,8 @@ _I32 = 5  # the compact protocol's number of the type
 
 
 def has_crc(header: bytes) -> bool:
-    """Of a page header (Thrift's compact protocol): type, two sizes, and then perhaps the checksum, all int32."""
+    """Whether a page header (Thrift's compact protocol) has a checksum: after the type come two sizes, and then perhaps
+    the checksum, all int32."""
     at, field = 0, 0
     while at < len(header):
         step, kind = header[at] >> 4, header[at] & 15
@@ -56,7 +57,8 @@ def has_crc(header: bytes) -> bool:
 
 
 def chunks_with_crc(file: pa.NativeFile, metadata: pq.FileMetaData) -> tuple[int, int]:
-    """Column chunks whose first page has a checksum, and all chunks, of the first row group and of the last."""
+    """Counts, in the first row group and the last, the column chunks whose first page has a checksum, and all
+    chunks."""
     having = total = 0
     for number in sorted({0, metadata.num_row_groups - 1} - {-1}):
         for chunk in chunks_of_group(footer_bytes(metadata), number):
@@ -80,7 +82,7 @@ _PRESSED = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. `well` is None where there is nothing to judge."""
+    """What a check found. `well` is None if there is nothing to judge."""
 
     what: str
     value: str
@@ -104,7 +106,7 @@ def versions() -> Iterator[Finding]:
 
 
 def _number(version: str) -> list[int]:
-    """The leading numbers of a version."""
+    """The leading numbers of a version, as a tuple can be compared."""
     parts = []
     for part in version.split("+")[0].split("."):
         digits = part[:len(part) - len(part.lstrip("0123456789"))]
@@ -157,7 +159,7 @@ def workers() -> Iterator[Finding]:
 
 
 def table(uri: str) -> Iterator[Finding]:
-    """Of a feature table, or of a folder or pattern of Parquet files."""
+    """Checks a feature table, or a folder or pattern of Parquet files."""
     try:
         opened = FeatureTable.open(uri)
     except (TableError, OSError) as error:
@@ -173,7 +175,7 @@ def table(uri: str) -> Iterator[Finding]:
 
 
 def files(paths: Sequence[str]) -> Iterator[Finding]:
-    """Checksums of some files, spread over all, and how fast their store answers."""
+    """Checks the checksums of some files, spread over all, and how fast their store answers."""
     chosen = [paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))]
     having = total = 0
     times: list[float] = []
@@ -205,7 +207,7 @@ def files(paths: Sequence[str]) -> Iterator[Finding]:
 
 
 def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Iterator[Finding]:
-    """What dead runs left behind; only that is removed."""
+    """Finds what dead runs left behind; only that is removed."""
     orphans = list(_orphans())
     for pid in orphans if clean else ():
         with contextlib.suppress(ProcessLookupError):
@@ -231,13 +233,14 @@ def _left(what: str, found: Sequence[str], clean: bool) -> Finding:
 
 
 def _dead(pid: str) -> bool:
-    """No process of this host has this number. A draft that another host still writes is written the next time."""
+    """Whether no process of this host has this number. A draft that another host still writes is written the next
+    time."""
     return pid.isdigit() and not os.path.exists(f"/proc/{pid}")
 
 
 def _orphans() -> Iterator[int]:
-    """Our worker processes whose parent is another than the one that started them. Those in containers count their
-    processes otherwise and are left alone."""
+    """Finds our worker processes whose parent is another than the one that started them. Those in containers count
+    their processes otherwise and are left alone."""
     here = os.readlink("/proc/self/ns/pid")
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
