@@ -1,6 +1,8 @@
-"""Whether the pages of a Parquet file carry checksums: read from the page headers, as no reader tells.
+"""The checks of `sluice doctor`, each of which yields `Finding`s: of this machine, of a table's files, of what dead
+runs left.
 
-Without them a flipped bit is handed on as data, with compressed pages as well.
+Whether the pages of a Parquet file carry checksums is read from the page headers, as no reader says it. Without them a
+flipped bit is handed on as data, with compressed pages as well.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def versions() -> Iterator[Finding]:
 
 
 def _number(version: str) -> list[int]:
-    """The leading numbers of a version, as a tuple can be compared."""
+    """The leading numbers of a version."""
     parts = []
     for part in version.split("+")[0].split("."):
         digits = part[:len(part) - len(part.lstrip("0123456789"))]
