@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-# spark-submit puts this file's folder first on the path, where a file of ours could hide another module.
+# spark-submit puts this file's folder first on the path, where one of our files could hide another module.
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(_HERE.parent), *(p for p in sys.path if os.path.abspath(p or ".") != str(_HERE))]
 

@@ -1,4 +1,4 @@
-"""`sluice bench`, `headroom` and `doctor`."""
+"""The commands `sluice bench`, `headroom` and `doctor`."""
 
 from __future__ import annotations
 

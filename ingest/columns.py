@@ -13,7 +13,7 @@ from sluice.ingest.knobs import nearest
 _WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _NUMBERS = (*_WHOLE, "float", "double", "halffloat")
 _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
-_GUESSED_BAG = 8.0  # ids; only what is reserved before the first bags were seen
+_GUESSED_BAG = 8.0  # ids in a bag; only for reserving memory before the first bags are seen
 
 
 class ColumnError(ValueError):
@@ -51,7 +51,7 @@ class Columns:
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
-            ids = f.role == "sparse" and not f.online  # operators that are left to the loader make ids of any number
+            ids = f.role == "sparse" and not f.online  # the loader's operators make ids of numbers of any type
             fits = _BAGS.fullmatch(f.type) if f.role == "id_list" else f.type in (_WHOLE if ids else _NUMBERS)
             if not fits:
                 wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row" if not ids \

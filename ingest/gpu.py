@@ -93,7 +93,7 @@ class OnDevice:
         held: list[torch.Tensor] = []
         tensors: dict[str, Any] = {name: self._copy(getattr(batch, name), held)
                                    for name in _TENSORS if name != "lengths"}
-        if self._constant is None or self._constant[0] is not batch.lengths:  # without bags it is one for all batches
+        if self._constant is None or self._constant[0] is not batch.lengths:  # without bags, all batches share it
             self._constant = batch.lengths, self._copy(batch.lengths, held)
         mark = self._lane.mark()
         self._lent.append((mark, held))
@@ -153,7 +153,7 @@ class _CudaMark:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
         for tensor in tensors:
-            tensor.record_stream(stream)  # its memory is not given to another copy while the consumer's work is queued
+            tensor.record_stream(stream)  # its memory is not used for another copy while the consumer's work is queued
 
 
 def on_device(loader: BatchSource, device: str | torch.device, ahead: int = 1) -> BatchSource:

@@ -103,7 +103,7 @@ class Knobs:
 
     def parse(self, text: str) -> Knobs:
         """These knobs, changed as a command line says: `read=4,transform.backend=process,prefetch_bytes=64MiB`;
-        `second.fused=yes` has the workers of the stage before it do the second's work."""
+        `second.fused=yes` makes the workers of the stage before it do the second's work."""
         workers, backend, fused, sizes = dict(self.workers), dict(self.backend), set(self.fused), {}
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, sign, value = (p.strip() for p in part.partition("="))

@@ -50,7 +50,7 @@ class _Consumer(NamedTuple):
 
     def totals(self, now: float) -> tuple[float, float]:
         """Returns the seconds of waiting and of computing so far."""
-        spent = max(0.0, now - self.began)  # a snapshot may have looked at the clock just before
+        spent = max(0.0, now - self.began)  # a snapshot may have read the clock just before
         return (self.wait_s + spent * (self.phase == "wait"), self.compute_s + spent * (self.phase == "compute"))
 
 
@@ -123,7 +123,7 @@ class Loader(IterableDataset[Batch]):
         self._position = Position()
         self._order = ""
         self._run: Iterator[Ready] | None = None
-        self._run_end = 0  # the epoch that the pipeline does not reach any more
+        self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
         self._batches = self._rows = 0
@@ -136,7 +136,7 @@ class Loader(IterableDataset[Batch]):
         _open.add(self._pipeline)
         weakref.finalize(self, self._pipeline.close).atexit = False
 
-    # ---- what is in a batch
+    # ---- the content of a batch
 
     @property
     def dense_names(self) -> tuple[str, ...]:
@@ -185,18 +185,18 @@ class Loader(IterableDataset[Batch]):
                     self._check_current(iteration)
                     self._enter("wait")
                 charge = ready.charge
-                del ready, batch  # what is given back is held no longer
+                del ready, batch  # a batch that is given back must not be held
                 charge.release()
             self._under_way = False
         except (Closed, SourceError, WorkerClosed) as error:
-            self._check_current(iteration)  # whoever closes it interrupts reads and processes: that is why, then
+            self._check_current(iteration)  # closing interrupts reads and processes: if that is why, say so
             if isinstance(error, SourceError):
                 raise
             raise LoaderError("this loader was closed while a batch was waited for") from None
         finally:
             if iteration == self._iteration:
                 self._enter("away")
-                if self._under_way:  # broken off: nobody waits for what is in the pipeline
+                if self._under_way:  # the epoch was broken off: nobody waits for what is in the pipeline
                     self._run = None
                     self._pipeline.close()
 
@@ -318,7 +318,7 @@ class Loader(IterableDataset[Batch]):
         least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
         return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 
-    # ---- its end
+    # ---- the end
 
     def close(self) -> None:
         """Ends the pipeline, from any state; a second call does nothing."""

@@ -68,7 +68,7 @@ class RunOptions:
     inject: str = ""
 
     def __post_init__(self) -> None:
-        parse(self.inject)  # what cannot be is said at the start
+        parse(self.inject)  # a fault that cannot be parsed is an error at the start
         try:
             _ = self.policy
         except ValueError as error:

@@ -34,7 +34,7 @@ from sluice.ingest.stages.transform import Fused, Step, Transformer
 from sluice.ingest.stages.transform_runner import BASE_BYTES, TransformStage, Worker, function_of
 from sluice.ingest.stats import StageStats
 
-PATIENCE_S = 2.5  # for workers that are in the middle of their work when a pipeline stops
+PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their work when a pipeline stops
 FIXED = ("read", "shuffle", "batch", "collate")
 
 
@@ -88,7 +88,7 @@ class Pipeline:
         self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
                                       transforms=len(parts.transforms), converted=parts.converted, epochs=parts.epochs)
         self.minimum = self.footprint.total
-        load_compiled()  # what it takes is there before anything is counted
+        load_compiled()  # its memory is taken before anything is counted
         self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
         self._limit, self._group, self._charged = parts.memory_limit, parts.machine.memory_group(), 0
         if self._group is not None:
@@ -101,7 +101,7 @@ class Pipeline:
         self._pools: dict[str, Pool[Any, Any]] = {}
         for stage in parts.transforms:
             for transform in stage.transforms:
-                function_of(transform)  # a name that leads nowhere is said now
+                function_of(transform)  # a name that leads nowhere is an error now
         self._transforms: dict[str, list[TransformStage]] = {}
         self._budget, self._burden = RestartBudget(), 1
         self._leaving: list[Pool[Any, Any]] = []
@@ -114,9 +114,9 @@ class Pipeline:
         """The limits of the knobs. They rise with the cores, and never fall: knobs in force stay within them."""
         self._cores = max(self._cores, math.ceil(self._parts.machine.cores()))
         workers = {name: (1, 2 * self._cores) for name in self.stages}
-        workers["read"] = (1, max(64, 8 * self._cores))  # readers that wait for a store take no core, and likewise
-        workers |= {t.name: (1, max(16, 4 * self._cores)) for t in self._parts.transforms}  # for a service
-        workers["collate"] = (1, 1)  # it hands over what is there
+        workers["read"] = (1, max(64, 8 * self._cores))  # waiting for a store takes no core,
+        workers |= {t.name: (1, max(16, 4 * self._cores)) for t in self._parts.transforms}  # nor for a service
+        workers["collate"] = (1, 1)  # collate only hands batches over
         return Limits(workers=workers, backends={s.name: self._backends for s in self._parts.transforms if s.movable},
                       fusable={b.name: a.name for a, b in itertools.pairwise(self._parts.transforms)})
 
@@ -167,7 +167,7 @@ class Pipeline:
             return len(self._parts.plan.streams_of(self._parts.rank, self._parts.ranks)) * self._block_bytes
         return self.knobs.prefetch_bytes if stage == "collate" else self._stretch_bytes
 
-    # ---- its life
+    # ---- starting and stopping
 
     def start(self, position: Position, epochs: int) -> Iterator[Ready]:
         """Starts a run: yields batches from `position` to the end of epoch number `epochs - 1`. An earlier run is
@@ -277,7 +277,7 @@ class Pipeline:
         pa.default_memory_pool().release_unused()
         give_back()
 
-    # ---- what it tells
+    # ---- what it reports
 
     def stats(self) -> tuple[StageStats, ...]:
         pools = dict(self._pools)

@@ -39,7 +39,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows `start` to `stop` of one row group."""
+    """The rows `start` to `stop` of one row group."""
 
     file: int
     group: int

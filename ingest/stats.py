@@ -75,7 +75,7 @@ class Snapshot:
     sequence: int
     """Number of this snapshot, from 0 up. A repeated one is stale."""
     stages: tuple[StageStats, ...]
-    """In the order in which rows pass them."""
+    """The stages in the order in which rows pass them."""
     batches: int
     """The number of batches that the consumer took."""
     rows: int

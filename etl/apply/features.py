@@ -58,7 +58,7 @@ def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:
         return values
     kind = pa.int64() if column.first_type == "int" else pa.float64()
     if column.type == "int":
-        return values.cast(kind, safe=False)  # rounded, as a text of as many digits is
+        return values.cast(kind, safe=False)  # rounded, as a text of that many digits is
     if column.type == "text":
         values = pc.utf8_trim_whitespace(values)
     try:

@@ -19,7 +19,7 @@ from sluice.etl.apply.lines import Flags, awry, bare, joined
 
 MAX_DEPTH = 100
 _ELEMENT = {"texts": "text", "floats": "float"}
-_INT_DIGITS = 20  # of the longest whole number of 64 bits, with its sign
+_INT_DIGITS = 20  # digits of the longest whole number of 64 bits, with its sign
 
 
 def _plain(depth: int = 2) -> str:

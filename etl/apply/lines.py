@@ -42,7 +42,7 @@ def awry(lines: pa.Array) -> Flags:
     content = joined(lines)
     if _RETURN.search(content):
         found |= pc.match_substring_regex(lines, _INNER_RETURN).to_numpy(zero_copy_only=False)
-    if content[:3].to_pybytes() == _MARK:  # of the first line Arrow would take it off
+    if content[:3].to_pybytes() == _MARK:  # Arrow would remove the mark from the first line
         found |= pc.starts_with(lines, _MARK).to_numpy(zero_copy_only=False)
     if not _is_text(content):
         found |= np.array([_has_other_bytes(line) for line in lines.to_pylist()], bool)
@@ -145,7 +145,7 @@ class Delimited:
 
     def _cells(self, line: bytes) -> Sequence[bytes | None] | None:
         """The cells of one line; None if a quote does not end."""
-        if not line:  # as Arrow has it: every field is empty
+        if not line:  # as in Arrow: every field is empty
             return [None] * len(self._schema)
         if not self._quoted:
             return [cell or None for cell in line.split(self._delimiter)]

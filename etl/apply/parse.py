@@ -22,7 +22,7 @@ ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "t
                "floats": pa.list_(pa.float64())}
 WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
          "texts": "not a list of texts", "floats": "not a list of numbers"}
-_SPACE = " \t"  # around a number it is no part of it
+_SPACE = " \t"  # spaces around a number are not part of it
 _PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
           "text": r"^[\x00-\x7f]*$"}
 """Patterns of cells of bytes that surely convert."""

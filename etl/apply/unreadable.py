@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TIMES, MORE = 2.0, 0.05
 """A share is refused if it is more than TIMES what it was, and at least MORE above it."""
-_SHOWN = 100  # characters of a value that is quoted
+_SHOWN = 100  # how many characters of a value are quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

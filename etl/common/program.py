@@ -1,5 +1,5 @@
-"""How every program here begins and ends: one JSON line last on standard output, people's text on standard error,
-exit 0 done, 1 failed, 2 wrong usage or input, 130 interrupted. Programs alone import this file."""
+"""How every program here begins and ends: it prints one JSON line last on standard output, and people's text on
+standard error; exit code 0 done, 1 failed, 2 wrong usage or input, 130 interrupted. Only programs import this file."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Operator(ABC):
     may_be_null: ClassVar[bool] = True
     """Whether its result may have nulls, unless another operator fills them."""
     reads: ClassVar[bool] = False
-    """Whether it turns a value that it cannot read into null: each job counts these, see
+    """Whether it turns a value that it cannot read into null: each job counts these values, see
     `sluice.etl.apply.unreadable`."""
     online_too: ClassVar[bool] = False
     """Whether the loader may apply it instead of Spark; its column is then stored as numbers of a fixed size."""

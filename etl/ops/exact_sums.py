@@ -18,7 +18,7 @@ import pyarrow as pa
 Floats = npt.NDArray[np.float64]
 _SCALES = (84, 56, 28, 0, -28, -56)
 FINEST = -_SCALES[-1]
-"""Every part is a whole number of 2^-FINEST."""
+"""The exponent of the finest scale: every part is a whole number of 2^-FINEST."""
 _LIMIT = 2.0**124
 _COARSE = np.uint64(~((1 << 42) - 1) & 0xFFFFFFFFFFFFFFFF)
 

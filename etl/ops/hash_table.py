@@ -36,7 +36,7 @@ class Lookup:
         slot = (hashes & np.uint64(slots - 1)).astype(np.int64)
         while len(waiting):
             free = owners[slot] < 0
-            owners[slot[free]] = waiting[free]  # of several that want one slot, one gets it
+            owners[slot[free]] = waiting[free]  # if several want one slot, one gets it
             lost = owners[slot] != waiting
             waiting, slot = waiting[lost], (slot[lost] + 1) & (slots - 1)
         table = np.zeros(slots, np.uint64)

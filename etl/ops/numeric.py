@@ -119,7 +119,7 @@ class BoxCox(Operator):
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, nulls = values_of(column)
         logs = np.log(np.maximum(values + self.shift, self.floor))
-        with np.errstate(over="ignore"):  # too large a power is infinite, and said to be
+        with np.errstate(over="ignore"):  # too large a power is infinite, without a warning
             return pa.array(logs if self.power == 0 else np.expm1(self.power * logs) / self.power, mask=nulls)
 
 

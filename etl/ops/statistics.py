@@ -84,7 +84,7 @@ class Count(_Encoded):
         counts = state["count"].to_numpy().astype(np.float64)
         if self.share:
             counts = counts / max(1.0, float(counts.sum()))
-        return Lookup.of(_one(state["value"])), np.append(counts, 0.0)  # the last is for place -1
+        return Lookup.of(_one(state["value"])), np.append(counts, 0.0)  # the last count is for place -1
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         if self.past:

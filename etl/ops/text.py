@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sluice.etl.ops.base import Operator, OperatorError, as_text, within
 from sluice.etl.ops.lists import flat, relisted
 
-_BETWEEN = "\x1f"  # no keyboard types it
+_BETWEEN = "\x1f"  # a character that no keyboard types
 _NO_VALUE = "\x00"
 
 
@@ -94,7 +94,7 @@ class Ngram(Operator):
         values = pc.fill_null(values, _NO_VALUE)
         many = max(0, len(values) - self.size + 1)
         grams = pc.binary_join_element_wise(*[values.slice(i, many) for i in range(self.size)], _BETWEEN)
-        # Of the windows over all rows' elements together, those stay that lie within one row.
+        # Among the windows over the elements of all rows, those that are within one row stay.
         ends = np.repeat(np.cumsum(lengths), lengths)[:many]
         inside = np.arange(many) + self.size <= ends
         return relisted(grams.filter(pa.array(inside)), np.maximum(lengths - self.size + 1, 0))

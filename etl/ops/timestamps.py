@@ -47,7 +47,7 @@ class ParseTime(Operator):
 
 
 _DIGITS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "y": 2, "j": 3}
-_FIRST_YEAR = -30_610_224_000  # the year 1000: one of fewer digits is a year of another format
+_FIRST_YEAR = -30_610_224_000  # the year 1000: a year of fewer digits belongs to another format
 
 
 def _parsed(column: pa.Array, how: str) -> pa.Array:
@@ -60,7 +60,7 @@ def _parsed(column: pa.Array, how: str) -> pa.Array:
     if set(directives) <= _DIGITS.keys() and not re.sub("%.", "", how):
         wrong = pc.or_(wrong, pc.not_equal(pc.utf8_length(column), sum(_DIGITS[d] for d in directives)))
     if "d" in directives and set(directives) <= {*_DIGITS, "T", "b", "B"}:
-        # A day that its month does not have has become one of the first three of the next.
+        # Arrow makes a day that its month does not have one of the first three of the next month.
         early = np.flatnonzero(pc.fill_null(pc.less_equal(pc.day(local), 3), False).to_numpy(zero_copy_only=False))
         if len(early):
             text, back = column.take(pa.array(early)), pc.strftime(local.take(pa.array(early)), format=how)

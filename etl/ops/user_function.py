@@ -44,7 +44,7 @@ class Python(Operator):
         """Raises OperatorError unless the function can take the inputs."""
         try:
             signature = inspect.signature(function)
-        except ValueError:  # compiled code may have none
+        except ValueError:  # compiled code may have no signature
             return
         try:
             signature.bind(*self.inputs)

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-# What deserves words of its own: what Java says, and what to do.
+# Errors that are explained: what Java says, and what to do.
 _KNOWN = (
     (r"No space left on device", "the disk is full: make room for output and spark.local.dir"),
     (r"Read-only file system|Permission denied", "a folder cannot be written: the output, or spark.local.dir"),

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _TRAINING_KEY, _EXAMPLE_KEY, _UNREAD_KEY = -8, -7, -6
 _PAIRS_KEY, _PARSED_KEY, _KEPT_KEY, _NULLS_KEY, _REJECT_KEY = -5, -4, -3, -2, -1
-_BETWEEN = "\x1f"  # no keyboard types it
-_COUNT_ROWS = 1 << 18  # rows over which a worker counts before it hands on what it counted
+_BETWEEN = "\x1f"  # a character that no keyboard types
+_COUNT_ROWS = 1 << 18  # the rows that a worker counts before it hands the counts on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_REJECTS = 0.01
 MAX_PAIRS = 4096
-_SHOWN = 200  # characters of a row that is quoted
+_SHOWN = 200  # how many characters of a row are quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Result:
     files: int
     splits: Mapping[str, int]
     ways: Mapping[str, str]
-    """How rows met each fitted table that lies in files, and each side table: see
+    """How rows met each fitted table that is kept in files, and each side table: see
     `sluice.etl.spark.vocabulary.strategy`."""
 
 
@@ -93,7 +93,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
-        self.spec.imported()  # what may not run is refused before any work
+        self.spec.imported()  # a function that may not run is refused before any work
         base, parent, before = Base.read(self.store), None, None
         there = {*self.spec.input.columns, *(column.name for column in self.spec.columns),
                  *(name for join in self.spec.rows.joins for name in (*join.columns, join.their_time) if name)}
@@ -108,7 +108,7 @@ class Job:
             raise StateError("--refit learns everything anew, and gives every id anew: it goes with --mode overwrite "
                              "and all of the input, without --reuse-state")
         if not self.refit and (self.reuse_state or self.update_state or self.mode == "append"):
-            # An append that learned anew would give one id two values.
+            # An append that learned anew would give one id to two values.
             before = _state_before(self.spec, self.store, parent.state if parent else None,
                                    partly=self.update_state and self.mode == "overwrite")
         spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
@@ -166,7 +166,7 @@ class Job:
             if self.spec.rows.relational:
                 raw.frame.unpersist()
         try:
-            version = publish(self.store, self.base, record, fields)  # whether it landed, only the log knows
+            version = publish(self.store, self.base, record, fields)  # only the log knows whether it landed
         except CommitConflict:
             self._clean()
             raise
@@ -324,9 +324,9 @@ def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bo
         raise StateError(f"{store.uri}: there is no fitted state to reuse; leave out --reuse-state")
     state = FittedState.load(store, name)
     for stored in state.stored.values():
-        stored.check()  # Spark reads the files for itself
+        stored.check()  # Spark reads the files by itself, without a check
     if partly:
-        chains = json.loads(json.dumps(spec.chains))  # as a stored state has them
+        chains = json.loads(json.dumps(spec.chains))  # in the form that a stored state has
         same = {key: table for key, table in state.tables.items() if state.chains.get(key) == chains.get(key)}
         return FittedState(spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on)
     if state.spec != spec.fitted_hash:

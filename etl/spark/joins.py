@@ -129,13 +129,13 @@ def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
     left = _salted(rows.select("*", *[sql.col(f"`{name}`").cast("string").alias(key)
                                       for key, name in zip(keys, join.on, strict=True)]), keys)
     if join.time is None:
-        # Of several rows with one key the largest counts, so that no row of the input is doubled.
+        # If several rows have one key, the largest counts, so that no row of the input is doubled.
         one = side.groupBy(*keys).agg(sql.max(sql.struct(*added)).alias("_side"))
         one = one.select(*keys, sql.lit(0).alias("_salt"),
                          *[sql.col("_side").getField(name).alias(name) for name in added])
         one = sql.broadcast(one) if joined_by(rows.sparkSession, join) == "broadcast" else one
         return left.join(one, [*keys, "_salt"], "left").drop(*keys, "_salt")
-    # Both sides in one column of time: each row takes the last side row before it, without a join of ranges.
+    # Both sides share one column of time: each row takes the last side row before it, without a join of ranges.
     values = sql.struct(*added)
     ours = left.select("*", sql.col(f"`{join.time}`").cast("double").alias("_at"), sql.lit(1).alias("_side_first"),
                        sql.lit(None).cast(side.select(values.alias("v")).schema["v"].dataType).alias("_side"))

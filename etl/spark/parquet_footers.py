@@ -38,7 +38,7 @@ def types_of(spark: SparkSession, files: Iterable[str]) -> dict[str, Mapping[str
     def described(file: str) -> tuple[str, Mapping[str, str]]:
         schema = schema_of(file)
         text = str(schema.toString())
-        if text not in known:  # most often all files have one
+        if text not in known:  # most often all files have the same schema
             parquet = jvm.org.apache.spark.sql.execution.datasources.parquet
             fields = parquet.ParquetToSparkSchemaConverter(spark._jsparkSession.sessionState().conf()).convert(schema)
             known[text] = {field.name(): str(field.dataType().simpleString()) for field in fields.fields()}

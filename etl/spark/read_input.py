@@ -45,7 +45,7 @@ def check_paths(paths: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Raw:
-    """The input of a job."""
+    """The input of a job, and how it is read."""
 
     spark: SparkSession
     spec: Spec
@@ -79,11 +79,11 @@ class Raw:
                 return frame.select(*cast, self._bad(frame).alias("_bad"), *extra)
             if self.spec.input.multiline:
                 return self._records(*extra)
-            # Only a line feed ends a line here: a carriage return before it is the parser's to take off.
+            # Only a line feed ends a line here: the parser removes a carriage return before it.
             lines = self.spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n").text(list(self.paths))
-            if with_file:  # to number them, all have to be there
+            if with_file:  # to number lines, all have to be there
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
-            elif self.spec.input.header:  # it stands at the head of every file
+            elif self.spec.input.header:  # the header is at the top of every file
                 lines = lines.where(sql.rtrim("value", sql.lit("\r")) != self.header)
             ended = sql.concat(sql.col("value"), sql.lit("\n"))
             return lines.select(ended.cast("binary").alias("line"), *extra)
@@ -111,7 +111,7 @@ class Raw:
                    "encoding": "ISO-8859-1", "header": str(self.spec.input.header).lower(), "mode": "PERMISSIVE",
                    "columnNameOfCorruptRecord": "_broken", "recursiveFileLookup": "true", "lineSep": "\n"}
         frame = self.spark.read.schema(schema).options(**options).csv(list(self.paths))
-        last = frame[names[-1]]  # only a line feed ends a record here: a carriage return before it is no part of a cell
+        last = frame[names[-1]]  # only a line feed ends a record: a carriage return before it is not part of a cell
         ended = sql.when(last != "\r", sql.rtrim(last, sql.lit("\r")))
         cells = [*(frame[name] for name in names[:-1]), ended]
         return frame.select(*[sql.encode(cell, "ISO-8859-1").alias(name)
@@ -229,6 +229,6 @@ def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, s
         reader = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(
             stream if codec is None else codec.createInputStream(stream), "UTF-8"))
         try:
-            yield file, (reader.readLine() or "").removeprefix("\ufeff")  # Spark skips a mark there, too
+            yield file, (reader.readLine() or "").removeprefix("\ufeff")  # Spark skips a byte order mark there, too
         finally:
             reader.close()

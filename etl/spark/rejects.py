@@ -47,7 +47,7 @@ def write_rejects(raw: Raw, url: str) -> None:
         partial(_rejects, raw.spec, raw.header),
         "file string, start bigint, line bigint, lines bigint, reason string, raw string, base64 string").persist()
     try:
-        # Each file comes in parts: a line's number is its number in its part, and the lines of the parts before.
+        # Each file comes in parts: a line's number is its number in its part plus the lines of earlier parts.
         parts = found.where("lines is not null").select("file", "start", "lines").collect()
         before: dict[str, int] = {}
         firsts = []

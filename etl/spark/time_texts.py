@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SORTS = re.compile(r"0+|0000-00-00([ T]00:00(:00(\.0+)?)?)?Z?")
-_FORMS = 3  # of which examples are shown
+_FORMS = 3  # how many forms are shown, each by an example
 
 
 def check_orders(frame: DataFrame, spec: Spec) -> None:

@@ -52,8 +52,8 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
     worker = partial(_apply, placement, joins, look, lambda: shipped.value)
     columns += ["_key bigint not null", "_file int not null"]
     placed = joins.closed(raw.frame.mapInArrow(worker, ", ".join(columns)), state, types)
-    # A file lies in one split, so rows need no order by split: by one number alone they are sorted fastest. A writer
-    # that may keep two files open leaves that order alone; else it sorts by split first, and loses ours.
+    # A file is in one split, so rows need no order by split: by one number alone they are sorted fastest. A writer
+    # that may keep two files open keeps that order; otherwise it sorts by split first, and loses our order.
     raw.spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "2")
     *others, last = zip(spec.table.split, placement.ends, strict=True)
     split = sql.lit(last[0])
@@ -77,7 +77,7 @@ def parquet_options(row_group_rows: int) -> dict[str, str]:
     return {
         "compression": "lz4_raw", "parquet.enable.dictionary": "false", "parquet.page.write-checksum.enabled": "true",
         "parquet.block.row.count.limit": str(row_group_rows), "parquet.block.size": str(2**31 - 1),
-        # A failed task's output must not be visible, which only the first algorithm promises.
+        # A failed task's output must not be visible: only the first algorithm ensures that.
         "mapreduce.fileoutputcommitter.algorithm.version": "1",
         "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     }
@@ -119,7 +119,7 @@ def _apply(placement: FileAssignment, joins: Joins, look: _Look, packed: Callabl
         split = placement.split(keys, columns)
         if spec.rows.negatives:
             columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, state["rows/negatives/0"])
-            # What is drawn for a row of the test is a row of the test: elsewhere it would tell of that one's label.
+            # What is drawn for a test row is a test row: in another split it would reveal that row's label.
             keys, split = row_keys(columns, spec), split[origin]
         gather(seen, look.at(split, columns, keys))
         files, first = placement.place(features, columns, keys, split)

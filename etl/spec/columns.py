@@ -16,7 +16,7 @@ from sluice.etl.ops.scaling import FillMean, FillMedian
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.toml_keys import SpecError, known, texts, value
 
-# What a chain must end in for a role, and the Arrow type that is stored.
+# For each role, the kind that a chain must end in, and the Arrow type that is stored.
 ROLE_KINDS = {"label": ("number", "int8"), "weight": ("number", "float"), "dense": ("number", "float"),
               "sparse": ("id", "int32"), "id_list": ("ids", "binary"), "time": ("number", "double"),
               "key": ("text", "string")}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sluice.etl.spec.spec import Spec
 
 TYPES = ("int", "float", "text", "texts", "floats")
-# The type that a column has now, and one that it had: what it could hold then can be read out of what it holds now.
+# Pairs (type of a column now, type that it had) in which an old value can be recovered from the present one.
 _READABLE = {("int", "float"), ("float", "int"), ("text", "int"), ("text", "float")}
 ACCEPT = "--split-moved accept"
 
@@ -34,7 +34,7 @@ class KeyColumn:
     name: str
     type: str
     first: str
-    """Its name in the table's first version."""
+    """The column's name in the table's first version."""
     first_type: str
     was: str | None = None
     """The name that it had before the last `was` of a spec."""

@@ -1,4 +1,4 @@
-"""What a spec does to rows before columns are made: filters, samples, and what needs other rows (`Relations`)."""
+"""What a spec does to rows before columns are made: filters, samples, and what needs other rows (`RowRules`)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class History:
     lag: int = 0
     difference: bool = False
     positive: bool = False
-    """Only rows with label 1 enter the history."""
+    """Whether only rows with label 1 enter the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,17 +73,17 @@ class TableSpec:
     order: str | None = None
     """A number column by which rows are sorted, over files and within them, instead of by hash."""
     order_step: float = 3600.0
-    """Files are cut at whole multiples of this."""
+    """The step of `order` at whose multiples files are cut."""
     partition: str | None = None
     """A column whose values name the folders of files; Delta's readers can leave files out by it."""
     together: str | None = None
-    """Rows that agree in this column lie next to each other."""
+    """A column by which rows are grouped: those that agree in it are next to each other."""
     plain_lists: bool = False
-    """Bags as Parquet lists, for readers other than ours, instead of packed bytes."""
+    """Whether bags are stored as Parquet lists, for readers other than Sluice's, instead of packed bytes."""
 
     @property
     def training(self) -> str:
-        """The split that is learned from, here and by a trainer: `train`, or the first where none is called so."""
+        """The split that is learned from, here and by a trainer: `train`, or the first one if none has that name."""
         return "train" if "train" in self.split else next(iter(self.split))
 
 

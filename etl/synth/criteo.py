@@ -51,8 +51,8 @@ _CROSSES = (("C1", "C17"), ("C8", "C14"), ("C17", "C23"), ("C2", "C23"), ("C1", 
 _CROSS_SPREAD = 0.55
 _FACTORS = 2
 _CLICK_RATE = 0.25
-_SAMPLE = 8192            # rows by which the bias is set
-_FREQUENT = 512          # ranks beyond it have no effect of their own: nothing could be learned of them
+_SAMPLE = 8192            # how many rows set the bias
+_FREQUENT = 512          # ranks beyond it have no effect of their own: nothing could be learned about them
 _CHURN = 0.3             # share of the rarer values that are new each day, in columns of more than _CHURN_FROM values
 _CHURN_FROM = 1_000
 _STEADY = 64             # the most frequent ranks never change
@@ -107,7 +107,7 @@ class SyntheticRows:
         return len(self.label)
 
     def codes(self, name: str) -> npt.NDArray[np.uint32]:
-        """The 32 bits that stand in the log, as eight hexadecimal digits, for each value of a category."""
+        """The 32 bits that the log has, as eight hexadecimal digits, for each value of a category."""
         return (_mix(self.ranks[name].astype(np.uint64) + _stream("code", name)) >> np.uint64(32)).astype(np.uint32)
 
 
@@ -172,7 +172,7 @@ class Clicks:
             if weight:
                 effect = weight * (np.log1p(np.maximum(counts[name], 0)) - math.log1p(median))
                 logit += np.where(nulls[name], -0.5 * weight, effect) if name in nulls else effect
-        # A count that matters most in the middle of its range: no single weight can say so.
+        # This count matters most in the middle of its range: no single weight can express that.
         logit += 0.9 * np.exp(-0.5 * (np.log1p(np.maximum(counts["I2"], 0)) - 2.0) ** 2) - 0.45
         places: dict[str, Any] = {}
         for name in dict.fromkeys((*_MAIN_EFFECTS, *(c for pair in _CROSSES for c in pair))):

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 SHAPES = ("criteo", "avazu", "sessions", "wide")
 FORMATS = {"avazu": "csv", "sessions": "json", "wide": "parquet"}
 WIDE_NUMBERS, WIDE_IDS, WIDE_LISTS = 900, 94, 5
-_DAYS, _FIRST_DAY = 10, 21  # of October 2014
+_DAYS, _FIRST_DAY = 10, 21  # days of October 2014
 _NO_DEVICE = "a99f214a"
 _GENRES = ("drama", "comedy", "crime", "war", "music", "sport", "news")
 

@@ -118,7 +118,7 @@ def _text(rows: SyntheticRows, form: str) -> bytes:
             value = _digits(rows.counts[name]) if name in INTEGERS else _hexadecimal(rows.codes(name))
         field = np.hstack([_constant(before, len(rows)), value, _constant(after, len(rows))])
         if name in rows.nulls:
-            keep = 0 if form == "json" else len(before)  # JSON leaves a null out with its name
+            keep = 0 if form == "json" else len(before)  # in JSON a null is left out together with its name
             field[rows.nulls[name], keep:] = 0
         pieces.append(field)
     pieces.append(_constant(b"}\n" if form == "json" else b"\n", len(rows)))

@@ -117,7 +117,7 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
              for f in record.files]
     actions: list[AddAction | RemoveAction] = [*added]
     properties = CommitProperties(custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0)
-    # Old log files go only when somebody asks for it: a pinned version must stay readable.
+    # Old log files are only removed on request: a pinned version must stay readable.
     hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
     common: dict[str, Any] = {"commit_properties": properties, "post_commithook_properties": hooks}
     if base.version is None:

@@ -55,7 +55,7 @@ def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
             about = json.loads(store.read(path))
             pin = Pin(name=path.rsplit("/", 1)[-1][:-5], version=int(about["version"]),
                       expires=float(about["expires"]))
-        except FileNotFoundError:  # released just now
+        except FileNotFoundError:  # the pin was released just now
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{store.url(path)}: a pin that cannot be read ({error}); remove it if nobody reads by it"
@@ -94,7 +94,7 @@ def being_removed(store: TableStore) -> frozenset[str]:
     for path in removals(store):
         try:
             found.update(map(str, store.read_json(path)["folders"]))
-        except FileNotFoundError:  # it has ended just now
+        except FileNotFoundError:  # the vacuum has ended just now
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{store.url(path)}: what a vacuum removes cannot be read ({error}); remove this file if "

@@ -91,7 +91,7 @@ def gather(into: Gathered, more: Gathered) -> Gathered:
     for key, hashes in more.items():
         before = into.get(key)
         both = hashes if before is None else np.concatenate([before, hashes])
-        into[key] = np.unique(both)[:MOST + 1]  # one more tells up to where they are all there
+        into[key] = np.unique(both)[:MOST + 1]  # one hash more is the bound up to which all are there
     return into
 
 

@@ -146,7 +146,7 @@ class FeatureTable:
             try:
                 record = _record(store, job)
             except TableError:
-                continue  # vacuum has been here
+                continue  # a vacuum has removed the record
             at = datetime.datetime.fromtimestamp(entry["timestamp"] / 1000, datetime.UTC)
             versions.append(Version(version=entry["version"], at=at.isoformat(timespec="seconds"), mode=record.mode,
                                     job=job, rows=record.rows))

@@ -41,7 +41,7 @@ class CoreShare:
             for pid in self._machine.tree():
                 with contextlib.suppress(OSError):
                     (self._group.parent / "cgroup.procs").write_text(str(pid))
-            for _ in range(_TRIES):  # a process that ends at this moment is still in it
+            for _ in range(_TRIES):  # a process that ends at this moment is still in the group
                 try:
                     self._group.rmdir()
                     break

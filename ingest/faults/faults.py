@@ -3,8 +3,8 @@
     --inject kill-worker@30s,stall-store=5s@10s,corrupt@part-00003,memory-spike=256MiB@20s
     --inject slow-transform=4@15s,slow-transform=1@30s,cores=1@45s,cores=2@60s
 
-`parse` turns the text into data, `due` says what is due (both pure), `Injector` does it on the handles it is given, and
-counts: a run whose faults never happened has shown nothing.
+`parse` turns the text into data, `due` says what is due (both pure), `Injector` causes the faults through the actors it
+is given, and counts them: a run whose faults never happened has shown nothing.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
     seconds."""
     def act(fault: Fault) -> str:
         held = bytearray(int(fault.strength))
-        held[::_SPIKE_PAGE] = b"\1" * len(range(0, len(held), _SPIKE_PAGE))  # touched, so it is really taken
+        held[::_SPIKE_PAGE] = b"\1" * len(range(0, len(held), _SPIKE_PAGE))  # written, so it is really taken
         later(held.clear)
         return f"took {format_bytes(fault.strength)}"
 

@@ -24,7 +24,7 @@ from sluice.ingest.read.files import FileOpener
 
 _LOOK_S, _SPIKE_S = 0.05, 5.0
 ON_STORES = frozenset({"stall-store", "corrupt"})
-"""Faults that need `FileOpener(disturbed=…)`."""
+"""The faults that need `FileOpener(disturbed=…)`."""
 
 
 class Injection:

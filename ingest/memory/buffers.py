@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Who refers to an array that nobody uses: the list, the loop's variable and the argument of getrefcount.
+# References to an array that nobody uses: the list, the loop's variable and the argument of getrefcount.
 _OURS = 3
 
 

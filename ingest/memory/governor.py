@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from sluice.ingest.knobs import format_bytes
 
 _LOOK_S, _PATIENCE_S, _PRESSURE_S = 0.05, 0.25, 1.0
-_FADES = 0.95  # of a peak of the overhead, from one look to the next
-_MARGIN = 16  # a part of the limit that early work leaves alone: looks come a little late
-_STARTS = 256  # a part of what a process holds by which one start differs from the next: what one prints does for it
-_PRESSED = 20.0  # per cent of the time that something waits for memory
+_FADES = 0.95  # share of a peak of the overhead that is kept from one look to the next
+_MARGIN = 16  # 1/16 of the limit is closed to early work: looks come a little late
+_STARTS = 256  # starts differ by 1/256 of what a process holds: a minimum once printed must suffice
+_PRESSED = 20.0  # per cent of the time in which something waits for memory
 
 
 class MemoryLimitError(ValueError):
@@ -161,7 +161,7 @@ class Governor:
             self._charged += change
             if charge.early:
                 self._early += change
-            else:  # due work may turn out larger than the plan says: a transform may make more of its rows
+            else:  # due work may exceed the plan: a transform may enlarge its rows
                 self._due_most = max(self._due_most, self._charged - self._early)
             if change < 0:
                 self._wake()

@@ -29,7 +29,7 @@ _BOOT = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sluice.i
 _SETTINGS = {
     # One worker is one thread: the pool's size says how many cores a stage takes.
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-    # Memory that one item took is there for the next: page faults would cost more than most transforms do.
+    # Memory that one item took is kept for the next: page faults would cost more than most transforms do.
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20), "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}
 
 
@@ -97,14 +97,14 @@ class Child:
         while True:
             left = None if end is None else max(0.0, end - self._clock())
             events = dict(self._poll.poll(None if left is None else left * 1000))
-            if self._sock.fileno() in events:  # looked at first: what a worker sent before it died counts
+            if self._sock.fileno() in events:  # checked first: what a worker sent before it died counts
                 try:
                     return protocol.receive(self._sock)[0]
                 except protocol.Gone:
                     raise Died(self.reap()) from None
             if events:
                 raise Died(self.reap())
-            # Having been stopped ourselves, we find the time gone and the answer there: so look once more at the end.
+            # If this process was stopped, the time is up although the answer is there: so look once more at the end.
             if left == 0.0:
                 stack = self.stack()
                 self.kill()
@@ -120,7 +120,7 @@ class Child:
         end, size = time.monotonic() + _STACK_S, before
         while time.monotonic() < end and not gone.poll(20):
             last, size = size, os.fstat(self._trace).st_size
-            if size == last > before:  # it has stopped growing
+            if size == last > before:  # the trace has stopped growing
                 break
         return self.trace()
 

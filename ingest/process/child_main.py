@@ -1,4 +1,4 @@
-"""What runs in a worker process: one user function, called on arrays that come and go in shared memory.
+"""The program of a worker process, which runs one user function, called on arrays in shared memory.
 
 It imports numpy and the user's module, nothing else of weight. Its other side is `sluice.ingest.process.worker`.
 """
@@ -25,7 +25,8 @@ from sluice.ingest.process import protocol
 
 
 def main(*descriptors: str) -> None:
-    """Serves until the other side closes its end. The parent passed on a socket, its lifeline, a file for stacks."""
+    """Serves until the other side closes its end. The parent passes on three descriptors: a socket, the lifeline, and a
+    file for stacks."""
     control, lifeline, trace = map(int, descriptors)
     _end_with_parent(lifeline)
     trace_faults(trace)  # a segmentation fault, too, leaves the stack where the parent finds it
@@ -64,7 +65,7 @@ def _end_with_parent(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
-    if poll.poll(0):  # it died before we could ask to be told
+    if poll.poll(0):  # the parent died before the signal was asked for
         os._exit(1)
 
 

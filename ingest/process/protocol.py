@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 _ALIGN = 64
 _MESSAGE_BYTES = 2**17
-_TEXT, _TRACE = 2_000, 12_000  # characters of an error's text and of its traceback that cross
+_TEXT, _TRACE = 2_000, 12_000  # how many characters of an error's text and of its traceback are sent
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -73,7 +73,7 @@ class RegionLayout:
         return [self._at, self.size]
 
 
-# Items of a run look alike, so what was worked out for one serves all: at 39 columns that halves an item's cost.
+# Items of a run look alike, so one arrangement serves all: at 39 columns that halves an item's cost.
 @functools.lru_cache(maxsize=64)
 def _arrange(columns: tuple[tuple[str, str, tuple[int, ...], Place | None], ...],
              start: int) -> tuple[dict[str, Place], list[str], bytes, int]:

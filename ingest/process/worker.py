@@ -146,7 +146,7 @@ class WorkerProcess:
                     self._lost = f"{label}: {how}"
                     stack = stack or (self._child.trace() if self._child else "")
                     self._forget()
-                except (KeyboardInterrupt, SystemExit):  # it may be in the middle of the item: never mind
+                except (KeyboardInterrupt, SystemExit):  # it may be in the middle of the item, which is fine
                     self._forget()
                     raise
                 if self._closed:
@@ -197,7 +197,7 @@ class WorkerProcess:
                 refused = self._grow(child, region, reply["bytes"])
                 reply = self._reply(child)
             if reply["kind"] == "done":
-                # Lent last: from here on the arrays alone decide when it is idle again.
+                # The region is lent last: from here on the arrays alone decide when it is idle again.
                 data, lent = self._shelf.lend(region), True
                 return protocol.read(data, reply["index"])[0]
         finally:

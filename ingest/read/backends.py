@@ -65,7 +65,7 @@ class S3Files:
         for name in ("anonymous", "allow_bucket_creation"):
             if name in settings:
                 settings[name] = settings[name].lower() in ("1", "true", "yes")
-        # One place tries again, ours: its waits and counts are the ones that people see.
+        # Only `Retrier` tries again: its waits and counts are the ones that people see.
         self._files = S3FileSystem(retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),
                                    request_timeout=_S3_REQUEST_S, connect_timeout=_S3_CONNECT_S, **settings)
 

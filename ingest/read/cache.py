@@ -57,7 +57,7 @@ class FileCache:
             (self._home / "name").write_text(data_set)
             self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.utime(self._users)
-            if _lock(self._users, fcntl.LOCK_EX):  # nobody else is in here: what they left half done is no one's
+            if _lock(self._users, fcntl.LOCK_EX):  # nobody else uses the folder: half-written files belong to no one
                 for path in self._home.glob("*.part"):
                     path.unlink()
                 self._write_ledger(sum(_blocks(p.stat().st_size) for p in self._home.iterdir() if len(p.name) == 64))
@@ -97,7 +97,7 @@ class FileCache:
                 with open(part, "xb") as file:
                     file.write(_header(key, data))
                     file.write(data)
-                os.link(part, path)  # unlike a rename it says so if another rank was first
+                os.link(part, path)  # unlike a rename, it fails if another rank was first
         except OSError as error:
             with contextlib.suppress(OSError), self._alone():
                 self._add(-size if reserved else 0)
@@ -170,7 +170,7 @@ class FileCache:
                 for path in list(folder.iterdir()):
                     if _OWN.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                         path.unlink()
-                with contextlib.suppress(OSError):  # something of somebody else's is in it
+                with contextlib.suppress(OSError):  # fails if it holds somebody else's file
                     folder.rmdir()
             finally:
                 os.close(users)

@@ -15,8 +15,8 @@ from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 """The bytes of a value as Parquet's readers decode it; values of other types vary in length."""
-_ID, _OFFSET = 4, 4  # bytes: of an id in a bag, of where the bag begins
-_PAGE = 2**20  # bytes: the heads and the dictionary of what is stored for nearly no value
+_ID, _OFFSET = 4, 4  # bytes of an id in a bag, and of the offset where the bag begins
+_PAGE = 2**20  # bytes of the heads and the dictionary, even if there is nearly no value
 _LEVEL = 2  # bytes that say of a value whether it is there, or where its list begins
 _AT_ONCE = 16 * 2**20  # columns that take more than this while they are decoded are not decoded together
 
@@ -52,7 +52,7 @@ class ColumnChunk:
     def beside(self) -> int:
         """The bytes that the reader holds besides the result until all columns that it reads together are done."""
         room = 1 << max(0, self.values - 1).bit_length()  # arrays grow to powers of two
-        dictionary = 2 * self.dictionary * self.plain // max(1, self.stored)  # its page, and its values
+        dictionary = 2 * self.dictionary * self.plain // max(1, self.stored)  # the dictionary's page, and its values
         converted = room * self.physical if self.physical != self.width else 0
         return self.stored + room * _LEVEL * self.levels + dictionary + converted
 

@@ -54,7 +54,7 @@ class FileOpener:
         return [d for d in (store.disturbed for store in self._all()) if d is not None]
 
     def close(self) -> None:
-        """Ends all waiting for stores."""
+        """Ends all waiting for stores, and closes the cache."""
         for store in self._all():
             store.close()
         if self._cache is not None:

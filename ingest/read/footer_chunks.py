@@ -14,8 +14,8 @@ import pyarrow as pa
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
 _NUMBERS = (4, 5, 6)
 _DEPTH = 32
-_MAGIC = 4  # bytes of `PAR1`, in front and behind
-_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3  # numbers of fields, as parquet.thrift has them
+_MAGIC = 4  # bytes of `PAR1`, at the beginning and the end
+_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3  # the numbers of fields in parquet.thrift
 _VALUES, _PLAIN, _STORED, _DATA_PAGE, _DICTIONARY_PAGE = 5, 6, 7, 9, 11
 
 

@@ -26,8 +26,8 @@ from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 REMEMBERED = ".sluice-footers.json"
 SEVERAL = "several columns of this name"
 """Takes the place of the type of a column that shares its name with another."""
-_DENSEST = 1024  # ids in a byte of a file, at most: more would be damage, and have memory asked for that is not needed
-_TAIL = 8  # bytes behind a footer: its length, and `PAR1`
+_DENSEST = 1024  # the most ids in a byte of a file: more would mean damage, and reserve memory in vain
+_TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 
 class FooterError(ValueError):
@@ -55,8 +55,8 @@ def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
         metadata = pq.read_metadata(opened)
         schema = metadata.schema.to_arrow_schema()
         counts = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
-        str(schema)  # names that are no text are found out only here
-    except Exception as error:  # bits may be flipped anywhere: no kind of error is too odd
+        str(schema)  # only this finds names that are not text
+    except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
         raise FooterError(f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
                           "or no Parquet") from error
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
@@ -141,7 +141,7 @@ def _remembered(root: str) -> dict[str, Footer]:
         descriptor = os.open(Path(root, REMEMBERED), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             about = os.fstat(descriptor)
-            owners = {os.geteuid(), 0, os.stat(root).st_uid}  # whose the folder is could change the data as well
+            owners = {os.geteuid(), 0, os.stat(root).st_uid}  # the folder's owner could change the data as well
             if not stat.S_ISREG(about.st_mode) or about.st_uid not in owners or \
                     about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return {}
@@ -161,10 +161,10 @@ def _remember(root: str, footers: Mapping[str, Footer]) -> None:
                     kinds.setdefault(json.dumps(list(f.types.items())), len(kinds)), f.ids, f.digest]
              for name, f in footers.items()}
     target = Path(root, REMEMBERED)
-    new = target.with_name(f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}")  # `doctor` knows drafts by the number
+    new = target.with_name(f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}")  # `doctor` finds drafts by the pid
     with contextlib.suppress(OSError):
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with open(descriptor, "w") as file:
-            os.fchmod(descriptor, 0o644)  # whatever the umask leaves to the group
+            os.fchmod(descriptor, 0o644)  # whatever the umask allows the group
             json.dump({"types": [json.loads(kind) for kind in kinds], "files": files}, file)
         os.replace(new, target)

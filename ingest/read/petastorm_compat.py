@@ -142,7 +142,7 @@ class PetastormLocalFiles:
     exists, isdir, isfile = (staticmethod(f) for f in (os.path.exists, os.path.isdir, os.path.isfile))
 
     def open(self, path: str, mode: str = "rb") -> pa.NativeFile:
-        return pa.OSFile(path, mode)  # Petastorm leaves files open, which Python's own would warn of
+        return pa.OSFile(path, mode)  # Petastorm leaves files open, of which Python's own file class would warn
 
     def ls(self, path: str, detail: bool = False) -> list[Any]:
         with os.scandir(path) as entries:

@@ -64,7 +64,7 @@ class RowGroupReader:
         self.row_groups = self._row_groups()
         self.schema = self._schema()
         self.decoding = self._decoding(bags or {})
-        self._usual: pa.Schema | None = None  # of a row group whose columns were checked
+        self._usual: pa.Schema | None = None  # the schema of a row group whose columns were checked
 
     def read(self, read: Read) -> pa.Table:
         if self._before is not None:
@@ -81,7 +81,7 @@ class RowGroupReader:
         try:
             file = self._take(read.file)
             table = self._decoded(file, read.group)
-        except Exception as error:  # a flipped bit may come out as any of them: text that is none, a length without end
+        except Exception as error:  # a flipped bit may cause any error: invalid text, an endless length
             if file is not None:
                 file.close(force=True)
             raise SourceError(f"{self.describe(read)}: {error or type(error).__name__}") from error
@@ -145,10 +145,10 @@ class RowGroupReader:
         return file
 
     def _give_back(self, number: int, file: pq.ParquetFile) -> None:
-        if self._opened.local(self.files[number].path) is None:  # it keeps what it fetched until it is asked anew
+        if self._opened.local(self.files[number].path) is None:  # it keeps what it fetched until the next request
             try:
                 file.read_row_group(0, columns=[], use_threads=False)
-            except Exception:  # of a row group that is damaged: whoever reads that one hears of it
+            except Exception:  # that row group is damaged: whoever reads it gets the error
                 file.close(force=True)
                 return
         with self._lock:
@@ -161,7 +161,7 @@ class RowGroupReader:
         return f"{self.files[read.file].path}, row group {read.group}"
 
     def _footer(self, file: int) -> pq.FileMetaData:
-        if file not in self._footers:  # two threads may both read it: the same value
+        if file not in self._footers:  # two threads may both read it: they get the same value
             path = self.files[file].path
             try:
                 opened = self._opened.open(path)
@@ -342,7 +342,7 @@ class _Results:
 class _PoolOfReader:
     """Our pool, behind the protocol of workers' pools that Petastorm's Reader expects."""
 
-    workers_count = 1  # the Reader sizes its own ventilator by it, which we do not use
+    workers_count = 1  # the Reader sizes its own ventilator by it, which is not used here
 
     def __init__(self, make_pool: MakePool):
         self._make_pool = make_pool

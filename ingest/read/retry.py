@@ -50,11 +50,12 @@ class RetryPolicy:
     back at once."""
 
     attempts: int = 50
-    """The most times that one read is tried."""
+    """The most attempts at one read."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
     deadline_s: float = 90.0
-    """No attempt begins later than this after the first: a store, or a file of it, may be gone for a minute."""
+    """The latest time after the first attempt at which another one may begin: a store, or a file of it, may be gone for
+    a minute."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sluice.ingest.memory.buffers import Buffers
 
-_ID = 4  # bytes
+_ID = 4  # bytes of an id
 _INT32 = np.iinfo(np.int32)
 
 
@@ -55,7 +55,7 @@ def shuffled(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None, bu
     rows, first, last = len(whole), int(ends[0]), int(ends[-1])
     each = (last - first) // rows if rows else 0
     if each * rows == last - first and each % _ID == 0 and bool((np.diff(ends) == each).all()):
-        each //= _ID  # all of one length: the rows of a matrix
+        each //= _ID  # all bags have one length: they are the rows of a matrix
         values = values[first // _ID:last // _ID]
         if order is not None:
             taken = buffers.take_line(len(order) * each, np.int32)

@@ -122,8 +122,8 @@ def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks) ->
     stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
     each, most, inside = plan.stream_rows, most_steps(plan, ranks), chunk_steps(plan, ranks)
     schedule: EpochSchedule | None = None
-    queues: dict[int, deque[tuple[Block, int]]] = {}  # of each stream: blocks, and the first row not yet cut
-    held: dict[int, int] = {}  # rows at hand of each stream
+    queues: dict[int, deque[tuple[Block, int]]] = {}  # for each stream: blocks, and the first row not yet cut
+    held: dict[int, int] = {}  # rows of each stream that are there
     wanted: dict[int, int] = {}  # rows that a stream has left in this epoch
     step, wished = 0, 1
     for block in blocks:

@@ -12,7 +12,7 @@ from sluice.ingest.stats import StageStats
 
 
 class StageCounters:
-    """How many workers were busy or waiting since the start, integrated over time.
+    """Counts how many workers were busy or waiting since the start, integrated over time.
 
     It outlives the pools of its stage (a pipeline starts anew after an abandoned epoch)."""
 

@@ -70,7 +70,7 @@ class Pool(Generic[In, Out]):
         self._room = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
         self._results: dict[int, tuple[Any, int]] = {}
-        self._grew: deque[float] = deque(maxlen=32)  # results lately: how much larger than expected
+        self._grew: deque[float] = deque(maxlen=32)  # how much larger than expected recent results were
         self._next_in = self._next_out = 0
         self._outstanding = self._waiting_bytes = 0
         self._end: int | None = None
@@ -82,7 +82,7 @@ class Pool(Generic[In, Out]):
         self._threads: list[threading.Thread] = []
         self.resize(workers)
 
-    # ---- turned while it runs
+    # ---- what is changed while it runs
 
     def resize(self, workers: int) -> None:
         """Changes the number of workers: more start at once; fewer leave as they finish what they hold."""
@@ -150,7 +150,7 @@ class Pool(Generic[In, Out]):
 
     def _past(self) -> Any:
         """Returns what the stage before gives, if it passes; None: it needs work, or workers have come meanwhile."""
-        # Never waited for: a worker that has come may hold it until its room is there, which only we make.
+        # Do not wait for it: a worker may hold it until there is room for its item, which only this thread makes.
         if not self._pull.acquire(blocking=False):
             return None
         try:
@@ -207,7 +207,7 @@ class Pool(Generic[In, Out]):
                     task.result = work(task.item, task.charge)
                     task.rows, task.size = self._measure(task.result)
                     task.charge.correct(task.size)
-                except BaseException as error:  # goes to the consumer, in its place in the order
+                except BaseException as error:  # the error goes to the consumer, in its place in the order
                     task.fail(error)
                 with self._lock:
                     stint.end()
@@ -216,8 +216,8 @@ class Pool(Generic[In, Out]):
         finally:
             with self._lock:
                 self._tally.change(waiting=-1)
-                self._ready.notify_all()  # who asks for results may have waited for the pull to be free
-            if close := getattr(work, "close", None):  # a worker that holds more than memory
+                self._ready.notify_all()  # whoever asks for results may have waited for the pull to be free
+            if close := getattr(work, "close", None):  # for work that holds more than memory
                 close()
 
     def _take(self) -> _Task | None:
@@ -225,7 +225,7 @@ class Pool(Generic[In, Out]):
         while True:
             with self._lock:
                 if self._closed or self._end is not None or self._alive > self._wanted:
-                    self._alive -= 1  # with the decision, so that no second worker leaves for the same reason
+                    self._alive -= 1  # under the same lock, so that no second worker leaves for the same reason
                     self._ready.notify_all()
                     return None
                 item, self._left = self._left, None
@@ -234,7 +234,7 @@ class Pool(Generic[In, Out]):
                 passes = self._passes(item)
                 expected = 0 if passes else self._size(item)
             except Closed:
-                self.close()  # a generator in between has ended by this: its next item would look like the end
+                self.close()  # a generator in between has ended by the error: its next item would look like the end
                 return None
             except StopIteration:
                 self._finish(None)

@@ -154,7 +154,7 @@ class Origins:
 Result = TypeVar("Result")
 
 ON_ERROR = ("raise", "quarantine")
-# No row is to blame for these: the next row would fail as well.
+# No row is to blame for these errors: the next row would fail as well.
 PROGRAM_ERRORS = frozenset({"NameError", "ImportError", "SyntaxError", "AttributeError", "NotImplementedError",
                             "MemoryError", "SystemExit", "KeyboardInterrupt", "GeneratorExit",
                             "SystemError"})

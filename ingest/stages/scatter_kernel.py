@@ -59,7 +59,7 @@ def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets:
     sources[c, p]: address of piece p, whose rows end before row `ends[p]` of all. targets[k, c]: address of the column
     in the first batch of chunk k, whose batches begin `strides[c]` bytes apart."""
     rows = ends[-1]
-    whole = np.empty(rows, np.int32)  # of one column: it stays in the core's own cache
+    whole = np.empty(rows, np.int32)  # the values of one column: they stay in the core's own cache
     as_floats = whole.view(np.float32)
     for c in range(len(kinds)):
         begin = 0

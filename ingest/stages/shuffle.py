@@ -52,7 +52,7 @@ class Decoded:
     def addresses(self, layout: ColumnAddresses) -> Addresses:
         """The addresses of its numbers, until its last part is done."""
         found = self._addresses
-        if found is None:  # two threads may both look: they find the same
+        if found is None:  # two threads may both compute it: they find the same
             found = self._addresses = Addresses(self.table, layout)
         return found
 
@@ -67,7 +67,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class WindowPiece:
-    """Rows `start` to `stop` of a row group: a part of a window."""
+    """The rows `start` to `stop` of a row group: a part of a window."""
 
     decoded: Decoded
     start: int
@@ -192,7 +192,7 @@ class Gatherer:
         return Block(gathering, first, chunks=chunks, bags=bags, charge=charge,
                      scalar_bytes=4 * (len(columns.floats) + len(columns.scalars)))
 
-    # ---- where
+    # ---- places
 
     def _chunks_of(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
         each, steps = self._plan.stream_rows, self._chunks.steps

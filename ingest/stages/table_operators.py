@@ -28,7 +28,7 @@ _SAMPLES: Mapping[str, npt.NDArray[Any]] = {
     "double": np.linspace(0.01, 0.99, _SAMPLE_ROWS),
     "int64": np.arange(_SAMPLE_ROWS) * 0x1E3779B97F4A7,
 }
-_CODEC = "lz4_raw"  # what tables are written with
+_CODEC = "lz4_raw"  # the codec that tables are written with
 Function = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 

@@ -155,7 +155,7 @@ class Transformer:
                 arrays = columns_of(stretch, n, self._columns)
                 given = run(stretch, n, arrays, where)
                 if given is None:
-                    continue  # it wrote into what it got
+                    continue  # the function wrote into what it got
                 if not isinstance(given, Mapping):
                     raise TransformError(f"{where}: it gave back {type(given).__name__}, not a dict of arrays by "
                                          "column name, nor None")

@@ -27,7 +27,7 @@ from sluice.ingest.stages.transform import Arrays, Function, Given, Transform, T
 BASE_BYTES = 40 * 2**20
 """The bytes that a worker process is assumed to take before anything is known about it."""
 
-# Raised by a user's function, they are errors of it and end no trainer: signals reach no worker.
+# If a user's function raises these, they are its errors and end no trainer: signals reach no worker.
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 

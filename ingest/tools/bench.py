@@ -44,7 +44,7 @@ examples:
   sluice bench "latency:///data/clicks?latency_ms=50&error_rate=0.1"
 """
 _LOOK_S = 0.05
-_SETTLED = 1 / 3  # of the time, its end
+_SETTLED = 1 / 3  # share of the time at its end that counts as settled
 _DECODE_S = 0.4
 _DECODE_THREADS = (1, 2, 4)
 
@@ -234,7 +234,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         with on_signal(loader.stacks), around.around(loader, record):
             found = consume(loader, arguments.seconds, step)
         controller.stop()
-        peak_bytes = peak.bytes  # before the decoder is measured alone, which has nothing to do with the limit
+        peak_bytes = peak.bytes  # taken before the decoder is measured alone, to which the limit does not apply
         knobs, settled = loader.knobs, found.rows_per_s(_SETTLED) or found.rows_per_s()
         kept.end(policy=policy.name, record=run.event if run is not None else None, learned=controller.learned())
         loader.close()

@@ -37,7 +37,7 @@ from sluice.ingest.read.store import RemoteFiles
 
 _HEADER_BYTES = 64
 _CRC_FIELD = 4
-_I32 = 5  # the compact protocol's number of the type
+_I32 = 5  # the compact protocol's number of the type int32
 
 
 def has_crc(header: bytes) -> bool:
@@ -52,7 +52,7 @@ def has_crc(header: bytes) -> bool:
             return False
         if field == _CRC_FIELD:
             return True
-        while at < len(header) and header[at] & 0x80:  # the number's bytes but the last
+        while at < len(header) and header[at] & 0x80:  # the number's bytes except the last
             at += 1
         at += 1
     return False

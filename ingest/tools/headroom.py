@@ -16,9 +16,9 @@ from typing import Any
 from sluice.ingest.loader import Loader
 from sluice.ingest.stats import Snapshot
 
-CACHED = 8  # batches that the consumer alone runs on
-_COUNTS = 0.02  # of a step; less waiting is noise
-_NO_STEP = 100.0  # times as fast without waiting: there is no step to speak of
+CACHED = 8  # batches that are used over and over to time the consumer alone
+_COUNTS = 0.02  # share of a step; less waiting is noise
+_NO_STEP = 100.0  # a gain from which on the consumer alone takes next to no time
 
 Step = Callable[[Any], object]
 Clock = Callable[[], float]
@@ -89,7 +89,7 @@ class Headroom:
             ("loading alone, files not in memory", self.cold), ("both together", self.together)]
         lines = [self.verdict, *(f"  {name:36} {rate:14,.0f} rows/s" for name, rate in rows if rate is not None)]
         shares = [("compute", 1 / self.consumer), ("prepare", self._prepare), ("in each other's way", self._both)]
-        if self.cold is not None:  # what files that are not in memory add
+        if self.cold is not None:  # what reading files that are not in memory adds
             warm = max(1 / self.loading, 1 / self.consumer)
             shares.append(("fetch", max(0.0, 1 / self.cold - warm)))
         whole = sum(share for _, share in shares)
@@ -126,7 +126,7 @@ def rows_of(batch: Any) -> int:
 
 def timed(batches: Iterator[Any], step: Step, seconds: float, clock: Clock) -> tuple[float, float]:
     """The rows a second, and the share of the time spent waiting, from the first batch on."""
-    next(batches, None)  # what starting takes is not counted
+    next(batches, None)  # the time of starting is not counted
     rows, waited = 0, 0.0
     began = asked = clock()
     for batch in batches:

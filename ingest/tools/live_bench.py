@@ -143,7 +143,7 @@ def heavy(_: Mapping[str, Any]) -> None:
 
 
 _STRETCH = STRETCH_ROWS // BATCH_ROWS  # batches that come together
-_WARM_S, _WARM_PROCESS_S = 0.8, 2.0  # until what was under way before a change has drained; until processes are there
+_WARM_S, _WARM_PROCESS_S = 0.8, 2.0  # until work from before a change has drained; until processes have started
 
 
 class Session:

@@ -18,7 +18,7 @@ import numpy as np
 
 _TRIES = 5
 _HASHED = 4 * 2**20
-_COPIED = 32 * 2**20  # beyond most caches
+_COPIED = 32 * 2**20  # larger than most caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Speed:
 def measure(clock: Callable[[], float] = time.thread_time) -> Speed:
     data, source = bytes(_HASHED), np.ones(_COPIED, np.uint8)
     target = np.empty_like(source)
-    target[:] = source  # the pages are there from now on
+    target[:] = source  # from now on the pages are mapped
 
     def best(work: Callable[[], object]) -> float:
         times = []

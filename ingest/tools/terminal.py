@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.stats import Snapshot
 
-_OFF_SCALE = 3.0  # times the highest rate: headroom farther away would flatten what is to be seen
+_OFF_SCALE = 3.0  # times the highest rate: headroom farther away would flatten the picture
 HEAD = ("stage", "workers", "rows/s", "busy", "cpu", "waits for input", "waits for room", "queue")
 
 
@@ -20,7 +20,7 @@ def rows(before: Snapshot, after: Snapshot) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for now in after.stages:
         then = before.stage(now.name)
-        # A stage that was resized in between had some number of workers; what its workers did adds up to their time.
+        # A stage may have been resized in between; what its workers did adds up to their time.
         times = [now.busy_s - then.busy_s, now.wait_input_s - then.wait_input_s, now.wait_output_s - then.wait_output_s]
         whole = max(sum(times), 1e-9)
         busy, waits_in, waits_out = (f"{100 * t / whole:.0f} %" for t in times)
@@ -120,7 +120,7 @@ def rates(before: Snapshot, after: Snapshot) -> tuple[float, float]:
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LINE = "╌"
-_LEFT = 9  # columns for the axis
+_LEFT = 9  # characters for the axis
 
 
 @dataclass
@@ -164,7 +164,7 @@ def _spread(points: Sequence[tuple[float, float]], columns: int, end: float) -> 
     for at, rate in points:
         found[min(columns - 1, int(columns * at / max(end, 1e-9)))].append(rate)
     rates, last = [], 0.0
-    for some in reversed(found):  # a look tells of the time before it
+    for some in reversed(found):  # a point is the rate of the time before it
         last = sum(some) / len(some) if some else last
         rates.append(last)
     return rates[::-1]

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _FILE_VALUES = 1 << 20
 _MAX_FILES = 256
-# A failed task's output must not be visible, which only the first algorithm promises.
+# A failed task's output must not be visible: only the first algorithm ensures that.
 _OPTIONS = {"compression": "zstd", "mapreduce.fileoutputcommitter.algorithm.version": "1",
             "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
 
 def may_be_stored(spec: Spec, learned: Learned) -> bool:
-    """Whether a table may stay in files: not where rows are drawn from it, for which each worker needs it whole."""
+    """Whether a table may stay in files. It may not if rows are drawn from it, as each worker then needs it whole."""
     return learned.op.may_be_stored and all(column in spec.columns for column, _ in learned.users)
 
 
