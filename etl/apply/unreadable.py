@@ -73,7 +73,7 @@ def refuse_lost(before: JobRecord | None, counted: Counted, accepted: Container[
 
 
 def shares(missing: Mapping[str, float], unread: Mapping[str, float] | None) -> dict[str, float]:
-    """The share of all lost values in each column: those that are missing, and those that cannot be read."""
+    """Each column's share of lost values of either sort: those that are missing, and those that cannot be read."""
     return {name: missing.get(name, 0.0) + (unread or {}).get(name, 0.0) for name in [*missing, *(unread or {})]}
 
 
