@@ -1,4 +1,4 @@
-"""`sluice synth | show | check | vacuum`."""
+"""The commands `sluice synth | show | check | vacuum`."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         if args.html is not None:
             args.html.write_text(draw_table(table), "utf-8")
         if sys.stdout.isatty() and not args.json:
-            return None  # a person has read it all
+            return None  # a person has read everything above
         fields = [{"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality} for f in table.fields]
         return {"version": table.version, "rows": table.rows, "splits": {s: table.rows_of(s) for s in table.splits},
                 "fitted_on": table.fitted_on if table.records else None,
@@ -124,7 +124,7 @@ def _synth(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def program() -> NoReturn:
-    """The whole program, as its command runs it."""
+    """Runs the whole program, as its command does."""
     run(main, input_errors=(TableError, StoreError, StateError))
 
 

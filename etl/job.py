@@ -1,4 +1,4 @@
-"""Raw logs to a new version of a feature table, with Spark: for spark-submit."""
+"""Turns raw logs into a new version of a feature table, with Spark: a program for spark-submit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-# spark-submit puts this file's folder first on the path, where a file of ours could hide another module.
+# spark-submit puts this file's folder first on the path, where one of our files could hide another module.
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(_HERE.parent), *(p for p in sys.path if os.path.abspath(p or ".") != str(_HERE))]
 
@@ -25,9 +25,10 @@ Exit code: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
 
 
 def _own_standard_error() -> None:
-    """spark-submit joins our standard error to standard output: finds its own again, if that is a terminal or a pipe.
+    """Gives this process its own standard error back, which spark-submit has joined to standard output, if the original
+    is a terminal or a pipe.
 
-    (A file would be written at two places at once.)"""
+    (If it is a file, it would be written at two places at once.)"""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return
     try:
@@ -133,7 +134,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def program() -> NoReturn:
-    """The whole program, as its command runs it."""
+    """Runs the whole program, as its command does."""
     _own_standard_error()
     try:
         import deltalake  # noqa: F401

@@ -1,4 +1,4 @@
-"""What a feature table says of its columns and files: `Field`, `DataFile`, `Fingerprint`. Frozen values, no I/O."""
+"""What a feature table says about its columns and files: `Field`, `DataFile`, `Fingerprint`. Frozen values, no I/O."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Field:
     layout: str = "scalar"
     """`scalar`, `bytes` (a bag packed as little-endian int32 in a binary column) or `list`."""
     cardinality: int | None = None
-    """Rows its embedding needs: every id is below it. Only for `sparse` and `id_list`."""
+    """The number of rows that its embedding needs: every id is below it. Only for `sparse` and `id_list`."""
     width: int | None = None
-    """Embedding width that the spec asks for, if any."""
+    """The embedding width that the spec asks for, if any."""
     bag: tuple[int, float, int] | None = None
-    """Smallest, mean and largest number of ids in a bag; None for scalars."""
+    """The smallest, mean and largest number of ids in a bag; None for scalars."""
     online: tuple[dict[str, Any], ...] = ()
     """Operators left to the loader, as the spec has them (`{"op": "log", …}`)."""
     inputs: tuple[str, ...] = ()
-    """Columns it is made from; its own name if empty."""
+    """The columns that it is made from; if empty, only the input column of its own name."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -49,7 +49,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One Parquet file of one version, as the table's log knows it."""
+    """One Parquet file of one version, as the table's log lists it."""
 
     path: str
     """Absolute path or URI."""
@@ -58,7 +58,7 @@ class DataFile:
     split: str = "train"
     """`train`, `validation`, `test`, or what the spec names."""
     row_group_rows: tuple[int, ...] = ()
-    """Rows of each row group, in order; empty if the table does not know (then the footer does)."""
+    """The number of rows in each row group, in order; empty if the table does not know (then the footer does)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,10 @@ class Fingerprint:
     """Two short hashes: what a pipeline's tuning and a model's shape depend on."""
 
     layout: str
-    """Of names, types, roles, online operators and bag lengths: a change means other pipeline costs, so re-tune."""
+    """Hash of names, types, roles, online operators and bag lengths: if it changes, the pipeline's costs do, so
+    re-tune."""
     vocabulary: str
-    """Of cardinalities: a change means embeddings of another shape."""
+    """Hash of the cardinalities: if it changes, the embeddings have another shape."""
 
     @classmethod
     def of(cls, fields: Iterable[Field]) -> Fingerprint:
@@ -88,7 +89,7 @@ class Version:
 
     version: int
     at: str
-    """UTC, ISO 8601."""
+    """The time of the commit: UTC, ISO 8601."""
     mode: str
     """`create`, `append` or `overwrite`."""
     job: str

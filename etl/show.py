@@ -1,4 +1,4 @@
-"""A feature table for a person: `describe_table` as text, `draw_table` as one HTML page that opens offline."""
+"""Shows a feature table to a person: `describe_table` as text, `draw_table` as one HTML page that opens offline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_COLUMNS = 60
 
 
 def describe_table(table: FeatureTable) -> str:
-    """Versions, splits and columns, aligned."""
+    """Describes the table's versions, splits and columns as aligned text."""
     size = sum(f.bytes for f in table.files)
     title = (f"{table.uri}, version {table.version}: {table.rows:,} rows in {len(table.files)} files, "
              f"{size / 2**20:,.1f} MiB")
@@ -39,7 +39,7 @@ _HEAD = ("column", "role", "type", "ids", "width", "range", "nulls", "unseen", "
 
 
 def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
-    """What the profile of the version's newest part says of a column."""
+    """What the profile of the version's newest part says about a column."""
     record = table.record if table.records else None
     found: Mapping[str, Any] = record.profile.get(f.name, {}) if record else {}
     moved = record.drift.get(f.name, {}) if record else {}
@@ -61,7 +61,7 @@ def _percent(share: float) -> str:
 
 
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """A table for a person, a line for each row."""
+    """Formats rows of texts as aligned columns, a line for each row."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows]
@@ -475,7 +475,8 @@ _DRIFTED = 0.25
 
 
 def draw_table(table: FeatureTable) -> str:
-    """The same with each column's distribution; columns that moved since the version before are marked."""
+    """Draws what `describe_table` says as an HTML page, with each column's distribution; columns that moved since the
+    version before are marked."""
     record = table.record if table.records else None
     rows = []
     for f in table.fields:
@@ -511,6 +512,6 @@ def _bar(x: int, height: float, width: int, title: str) -> str:
 
 
 def _place(name: str) -> tuple[int, float]:
-    """null and unseen first, then by number."""
+    """Sort key of a bucket: null and unseen come first, then the others by number."""
     number = name.split()[-1].lstrip("-")
     return (1, float(name.split()[-1])) if number.isdigit() else (0, float(name == "unseen"))

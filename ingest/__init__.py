@@ -8,7 +8,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Only who asks for it imports the loader: contracts in this package stay light."""
+    """Imports the loader only when somebody asks for it: contracts in this package stay light."""
     if name == "report":
         from sluice.ingest.tools.headroom import report
 

@@ -1,4 +1,4 @@
-"""`sluice bench`, `headroom` and `doctor`."""
+"""The commands `sluice bench`, `headroom` and `doctor`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 
 
 def program() -> NoReturn:
-    """The whole program, as its command runs it."""
+    """Runs the whole program, as its command does."""
     run(main, input_errors=INPUT_ERRORS)
 
 

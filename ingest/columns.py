@@ -1,4 +1,4 @@
-"""Which columns a pipeline carries, and as what: `Columns`."""
+"""Which columns a pipeline carries, and in which role: `Columns`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.ingest.knobs import nearest
 _WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _NUMBERS = (*_WHOLE, "float", "double", "halffloat")
 _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( not null)?>")
-_GUESSED_BAG = 8.0  # ids; only what is reserved before the first bags were seen
+_GUESSED_BAG = 8.0  # ids in a bag; only for reserving memory before the first bags are seen
 
 
 class ColumnError(ValueError):
@@ -22,18 +22,20 @@ class ColumnError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Numbers as float32 (dense features, label, weight), ids as int32: one a row, or a bag of them."""
+    """Columns of numbers as float32 (dense features, label, weight), and of ids as int32: one a row, or a bag of
+    them."""
 
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
-    """The keys of a batch's ids, bags among them."""
+    """The keys of a batch's ids, including bags."""
     label: str
     weight: str | None = None
     bags: Mapping[str, float] = field(default_factory=dict)
-    """Those of `sparse` that hold bags, and how many ids a bag has on average."""
+    """The columns of `sparse` that hold bags, and how many ids a bag has on average."""
     cardinalities: Mapping[str, int] = field(default_factory=dict)
     fill: Mapping[str, float] = field(default_factory=dict)
-    """What stands where a column has no value. Elsewhere a missing value is an error; a missing bag is an empty one."""
+    """The number that replaces a missing value in a column. In other columns a missing value is an error; a missing bag
+    is an empty one."""
 
     def __post_init__(self) -> None:
         if not self.dense and not self.sparse:
@@ -44,12 +46,12 @@ class Columns:
     @classmethod
     def of(cls, fields: Iterable[Field], fill: Mapping[str, float] | float | None = None,
            bags: Mapping[str, float] | None = None) -> Columns:
-        """By the roles of a table's columns, in the table's order. `fill` is a number for all columns, or by name;
+        """The columns by the roles in a table, in the table's order. `fill` is a number for all columns, or by name;
         `bags` says how many ids a row has, where the columns themselves do not."""
         fields = tuple(fields)
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
-            ids = f.role == "sparse" and not f.online  # operators that are left to the loader make ids of any number
+            ids = f.role == "sparse" and not f.online  # the loader's operators make ids of numbers of any type
             fits = _BAGS.fullmatch(f.type) if f.role == "id_list" else f.type in (_WHOLE if ids else _NUMBERS)
             if not fits:
                 wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row" if not ids \
@@ -76,20 +78,20 @@ class Columns:
 
     @property
     def floats(self) -> tuple[str, ...]:
-        """The rows of the float block."""
+        """The columns that are the rows of the float block."""
         return (*self.dense, self.label, *((self.weight,) if self.weight else ()))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All columns to read."""
+        """The names of all columns to read."""
         return (*self.floats, *self.sparse)
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """Columns of one id a row."""
+        """The columns of one id a row."""
         return tuple(name for name in self.sparse if name not in self.bags)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, on average, once decoded and as part of a batch."""
+        """The size of a row in bytes, on average, once decoded and as part of a batch."""
         return 4 * len(self.names) + round(4 * sum(self.bags.values()))

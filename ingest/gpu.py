@@ -1,6 +1,6 @@
-"""Batches on a device, copied while the step before them runs: `on_device(loader, "cuda")`.
+"""Puts batches on a device, copied while the step before them runs: `on_device(loader, "cuda")`.
 
-A batch lies in memory that is used again, so it is first copied into pinned memory; from there a stream of its own
+A batch is kept in memory that is used again, so it is first copied into pinned memory; from there a stream of its own
 takes it to the device. The consumer's stream waits for that copy, the consumer itself does not.
 """
 
@@ -23,15 +23,15 @@ class DeviceError(ValueError):
 
 
 class CopyMark(Protocol):
-    """The end of what was sent so far."""
+    """Marks the end of what was sent so far."""
 
     def passed(self) -> bool: ...
     def before_use(self, tensors: list[torch.Tensor]) -> None:
-        """Whatever the consumer does with the tensors from now on comes after the mark."""
+        """Makes sure that whatever the consumer does with the tensors from now on comes after the mark."""
 
 
 class Lane(Protocol):
-    """A stream to a device. `send` returns at once; its source must stay as it is until a mark behind it has passed."""
+    """A stream to a device. `send` returns at once; its source must stay as it is until a mark after it has passed."""
 
     def pinned(self, size: int, kind: torch.dtype) -> torch.Tensor: ...
     def send(self, source: torch.Tensor) -> torch.Tensor: ...
@@ -39,7 +39,7 @@ class Lane(Protocol):
 
 
 class BatchSource(Protocol):
-    """What a loader is here."""
+    """What is needed of a loader here."""
 
     def __iter__(self) -> Iterator[Batch]: ...
     def __len__(self) -> int: ...
@@ -48,8 +48,8 @@ class BatchSource(Protocol):
 
 
 class OnDevice:
-    """Batches of a loader through a lane, `ahead` of them before the consumer asks. Its state is that of the batch the
-    consumer has, whatever is under way."""
+    """Sends a loader's batches through a lane, `ahead` of them before the consumer asks. Its state is that of the batch
+    the consumer has, whatever is under way."""
 
     def __init__(self, loader: BatchSource, lane: Lane, ahead: int = 1):
         if ahead < 1:
@@ -60,7 +60,7 @@ class OnDevice:
         self._lent: deque[tuple[CopyMark, list[torch.Tensor]]] = deque()
         self._constant: tuple[torch.Tensor, torch.Tensor] | None = None
         self.bytes = 0
-        """Sent so far."""
+        """The number of bytes sent so far."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -81,11 +81,11 @@ class OnDevice:
             batches.close()  # type: ignore[attr-defined] # a loader iterates by a generator
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch is."""
+        """Returns the position of the next batch."""
         return self._loader.state_dict() if self._state is None else self._state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As the loader's."""
+        """Loads a state as the loader does."""
         self._loader.load_state_dict(state)
         self._state = None
 
@@ -93,14 +93,14 @@ class OnDevice:
         held: list[torch.Tensor] = []
         tensors: dict[str, Any] = {name: self._copy(getattr(batch, name), held)
                                    for name in _TENSORS if name != "lengths"}
-        if self._constant is None or self._constant[0] is not batch.lengths:  # without bags it is one for all batches
+        if self._constant is None or self._constant[0] is not batch.lengths:  # without bags, all batches share it
             self._constant = batch.lengths, self._copy(batch.lengths, held)
         mark = self._lane.mark()
         self._lent.append((mark, held))
         return replace(batch, lengths=self._constant[1], **tensors), mark
 
     def _copy(self, tensor: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
-        """By way of pinned memory, laid out as it was: dense features feature by feature."""
+        """Copies a tensor by way of pinned memory, laid out as it was: dense features feature by feature."""
         turned = tensor.dim() == 2 and not tensor.is_contiguous()
         flat = tensor.t() if turned else tensor
         stage = self._stage(flat.numel(), tensor.dtype)
@@ -112,7 +112,7 @@ class OnDevice:
         return sent.t() if turned else sent
 
     def _stage(self, size: int, kind: torch.dtype) -> torch.Tensor:
-        """Pinned memory that no copy reads any more."""
+        """Returns pinned memory that no copy reads any more."""
         while self._lent and self._lent[0][0].passed():
             for stage in self._lent.popleft()[1]:
                 self._idle.setdefault(stage.dtype, []).append(stage)
@@ -153,11 +153,11 @@ class _CudaMark:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
         for tensor in tensors:
-            tensor.record_stream(stream)  # its memory is not given to another copy while the consumer's work is queued
+            tensor.record_stream(stream)  # its memory is not used for another copy while the consumer's work is queued
 
 
 def on_device(loader: BatchSource, device: str | torch.device, ahead: int = 1) -> BatchSource:
-    """The loader itself for the processor; else its batches on the device, `ahead` of the consumer."""
+    """Returns the loader itself for the processor; otherwise its batches on the device, `ahead` of the consumer."""
     device = torch.device(device)
     if device.type == "cpu":
         return loader

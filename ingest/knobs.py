@@ -1,7 +1,7 @@
-"""What may be turned while a pipeline runs, and how far: `Knobs` and their `Limits`.
+"""What may be changed while a pipeline runs, and how far: `Knobs` and their `Limits`.
 
-Both are frozen and reject nonsense when they are made, so nothing downstream checks them again.
-Standard library only: the agent imports this file and little else of the loader.
+Both are frozen and reject nonsense when they are made, so nothing downstream checks them again. Standard library only:
+the agent imports this file and little else of the loader.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sluice.etl.common.suggest import nearest as nearest  # noqa: PLC0414  for t
 BACKENDS = ("thread", "process")
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
 NAMES = ("workers", "backend", "fused", *SIZES)
-"""The knobs there are, and of them those that are numbers of bytes: `SIZES`."""
+"""The names of all knobs, and of those that are numbers of bytes: `SIZES`."""
 MAX_WORKERS = 4096
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
@@ -27,7 +27,7 @@ class KnobError(ValueError):
 
 
 def parse_bytes(text: str | int) -> int:
-    """`64MiB`, `1.5GiB`, `4096` → bytes. Units are binary (KiB) or decimal (MB); no unit means bytes."""
+    """Parses `64MiB`, `1.5GiB`, `4096` into bytes. Units are binary (KiB) or decimal (MB); no unit means bytes."""
     if isinstance(text, int):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
@@ -37,7 +37,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes as a person reads them: 64 MiB, 1.5 GiB."""
+    """Formats a number of bytes as a person reads it: 64 MiB, 1.5 GiB."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= size:
             return f"{count / size:.4g} {unit}"
@@ -46,17 +46,18 @@ def format_bytes(count: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """One setting of a pipeline. None of it changes which rows come, or in which order."""
+    """One setting of a pipeline. No knob changes which rows come, or in which order."""
 
     workers: Mapping[str, int] = field(default_factory=dict)
-    """Workers of each stage. Too few: the stage starves those after it; too many: they take cores and memory
-    from the others, and from the trainer."""
+    """The number of workers of each stage. Too few: the stage starves those after it; too many: they take cores and
+    memory from the others, and from the trainer."""
     backend: Mapping[str, str] = field(default_factory=dict)
     """`thread` or `process` for each stage that can be both. Threads share memory and cost nothing to pass data;
     processes run Python code that holds the interpreter lock side by side."""
     fused: frozenset[str] = frozenset()
-    """Stages whose work the workers of the stage before them do. None: batches are handed over from stage to stage,
-    which costs cores that are short; all: stages that differ cannot have workers, or a back end, of their own."""
+    """Stages whose work is done by the workers of the stage before them. None: batches are handed over from stage to
+    stage, which costs cores that are short; all: stages that differ cannot have workers, or a back end, of their
+    own."""
     read_ahead_bytes: int = 64 * 2**20
     """Decoded bytes that may wait between reading and shuffling. Near 0: readers stop for every item;
     large: memory spent on what smooths nothing."""
@@ -89,7 +90,7 @@ class Knobs:
         return replace(self, workers={**self.workers, **workers})
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it; `from_dict` is its inverse."""
+        """The knobs as JSON holds them; `from_dict` is its inverse."""
         return {"workers": dict(self.workers), "backend": dict(self.backend), "fused": sorted(self.fused),
                 "read_ahead_bytes": self.read_ahead_bytes, "prefetch_bytes": self.prefetch_bytes}
 
@@ -102,7 +103,7 @@ class Knobs:
 
     def parse(self, text: str) -> Knobs:
         """These knobs, changed as a command line says: `read=4,transform.backend=process,prefetch_bytes=64MiB`;
-        `second.fused=yes` has the workers of the stage before it do the second's work."""
+        `second.fused=yes` makes the workers of the stage before it do the second's work."""
         workers, backend, fused, sizes = dict(self.workers), dict(self.backend), set(self.fused), {}
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, sign, value = (p.strip() for p in part.partition("="))
@@ -137,14 +138,14 @@ class Knobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far each knob may go in one pipeline on one machine."""
+    """The range of each knob in one pipeline on one machine."""
 
     workers: Mapping[str, tuple[int, int]]
-    """Fewest and most workers of each stage; a stage with (1, 1) cannot be resized. Its keys are all there are."""
+    """The fewest and most workers of each stage; a stage with (1, 1) cannot be resized. Its keys are all the stages."""
     backends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The back ends each stage can use; a stage that is not named here runs on threads only."""
+    """The back ends that each stage can use; a stage that is not named here runs on threads only."""
     fusable: Mapping[str, str] = field(default_factory=dict)
-    """Stages whose work the stage before them can do, on the same back end → that stage."""
+    """Maps each stage whose work the stage before it can do, on the same back end, to that stage before."""
     read_ahead_bytes: tuple[int, int] = (2**20, 2**40)
     prefetch_bytes: tuple[int, int] = (2**20, 2**40)
 
@@ -169,13 +170,13 @@ class Limits:
         return self.backends.get(stage, ("thread",))
 
     def head(self, knobs: Knobs, stage: str) -> str:
-        """The stage whose workers do a stage's work: itself, or the first of those that are fused with it."""
+        """The stage whose workers do the work of `stage`: itself, or the first of those that are fused with it."""
         while stage in knobs.fused:
             stage = self.fusable[stage]
         return stage
 
     def fits(self, backend: Mapping[str, str], stage: str) -> bool:
-        """Whether the stage before could do this one's work, with such back ends."""
+        """Whether the stage before could do the work of `stage`, with such back ends."""
         before = self.fusable.get(stage)
         return before is not None and backend.get(stage, "thread") == backend.get(before, "thread")
 
@@ -207,11 +208,13 @@ class Limits:
                 raise KnobError(f"{name}: {getattr(knobs, name)} is outside {low} to {high}")
 
     def resized(self, knobs: Knobs, workers: Mapping[str, int]) -> Knobs:
-        """The knobs with so many workers of each stage, as far as they are inside: also of more than there can be."""
+        """The knobs with so many workers of each stage, as far as the limits allow: `workers` may ask for more than
+        that."""
         return self.clamp(replace(knobs, workers={s: min(count, self.workers[s][1]) for s, count in workers.items()}))
 
     def clamp(self, knobs: Knobs) -> Knobs:
-        """The nearest knobs inside; names that the pipeline lacks are left out, those not given get the lowest."""
+        """The nearest knobs within the limits; names that the pipeline lacks are left out, those not given get the
+        lowest."""
         workers = {s: min(max(knobs.workers.get(s, low), low), high) for s, (low, high) in self.workers.items()}
         backend = {s: b for s, b in knobs.backend.items() if s in self.workers and b in self.backends_of(s)}
         sizes = {n: min(max(getattr(knobs, n), getattr(self, n)[0]), getattr(self, n)[1])

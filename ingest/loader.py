@@ -49,8 +49,8 @@ class _Consumer(NamedTuple):
     compute_s: float
 
     def totals(self, now: float) -> tuple[float, float]:
-        """Seconds of waiting and of computing so far."""
-        spent = max(0.0, now - self.began)  # a snapshot may have looked at the clock just before
+        """Returns the seconds of waiting and of computing so far."""
+        spent = max(0.0, now - self.began)  # a snapshot may have read the clock just before
         return (self.wait_s + spent * (self.phase == "wait"), self.compute_s + spent * (self.phase == "compute"))
 
 
@@ -62,7 +62,7 @@ class Loader(IterableDataset[Batch]):
                 for batch in loader:
                     ...
 
-    Each `iter()` is one epoch; one that was broken off is not resumed, the next `iter()` begins the next epoch.
+    Each `iter()` is one epoch; an epoch that was broken off is not resumed, the next `iter()` begins the next one.
     `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for. To torch it is an
     IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same, from this process.
     """
@@ -78,16 +78,14 @@ class Loader(IterableDataset[Batch]):
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None,
                  allow_code: Permission | Iterable[str] = ()):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
-        `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` stands where a number is missing, for
-        all columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are
-        named functions over a batch (`sluice.ingest.stages.transform.Transform`); operators that the table leaves to
-        the loader come
-        before them. `memory_limit` is in bytes for the whole process tree, and never more than the machine's. `errors`
-        says what happens to rows that fail (default: the run stops); those set aside are listed in the file
-        `quarantine`. `files` opens remote files with other retries, or a cache; it is closed with the loader.
-        `before_read` runs in the reader before each row group: it stands in for a store's latency. `allow_code` names
-        the modules whose functions a table's spec may have imported where they must run
-        (`sluice.etl.spec.permission`)."""
+        `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` replaces a missing number, for all
+        columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are named
+        functions over a batch (`sluice.ingest.stages.transform.Transform`); operators that the table leaves to the
+        loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never more than the
+        machine's. `errors` says what happens to rows that fail (default: the run stops); those set aside are listed in
+        the file `quarantine`. `files` opens remote files with other retries, or a cache; it is closed with the loader.
+        `before_read` runs in the reader before each row group: it imitates a store's latency. `allow_code` names the
+        modules whose functions a table's spec may have imported when they must run (`sluice.etl.spec.permission`)."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
@@ -98,12 +96,12 @@ class Loader(IterableDataset[Batch]):
         spec = "" if isinstance(source, ParquetFiles) or not source.records else source.record.spec
         state = source.state() if any(f.online for f in source.fields) else None
         self.operators = Operators(source.fields, state, spec)
-        """What the table leaves to the loader, with its cost."""
+        """The operators that the table leaves to the loader, with their cost."""
         left = [Transform("online", self.operators, pure=True)] if self.operators.chains else []
         self.layout = Fingerprint.of(source.fields).layout
         read = source.files_of(split)
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
-        """Of a row in the table's files."""
+        """The average size of a row in the table's files, in bytes."""
         self._columns = Columns.of(source.fields, fill, source.bags if isinstance(source, ParquetFiles) else None)
         self._groups = groups = RowGroupReader(read, self._columns.names, before_read, files, self._columns.bags)
         self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
@@ -125,7 +123,7 @@ class Loader(IterableDataset[Batch]):
         self._position = Position()
         self._order = ""
         self._run: Iterator[Ready] | None = None
-        self._run_end = 0  # the epoch that the pipeline does not reach any more
+        self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
         self._batches = self._rows = 0
@@ -133,11 +131,12 @@ class Loader(IterableDataset[Batch]):
         # What the consumer does, since when, and what it did before: one tuple, so that a snapshot sees one moment.
         self._consumer = _Consumer("away", 0.0, 0.0, 0.0)
         self.order_hash: str | None = None
-        """Of the epoch last finished: of the ids that came and their order. The same for every choice of knobs."""
+        """The order hash of the epoch last finished: a hash of the ids that came and their order. The same for every
+        choice of knobs."""
         _open.add(self._pipeline)
         weakref.finalize(self, self._pipeline.close).atexit = False
 
-    # ---- what is in a batch
+    # ---- the content of a batch
 
     @property
     def dense_names(self) -> tuple[str, ...]:
@@ -153,11 +152,11 @@ class Loader(IterableDataset[Batch]):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, on average, once decoded."""
+        """The size of a row in bytes, on average, once decoded."""
         return self._columns.row_bytes
 
     def __len__(self) -> int:
-        """Steps of an epoch, the same on every rank."""
+        """The number of steps of an epoch, the same on every rank."""
         return self.plan.steps
 
     # ---- iteration
@@ -171,7 +170,7 @@ class Loader(IterableDataset[Batch]):
         return self._epoch(self._iteration)
 
     def _epoch(self, iteration: int) -> Iterator[Batch]:
-        """One epoch, or what is left of it after `load_state_dict`."""
+        """Yields one epoch, or what is left of it after `load_state_dict`."""
         self._enter("wait")
         try:
             self._begin(iteration)
@@ -186,18 +185,18 @@ class Loader(IterableDataset[Batch]):
                     self._check_current(iteration)
                     self._enter("wait")
                 charge = ready.charge
-                del ready, batch  # what is given back is held no longer
+                del ready, batch  # a batch that is given back must not be held
                 charge.release()
             self._under_way = False
         except (Closed, SourceError, WorkerClosed) as error:
-            self._check_current(iteration)  # whoever closes it interrupts reads and processes: that is why, then
+            self._check_current(iteration)  # closing interrupts reads and processes: if that is why, say so
             if isinstance(error, SourceError):
                 raise
             raise LoaderError("this loader was closed while a batch was waited for") from None
         finally:
             if iteration == self._iteration:
                 self._enter("away")
-                if self._under_way:  # broken off: nobody waits for what is in the pipeline
+                if self._under_way:  # the epoch was broken off: nobody waits for what is in the pipeline
                     self._run = None
                     self._pipeline.close()
 
@@ -211,7 +210,7 @@ class Loader(IterableDataset[Batch]):
         self._under_way = True
 
     def _count(self, batch: Batch) -> None:
-        """The batch is the consumer's from now on."""
+        """Counts a batch, which is the consumer's from now on."""
         self._batches += 1
         self._rows += batch.rows
         self._order = chain(self._order, batch.step, batch.checksum)
@@ -221,18 +220,19 @@ class Loader(IterableDataset[Batch]):
             self.order_hash, self._order = self._order, ""
 
     def _enter(self, phase: str) -> None:
-        """The consumer goes to `wait`, to `compute`, or is `away` between two epochs."""
+        """Notes that the consumer begins to `wait` or to `compute`, or is `away` between two epochs."""
         now = time.monotonic()
         self._consumer = _Consumer(phase, now, *self._consumer.totals(now))
 
     # ---- position
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch is, as JSON holds it. It fits other knobs and other numbers of ranks."""
+        """Returns the position of the next batch, as JSON holds it. It fits other knobs and other numbers of ranks."""
         return {**self.plan.state(self._position), "table": dict(self._table), "order": self._order}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next `iter()` goes on from there. Raises if the state is one of other rows or another order."""
+        """Makes the next `iter()` continue from that position. Raises if the state belongs to other rows or another
+        order."""
         self._check_open()
         if state.get("table") != self._table:
             raise LoaderError(f"this state belongs to {state.get('table')}, the loader reads {self._table}")
@@ -268,56 +268,57 @@ class Loader(IterableDataset[Batch]):
             held_back=held_back.total(), held_back_pressure=held_back["pressure"])
 
     def memory_used(self) -> int:
-        """Anonymous and shared bytes of the process tree now."""
+        """The number of anonymous and shared bytes that the process tree uses now."""
         return self._machine.memory_used()
 
     @property
     def store(self) -> dict[str, int]:
-        """What was read through stores: reads, bytes, retries; empty for plain local files."""
+        """Counts what was read through stores: reads, bytes, retries; empty for plain local files."""
         return self._groups.stats()
 
     @property
     def quarantined(self) -> dict[str, Any]:
-        """Rows set aside so far: how many, why, and the file that lists them."""
+        """Describes the rows set aside so far: how many, why, and the file that lists them."""
         return self._books.summary()
 
     @property
     def worker_pids(self) -> list[int]:
-        """The processes that run transforms now."""
+        """The ids of the processes that run transforms now."""
         return self._pipeline.worker_pids
 
     def burden(self, times: int) -> None:
-        """Transforms do their work so many times over, for tests of what that comes to."""
+        """Makes transforms do their work so many times over, to test what a heavier transform costs."""
         self._pipeline.burden(times)
 
     @property
     def worker_restarts(self) -> int:
-        """Of those, how many died and were replaced."""
+        """The number of processes that ran transforms, died and were replaced."""
         return self._pipeline.restarts
 
     def stacks(self) -> str:
-        """What those processes do now."""
+        """Says what the processes that run transforms do now."""
         return self._pipeline.stacks()
 
     def memory(self) -> dict[str, Any]:
-        """The account of memory: the limit, the least that would do and what that is for, what no work is charged for,
-        and how often work was held back, by reason."""
+        """The account of memory: the limit, the least limit that would do and what it is for, the bytes that no work is
+        charged for, and how often work was held back, by reason."""
         return {"limit": self._machine.memory_limit(self._limit), "minimum": self.minimum_memory,
                 "parts": self._pipeline.parts,
                 "overhead": self._pipeline.overhead, "held_back": dict(self._pipeline.held_back)}
 
     @property
     def minimum_memory(self) -> int:
-        """The limit that this loader needs: of a control group where one leaves the least, else of this process."""
+        """The limit that this loader needs: that of the control group if one leaves the least, otherwise that of this
+        process."""
         return self._pipeline.least_limit
 
     @property
     def memory_need(self) -> str:
-        """The same for a person, with what it is for."""
+        """Describes that limit for a person, with what it is for."""
         least, start = format_bytes(self.minimum_memory), format_bytes(self._pipeline.base)
         return f"{least} of memory ({start} in use at the start, {self._pipeline.footprint})"
 
-    # ---- its end
+    # ---- the end
 
     def close(self) -> None:
         """Ends the pipeline, from any state; a second call does nothing."""
@@ -348,6 +349,6 @@ class Loader(IterableDataset[Batch]):
 
 @atexit.register
 def _close_all() -> None:
-    """A program that ends with a pipeline running ends at once."""
+    """Closes all loaders, so that a program that ends with a pipeline running ends at once."""
     for pipeline in list(_open):
         pipeline.stop()

@@ -19,7 +19,7 @@ _UNLIMITED = 2**60  # version 1 writes a number near 2**63 for "no limit"
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The directories of this process's control group for one controller, from its own up to the root."""
+    """The directories of this process's control group for one controller, from the group's own up to the root."""
 
     version: int
     path: tuple[Path, ...]
@@ -27,16 +27,17 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A control group with a limit of memory. When what the kernel charges to it reaches the limit, it kills."""
+    """A control group with a limit of memory. When what the kernel charges to it reaches the limit, the kernel
+    kills."""
 
     version: int
     folder: Path
     limit: int
 
     def charged(self) -> int | None:
-        """Bytes that the kernel charges to the group and cannot take back: of all its processes, what it holds for
-        them itself (page tables, sockets), files in memory (tmpfs), pages not yet written to disk; everything but
-        clean page cache. None: it does not tell."""
+        """The bytes that the kernel charges to the group and cannot take back: those of all its processes, what the
+        kernel holds for them itself (page tables, sockets), files in memory (tmpfs), pages not yet written to disk;
+        everything but clean page cache. None: the kernel does not say."""
         text = _read(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
         if text is None or not text.isdigit():
             return None
@@ -49,7 +50,7 @@ class MemoryGroup:
 
 
 class Machine:
-    """The machine as process `pid` sees it. Every call looks again: quotas and groups change while a process runs."""
+    """The machine as process `pid` sees it. Every call reads anew: quotas and groups change while a process runs."""
 
     def __init__(self, root: Path | str = "/", pid: int | None = None):
         self._root = Path(root)
@@ -58,41 +59,41 @@ class Machine:
         self._page = os.sysconf("SC_PAGE_SIZE")
 
     def cores(self) -> float:
-        """Cores that may be used: the affinity's, or fewer if a quota says so."""
+        """The number of cores that may be used: those of the affinity, or fewer if a quota says so."""
         return max(0.01, min([float(self._affinity()), *self._quotas()]))
 
     def model(self) -> str:
-        """The processor's name, `unknown` if the system tells none."""
+        """The processor's name, `unknown` if the system does not say."""
         for line in (self._text("proc/cpuinfo") or "").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
         return "unknown"
 
     def memory_limit(self, user: int | None = None) -> int:
-        """The lowest of the control groups' limits, the host's memory, this process's own (ulimit) and `user`."""
+        """The lowest of the control groups' limits, the host's memory, this process's own limit (ulimit) and `user`."""
         limits = [self._total(), *(group.limit for group in self._limited()), *self._own_limits()]
         return min(limits if user is None else [*limits, user])
 
     def memory_group(self) -> MemoryGroup | None:
-        """Of the control groups that this process is in, the one whose limit leaves the least; None: none has a limit,
-        or the kernel does not tell what it charges."""
+        """Of the control groups that this process is in, the one whose limit leaves the least memory; None: none has a
+        limit, or the kernel does not say what it charges."""
         rooms = [(group.limit - charged, group) for group in self._limited()
                  if (charged := group.charged()) is not None]
         return min(rooms, key=lambda room: room[0])[1] if rooms else None
 
     def memory_used(self) -> int:
-        """Anonymous and shared bytes of this process and its descendants, each shared page counted once between
-        them. Page cache is not in it: the kernel takes that back by itself."""
+        """The anonymous and shared bytes of this process and its descendants, each shared page counted once between
+        them. Page cache is not included: the kernel takes that back by itself."""
         tree = self.tree()
         return sum(self._memory_of(pid, alone=len(tree) == 1) for pid in tree)
 
     def memory_own(self) -> int:
-        """Anonymous and shared bytes of this process alone: cheap enough to be asked often."""
+        """The anonymous and shared bytes of this process alone: cheap enough to be read often."""
         return self._memory_of(self._pid, alone=True)
 
     def memory_pressure(self) -> float:
-        """Per cent of the last ten seconds in which something in this process's control group (in version 1, or
-        without groups: on this host) waited for memory. 0 where the kernel does not tell."""
+        """The per cent of the last ten seconds in which something in this process's control group (in version 1, or
+        without groups: on this host) waited for memory. 0 if the kernel does not say."""
         own = [g.path[0] / "memory.pressure" for g in self._groups("memory") if g.version == 2]
         for path in [*own, self._root / "proc/pressure/memory"]:
             for line in (_read(path) or "").splitlines():
@@ -101,12 +102,13 @@ class Machine:
         return 0.0
 
     def cpu_used_s(self) -> float:
-        """Processor time of this process and its descendants, also of those that have ended and were waited for."""
+        """The processor time of this process and its descendants, including those that have ended and were waited
+        for."""
         return sum(self._cpu_of(pid) for pid in self.tree()) / self._ticks
 
     def cores_idle_s(self) -> float | None:
-        """Time so far that cores of the affinity had nothing to do. None where the kernel does not tell, or where a
-        quota leaves less of them than there is: an idle core is then no free one."""
+        """How long cores of the affinity have had nothing to do so far. None if the kernel does not say, or if a quota
+        allows fewer cores than there are: an idle core is then not a free one."""
         allowed = self._allowed()
         if not allowed or any(quota < len(allowed) for quota in self._quotas()):
             return None
@@ -119,7 +121,7 @@ class Machine:
         return None if allowed else idle / self._ticks
 
     def tree(self) -> list[int]:
-        """This process and its descendants."""
+        """The ids of this process and its descendants."""
         found = [self._pid]
         for pid in found:
             for task in self._names(f"proc/{pid}/task"):
@@ -130,7 +132,7 @@ class Machine:
         return len(self._allowed()) or os.cpu_count() or 1
 
     def _allowed(self) -> set[int]:
-        """The numbers of the cores that this process may run on; none where the system does not tell."""
+        """The numbers of the cores that this process may run on; empty if the system does not say."""
         for line in (self._text(f"proc/{self._pid}/status") or "").splitlines():
             if line.startswith("Cpus_allowed:"):
                 mask = int(line.split(":")[1].strip().replace(",", ""), 16)
@@ -144,7 +146,7 @@ class Machine:
         return _UNLIMITED
 
     def _groups(self, controller: str) -> Iterator[Groups]:
-        """Where the process's own /proc/PID/cgroup and the mounts say its group lies, version 2 and version 1."""
+        """The process's own groups, found by its /proc/PID/cgroup and the mounts, version 2 and version 1."""
         mounts = self._mounts()
         for line in (self._text(f"proc/{self._pid}/cgroup") or "").splitlines():
             _, _, rest = line.partition(":")
@@ -164,7 +166,7 @@ class Machine:
                 yield Groups(version, tuple(top.joinpath(*steps[:n]) for n in range(len(steps), -1, -1)))
 
     def _mounts(self) -> list[tuple[str, str, str]]:
-        """(`cgroup2` or a version 1 controller, the group that is mounted, where)."""
+        """The mounts: (`cgroup2` or a version 1 controller, the group that is mounted, where)."""
         found = []
         for line in (self._text(f"proc/{self._pid}/mountinfo") or "").splitlines():
             before, _, after = line.partition(" - ")
@@ -193,7 +195,8 @@ class Machine:
                     yield MemoryGroup(groups.version, folder, int(text))
 
     def _own_limits(self) -> Iterator[int]:
-        """RLIMIT_AS and RLIMIT_DATA count addresses, used or not: what they leave comes on top of what is used now."""
+        """The limits of this process itself. RLIMIT_AS and RLIMIT_DATA count addresses, used or not: what they leave is
+        added to what is used now."""
         counted = {"Max address space": "VmSize", "Max data size": "VmData"}
         limits = self._text(f"proc/{self._pid}/limits") or ""
         found = dict(re.findall(r"^(Max [a-z ]+?)  +(\d+) ", limits, re.MULTILINE))
@@ -217,7 +220,7 @@ class Machine:
         return 1024 * (int(status.get("RssAnon", "0")) + int(status.get("RssShmem", "0")))
 
     def _status(self, pid: int) -> dict[str, str]:
-        """The first word of each line."""
+        """The first word after the name in each line of a process's status file."""
         found = {}
         for line in (self._text(f"proc/{pid}/status") or "").splitlines():
             name, _, value = line.partition(":")
@@ -240,12 +243,12 @@ class Machine:
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they can find out again."""
+    """The folder where this user's programs keep what they can find out again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"
 
 
 def core_wait_s() -> float:
-    """Time so far that the calling thread was ready to run and had no core. 0 where the kernel does not count it."""
+    """How long the calling thread has been ready to run without a core so far. 0 if the kernel does not count it."""
     own: _Schedstat | None = getattr(_of_thread, "schedstat", None)
     if own is None:
         own = _of_thread.schedstat = _Schedstat()
@@ -253,7 +256,7 @@ def core_wait_s() -> float:
 
 
 class _Schedstat:
-    """The kernel's file about one thread, kept open while the thread lives: workers look twice for every item."""
+    """The kernel's file about one thread, kept open while the thread lives: workers read it twice for every item."""
 
     def __init__(self) -> None:
         try:
@@ -276,7 +279,7 @@ _of_thread = threading.local()
 
 
 def give_back() -> None:
-    """Has the C library return freed memory to the system, where it can."""
+    """Makes the C library return freed memory to the system, where it can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

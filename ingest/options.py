@@ -1,4 +1,4 @@
-"""What a command line says in words of the loader's own: functions by name, roles of columns."""
+"""What a command line says about a loader: functions by name, roles of columns, options of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ArgumentError(ValueError):
 
 
 def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
-    """`module:function` → the stage's name and the function, found as `python -m` finds modules."""
+    """Returns the stage's name and the function that `module:function` names, found as `python -m` finds modules."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ArgumentError(f"{option} {name!r}: write module:function")
@@ -38,7 +38,7 @@ def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
 
 
 def roles_of(text: str | None) -> dict[str, list[str]] | None:
-    """`label=click;dense=I*,age` → the names or patterns of each role."""
+    """Parses `label=click;dense=I*,age` into the names or patterns of each role."""
     if text is None:
         return None
     roles = {}
@@ -55,20 +55,20 @@ _POLICY = ErrorPolicy()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What `add_options` asks for."""
+    """The options of a run: those that `add_options` adds to a command line."""
 
     on_error: str = _POLICY.on_error
     max_quarantined: int = _POLICY.max_rows
-    """Rows of a rank."""
+    """The most rows of a rank that may be set aside."""
     max_quarantined_rate: float = _POLICY.max_rate
-    """Of the rows that a rank has seen, once they are enough to tell."""
+    """The largest share of the rows that a rank has seen that may be set aside, judged once enough were seen."""
     cache: str = ""
-    """Folder; empty: none."""
+    """The cache's folder; empty: no cache."""
     cache_limit: int = 10 * 2**30
     inject: str = ""
 
     def __post_init__(self) -> None:
-        parse(self.inject)  # what cannot be is said at the start
+        parse(self.inject)  # a fault that cannot be parsed is an error at the start
         try:
             _ = self.policy
         except ValueError as error:
@@ -78,7 +78,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> RunOptions:
-        """What was said on a command line."""
+        """The options given on a command line."""
         said = {f.name: getattr(options, f.name, None) for f in fields(cls)}
         return cls(**{name: value for name, value in said.items() if value is not None})
 
@@ -92,7 +92,7 @@ class RunOptions:
 
 
 def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Without defaults, so that what was not said can be told from what was."""
+    """Adds the options without defaults, so that an option that was not given can be told from one that was."""
     wishes = RunOptions()
     add = parser.add_argument
     add("--on-error", choices=ON_ERROR, help="rows that fail: stop, or set them aside with weight 0 (default: "

@@ -1,4 +1,4 @@
-"""Wires the stages of one rank together and turns their knobs: `Pipeline`."""
+"""Connects the stages of one rank and turns their knobs: `Pipeline`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sluice.ingest.stages.transform import Fused, Step, Transformer
 from sluice.ingest.stages.transform_runner import BASE_BYTES, TransformStage, Worker, function_of
 from sluice.ingest.stats import StageStats
 
-PATIENCE_S = 2.5  # for workers that are in the middle of their work when a pipeline stops
+PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their work when a pipeline stops
 FIXED = ("read", "shuffle", "batch", "collate")
 
 
@@ -54,15 +54,15 @@ class PipelineParts:
     ranks: int = 1
     transforms: Sequence[Fused] = ()
     ids: Mapping[str, Convert] = field(default_factory=dict)
-    """Columns whose ids are made of what is stored."""
+    """The columns whose ids are computed from what is stored."""
     aside: RowQuarantine
     memory_limit: int
     machine: Machine
     decoding: Decoding
     converted: int = 0
-    """Columns whose values are not moved as they lie in a file."""
+    """The number of columns whose values cannot be moved as they are stored in a file."""
     epochs: int = 1
-    """Those that follow each other without a stop."""
+    """The number of epochs that follow each other without a stop."""
 
     def __post_init__(self) -> None:
         names = [*FIXED, *(t.name for t in self.transforms)]
@@ -88,7 +88,7 @@ class Pipeline:
         self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
                                       transforms=len(parts.transforms), converted=parts.converted, epochs=parts.epochs)
         self.minimum = self.footprint.total
-        load_compiled()  # what it takes is there before anything is counted
+        load_compiled()  # its memory is taken before anything is counted
         self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
         self._limit, self._group, self._charged = parts.memory_limit, parts.machine.memory_group(), 0
         if self._group is not None:
@@ -101,7 +101,7 @@ class Pipeline:
         self._pools: dict[str, Pool[Any, Any]] = {}
         for stage in parts.transforms:
             for transform in stage.transforms:
-                function_of(transform)  # a name that leads nowhere is said now
+                function_of(transform)  # a name that leads nowhere is an error now
         self._transforms: dict[str, list[TransformStage]] = {}
         self._budget, self._burden = RestartBudget(), 1
         self._leaving: list[Pool[Any, Any]] = []
@@ -111,28 +111,28 @@ class Pipeline:
 
     @property
     def limits(self) -> Limits:
-        """They rise with the cores, and never fall: knobs in force stay within them."""
+        """The limits of the knobs. They rise with the cores, and never fall: knobs in force stay within them."""
         self._cores = max(self._cores, math.ceil(self._parts.machine.cores()))
         workers = {name: (1, 2 * self._cores) for name in self.stages}
-        workers["read"] = (1, max(64, 8 * self._cores))  # readers that wait for a store take no core, and likewise
-        workers |= {t.name: (1, max(16, 4 * self._cores)) for t in self._parts.transforms}  # for a service
-        workers["collate"] = (1, 1)  # it hands over what is there
+        workers["read"] = (1, max(64, 8 * self._cores))  # waiting for a store takes no core,
+        workers |= {t.name: (1, max(16, 4 * self._cores)) for t in self._parts.transforms}  # nor for a service
+        workers["collate"] = (1, 1)  # collate only hands batches over
         return Limits(workers=workers, backends={s.name: self._backends for s in self._parts.transforms if s.movable},
                       fusable={b.name: a.name for a, b in itertools.pairwise(self._parts.transforms)})
 
     @property
     def _backends(self) -> tuple[str, ...]:
-        """Processes only if there is memory for as many as cores keep busy."""
+        """The back ends for transforms: processes only if there is memory for as many as cores keep busy."""
         spare = self._limit - self.base - self.minimum
         return BACKENDS if spare >= 2 * self._cores * BASE_BYTES else ("thread",)
 
     def _complete(self, knobs: Knobs, given: Knobs) -> Knobs:
-        """`given`, and for stages that it does not name what `knobs` say, or one worker."""
+        """Completes `given`: stages that it does not name get what `knobs` say, or one worker."""
         return replace(given, workers={n: given.workers.get(n, knobs.workers.get(n, 1)) for n in self.stages}
                        | dict(given.workers), backend={**knobs.backend, **given.backend})
 
     def apply(self, knobs: Knobs) -> None:
-        """Stages and sizes that `knobs` name change at once; the other stages keep their workers."""
+        """Changes the stages and sizes that `knobs` name at once; the other stages keep their workers."""
         knobs = self._complete(self.knobs, knobs)
         self.limits.check(knobs)
         with self._turning:
@@ -148,29 +148,30 @@ class Pipeline:
         return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
 
     def _until(self, number: int) -> int:
-        """The stage of transforms after number `number` that has workers of its own."""
+        """The number of the next stage of transforms after `number` that has workers of its own."""
         names = [t.name for t in self._parts.transforms]
         return next((n for n in range(number + 1, len(names)) if names[n] not in self.knobs.fused), len(names))
 
     def burden(self, times: int) -> None:
-        """Transforms do their work so many times over."""
+        """Makes transforms do their work so many times over."""
         with self._turning:
             self._burden = times
             for stage in itertools.chain(*self._transforms.values()):
                 stage.burden = times
 
     def _limit_bytes(self, stage: str) -> int:
-        """How many bytes may wait behind a stage."""
+        """How many bytes may wait after a stage."""
         if stage == "read":
             return self.knobs.read_ahead_bytes
         if stage == "shuffle":  # all streams may come to the end of their window at the same time
             return len(self._parts.plan.streams_of(self._parts.rank, self._parts.ranks)) * self._block_bytes
         return self.knobs.prefetch_bytes if stage == "collate" else self._stretch_bytes
 
-    # ---- its life
+    # ---- starting and stopping
 
     def start(self, position: Position, epochs: int) -> Iterator[Ready]:
-        """Batches from `position` to the end of epoch number `epochs - 1`. A run before this one is stopped."""
+        """Starts a run: yields batches from `position` to the end of epoch number `epochs - 1`. An earlier run is
+        stopped."""
         self.stop()
         parts, plan, columns = self._parts, self._parts.plan, self._parts.columns
         with self._turning:
@@ -255,7 +256,7 @@ class Pipeline:
         return lambda stint: Transformer(number, steps, columns, stint, lambda: self._until(number))
 
     def _marked(self, cutter: Cutter) -> Callable[[WorkerClock], Callable[[Cut, Charge], Stretch]]:
-        """Batches whose rows of unreadable row groups have weight 0."""
+        """Wraps a cutter so that rows of unreadable row groups have weight 0 in its batches."""
         return lambda _: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
 
     def _new_governor(self) -> Governor:
@@ -264,19 +265,19 @@ class Pipeline:
             pressure=self._parts.machine.memory_pressure), parts=str(self.footprint))
 
     def _grown(self) -> int:
-        """Bytes that this process has taken since the start, or, if that is more, that its control group was charged
-        with besides what worker processes hold."""
+        """The bytes that this process has taken since the start, or, if that is more, what its control group was
+        charged with since then besides what worker processes hold."""
         own = self._parts.machine.memory_own() - self._own
         charged = self._group.charged() if self._group is not None else None
         return own if charged is None else max(own, charged - self._charged - self._governor.outside)
 
     def _reclaim(self) -> None:
-        """Our buffers, Arrow's memory, and the C library's: each keeps what was freed."""
+        """Gives back our buffers, Arrow's memory, and the C library's: each keeps what was freed."""
         self._buffers.trim()
         pa.default_memory_pool().release_unused()
         give_back()
 
-    # ---- what it tells
+    # ---- what it reports
 
     def stats(self) -> tuple[StageStats, ...]:
         pools = dict(self._pools)
@@ -289,16 +290,16 @@ class Pipeline:
 
     @property
     def gone(self) -> bool:
-        """No worker of any stage is left."""
+        """Whether no worker of any stage is left."""
         return not self._pools and all(pool.gone for pool in self._leaving)
 
     @property
     def worker_pids(self) -> list[int]:
-        """The processes of all stages now."""
+        """The ids of the worker processes of all stages now."""
         return [pid for _, worker in self._workers() if (pid := worker.process.pid)]
 
     def stacks(self) -> str:
-        """What every worker process does now, for a person who looks for a hang."""
+        """Says what every worker process does now, for a person who looks for a hang."""
         return "\n".join(f"worker {worker.process.pid} of {name}:\n{worker.process.stack()}"
                          for name, worker in self._workers())
 
@@ -308,7 +309,7 @@ class Pipeline:
 
     @property
     def restarts(self) -> int:
-        """Worker processes that died and were replaced."""
+        """The number of worker processes that died and were replaced."""
         return self._budget.used
 
     @property
@@ -318,7 +319,7 @@ class Pipeline:
 
     @property
     def parts(self) -> dict[str, int]:
-        """What that limit is for, in bytes."""
+        """What `least_limit` is for, in bytes."""
         return {"in_use_at_the_start": self.base, **asdict(self.footprint)}
 
     @property
@@ -328,7 +329,7 @@ class Pipeline:
 
     @property
     def overhead(self) -> int:
-        """Bytes in use that no work is charged for."""
+        """The bytes in use that no work is charged for."""
         return self._governor.overhead
 
     @property
@@ -343,7 +344,7 @@ class Pipeline:
 
 
 def _done(number: int, stretch: Stretch) -> bool:
-    """Whether it has been through that stage of transforms."""
+    """Whether the stretch has been through that stage of transforms."""
     return stretch.done > number
 
 

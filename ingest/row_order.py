@@ -39,7 +39,7 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows `start` to `stop` of one row group."""
+    """The rows `start` to `stop` of one row group."""
 
     file: int
     group: int
@@ -58,7 +58,7 @@ class Window:
     stream: int
     number: int
     first: int
-    """Rows of the stream before this window."""
+    """The number of rows of the stream before this window."""
     slices: tuple[Slice, ...]
 
     @property
@@ -68,7 +68,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowPart:
-    """Where rows of a read go: to row `at` of window `window` (an index into `EpochSchedule.windows`)."""
+    """Where rows of a read go: to row `at` and those after it of window `window` (an index into
+    `EpochSchedule.windows`)."""
 
     window: int
     at: int
@@ -78,7 +79,7 @@ class WindowPart:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One row group to decode, once, for all its parts."""
+    """One row group to decode once, for all its parts."""
 
     file: int
     group: int
@@ -88,7 +89,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class EpochSchedule:
-    """One rank's way through one epoch from `step` on: windows and reads, each in the order of need."""
+    """One rank's part of one epoch from `step` on: windows and reads, each in the order of need."""
 
     epoch: int
     step: int
@@ -99,7 +100,7 @@ class EpochSchedule:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """The next batch: its epoch and its step in it. All that a checkpoint of the order needs."""
+    """The next batch: its epoch and its step in the epoch. A checkpoint of the order needs no more."""
 
     epoch: int = 0
     step: int = 0
@@ -111,18 +112,18 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsPlan:
-    """The contract of this module's docstring for one table version."""
+    """The contract of this module's docstring, for one table version."""
 
     groups: tuple[tuple[int, ...], ...]
-    """Rows of each row group, file by file."""
+    """The number of rows of each row group, file by file."""
     batch_size: int
-    """Rows of a global batch, over all ranks."""
+    """The number of rows of a global batch, over all ranks."""
     seed: int = 0
     streams: int = STREAMS
     window_rows: int = WINDOW_ROWS
     shuffle: bool = True
     last: str = "drop"
-    """What becomes of the rows that fill no batch: `drop`, or `pad` with rows of weight 0."""
+    """What happens to the rows that do not fill a batch: `drop` them, or `pad` the batch with rows of weight 0."""
     rows: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,32 +148,32 @@ class RowsPlan:
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch, the same on every rank."""
+        """The number of batches of an epoch, the same on every rank."""
         return self.rows // self.batch_size if self.last == "drop" else -(-self.rows // self.batch_size)
 
     @property
     def stream_rows(self) -> int:
-        """Rows that one stream gives to a batch."""
+        """The number of rows that one stream gives to a batch."""
         return self.batch_size // self.streams
 
     @property
     def used(self) -> int:
-        """Rows of the table that an epoch delivers."""
+        """The number of rows of the table that an epoch delivers."""
         return min(self.rows, self.steps * self.batch_size)
 
     @property
     def widest(self) -> int:
-        """No window has more rows."""
+        """The most rows that a window can have."""
         return min(self.window_rows, -(-self.used // self.streams))
 
     @property
     def dropped(self) -> int:
-        """Rows of the table that an epoch leaves out; other ones in each epoch if shuffled."""
+        """The number of rows of the table that an epoch leaves out; other rows in each epoch if shuffled."""
         return self.rows - self.used
 
     @property
     def padded(self) -> int:
-        """Rows of weight 0 in the last batch of an epoch."""
+        """The number of rows of weight 0 in the last batch of an epoch."""
         return self.steps * self.batch_size - self.used
 
     def streams_of(self, rank: int, ranks: int) -> tuple[int, ...]:
@@ -222,29 +223,31 @@ class RowsPlan:
             yield Window(stream, number, first, tuple(held))
 
     def _most(self, number: int) -> int:
-        """Rows of a stream's window, at most: the first ones are small, so that the first batch comes early."""
+        """The most rows that a stream's window may have: the first ones are small, so that the first batch comes
+        early."""
         early = max(self.stream_rows, self.window_rows >> max(0, _EARLY - number))
         return min(self.window_rows, early)
 
     def order(self, epoch: int, window: Window) -> npt.NDArray[np.int64] | None:
-        """How the rows of a window are shuffled: the n-th to come is row `order[n]`. None: as they lie."""
+        """How the rows of a window are shuffled: the n-th to come is row `order[n]`. None: they come in the order of
+        the files."""
         halves = self.halves(epoch, window)
         return None if halves is None else put_together(*halves, window.rows)
 
     def halves(self, epoch: int, window: Window) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-        """Two permutations of more rows than the window has: its order is the first put upon the second, without what
-        is not in the window."""
+        """Two permutations of more rows than the window has: the window's order is the first applied to the second,
+        without the rows that are not in the window."""
         return window_halves(window.rows, self.seed, epoch, window.stream, window.number) if self.shuffle else None
 
     def order_sizes(self) -> tuple[int, ...]:
-        """Rows of the permutations that the orders of an epoch's windows are put together from."""
+        """The lengths of the permutations that the orders of an epoch's windows are put together from."""
         most = {min(self._most(number), self.widest) for number in range(_EARLY + 1)}
         return tuple(sorted({_size(n) for n in most})) if self.shuffle else ()
 
     def schedule(self, epoch: int, rank: int = 0, ranks: int = 1, step: int = 0) -> EpochSchedule:
-        """What a rank has to do from a step of an epoch to its end. Windows that lie wholly before are left out.
+        """What a rank has to do from a step of an epoch to its end. Windows whose rows all come before are left out.
 
-        A rank that has no rows left still has its batch of padding: it comes of a window without rows."""
+        A rank that has no rows left still has its batch of padding: it comes from a window without rows."""
         if not 0 <= step <= self.steps:
             raise PlanError(f"step {step} is outside an epoch of {self.steps} steps")
         streams, done = self.streams_of(rank, ranks), step * self.stream_rows
@@ -259,7 +262,7 @@ class RowsPlan:
         return Slice(file, group, 0, 0)
 
     def _reads(self, windows: list[Window]) -> list[Read]:
-        """One read for all the parts of a row group that are needed at about the same time."""
+        """Plans one read for all the parts of a row group that are needed at about the same time."""
         found: list[tuple[Slice, list[WindowPart]]] = []
         latest: dict[tuple[int, int], tuple[int, list[WindowPart]]] = {}
         for index, window in enumerate(windows):
@@ -277,7 +280,7 @@ class RowsPlan:
 
     @property
     def digest(self) -> str:
-        """Of everything that the order depends on, but for epoch and step."""
+        """Hash of everything that the order depends on, except epoch and step."""
         text = json.dumps([self.groups, self.batch_size, self.seed, self.streams, self.window_rows, self.shuffle,
                            self.last])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -287,7 +290,7 @@ class RowsPlan:
         return {"epoch": position.epoch, "step": position.step, **self._identity()}
 
     def position(self, state: Mapping[str, Any]) -> Position:
-        """The position that `state` names. Raises PlanError, with the differences, if it is one of another plan."""
+        """The position that `state` names. Raises PlanError, with the differences, if it belongs to another plan."""
         own = self._identity()
         differences = [f"{k}: {state.get(k)!r} in the state, {v!r} here" for k, v in own.items() if state.get(k) != v]
         if differences:
@@ -304,7 +307,7 @@ class RowsPlan:
 
 
 def _pieces(whole: Slice, most: int) -> Iterator[Slice]:
-    """A slice, or equal pieces of it of at most `most` rows, in order."""
+    """Yields a slice, or equal pieces of it of at most `most` rows, in order."""
     count = -(-whole.rows // most)
     cuts = [whole.start + whole.rows * i // count for i in range(count + 1)]
     return (Slice(whole.file, whole.group, a, b) for a, b in itertools.pairwise(cuts))
@@ -322,8 +325,8 @@ def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:
 
 def window_halves(n: int, seed: int, epoch: int, stream: int, number: int
                   ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """For the order of a window of n rows: two random permutations of the epoch, each turned by an amount of the
-    window's own. A tenth of the price of drawing one afresh, and every row goes to every place."""
+    """Two random permutations of the epoch for the order of a window of n rows, each rotated by an amount of the
+    window's own. This costs a tenth of drawing one afresh, and every row can come to every place."""
     size = _size(n)
     outer, inner = _of_epoch(size, seed, epoch)
     turn = hashlib.sha256(f"window/{seed}/{epoch}/{stream}/{number}".encode()).digest()
@@ -332,23 +335,24 @@ def window_halves(n: int, seed: int, epoch: int, stream: int, number: int
 
 
 def _size(n: int) -> int:
-    """Rows of the permutations for a window of n rows: windows of about one size share them."""
+    """The length of the permutations for a window of n rows: windows of about one size share them."""
     return 1 << max(12, (n - 1).bit_length())
 
 
 def put_together(outer: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.int64]:
-    """The order that two halves make."""
+    """Puts two halves together to the order of a window."""
     order = np.take(outer, inner, mode="clip")
     return order if len(order) == n else order[order < n]
 
 
 @functools.lru_cache(maxsize=8)
 def _of_epoch(size: int, seed: int, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Two permutations, each written twice in a row, so that a turned one is a slice."""
+    """Two permutations, each written twice in a row, so that a rotated one is a slice."""
     outer, inner = (np.tile(permutation(size, name, seed, epoch), 2) for name in ("outer", "inner"))
     return outer, inner
 
 
 def chain(digest: str, step: int, content: int) -> str:
-    """The order hash after one more batch: of the hash before it, its step and a checksum of what it held."""
+    """The order hash after one more batch: a hash of the hash before, the batch's step and a checksum of its
+    content."""
     return hashlib.blake2b(f"{digest}/{step}/{content}".encode(), digest_size=8).hexdigest()

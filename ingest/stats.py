@@ -1,7 +1,7 @@
-"""What a pipeline tells about itself: `Snapshot`, made of `StageStats`.
+"""What a pipeline reports about itself: `Snapshot`, made of `StageStats`.
 
-All counters are cumulative since the start and never fall; whoever wants a rate takes the difference of two
-snapshots (`later - earlier` over `later.at - earlier.at`). Standard library only.
+All counters are cumulative since the start and never fall; whoever wants a rate takes the difference of two snapshots
+(`later - earlier` over `later.at - earlier.at`). Standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _counts(owner: object, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStats:
-    """One stage since the start of the pipeline. Sums run over all workers it ever had."""
+    """The counters of one stage since the start of the pipeline. Sums run over all workers it ever had."""
 
     name: str
     """The stage's name: the key of its knobs."""
@@ -41,8 +41,8 @@ class StageStats:
     """Useful time, waits for neighbours left out, reading from a store included. Its rate near `workers`: the stage
     is the bottleneck; near 0: it has capacity to spare."""
     cpu_s: float
-    """Processor time within `busy_s`. Near `busy_s`: more workers help only while cores are free; near 0: the
-    stage waits for a store, and more workers help although no core is free."""
+    """Processor time within `busy_s`. Near `busy_s`: more workers help only while cores are free; near 0: the stage
+    waits for a store, and more workers help even if no core is free."""
     wait_input_s: float
     """Time workers waited for something to do. Its rate near `workers`: the stages before are too slow, or it has
     workers to give away; near 0: always fed."""
@@ -50,16 +50,16 @@ class StageStats:
     """Time workers waited for room after them. Its rate near `workers`: the stages after (or the trainer) are the
     bottleneck; near 0: always room."""
     workers: int
-    """Workers now. Of a fused stage: those of the stage before that do its work."""
+    """The number of workers now. For a fused stage: those of the stage before that do its work."""
     core_wait_s: float = 0.0
     """Time within `busy_s` that workers were ready to run and had no core. Near 0: cores are free, or none is needed;
     as large as `cpu_s`: two threads on average want the same core, and more workers take from others what they get."""
     backend: str = "thread"
-    """Where they run now: `thread` or `process`."""
+    """Where its workers run now: `thread` or `process`."""
     queue_bytes: int = 0
-    """Bytes that wait behind this stage now. Near its limit: those after are slower; near 0: those after wait."""
+    """The bytes that wait after this stage now. Near its limit: the stages after are slower; near 0: they wait."""
     queue_limit_bytes: int = 0
-    """The most bytes that may wait there; 0 where the stage has no buffer of its own."""
+    """The most bytes that may wait there; 0 if the stage has no buffer of its own."""
 
     def __post_init__(self) -> None:
         _counts(self, "items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s",
@@ -68,18 +68,18 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The whole pipeline at one moment."""
+    """The state of the whole pipeline at one moment."""
 
     at: float
     """Seconds on a monotonic clock, the same for all snapshots of a pipeline. Standing still: no rate can be taken."""
     sequence: int
     """Number of this snapshot, from 0 up. A repeated one is stale."""
     stages: tuple[StageStats, ...]
-    """In the order in which rows pass them."""
+    """The stages in the order in which rows pass them."""
     batches: int
-    """Batches that the consumer took."""
+    """The number of batches that the consumer took."""
     rows: int
-    """Rows that the consumer took: what tuning is for."""
+    """The number of rows that the consumer took: tuning is meant to raise its rate."""
     consumer_wait_s: float
     """Time the consumer waited in `next()`. Its rate near 1: input-bound; near 0: the trainer is the bottleneck and
     cores may be given back."""
@@ -91,18 +91,20 @@ class Snapshot:
     memory_limit: int
     """The lowest limit in force: the control groups' along the path, the host's, the user's."""
     cpu_quota: float
-    """Cores this pipeline may use now: affinity and quota along the control groups' path; changes while running."""
+    """The number of cores this pipeline may use now: affinity and quota along the control groups' path; it changes
+    while running."""
     cpu_used_s: float
     """Processor time of the process tree. Its rate near `cpu_quota`: no core is free, and a pool that grows takes from
     others; far below: cores are idle."""
     cores_idle_s: float | None = None
-    """Time that cores this pipeline may use had nothing to do. Its rate near 0: somebody wants every core; near
-    `cpu_quota`: a wait for a core is no more than the time a wake-up takes. None: the system does not tell."""
+    """How long cores this pipeline may use had nothing to do. Its rate near 0: somebody wants every core; near
+    `cpu_quota`: a wait for a core is no more than the time a wake-up takes. None: the system does not say."""
     held_back: int = 0
-    """Times the governor made work wait for memory. Rising: memory, not cores, is the bottleneck; 0: never short."""
+    """How many times the governor made work wait for memory. Rising: memory, not cores, is the bottleneck; 0: never
+    short."""
     held_back_pressure: int = 0
-    """Of these, how often because the whole system was short of memory, not because the limit was near. Rising: other
-    programs take the memory; 0: all that was held back was for the limit."""
+    """How many of these times the whole system was short of memory, rather than the limit near. Rising: other programs
+    take the memory; 0: work was only held back for the limit."""
 
     def __post_init__(self) -> None:
         _counts(self, "at", "sequence", "batches", "rows", "consumer_wait_s", "consumer_compute_s", "memory_used",
@@ -120,7 +122,7 @@ class Snapshot:
         raise StatsError(f"no stage {name!r} among {[s.name for s in self.stages]}")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it; `from_dict` is its inverse."""
+        """The snapshot as JSON holds it; `from_dict` is its inverse."""
         return dataclasses.asdict(self)
 
     @classmethod

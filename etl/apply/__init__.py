@@ -1,1 +1,1 @@
-"""A spec at work on Arrow batches, without Spark: shared by Spark's workers, the loader and the server."""
+"""Applies a spec to Arrow batches, without Spark: shared by Spark's workers, the loader and the server."""

@@ -1,7 +1,6 @@
-"""A spec put to work on one batch after another: `Features` makes the table's columns, `FileAssignment` says where
-rows go.
+"""Applies a spec to one batch after another: `Features` makes the table's columns, `FileAssignment` says where rows go.
 
-Both are arithmetic on Arrow arrays: Spark's workers, the tests' slow twin and serving run the same code.
+Both are arithmetic on Arrow arrays: Spark's workers, the tests' slow reference and serving run the same code.
 """
 
 from __future__ import annotations
@@ -36,28 +35,30 @@ MODEL_ROLES = ("dense", "sparse", "id_list")
 
 
 def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
-    """One key a row, of the columns that the table's rule names: splits, files, folds and samples go by it."""
+    """One key for each row, from the columns that the table's rule names: splits, files, folds and samples depend on
+    it."""
     return hash_of(columns, spec.rule.columns, spec.rule.seed)
 
 
 def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
-    """One hash a row, of some columns, each as the type that it had in the table's first version."""
+    """One hash for each row, from some columns, each as the type that it had in the table's first version."""
     return hash_rows([_joined(as_first(columns[column.name], column)) for column in by], seed)
 
 
 def whole_rows(columns: Mapping[str, pa.Array]) -> Keys:
-    """One hash a row, of all its columns, whatever their order: it decides between rows that have one key."""
+    """One hash for each row, from all its columns, whatever their order: it decides between rows that have the same
+    key."""
     return hash_rows([_joined(columns[name]) for name in sorted(columns)], 0)
 
 
 def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:
-    """As the type that the column had in the table's first version. What that type cannot hold is no value of a row
-    that was there, and counts as missing."""
+    """Converts values to the type that the column had in the table's first version. A value that this type cannot hold
+    was not in the first version, and counts as missing."""
     if column.type == column.first_type:
         return values
     kind = pa.int64() if column.first_type == "int" else pa.float64()
     if column.type == "int":
-        return values.cast(kind, safe=False)  # rounded, as a text of as many digits is
+        return values.cast(kind, safe=False)  # rounded, as a text of that many digits is
     if column.type == "text":
         values = pc.utf8_trim_whitespace(values)
     try:
@@ -75,7 +76,8 @@ def _cast(value: pa.Scalar, kind: pa.DataType) -> Any:
 
 def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec, split: npt.NDArray[np.int32] | None = None
                 ) -> npt.NDArray[np.bool_]:
-    """Whether each row lies in the split that everything is learned from; `split` are the rows', if they are known."""
+    """Whether each row is in the split that everything is learned from; `split` holds the rows' splits, if they are
+    known."""
     if len(spec.table.split) == 1 and not spec.table.split_column:
         return np.ones(len(keys), bool)
     number = list(spec.table.split).index(spec.table.training)
@@ -83,12 +85,12 @@ def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec, split: 
 
 
 def _joined(column: pa.Array) -> pa.Array:
-    """A list as one text, for its hash."""
+    """Joins a list into one text, for its hash."""
     return pc.binary_join(column.cast(pa.list_(pa.string())), "\x1f") if pa.types.is_list(column.type) else column
 
 
 def _times(column: pa.Array) -> npt.NDArray[np.float64]:
-    """As splits by time take them: what is missing lies before all else, and what is no number behind it."""
+    """Times as splits by time compare them: missing ones come first, and those that are not numbers last."""
     at = pc.fill_null(as_number(column), -math.inf).to_numpy(zero_copy_only=False)
     return np.where(np.isnan(at), math.inf, at)
 
@@ -97,8 +99,8 @@ class Features:
     """Applies every column's operators; the fitted ones look things up in `state`."""
 
     def __init__(self, spec: Spec, state: FittedState, *, ahead: bool = True) -> None:
-        """Unless `ahead`, what operators look values up in is made when it is first needed. OperatorError if a `python`
-        operator names a function that the spec has no permission to import."""
+        """Unless `ahead` is given, the structures in which operators look values up are made when they are first
+        needed. OperatorError if a `python` operator names a function that the spec has no permission to import."""
         self.spec = spec
         self._functions = spec.imported()
         self._state = state
@@ -110,25 +112,25 @@ class Features:
 
     def apply(self, columns: Mapping[str, pa.Array], keys: Keys | None = None, but: Container[str] = (),
               split: npt.NDArray[np.int32] | None = None) -> list[pa.Array]:
-        """The table's columns, in the spec's order, as Spark stores them; without those that `but` names.
+        """Returns the table's columns, in the spec's order, as Spark stores them; without those that `but` names.
 
-        Without `keys`, as in serving, rows belong to no fold, and labels need not be there; nor do rows of other splits
-        than the training one, from which nothing was learned: they are seen as a server sees them."""
+        Without `keys`, as in serving, rows belong to no fold, and labels need not be there. Rows outside the training
+        split belong to no fold either, as nothing was learned from them: they are treated as a server treats them."""
         extras = self.extras(columns, keys, split)
         return [stored(self.run(column, column.left_to_spark, columns, extras), self.spec, column)
                 for column in self.spec.columns if column.name not in but
                 and (column.sources[0] in columns or column.role != "label")]
 
     def inputs(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-        """What a model takes of rows without labels, as a loader reads it back: a float or an id for each row, of an
-        `id_list` a list of them. Operators left to the loader come after this."""
+        """What a model takes from rows without labels, as a loader reads it back: a float or an id for each row, or a
+        list of ids for an `id_list`. Operators left to the loader come after this."""
         extras = self.extras(columns, None)
         return {column.name: _values(self.run(column, column.left_to_spark, columns, extras), column)
                 for column in self.spec.columns if column.role in MODEL_ROLES}
 
     def extras(self, columns: Mapping[str, pa.Array], keys: Keys | None, split: npt.NDArray[np.int32] | None = None
                ) -> dict[str, pa.Array]:
-        """What operators may need to know of a row besides their column."""
+        """What operators may need to know about a row besides their column."""
         if not self._needs:
             return {}
         count = len(next(iter(columns.values())))
@@ -144,7 +146,7 @@ class Features:
 
     def run(self, column: ColumnSpec, ops: Sequence[Operator], columns: Mapping[str, pa.Array],
             extras: Mapping[str, pa.Array]) -> pa.Array:
-        """A column after the first of its operators, `ops`."""
+        """The column after `ops`, the first of its operators."""
         values = columns[column.sources[0]]
         if len(column.sources) > 1:
             values = pa.StructArray.from_arrays([columns[s] for s in column.sources], list(column.sources))
@@ -156,14 +158,14 @@ class Features:
         return values
 
     def prepared(self, key: str, op: Fitted) -> Any:
-        """What an operator looks values up in."""
+        """The structure in which an operator looks values up."""
         if key not in self._prepared:
             self._prepared[key] = op.prepare(self._state[key])
         return self._prepared[key]
 
 
 def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
-    """Rows that each sparse column's embedding needs."""
+    """The number of rows that each sparse column's embedding needs."""
     found = {}
     for column in spec.columns:
         if column.role in ("sparse", "id_list"):
@@ -178,7 +180,7 @@ def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
 
 
 def stored(values: pa.Array, spec: Spec, column: ColumnSpec) -> pa.Array:
-    """A column's values as they lie in files."""
+    """A column's values as they are stored in files."""
     packs = column.role == "id_list" and not spec.table.plain_lists
     return packed(values) if packs else _values(values, column)
 
@@ -203,17 +205,18 @@ def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class FileAssignment:
-    """Which split and which file a row belongs to, by its own values alone: not by the cluster, nor by other rows."""
+    """Decides which split and which file a row belongs to, by its own values alone: not by the cluster, nor by other
+    rows."""
 
     spec: Spec
     files: tuple[int, ...]
-    """Number of files of each split, in the spec's order; or of each of `pairs`."""
+    """The number of files of each split, in the spec's order; or of each of `pairs`."""
     pairs: tuple[str, ...] = ()
-    """If the table is partitioned: number of the split and value, as `paired` writes them, in order."""
+    """If the table is partitioned: each pair of split number and value, as `paired` writes them, in order."""
 
     @classmethod
     def of(cls, spec: Spec, rows: int, pairs: Mapping[str, int] | None = None) -> FileAssignment:
-        """Enough files that each holds about `table.file_rows`; `pairs` are the rows of each, if partitioned."""
+        """Plans enough files that each holds about `table.file_rows`; `pairs` are the rows of each, if partitioned."""
         if pairs:
             names = tuple(sorted(pairs, key=lambda pair: (int(pair.partition(_BETWEEN)[0]), pair)))
             return cls(spec, tuple(-(-pairs[name] // spec.table.file_rows) for name in names), names)
@@ -222,7 +225,7 @@ class FileAssignment:
 
     @property
     def ends(self) -> list[int]:
-        """Of each split: the number of the file after its last."""
+        """For each split, the number of the file after its last."""
         if not self.pairs:
             return [int(end) for end in np.cumsum(self.files)]
         splits = [int(pair.partition(_BETWEEN)[0]) for pair in self.pairs]
@@ -236,7 +239,8 @@ class FileAssignment:
                 for _ in range(count)]
 
     def paired(self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array]) -> pa.Array:
-        """Number of the split and value of each row, as one text; what is missing or empty has Hive's name for it."""
+        """The split's number and the value for each row, as one text; a missing or empty value has Hive's name for
+        it."""
         values = as_text(columns[self.spec.table.partition or ""])
         values = pc.fill_null(pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values), NO_PARTITION)
         return pc.binary_join_element_wise(pa.array(split).cast(pa.string()), values, _BETWEEN)
@@ -247,16 +251,16 @@ class FileAssignment:
 
     @property
     def sorted_by_value(self) -> bool:
-        """Whether rows lie by something before their keys."""
+        """Whether rows are sorted by something before their keys."""
         return bool(self.spec.table.order or self.spec.table.together)
 
     @property
     def has_ties(self) -> bool:
-        """Whether rows with one key may differ, so that their order needs more than it."""
+        """Whether rows with the same key may differ, so that their order needs more than the key."""
         return self.spec.rows.looks_back or not self.spec.rule.covers(self.spec.input.columns)
 
     def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
-        """Number of the split of each row; -1 where `split_column` names none."""
+        """The number of each row's split; -1 where `split_column` names none."""
         table = self.spec.table
         if table.split_column:
             place = pc.index_in(columns[table.split_column].cast(pa.string()), pa.array(list(table.split)))
@@ -272,8 +276,8 @@ class FileAssignment:
 
     def file(self, keys: Keys, split: npt.NDArray[np.int32], shares: npt.NDArray[np.float64] | None = None
              ) -> npt.NDArray[np.int32]:
-        """Number of the file of each row, over all splits, or pairs whose numbers stand in `split`; by `shares` of rows
-        that lie before it, if given."""
+        """The number of each row's file, over all splits (or over all pairs, if `split` holds the numbers of pairs);
+        chosen by `shares`, the share of rows before it, if given."""
         counts = np.array(self.files, np.uint64)[split]
         first = np.cumsum([0, *self.files[:-1]]).astype(np.int32)
         within = keys % counts if shares is None else (shares * counts).astype(np.uint64)
@@ -281,7 +285,7 @@ class FileAssignment:
 
     def place(self, features: Features, columns: Mapping[str, pa.Array], keys: Keys, split: npt.NDArray[np.int32]
               ) -> tuple[npt.NDArray[np.int32], pa.Array | None]:
-        """File of each row, and what it is sorted by there before its key, if anything."""
+        """The file of each row, and what the row is sorted by there before its key, if anything."""
         table = self.spec.table
         if self.pairs:
             known = pc.index_in(self.paired(split, columns), pa.array(self.pairs))

@@ -1,7 +1,7 @@
-"""Lines that each hold a JSON object: `Objects` reads them, all at once where that is safe, else one by one.
+"""Lines that each hold a JSON object: `Objects` reads them, all at once where that is safe, otherwise one by one.
 
 Arrow reads objects, not lines: it would take two on one line for two rows, and one over two lines for one. So only
-lines that are surely one object each are read together; what others hold is decided line by line, by Python's reader.
+lines that are surely one object each are read together; any other line is judged by itself, by Python's reader.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from sluice.etl.apply.lines import Flags, awry, bare, joined
 
 MAX_DEPTH = 100
 _ELEMENT = {"texts": "text", "floats": "float"}
-_INT_DIGITS = 20  # of the longest whole number of 64 bits, with its sign
+_INT_DIGITS = 20  # digits of the longest whole number of 64 bits, with its sign
 
 
 def _plain(depth: int = 2) -> str:
-    """A pattern of lines that are one object each, with no more than `depth` levels in it. What it lets through and is
-    no JSON Arrow refuses; where the two readers differ (NaN, the sign of -0, halves of surrogate pairs) it does not."""
+    """A pattern of lines that are one object each, with no more than `depth` levels in it. If it lets a line through
+    that is not JSON, Arrow refuses that line; lines in which the two readers differ (NaN, the sign of -0, halves of
+    surrogate pairs) it does not let through."""
     unicode = (r"u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"
                r"[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
     inside = within = (r"[+.0-9eEtrufalsn,: \t]|-[1-9]|-0[.eE]|[eE]-[0-9]|"
@@ -39,7 +40,7 @@ _TEXT_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.S)
 
 
 class Objects:
-    """Reads members that are columns, and skips the others; of a name that comes twice the last counts."""
+    """Reads the members that are columns, and skips the others; of a name that occurs twice the last counts."""
 
     def __init__(self, schema: pa.Schema, kinds: Mapping[str, str], wrong: Mapping[str, str]) -> None:
         self._schema, self._kinds, self._wrong = schema, kinds, wrong
@@ -51,7 +52,8 @@ class Objects:
         return found
 
     def read(self, lines: pa.Array) -> pa.Table:
-        """Lines that are not awry; ArrowInvalid if any is no such object, or a value is not of its column's type."""
+        """Reads lines that are not awry; ArrowInvalid if any is no such object, or a value is not of its column's
+        type."""
         if not len(lines):
             return self._schema.empty_table()
         table = pyarrow.json.read_json(
@@ -62,7 +64,7 @@ class Objects:
         return table.select(self._schema.names)
 
     def one(self, line: bytes) -> dict[str, Any] | str:
-        """The values of any line, or why it is set aside."""
+        """Reads the values of any one line, or returns why it is set aside."""
         try:
             text = bare(line).decode()
             if _is_too_deep(text):
@@ -79,7 +81,7 @@ class Objects:
 
 
 def _whole(digits: str) -> int | float:
-    """Python refuses to read whole numbers of thousands of digits; none of them is of 64 bits."""
+    """Reads a whole number; Python refuses to read those of thousands of digits, none of which fits in 64 bits."""
     return int(digits) if len(digits) <= _INT_DIGITS else float(digits)
 
 
@@ -97,14 +99,15 @@ def _is_too_deep(text: str) -> bool:
 
 
 def _as(value: Any, kind: str) -> Any:
-    """A value that fits, as Arrow takes it: it makes no float of a whole number that a float does not hold exactly."""
+    """Converts a value that fits as Arrow does: a whole number that a float does not hold exactly does not become a
+    float."""
     if value is None or kind not in ("float", "floats"):
         return value
     return float(value) if kind == "float" else [None if item is None else float(item) for item in value]
 
 
 def fits(value: Any, kind: str) -> bool:
-    """Whether a value, as JSON gives it, can stand in a column of that type; None always can."""
+    """Whether a value, as JSON gives it, fits a column of that type; None always does."""
     if value is None:
         return True
     if kind in _ELEMENT:

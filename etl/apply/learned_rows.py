@@ -1,4 +1,5 @@
-"""Whether what a version learned may be built on: not by a learner who would then be tested on the same rows. Pure."""
+"""Whether a job may build on what a version learned: not if it would then be tested on rows that were learned from.
+Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ ALL_SPLITS = "the rows of all splits, validation and test included"
 
 
 def learned_from(fitted_on: str | None) -> str:
-    """In words."""
+    """Says in words which rows a state was learned from."""
     return ALL_SPLITS if fitted_on is None else f"the rows of split {fitted_on!r}"
 
 
@@ -27,8 +28,9 @@ def why_not(before: FittedState, text: str, spec: Spec, *, mode: str, update: bo
     """Why `spec` may not build on a state of a version whose spec was `text`, and whose rows had other keys if they
     have `moved`; None if it may.
 
-    What is only applied again may have seen all splits, so that older tables go on; it cannot be added to. Of an append
-    no row was there before, but in an overwrite the rows that were learned from must still be training rows."""
+    A state that is only applied again may have seen all splits, so that older tables can be continued; it cannot be
+    added to. In an append no row was there before, but in an overwrite the rows that were learned from must still be
+    training rows."""
     if saw_others(before, spec):
         if not update:
             return None
@@ -41,7 +43,7 @@ def why_not(before: FittedState, text: str, spec: Spec, *, mode: str, update: bo
 
 
 def _left_out(text: str, spec: Spec, *, moved: bool) -> str:
-    """How the training split lost rows against the spec of that text, if it did."""
+    """How the training split lost rows compared with the spec of that text, if it did."""
     if moved and spec.table.split_time is None and spec.table.split_column is None:
         return "rows go to their splits by other keys"
     before, now = (_rule(one) for one in (text, spec.text))
@@ -55,8 +57,8 @@ def _left_out(text: str, spec: Spec, *, moved: bool) -> str:
 
 
 def _rule(text: str) -> tuple[dict[str, Any], tuple[float, float]]:
-    """What decides a row's split, and where the training split lies: in shares, or times. Read from the TOML alone, as
-    a whole spec may name code, which no table may have run."""
+    """What decides a row's split, and where the training split begins and ends: in shares, or times. Read from the TOML
+    alone, as a whole spec may name code, which no table may cause to run."""
     table = tomllib.loads(text).get("table", {})
     split = table.get("split", DEFAULT_SPLIT)
     number = list(split).index("train") if "train" in split else 0

@@ -1,8 +1,8 @@
 """Lines of bytes, each judged by itself: `joined`, `awry` and `Delimited`, which cuts them into cells.
 
 A line feed ends a line, and carriage returns right before it belong to that end; any other byte is a part of the line.
-Arrow reads all lines of a batch at once, and would see other ends, or none, in some of them: these are found
-beforehand and read alone, so that no line changes what its neighbours are.
+Arrow reads all lines of a batch at once, and would see other ends, or none, in some of them: these are found beforehand
+and read alone, so that no line affects its neighbours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _MARK = b"\xef\xbb\xbf"
 
 
 def joined(lines: pa.Array) -> pa.Buffer:
-    """All lines in one piece; each ends its line already, so no byte is copied but where carriage returns end lines."""
+    """Joins all lines into one piece; each already has its end, so bytes are only copied if carriage returns end
+    lines."""
     _, offsets, data = lines.buffers()
     if data is None:
         return pa.py_buffer(b"")
@@ -35,13 +36,13 @@ def joined(lines: pa.Array) -> pa.Buffer:
 
 
 def awry(lines: pa.Array) -> Flags:
-    """Which lines Arrow would take for several, or not as they are: those that are not UTF-8, or begin with a byte
-    order mark, or hold a carriage return."""
+    """Which lines Arrow would take for several, or would change: those that are not UTF-8, or begin with a byte order
+    mark, or hold a carriage return."""
     found: Flags = np.zeros(len(lines), bool)
     content = joined(lines)
     if _RETURN.search(content):
         found |= pc.match_substring_regex(lines, _INNER_RETURN).to_numpy(zero_copy_only=False)
-    if content[:3].to_pybytes() == _MARK:  # of the first line Arrow would take it off
+    if content[:3].to_pybytes() == _MARK:  # Arrow would remove the mark from the first line
         found |= pc.starts_with(lines, _MARK).to_numpy(zero_copy_only=False)
     if not _is_text(content):
         found |= np.array([_has_other_bytes(line) for line in lines.to_pylist()], bool)
@@ -80,7 +81,7 @@ def in_order(first: pa.Table, places: Sequence[int] | npt.NDArray[np.intp], seco
 
 class Delimited:
     """Cuts lines into cells. In `quoted` lines a field that begins with a quote ends with the next quote that is not
-    doubled, and what follows up to the delimiter is a part of it; any other quote is a character."""
+    doubled, and what follows up to the delimiter is a part of it; any other quote is an ordinary character."""
 
     def __init__(self, schema: pa.Schema, delimiter: str, *, quoted: bool) -> None:
         self._schema, self._quoted, self._delimiter = schema, quoted, delimiter.encode()
@@ -102,11 +103,12 @@ class Delimited:
         return found
 
     def read(self, lines: pa.Array) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Lines that are not awry, as columns of their types; ArrowInvalid if a cell of any is not of its type."""
+        """Reads lines that are not awry, as columns of their types; ArrowInvalid if any cell is not of its column's
+        type."""
         return self._read(lines, {f.name: f.type for f in self._schema})
 
     def cut(self, lines: pa.Array, alone: Flags) -> tuple[pa.Table, list[tuple[int, str]]]:
-        """Any lines, as columns of bytes, null where a field is empty, without the lines that are set aside."""
+        """Reads any lines, as columns of bytes, null where a field is empty, without the lines that are set aside."""
         table, rejected = self._read(lines.filter(pa.array(~alone)), dict.fromkeys(self._schema.names, pa.binary()))
         numbers = np.flatnonzero(~alone)
         rejected = [(int(numbers[number]), reason) for number, reason in rejected]
@@ -142,8 +144,8 @@ class Delimited:
         return table, rejected
 
     def _cells(self, line: bytes) -> Sequence[bytes | None] | None:
-        """Of one line; None if a quote does not end."""
-        if not line:  # as Arrow has it: every field is empty
+        """The cells of one line; None if a quote does not end."""
+        if not line:  # as in Arrow: every field is empty
             return [None] * len(self._schema)
         if not self._quoted:
             return [cell or None for cell in line.split(self._delimiter)]

@@ -1,4 +1,4 @@
-"""What serving must know of other rows: `Serving` adds the columns that joins and histories make. Needs no Spark."""
+"""What serving must know about other rows: `Serving` adds the columns that joins and histories make. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BETWEEN = "\x1f"
 
 @dataclass(frozen=True)
 class _Tail:
-    """One table by key."""
+    """One table, looked up by key."""
 
     lookup: Lookup
     table: pa.Table
@@ -42,7 +42,7 @@ class _Tail:
         return cls(Lookup.of(as_text(table["key"].combine_chunks())), table)
 
     def of(self, keys: pa.Array, name: str) -> pa.Array:
-        """A column's values for these keys, null where there is none."""
+        """A column's values for these keys, null where a key is not in the table."""
         places = self.lookup.places(hash_texts(keys)).astype(np.int64)
         missing = (places < 0) | pc.is_null(keys).to_numpy(zero_copy_only=False)
         found = self.table[name].take(pa.array(np.where(missing, 0, places), mask=missing))
@@ -63,8 +63,8 @@ class Serving:
         return cls(spec, {name: _Tail.read(store, folder_of_tails(table.record.job, name)) for name in names})
 
     def complete(self, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-        """Rows' input columns, with those that joins and histories add, as `sluice.etl.apply.features.Features` takes
-        them."""
+        """Adds the columns that joins and histories make to the rows' input columns, as
+        `sluice.etl.apply.features.Features` takes them."""
         whole = dict(columns)
         for number, join in enumerate(self.spec.rows.joins):
             keys = pc.binary_join_element_wise(*[as_text(whole[name]) for name in join.on], _BETWEEN)
@@ -76,13 +76,13 @@ class Serving:
 
 
 def _filled(lists: pa.Array) -> pa.Array:
-    """An empty history where a key has none; numbers as floats."""
+    """An empty history in place of null, where a key has none; numbers as floats."""
     kind = pa.list_(pa.string() if pa.types.is_string(lists.type.value_type) else pa.float64())
     return pc.fill_null(lists.cast(kind), pa.scalar([], kind))
 
 
 def _lagged(lists: pa.Array, history: History, columns: Mapping[str, pa.Array]) -> pa.Array:
-    """The value `lag` rows before the row to come."""
+    """The value `lag` rows before the next row."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     missing = lengths < history.lag
     places = np.where(missing, 0, np.cumsum(lengths) - history.lag)

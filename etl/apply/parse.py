@@ -1,4 +1,4 @@
-"""From raw lines to typed columns: `InputParser`. A line that does not parse is set aside with a reason, never
+"""Turns raw lines into typed columns: `InputParser`. A line that does not parse is set aside with a reason, never
 dropped."""
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "t
                "floats": pa.list_(pa.float64())}
 WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
          "texts": "not a list of texts", "floats": "not a list of numbers"}
-_SPACE = " \t"  # around a number it is no part of it
+_SPACE = " \t"  # spaces around a number are not part of it
 _PLAIN = {"int": r"^[ \t]*-?[0-9]{1,18}[ \t]*$", "float": r"^[ \t]*-?[0-9]{1,18}(\.[0-9]{1,18})?[ \t]*$",
           "text": r"^[\x00-\x7f]*$"}
-"""Cells of bytes that surely convert."""
+"""Patterns of cells of bytes that surely convert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """One batch: its good rows as columns, and the others."""
+    """One parsed batch: its good rows as columns, and the rejected ones."""
 
     columns: dict[str, pa.Array]
     rows: int
     rejected: list[tuple[int, str]]
-    """Number of the row in the batch, and why. Reasons are few: they name a column, not a value."""
+    """The number of the row in the batch, and the reason. There are few reasons: they name a column, not a value."""
 
 
 class InputParser:
@@ -70,14 +70,14 @@ class InputParser:
         return {name: _whole(table[name]) for name in self.types}
 
     def _records(self, batch: pa.RecordBatch) -> Parsed:
-        """Cells that were cut already, as bytes; `_broken` is the text of a record with too few or too many."""
+        """Parses cells that were cut already, as bytes; `_broken` is the text of a record with too few or too many."""
         whole = pc.is_null(batch["_broken"])
         rejected = [(int(number), FIELDS) for number in np.flatnonzero(~whole.to_numpy(zero_copy_only=False))]
         cells = pa.Table.from_batches([batch]).select(list(self.types)).filter(whole)
         return self._cell_by_cell(cells, rejected, batch.num_rows)
 
     def _cell_by_cell(self, table: pa.Table, rejected: list[tuple[int, str]], count: int) -> Parsed:
-        """For the rare batch with a cell that cannot be converted: finds each of them."""
+        """Finds each cell that cannot be converted, in the rare batch that has one."""
         numbers = np.setdiff1d(np.arange(count), [number for number, _ in rejected])
         reasons: dict[int, str] = {}
         columns = {}
@@ -125,7 +125,7 @@ class InputParser:
 
 
 def _without_bad(batch: pa.RecordBatch) -> Parsed:
-    """Columns come with `_bad`, the name of the first that does not fit its type, where one does not."""
+    """Sets the rows aside in which `_bad` is not null: it names the first column whose value does not fit its type."""
     names = [name for name in batch.schema.names if name not in ("_bad", "_file")]
     if "_bad" not in batch.schema.names or batch["_bad"].null_count == batch.num_rows:
         return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
@@ -141,7 +141,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _converted(column: pa.Array, kind: str) -> tuple[pa.Array, list[int]]:
-    """Values of a type, null where that fails, and where it fails."""
+    """The values converted to a type, null where that fails, and the rows where it fails."""
     try:
         text = column.cast(pa.string())
         return (text if kind == "text" else pc.utf8_trim(text, _SPACE).cast(ARROW_TYPES[kind])), []

@@ -1,4 +1,4 @@
-"""Values that are there and that an operator cannot read: counted in the first pass, compared with the version before.
+"""Values that are there but that an operator cannot read: counted in the first pass, compared with the version before.
 
 A fill hides them in the table, so that a date format that changed would look like any other column of numbers.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sluice.etl.spark.fit import Counted
 
 TIMES, MORE = 2.0, 0.05
-"""A share is refused that is more than so many times what it was, and so much above it."""
-_SHOWN = 100  # characters of a value that is quoted
+"""A share is refused if it is more than TIMES what it was, and at least MORE above it."""
+_SHOWN = 100  # how many characters of a value are quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Lost:
     before: float
     now: float
     unread: bool
-    """Whether the values are there and cannot be read; else they are missing."""
+    """Whether the values are there but cannot be read; otherwise they are missing."""
 
     def text(self, example: str | None) -> str:
         what = "cannot be read" if self.unread else "are missing"
@@ -54,7 +54,7 @@ def lost(before: Mapping[str, float], now: Mapping[str, float], *, unread: bool)
 
 def refuse_lost(before: JobRecord | None, counted: Counted, accepted: Container[str], say: Callable[[str], None]
                 ) -> None:
-    """Refuses a version in which a column has lost many more of its values than before: they are missing, or there and
+    """Refuses a version in which a column has lost many more of its values than before: they are missing, or there but
     cannot be read, whatever fills may make of them."""
     missing: Mapping[str, float] = {}
     unread: Mapping[str, float] | None = None
@@ -73,19 +73,20 @@ def refuse_lost(before: JobRecord | None, counted: Counted, accepted: Container[
 
 
 def shares(missing: Mapping[str, float], unread: Mapping[str, float] | None) -> dict[str, float]:
-    """Of all values that are lost: those that are missing, and those that cannot be read."""
+    """Each column's share of lost values of either sort: those that are missing, and those that cannot be read."""
     return {name: missing.get(name, 0.0) + (unread or {}).get(name, 0.0) for name in [*missing, *(unread or {})]}
 
 
 def reading(column: ColumnSpec) -> int:
-    """How many of a column's operators lead up to its last that reads values; 0 if there is none, or it has to wait for
+    """The number of a column's operators up to its last that reads values; 0 if there is none, or if it has to wait for
     what another one learns."""
     upto = max((number for number, op in enumerate(column.left_to_spark, 1) if op.reads), default=0)
     return 0 if any(isinstance(op, Fitted) for op in column.ops[:upto]) else upto
 
 
 def unread(features: Features, columns: Mapping[str, pa.Array]) -> Iterator[tuple[str, int, str | None]]:
-    """Of one batch: each column whose operators read values, the rows in which one could not, and such a value."""
+    """Yields, for each column of a batch whose operators read values, the number of rows in which one could not, and
+    such a value."""
     for column in features.spec.columns:
         if not (upto := reading(column)):
             continue
@@ -97,7 +98,7 @@ def unread(features: Features, columns: Mapping[str, pa.Array]) -> Iterator[tupl
 
 
 def _lacks(values: pa.Array) -> pa.Array:
-    """Where a value is missing, or one of a list."""
+    """Where a value, or an element of a list, is missing."""
     missing = pc.is_null(values, nan_is_null=pa.types.is_floating(values.type))
     if not pa.types.is_list(values.type):
         return missing

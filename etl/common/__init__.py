@@ -1,1 +1,1 @@
-"""What the programs of every room share: options, messages, how a program ends."""
+"""What the programs of all rooms share: options, messages, how a program ends."""

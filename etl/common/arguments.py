@@ -1,4 +1,4 @@
-"""Names in messages: what the writer may have meant. Standard library only: every room uses it."""
+"""Names in messages: suggests what the writer may have meant. Standard library only: every room uses it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's, which tells of an option that there is not which one may have been meant."""
+    """argparse's parser, which says for an unknown option which one may have been meant."""
 
     def error(self, message: str) -> NoReturn:
         super().error(self.explained(message))
 
     def explained(self, message: str) -> str:
-        """argparse's message, in our words where an option is unknown."""
+        """argparse's message, reworded if an option is unknown."""
         before, _, words = message.partition("unrecognized arguments: ")
         unknown = [word.partition("=")[0] for word in words.split() if word.startswith("-")]
         if before or not unknown:
@@ -30,7 +30,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterable[str]:
-    """Those of its commands, too."""
+    """The parser's options, and those of its commands."""
     for action in parser._actions:
         yield from (name for name in action.option_strings if name.startswith("--"))
         if isinstance(action, argparse._SubParsersAction):

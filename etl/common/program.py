@@ -1,5 +1,5 @@
-"""How every program here begins and ends: one JSON line last on standard output, people's text on standard error,
-exit 0 done, 1 failed, 2 wrong usage or input, 130 interrupted. Programs alone import this file."""
+"""How every program here begins and ends: it prints one JSON line last on standard output, and people's text on
+standard error; exit code 0 done, 1 failed, 2 wrong usage or input, 130 interrupted. Only programs import this file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UsageError(ValueError):
 
 
 def say(text: str) -> None:
-    """A line for a person."""
+    """Prints a line for a person."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -82,7 +82,7 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], input_errors: tu
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers and frozen mappings, as JSON knows them."""
+    """Converts numpy's numbers and frozen mappings to types that JSON knows."""
     if hasattr(value, "item"):
         return value.item()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The nearest right name to one that does not exist, for messages."""
+"""Suggests the nearest right name for one that does not exist, in messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from sluice.etl.common.arguments import _meant
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'clip'?)` or what there is to choose from: the tail of a message about a name."""
+    """The tail of a message about a name: ` (did you mean 'clip'?)`, or the names there are to choose from."""
     known = list(known)
     return _meant(name, known) or f" (known: {', '.join(sorted(known)) or 'none'})"

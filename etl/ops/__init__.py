@@ -1,4 +1,4 @@
-"""Feature operators, by the name that a spec calls them. Neither Spark nor torch is imported here."""
+"""Feature operators, by the names that specs give them. Neither Spark nor torch is imported here."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ __all__ = ["FIRST", "NULL", "OPERATORS", "PADDING", "Fitted", "Operator", "Opera
 
 
 def made(described: Mapping[str, Any]) -> Operator:
-    """The operator that `described` writes down, as a spec or a `Field` does."""
+    """The operator that `described` names with its parameters, as a spec or a `Field` does."""
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in described.items()
              if key not in ("op", "state")}
     return OPERATORS[described["op"]](**given)
 
 
 def online(field: Field, state: FittedState | None) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
-    """What is left to the loader for this column: a pure function of its stored values, a float or an id for each.
+    """The operators left to the loader for this column, as a pure function of its stored values that gives a float or
+    an id for each.
 
     `state` is the version's (`FeatureTable.state()`), which operators that learned something need."""
     steps: list[tuple[Operator, Any]] = []

@@ -23,12 +23,13 @@ SCALARS = ("text", "number", "id")
 LISTS = {"text": "texts", "number": "numbers", "id": "ids"}
 KINDS = (*SCALARS, *LISTS.values(), "row")
 PADDING, NULL, FIRST = 0, 1, 2
-"""The ids every sparse column shares: 0 pads a bag, 1 is a missing value, the rest begins at 2."""
+"""The ids that every sparse column shares: 0 pads a bag, 1 is a missing value, all others begin at 2."""
 MAX_ID = 2**31 - 1
 NO_NUMBER = -(2**63)
-"""Stands where a column of stored whole numbers has none."""
+"""The value that a column of stored whole numbers has where a number is missing."""
 MAX_VALUES = 20_000_000
-"""Values that all of a job's fitted states may hold together: what a driver of a few GiB collects."""
+"""The number of values that all of a job's fitted states may hold together: as many as a driver of a few GiB
+collects."""
 
 
 class OperatorError(ValueError):
@@ -37,49 +38,51 @@ class OperatorError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(ABC):
-    """Parameters are the dataclass's fields; a spec's keys are their names."""
+    """A feature operator. Its parameters are the dataclass's fields; a spec's keys are their names."""
 
     name: ClassVar[str]
     takes: ClassVar[tuple[str, ...]]
-    """The kinds it works on, best first: what is none of them is turned into the first, if it can be."""
+    """The kinds it works on, best first: a column of any other kind is turned into the first, if it can be."""
     gives: ClassVar[str]
     may_be_null: ClassVar[bool] = True
-    """Whether it gives nulls, or leaves them, unless another operator fills them."""
+    """Whether its result may have nulls, unless another operator fills them."""
     reads: ClassVar[bool] = False
-    """Whether it turns a value that it cannot read into null: each job counts these, see
+    """Whether it turns a value that it cannot read into null: each job counts these values, see
     `sluice.etl.apply.unreadable`."""
     online_too: ClassVar[bool] = False
-    """Whether the loader may apply it, instead of Spark: it takes what is stored as a number of fixed size."""
+    """Whether the loader may apply it instead of Spark; its column is then stored as numbers of a fixed size."""
     left_as: ClassVar[str] = "double"
-    """What a column of ids is stored as if this is the first operator that is left to the loader: `double`, NaN where
-    there is none, or `int64`, as `whole_numbers` makes them."""
+    """The type that a column of ids is stored as if this is the first operator that is left to the loader: `double`,
+    with NaN where a value is missing, or `int64`, as `whole_numbers` makes them."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What it must know of a row besides the column: `label`, `key`, `time`. It then gets a struct (value, *needs).
+        """What it must know about a row besides the column: `label`, `key`, `time`. It then gets a struct (value,
+        *needs).
 
         Rows that were not learned from, as in serving, have no key and no time."""
         return ()
 
     @property
     def described(self) -> dict[str, Any]:
-        """Its name and parameters, as plain values."""
+        """The operator's name and parameters, as plain values."""
         return {"op": self.name, **dataclasses.asdict(self)}
 
     @abstractmethod
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
-        """New values of a column, one for each; `state` is what `prepare` made, None if nothing is fitted."""
+        """Returns the new values of a column, one for each old one; `state` is what `prepare` made, None if nothing is
+        fitted."""
 
     def whole_numbers(self, column: pa.Array) -> pa.Array:
-        """What is stored if `left_as` is int64; `apply` takes that as well."""
+        """The whole numbers to store if `left_as` is int64; `apply` takes those as well."""
         raise NotImplementedError
 
     def cardinality(self, _state: pa.Table | None) -> int | None:
-        """Rows that an embedding of the result needs; only for operators that give ids."""
+        """The number of rows that an embedding of the result needs; only for operators that give ids."""
         return None
 
     def kind(self, _taken: str) -> str:
-        """What it gives when it takes that kind."""
+        """The kind of its result when it takes a column of that kind."""
         return self.gives
 
 
@@ -88,27 +91,28 @@ class Fitted(Operator):
     """An operator that learns a table, kept with the version it belongs to."""
 
     of_all_splits: ClassVar[bool] = False
-    """Whether it counts the rows of all splits: only what says where rows lie, and becomes no column, may."""
+    """Whether it counts the rows of all splits: only an operator that places rows, and becomes no column, may do so."""
     may_be_stored: ClassVar[bool] = False
     """Whether the table is (value, count) by falling count, ties by value, so that it may lie in files, too large for a
-    driver, and rows may meet it by a join."""
+    driver, and be joined to rows."""
 
     @abstractmethod
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Of one batch: names (strings) and whole numbers, which are added up name by name over all batches."""
+        """Counts one batch: returns names (strings) and whole numbers, which are added up name by name over all
+        batches."""
 
     @property
     def least(self) -> int:
-        """Sums below it are not kept."""
+        """The least sum that is kept."""
         return 1
 
     @abstractmethod
     def learn(self, kept: pa.Table) -> pa.Table:
-        """The state, from the columns (value, count) that were kept, in any order of rows."""
+        """Makes the state from the columns (value, count) that were kept, in any order of rows."""
 
     @abstractmethod
     def prepare(self, state: pa.Table) -> Any:
-        """What `apply` looks values up in; made once a worker."""
+        """The structure in which `apply` looks values up; each worker makes it once."""
 
     def update(self, old: pa.Table, _new: pa.Table) -> pa.Table:
         """The state after more data: `old`, unless the operator can add to it without changing what it gave before."""
@@ -116,7 +120,7 @@ class Fitted(Operator):
 
 
 def as_text(column: pa.Array) -> pa.Array:
-    """Text stays, numbers become their shortest decimal form."""
+    """A column as text: text stays, numbers become their shortest decimal form."""
     if pa.types.is_string(column.type):
         return column
     return pc.cast(column, pa.string())
@@ -127,7 +131,7 @@ def as_number(column: pa.Array) -> pa.Array:
 
 
 def values_of(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_] | None]:
-    """Numbers as numpy, with 0 under nulls, and where the nulls are."""
+    """The column's numbers as numpy, with 0 in place of nulls, and a mask of the nulls."""
     if not column.null_count:
         return column.to_numpy(zero_copy_only=False), None
     return (pc.fill_null(column, 0.0).to_numpy(zero_copy_only=False),
@@ -135,7 +139,7 @@ def values_of(column: pa.Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np
 
 
 def finite_of(column: pa.Array) -> npt.NDArray[np.float64]:
-    """The finite numbers of a column alone."""
+    """Only the finite numbers of a column."""
     values, nulls = values_of(column)
     return values[np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls]
 
@@ -149,7 +153,7 @@ def ids_of(ids: npt.NDArray[Any], column: pa.Array) -> pa.Array:
 
 
 def within(op: Operator, **bounds: tuple[float, float]) -> None:
-    """Refuses a parameter outside its bounds, by its name."""
+    """Refuses, by its name, a parameter outside its bounds."""
     for key, (low, high) in bounds.items():
         if not low <= getattr(op, key) <= high:
             raise OperatorError(f"{key} = {getattr(op, key)}: must be from {low:,} to {high:,}".replace(",", ""))

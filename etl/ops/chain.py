@@ -1,4 +1,4 @@
-"""A chain's steps: which kind follows which (`follow`), and one operator put to work on any column (`step`)."""
+"""The steps of a chain: which kind follows which (`follow`), and how one operator is applied to any column (`step`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def follow(op: Operator, kind: str) -> str | None:
 
 
 def shaped(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa.Array:
-    """The column as the operator wants it: text or number, with what it must know besides."""
+    """The column as the operator wants it: text or number, together with what it must know besides."""
     if not (pa.types.is_struct(values.type) or pa.types.is_list(values.type)) and op.name != "python":
         values = as_number(values) if op.takes[0] == "number" else as_text(values)
     if op.needs:
@@ -33,7 +33,7 @@ def shaped(op: Operator, values: pa.Array, extras: Mapping[str, pa.Array]) -> pa
 
 
 def lifted(op: Operator, values: pa.Array) -> bool:
-    """Whether an operator on single values meets a column of lists."""
+    """Whether an operator on single values is applied to a column of lists."""
     return pa.types.is_list(values.type) and not set(op.takes) & ELEMENTS.keys()
 
 

@@ -18,13 +18,13 @@ import pyarrow as pa
 Floats = npt.NDArray[np.float64]
 _SCALES = (84, 56, 28, 0, -28, -56)
 FINEST = -_SCALES[-1]
-"""Every part is a whole number of 2^-FINEST."""
+"""The exponent of the finest scale: every part is a whole number of 2^-FINEST."""
 _LIMIT = 2.0**124
 _COARSE = np.uint64(~((1 << 42) - 1) & 0xFFFFFFFFFFFFFFFF)
 
 
 def parts(values: Floats) -> dict[int, Floats]:
-    """The values as sums of whole numbers x 2^scale; scales at which all are 0 are left out."""
+    """Writes the values as sums of whole numbers x 2^scale; scales at which all are 0 are left out."""
     rest = np.clip(values, -_LIMIT, _LIMIT)
     found = {}
     for scale in _SCALES:
@@ -36,7 +36,7 @@ def parts(values: Floats) -> dict[int, Floats]:
 
 
 def total(sums: Iterable[tuple[int, int]]) -> Fraction:
-    """What was cut into parts, from the sum of each scale."""
+    """The sum of all values that were cut into parts, from the sum at each scale."""
     return sum((Fraction(count) * Fraction(2) ** scale for scale, count in sums), Fraction(0))
 
 
@@ -46,13 +46,14 @@ def coarse(values: Floats) -> Floats:
 
 
 def distribution(values: Floats) -> tuple[list[str], list[int]]:
-    """Coarse values as text, and how often each occurs."""
+    """The coarse values as text, and how often each occurs."""
     kinds, counts = np.unique(coarse(values), return_counts=True)
     return [repr(v) for v in kinds.tolist()], counts.tolist()
 
 
 def quantiles(table: pa.Table, shares: Iterable[float]) -> list[float]:
-    """Of a distribution (value, count): the smallest value that at least that share of all lies at or below."""
+    """Quantiles of a distribution (value, count): for each share, the smallest value such that at least that share of
+    all values are at or below it."""
     values = np.array([float(v) for v in table["value"].to_pylist()])
     order = np.argsort(values)
     values, counts = values[order], table["count"].to_numpy()[order]

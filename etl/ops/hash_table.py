@@ -1,7 +1,8 @@
-"""Where a value stands in a vocabulary: `Lookup`, an open hash table in numpy, built once and asked by whole columns.
+"""Finds the places of values in a vocabulary: `Lookup`, an open hash table in numpy, built once and asked by whole
+columns.
 
-Values are told apart by their 64-bit hashes alone. Two of one vocabulary with the same hash are refused when it is
-built; an unseen value has a known one's hash with a chance of vocabulary size / 2^64.
+Values are told apart by their 64-bit hashes alone. If two values of one vocabulary have the same hash, the table is
+refused when it is built; an unseen value has a known one's hash with a chance of vocabulary size / 2^64.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from sluice.etl.ops.hashing import hash_texts
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """At most half full, with linear probing, so that nearly every value is found at the first or second try."""
+    """A hash table that is at most half full, with linear probing, so that nearly every value is found at the first or
+    second try."""
 
     hashes: npt.NDArray[np.uint64]
     owners: npt.NDArray[np.int32]
-    """Place in the vocabulary of what lies in a slot; -1 if it is empty."""
+    """The place in the vocabulary of the value that occupies a slot; -1 if the slot is empty."""
 
     @classmethod
     def of(cls, values: pa.Array) -> Lookup:
@@ -34,7 +36,7 @@ class Lookup:
         slot = (hashes & np.uint64(slots - 1)).astype(np.int64)
         while len(waiting):
             free = owners[slot] < 0
-            owners[slot[free]] = waiting[free]  # of several that want one slot, one gets it
+            owners[slot[free]] = waiting[free]  # if several want one slot, one gets it
             lost = owners[slot] != waiting
             waiting, slot = waiting[lost], (slot[lost] + 1) & (slots - 1)
         table = np.zeros(slots, np.uint64)
@@ -43,7 +45,7 @@ class Lookup:
         return cls(table, owners)
 
     def places(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-        """Place of each value, by its hash; -1 for those that are not there."""
+        """The place of each value, given its hash; -1 for values that are not in the vocabulary."""
         last = len(self.owners) - 1
         slot = (hashes & np.uint64(last)).astype(np.int64)
         places = self.owners[slot]

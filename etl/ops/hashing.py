@@ -26,7 +26,7 @@ NULL = np.uint64(0x5851F42D4C957F2D)
 
 
 def mix(x: U64) -> U64:
-    """A bijection of 64 bits after which every bit depends on every bit."""
+    """Mixes 64 bits by a bijection after which every bit depends on every bit."""
     x = x ^ (x >> np.uint64(30))
     x *= _M1
     x ^= x >> np.uint64(27)
@@ -36,7 +36,7 @@ def mix(x: U64) -> U64:
 
 
 def hash_texts(column: pa.Array, salt: int = 0) -> U64:
-    """Of each value of a string or binary array."""
+    """Hashes each value of a string or binary array."""
     column = _large(column)
     count = len(column)
     if not count:
@@ -65,7 +65,7 @@ def hash_texts(column: pa.Array, salt: int = 0) -> U64:
 
 
 def _absorb(h: U64, words: U64, at: npt.NDArray[np.int64], rest: npt.NDArray[np.int64]) -> U64:
-    """One more word of each value: the up to eight bytes at `at`, of which `rest` belong to the value."""
+    """Adds one more word to each value's hash: the up to eight bytes at `at`, of which `rest` belong to the value."""
     place = at >> 3
     shift = ((at & 7) << 3).astype(np.uint64)
     word = words[place]
@@ -80,7 +80,7 @@ def _absorb(h: U64, words: U64, at: npt.NDArray[np.int64], rest: npt.NDArray[np.
 
 
 def hash_numbers(column: pa.Array, salt: int = 0) -> U64:
-    """Of each value of an integer or floating array; equal numbers of one type have equal hashes."""
+    """Hashes each value of an integer or floating array; equal numbers of one type have equal hashes."""
     if pa.types.is_floating(column.type):
         values = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False) + 0.0  # -0.0 is 0.0
         bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.uint64)
@@ -93,7 +93,7 @@ def hash_numbers(column: pa.Array, salt: int = 0) -> U64:
 
 
 def hash_rows(columns: list[pa.Array], seed: int) -> U64:
-    """One key a row from all its columns, in order: the row's place in the table follows from it."""
+    """Hashes all columns of each row, in order, into one key: the row's place in the table follows from it."""
     key: U64 = np.full(len(columns[0]) if columns else 0, np.uint64(seed & 0xFFFFFFFFFFFFFFFF)) * G
     for column in columns:
         number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)

@@ -75,8 +75,8 @@ class Cross(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Modulus(Operator):
-    """2 + the whole number modulo `size`, never negative: exact for signed and unsigned 64 bits. What is no whole
-    number of 64 bits has id 1, as null has."""
+    """2 + the whole number modulo `size`, never negative: exact for signed and unsigned 64 bits. A value that is not a
+    whole number of 64 bits has id 1, as null has."""
 
     name: ClassVar[str] = "modulus"
     takes: ClassVar[tuple[str, ...]] = ("text",)
@@ -95,7 +95,8 @@ class Modulus(Operator):
         return pa.array(ids, pa.int32())
 
     def whole_numbers(self, column: pa.Array) -> pa.Array:
-        """Those of the column; of one that signed 64 bits do not hold beside NO_NUMBER, its remainder."""
+        """The column's whole numbers; if signed 64 bits cannot hold one besides NO_NUMBER, its remainder stands
+        instead."""
         whole = pc.match_substring_regex(column, r"^-?[0-9]{1,20}$")
         negative = pc.starts_with(column, "-")
         try:
@@ -153,8 +154,8 @@ class Vocabulary(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Categorify(Fitted):
-    """Gives each value that occurs at least `min_count` times, the `max_size` most frequent at most, an id of its own;
-    the others share `oov` buckets by hash. Columns with the same `joint` name share one vocabulary."""
+    """Gives each value that occurs at least `min_count` times an id of its own, but only to the `max_size` most
+    frequent; the others share `oov` buckets by hash. Columns with the same `joint` name share one vocabulary."""
 
     name: ClassVar[str] = "categorify"
     takes: ClassVar[tuple[str, ...]] = ("text",)
@@ -181,7 +182,7 @@ class Categorify(Fitted):
         return ordered.select(["value", "count"]).slice(0, self.max_size).combine_chunks()
 
     def update(self, old: pa.Table, new: pa.Table) -> pa.Table:
-        """What is there keeps its id; values not seen before follow, up to `max_size` in all."""
+        """Adds values not seen before, up to `max_size` in all; the known ones keep their ids."""
         known = pc.is_in(new["value"], old["value"].combine_chunks())
         added = new.filter(pc.invert(known)).slice(0, max(0, self.max_size - old.num_rows))
         return pa.concat_tables([old, added]).combine_chunks()
@@ -197,7 +198,7 @@ class Categorify(Fitted):
 
 
 def looked_up(column: pa.Array, lookup: Lookup, oov: int) -> pa.Array:
-    """Ids by place in a vocabulary, or by bucket."""
+    """The id of each value: by its place in the vocabulary, or that of a bucket."""
     hashes = hash_texts(column)
     ids: npt.NDArray[np.int32] = lookup.places(hashes)
     unknown = np.flatnonzero(ids < 0)

@@ -18,19 +18,20 @@ STATISTICS = ("size", "sum", "mean", "min", "max")
 
 
 def flat(column: pa.Array) -> tuple[pa.Array, Lengths]:
-    """The elements of all lists in a row, and the length of each; a null list is an empty one."""
+    """The elements of all lists one after the other, and the length of each list; a null list counts as an empty
+    one."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     return pc.list_flatten(column), lengths
 
 
 def relisted(values: pa.Array, lengths: Lengths) -> pa.Array:
-    """What `flat` took apart."""
+    """Puts the lists together again that `flat` took apart."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
 def packed(column: pa.Array) -> pa.Array:
-    """Lists of ids as little-endian int32 in a binary column: its offsets are the lengths, times four."""
+    """Packs lists of ids as little-endian int32 in a binary column: its offsets are the lengths, times four."""
     values, lengths = flat(column)
     content = values.cast(pa.int32()).to_numpy(zero_copy_only=False).astype("<i4", copy=False)
     offsets = np.concatenate([[0], np.cumsum(lengths * 4)]).astype(np.int32)
@@ -63,8 +64,8 @@ class FirstX(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Bag(Operator):
-    """A statistic of each list: `size`, or of its numbers `sum`, `mean`, `min`, `max`; null for an empty list's mean,
-    min and max, and elements that are null do not count."""
+    """A statistic of each list: `size`, or of its numbers `sum`, `mean`, `min`, `max`. An empty list's mean, min and
+    max are null; elements that are null do not count."""
 
     name: ClassVar[str] = "bag"
     takes: ClassVar[tuple[str, ...]] = ("numbers", "texts", "ids")

@@ -16,7 +16,7 @@ from sluice.etl.ops.base import FIRST, NULL, Operator, OperatorError, values_of,
 
 @dataclass(frozen=True, kw_only=True)
 class Fill(Operator):
-    """Puts `value` where there is none: nulls, NaN and infinities. `indicator` adds a column that says where."""
+    """Puts `value` in place of nulls, NaN and infinities. `indicator` adds a column that says where this was done."""
 
     name: ClassVar[str] = "fill"
     takes: ClassVar[tuple[str, ...]] = ("number",)
@@ -98,7 +98,8 @@ class Log(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class BoxCox(Operator):
-    """(x^`power` - 1) / `power` of x + `shift` taken as at least `floor`; the logarithm if `power` is 0. Nulls stay."""
+    """(x^`power` - 1) / `power`, where x is the value + `shift`, but at least `floor`; the logarithm of x if `power` is
+    0. Nulls stay."""
 
     name: ClassVar[str] = "boxcox"
     takes: ClassVar[tuple[str, ...]] = ("number",)
@@ -118,7 +119,7 @@ class BoxCox(Operator):
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, nulls = values_of(column)
         logs = np.log(np.maximum(values + self.shift, self.floor))
-        with np.errstate(over="ignore"):  # too large a power is infinite, and said to be
+        with np.errstate(over="ignore"):  # too large a power is infinite, without a warning
             return pa.array(logs if self.power == 0 else np.expm1(self.power * logs) / self.power, mask=nulls)
 
 
@@ -184,7 +185,7 @@ class OneHot(Operator):
             raise OperatorError(f"values = {list(self.values)}: must be one or more different texts")
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        """1 where the text is any of the values: the spec gives each of its columns an operator of one value."""
+        """Gives 1 where the text is any of the values: the spec gives each of its columns an operator of one value."""
         return pc.is_in(column, pa.array(self.values)).cast(pa.float64())
 
 

@@ -1,8 +1,9 @@
-"""What was known of a value before a moment: `Timeline`, asked by whole columns, and the names that counts go by.
+"""What was known about a value before a moment: `Timeline`, asked by whole columns, and the names under which counts
+are kept.
 
 A state that is causal has a row for each value and moment, by value and then by time, with what was known once that
-moment was over. A row finds the last one that lies strictly before it, so rows of one moment do not see each other. It
-is made from sums of whole numbers, name by name, so it does not depend on how rows were spread.
+moment was over. A row finds the last state row strictly before it, so rows of one moment do not see each other. The
+state is made from sums of whole numbers, name by name, so it does not depend on how rows were spread.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ def check_step(past: bool, step: float) -> None:
 
 
 def moments_of(time: pa.Array, step: float) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
-    """The moment that each row's time counts as, and where there is no time."""
+    """The moment that each row's time falls in, and a mask of the rows without a time."""
     at, nulls = values_of(time)
     return (np.floor(at / step) * step if step else at) + 0.0, nulls
 
 
 def stamped(time: pa.Array, step: float, names: pa.Array) -> pa.Array:
-    """Names with the moment of each row before them."""
+    """Puts the moment of each row before its name."""
     at, _ = moments_of(time, step)
     return pc.binary_join_element_wise(pa.array(at).cast(pa.string()), names, ":")
 
 
 def unstamped(names: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """(names, moments) again."""
+    """Splits stamped names into (names, moments) again."""
     cut = pc.extract_regex(names, "(?s)^(?P<at>[^:]*):(?P<name>.*)$")
     return cut.field("name"), cut.field("at").cast(pa.float64())
 
 
 def running(state: pa.Table, names: tuple[str, ...]) -> pa.Table:
-    """The table by value and time, its columns of those names added up over a value's moments."""
+    """Sorts the table by value and time, and adds the columns of those names up over a value's moments."""
     ordered = state.sort_by([("value", "ascending"), ("at", "ascending")]).combine_chunks()
     _, place = coded(ordered)
     first = np.searchsorted(place, place)
@@ -60,7 +61,7 @@ def running(state: pa.Table, names: tuple[str, ...]) -> pa.Table:
 
 
 def coded(state: pa.Table) -> tuple[pa.Array, Whole]:
-    """The values of a table that lies by value, once each, and the place of each row's among them."""
+    """The distinct values of a table that is sorted by value, and each row's place among them."""
     found = state["value"].combine_chunks().dictionary_encode()
     found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
     return found.dictionary, found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -68,15 +69,15 @@ def coded(state: pa.Table) -> tuple[pa.Array, Whole]:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Where a causal state knows what."""
+    """Finds the row of a causal state that says what was known about a value at a time."""
 
     lookup: Lookup
     moments: Floats
-    """All there are, rising."""
+    """All moments in the state, rising."""
     places: Whole
-    """Of each of the state's rows: which value's it is."""
+    """For each of the state's rows, the place of its value."""
     ranks: Whole
-    """Of each of the state's rows: the number of its moment."""
+    """For each of the state's rows, the number of its moment."""
 
     @classmethod
     def of(cls, state: pa.Table) -> Timeline:
@@ -85,14 +86,15 @@ class Timeline:
         return cls(Lookup.of(values), moments, places, ranks.astype(np.int64))
 
     def rank(self, at: Floats, nulls: npt.NDArray[np.bool_] | None) -> Whole:
-        """How many of the moments lie strictly before each time; before a row without one lie all."""
+        """How many moments are strictly before each time; for a row without a time, all are."""
         rank = np.searchsorted(self.moments, at, side="left").astype(np.int64)
         if nulls is not None:
             rank[nulls] = len(self.moments)
         return rank
 
     def before(self, hashes: npt.NDArray[np.uint64], rank: Whole) -> Whole:
-        """Number of the last of the state's rows that is of a value and lies before that rank; -1 if there is none."""
+        """The number of the state's last row that has the given value and is before the given rank; -1 if there is
+        none."""
         place, steps = self.lookup.places(hashes).astype(np.int64), len(self.moments) + 1
         found = np.searchsorted(self.places * steps + self.ranks, place * steps + rank, side="left") - 1
         known = (place >= 0) & (found >= 0)
@@ -100,7 +102,7 @@ class Timeline:
         return np.where(known, found, -1)
 
     def totals(self, known: Whole) -> Whole:
-        """Over all values, what lies before each rank, of a column that `running` made."""
+        """Sums a column that `running` made over all values: what was known before each rank."""
         fresh = np.diff(known, prepend=0)
         first = np.flatnonzero(np.diff(self.places, prepend=-1))
         fresh[first] = known[first]

@@ -19,7 +19,7 @@ def _named(names: list[str], counts: list[int]) -> tuple[pa.Array, pa.Array]:
 
 
 def _moments(column: pa.Array, powers: tuple[int, ...]) -> tuple[pa.Array, pa.Array]:
-    """How many finite numbers there are, and the sums of their powers, in parts."""
+    """The number of finite values, and the sums of their powers, in parts."""
     values = finite_of(column)
     if not len(values):
         return _named([], [])
@@ -44,7 +44,7 @@ def _rows(kept: pa.Table) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class FillMean(Fitted):
-    """Puts the mean of the column's finite values where there is none."""
+    """Puts the mean of the column's finite values in place of missing ones."""
 
     name: ClassVar[str] = "fill_mean"
     takes: ClassVar[tuple[str, ...]] = ("number",)
@@ -66,7 +66,7 @@ class FillMean(Fitted):
 
 @dataclass(frozen=True, kw_only=True)
 class FillMedian(Fitted):
-    """Puts the (lower) median of the column's finite values where there is none."""
+    """Puts the (lower) median of the column's finite values in place of missing ones."""
 
     name: ClassVar[str] = "fill_median"
     takes: ClassVar[tuple[str, ...]] = ("number",)
@@ -88,7 +88,7 @@ class FillMedian(Fitted):
 
 @dataclass(frozen=True, kw_only=True)
 class Standardise(Fitted):
-    """(x - mean) / standard deviation; a column of one value alone becomes 0. Nulls stay."""
+    """(x - mean) / standard deviation; a column with only one value becomes 0. Nulls stay."""
 
     name: ClassVar[str] = "standardise"
     takes: ClassVar[tuple[str, ...]] = ("number",)
@@ -115,7 +115,7 @@ class Standardise(Fitted):
 
 @dataclass(frozen=True, kw_only=True)
 class MinMax(Fitted):
-    """(x - least) / (largest - least), kept within 0 and 1; 0 for a column of one value alone. Nulls stay."""
+    """(x - least) / (largest - least), kept within 0 and 1; 0 for a column with only one value. Nulls stay."""
 
     name: ClassVar[str] = "min_max"
     takes: ClassVar[tuple[str, ...]] = ("number",)
@@ -145,7 +145,7 @@ class MinMax(Fitted):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(Fitted):
-    """Ids of `buckets` parts of about equal numbers of rows, from 2 on; nulls and NaN have id 1."""
+    """Gives the ids, from 2 on, of `buckets` ranges with about equal numbers of rows; nulls and NaN have id 1."""
 
     name: ClassVar[str] = "quantiles"
     takes: ClassVar[tuple[str, ...]] = ("number",)

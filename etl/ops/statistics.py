@@ -1,7 +1,6 @@
-"""Operators that give a value what is known of all its rows: count (and share), target, group statistics.
+"""Operators that replace a value by what is known about all its rows: count (and share), target, group statistics.
 
-With `past = true` a row of the training split is given what was known before it alone: see
-`sluice.etl.ops.past_values`.
+With `past = true` a row of the training split only gets what was known before it: see `sluice.etl.ops.past_values`.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ _VALUE = "v"
 
 
 def _keys(column: pa.Array) -> pa.Array:
-    """Texts, with a null as a value of its own."""
+    """The column as texts, with a null as a value of its own."""
     return pc.fill_null(pc.binary_join_element_wise(_VALUE, column, ""), _NULL_TEXT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoded(Fitted):
-    """What all of them have: whether rows see only what lay before them."""
+    """What all operators here share: whether a row sees only what came before it."""
 
     past: bool = False
     past_step: float = 0.0
-    """Of time that counts as one moment: the coarser, the fewer there are to know of."""
+    """How much time counts as one moment: the coarser, the fewer moments the state has to hold."""
 
     def __post_init__(self) -> None:
         check_step(self.past, self.past_step)
@@ -48,7 +47,8 @@ class _Encoded(Fitted):
 
     @property
     def described(self) -> dict[str, Any]:
-        """Without what older programs did not know, as long as it asks for nothing: their states stay this spec's."""
+        """The description without the parameters that older programs did not know, as long as they are not used: the
+        states that those programs learned remain valid for this spec."""
         whole = super().described
         return whole if self.past else {name: given for name, given in whole.items()
                                         if name not in ("past", "past_step")}
@@ -56,8 +56,8 @@ class _Encoded(Fitted):
 
 @dataclass(frozen=True, kw_only=True)
 class Count(_Encoded):
-    """In how many rows the value occurs; with `share = true` in what share of the rows with any. Unseen values have 0,
-    nulls stay."""
+    """The number of rows in which the value occurs; with `share = true` its share of the rows with any value. Unseen
+    values have 0, nulls stay."""
 
     name: ClassVar[str] = "count"
     takes: ClassVar[tuple[str, ...]] = ("text",)
@@ -84,7 +84,7 @@ class Count(_Encoded):
         counts = state["count"].to_numpy().astype(np.float64)
         if self.share:
             counts = counts / max(1.0, float(counts.sum()))
-        return Lookup.of(_one(state["value"])), np.append(counts, 0.0)  # the last is for place -1
+        return Lookup.of(_one(state["value"])), np.append(counts, 0.0)  # the last count is for place -1
 
     def apply(self, column: pa.Array, state: Any) -> pa.Array:
         if self.past:
@@ -104,11 +104,11 @@ class Count(_Encoded):
 
 @dataclass(frozen=True, kw_only=True)
 class Target(_Encoded):
-    """The share of clicks among rows with the value, drawn towards the whole's by `smoothing` rows.
+    """The share of clicks among rows with the value, drawn towards that of all rows by `smoothing` rows.
 
     A row of the training split is encoded from the other `folds` - 1 of its folds alone, or, with `past = true`, from
-    what lay before it, so its own label is not in it; other rows, and serving, have the encoding from all of the
-    training split. Folds go by the row's key. A null is a value like others."""
+    what came before it, so its own label is not in it; other rows, and serving, have the encoding from all of the
+    training split. Folds depend on the row's key. A null is a value like others."""
 
     name: ClassVar[str] = "target"
     takes: ClassVar[tuple[str, ...]] = ("text",)
@@ -128,7 +128,7 @@ class Target(_Encoded):
             raise OperatorError(f"smoothing = {self.smoothing}: must be a number above 0")
 
     def _folds(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """Fold of each row; `folds`, which no row was fitted in, where the row has no key."""
+        """The fold of each row; a row without a key gets `folds`, a fold in which no row was fitted."""
         raw = keys.fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
         fold = (mix(raw ^ _FOLD) % np.uint64(self.folds)).astype(np.int64)
         fold[pc.is_null(keys).to_numpy(zero_copy_only=False)] = self.folds
@@ -162,8 +162,8 @@ class Target(_Encoded):
         return renamed.sort_by([("value", "ascending"), ("fold", "ascending")]).combine_chunks()
 
     def prepare(self, state: pa.Table) -> Any:
-        """Encodings by place of the value and fold left out; the last row is for values not seen, the last column for
-        rows of no fold. Of the past: what was known when."""
+        """The encodings by the value's place and the fold left out; the last row is for values not seen, the last
+        column for rows of no fold. With `past`, what was known at which time."""
         if self.past:
             timeline, both = Timeline.of(state), [state[name].to_numpy() for name in ("clicks", "count")]
             return timeline, [np.append(known, 0) for known in both], [timeline.totals(known) for known in both]
@@ -233,7 +233,7 @@ class Group(_Encoded):
         return self._extremes(kept) if self.of in ("min", "max") else self._moments(kept)
 
     def _extremes(self, kept: pa.Table) -> pa.Table:
-        """Of each key the least, or the largest, of what batches found."""
+        """The least, or the largest, number of each key among those that the batches found."""
         cut = pc.extract_regex(_one(kept["value"]), "(?s)^(?P<number>[^:]*):(?P<key>.*)$")
         found = pa.table({"value": cut.field("key"), "end": cut.field("number").cast(pa.float64())})
         ends = found.group_by("value").aggregate([("end", self.of)]).rename_columns(["value", "end"])
@@ -266,7 +266,7 @@ class Group(_Encoded):
                                                  ("sum", pa.float64()), ("std", pa.float64())]))
 
     def _running_moments(self, sums: dict[str, dict[str, list[tuple[int, int]]]]) -> pa.Table:
-        """The same of each key and moment, over all its rows up to that moment: in whole numbers, without rounding."""
+        """The same for each key and moment, over all its rows up to that moment: in whole numbers, without rounding."""
         names, times = unstamped(pa.array(sums, pa.string()))
         table: dict[str, list[Any]] = {name: [] for name in ("value", "at", "count", "sum", "std")}
         last, rows, first, second = None, 0, 0, 0

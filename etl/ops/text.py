@@ -1,4 +1,4 @@
-"""Operators that turn text into text: map, concat; and parts of it into lists: split, ngram."""
+"""Operators that turn text into text (map, concat), and those that make lists of its parts (split, ngram)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 from sluice.etl.ops.base import Operator, OperatorError, as_text, within
 from sluice.etl.ops.lists import flat, relisted
 
-_BETWEEN = "\x1f"  # no keyboard types it
+_BETWEEN = "\x1f"  # a character that no keyboard types
 _NO_VALUE = "\x00"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Operator):
-    """Replaces each of `values` by the text at the same place in `to`, an empty one by null; other texts stay, or
-    become null with `others = "null"`."""
+    """Replaces each of `values` by the text at the same place in `to`, or by null if that is empty; other texts stay,
+    or become null with `others = "null"`."""
 
     name: ClassVar[str] = "map"
     takes: ClassVar[tuple[str, ...]] = ("text",)
@@ -46,8 +46,8 @@ class Map(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Concat(Operator):
-    """One text of several columns' values, so that what takes one column can take their combination. Never null: a
-    null among them is a value of its own."""
+    """Joins several columns' values into one text, so that operators on one column can take their combination. Never
+    null: a null among them is a value of its own."""
 
     name: ClassVar[str] = "concat"
     takes: ClassVar[tuple[str, ...]] = ("row",)
@@ -79,7 +79,7 @@ class Split(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Ngram(Operator):
-    """Each `size` consecutive elements of a list as one text; a shorter list gives an empty one."""
+    """Makes one text of each `size` consecutive elements of a list; a shorter list gives an empty one."""
 
     name: ClassVar[str] = "ngram"
     takes: ClassVar[tuple[str, ...]] = ("texts",)
@@ -94,7 +94,7 @@ class Ngram(Operator):
         values = pc.fill_null(values, _NO_VALUE)
         many = max(0, len(values) - self.size + 1)
         grams = pc.binary_join_element_wise(*[values.slice(i, many) for i in range(self.size)], _BETWEEN)
-        # Of the windows over all rows' elements together, those stay that lie within one row.
+        # Among the windows over the elements of all rows, those that are within one row stay.
         ends = np.repeat(np.cumsum(lengths), lengths)[:many]
         inside = np.arange(many) + self.size <= ends
         return relisted(grams.filter(pa.array(inside)), np.maximum(lengths - self.size + 1, 0))

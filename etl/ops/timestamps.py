@@ -17,9 +17,9 @@ from sluice.etl.ops.base import Operator, OperatorError, as_number, as_text, val
 
 @dataclass(frozen=True, kw_only=True)
 class ParseTime(Operator):
-    """Seconds since 1970 of a text such as `14102100` with `format = "%y%m%d%H"`, which is in `zone`; null if it is no
-    such time. Of several formats the first that reads it counts. An hour that the zone's clocks skip or repeat is taken
-    as the earlier one."""
+    """Reads a text such as `14102100` with `format = "%y%m%d%H"`, a time in `zone`, as seconds since 1970; null if it
+    is no such time. If there are several formats, the first that fits counts. An hour that the zone's clocks skip or
+    repeat is taken as the earlier one."""
 
     name: ClassVar[str] = "parse_time"
     takes: ClassVar[tuple[str, ...]] = ("text",)
@@ -47,19 +47,20 @@ class ParseTime(Operator):
 
 
 _DIGITS = {"Y": 4, "m": 2, "d": 2, "H": 2, "M": 2, "S": 2, "y": 2, "j": 3}
-_FIRST_YEAR = -30_610_224_000  # the year 1000: one of fewer digits is a year of another format
+_FIRST_YEAR = -30_610_224_000  # the year 1000: a year of fewer digits belongs to another format
 
 
 def _parsed(column: pa.Array, how: str) -> pa.Array:
-    """Times on the wall. Arrow also reads the 31st of February (as the 2nd of March), the year 24 where one has four
-    digits, and fewer digits than a format without separators needs: here these are no times."""
+    """Local times, as a clock on the wall shows them. Arrow also reads the 31st of February (as the 2nd of March), the
+    year 24 where one has four digits, and fewer digits than a format without separators needs: here these are no
+    times."""
     local = pc.strptime(column, format=how, unit="s", error_is_null=True)
     wrong = pc.and_(pc.less(local.cast(pa.int64()), _FIRST_YEAR), "%Y" in how)
     directives = re.findall("%(.)", how)
     if set(directives) <= _DIGITS.keys() and not re.sub("%.", "", how):
         wrong = pc.or_(wrong, pc.not_equal(pc.utf8_length(column), sum(_DIGITS[d] for d in directives)))
     if "d" in directives and set(directives) <= {*_DIGITS, "T", "b", "B"}:
-        # A day that its month does not have has become one of the first three of the next.
+        # Arrow makes a day that its month does not have one of the first three of the next month.
         early = np.flatnonzero(pc.fill_null(pc.less_equal(pc.day(local), 3), False).to_numpy(zero_copy_only=False))
         if len(early):
             text, back = column.take(pa.array(early)), pc.strftime(local.take(pa.array(early)), format=how)
@@ -73,7 +74,7 @@ def _parsed(column: pa.Array, how: str) -> pa.Array:
 
 @dataclass(frozen=True, kw_only=True)
 class _LocalPart(Operator):
-    """What a clock on the wall shows, of seconds since 1970."""
+    """What a clock on the wall shows at a time given as seconds since 1970."""
 
     takes: ClassVar[tuple[str, ...]] = ("number", "row")
     gives: ClassVar[str] = "number"
@@ -93,8 +94,8 @@ class _LocalPart(Operator):
 @dataclass(frozen=True, kw_only=True)
 class Hour(_LocalPart):
     """Hour of the day, 0 to 23, of seconds since 1970: in `zone`, or, over two columns, in the zone that the second
-    names row by row (UTC where it names none; null where there is no such zone). Nulls stay. Summer time is known up to
-    the year 2037."""
+    names row by row (UTC if it names none; null if there is no such zone). Nulls stay. Summer time is known up to the
+    year 2037."""
 
     name: ClassVar[str] = "hour"
     part: ClassVar[Callable[..., pa.Array]] = staticmethod(pc.hour)

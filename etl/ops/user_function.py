@@ -1,7 +1,7 @@
 """A user's own operator: `python`, a function over Arrow arrays.
 
-The operator only names it: what makes rows (`sluice.etl.apply.features.Features`) imports it, if the spec has the
-permission."""
+The operator only names the function: `sluice.etl.apply.features.Features`, which makes rows, imports it if the spec has
+the permission."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPES = {"text": pa.string(), "number": pa.float64(), "id": pa.int32(), "texts"
 class Python(Operator):
     """Calls `function` ("module:function") with one Arrow array for each input, of the kinds in `inputs`; it returns
     one array of the kind `output`, one value for each row, from those values alone. `size` bounds the ids it gives.
-    To `apply`, the function is the state; to make the operator imports nothing."""
+    `apply` gets the function as its state; making the operator imports nothing."""
 
     name: ClassVar[str] = "python"
     takes: ClassVar[tuple[str, ...]] = KINDS
@@ -41,10 +41,10 @@ class Python(Operator):
             raise OperatorError("size: must say how many ids there are, as output is ids")
 
     def check(self, function: Callable[..., Any]) -> None:
-        """OperatorError unless it can take the inputs."""
+        """Raises OperatorError unless the function can take the inputs."""
         try:
             signature = inspect.signature(function)
-        except ValueError:  # compiled code may have none
+        except ValueError:  # compiled code may have no signature
             return
         try:
             signature.bind(*self.inputs)

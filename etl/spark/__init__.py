@@ -1,1 +1,1 @@
-"""The job's stages on Spark: the only folder that imports it."""
+"""The stages of the job on Spark: the only folder that imports Spark."""

@@ -1,7 +1,7 @@
 """Whether compressed text files are whole, by their first and last bytes: `refuse_cut`, before any row is read.
 
-Spark takes a .bz2 that ends where one of its blocks does for whole, and one that is no bzip2 for empty. A .gz that is
-cut short is an error of its reader, as its checksum comes last.
+Spark takes a .bz2 file that ends where one of its blocks does for whole, and a file that is not bzip2 at all for empty.
+A .gz file that is cut short makes its reader fail, as its checksum comes last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK, _END = b"1AY&SY", 0x177245385090  # π and √π, as bzip2 writes them b
 
 
 def fault(name: str, head: bytes, tail: bytes) -> str | None:
-    """What is wrong with a file of this name, by its first ten and last eleven bytes; None if nothing is seen."""
+    """What is wrong with a file of this name, by its first ten and last eleven bytes; None if no fault is seen."""
     if name.endswith(".gz") and head and head[:2] != b"\x1f\x8b":
         return "it is no gzip file"
     if not name.endswith(".bz2") or not head:
@@ -37,7 +37,7 @@ def fault(name: str, head: bytes, tail: bytes) -> str | None:
 
 
 def refuse_cut(spark: SparkSession, files: Iterable[str]) -> None:
-    """An InputError that names the first file which is not whole; through Spark's own file systems."""
+    """Raises an InputError that names the first file which is not whole; reads through Spark's own file systems."""
     looked_at = [file for file in files if file.endswith((".gz", ".bz2"))]
     jvm: Any = spark._jvm
     conf = spark.sparkContext._jsc.hadoopConfiguration()

@@ -1,4 +1,4 @@
-"""What went wrong inside Spark, or in writing beside it, in one line instead of a trace: `clearly`."""
+"""Says what went wrong inside Spark, or in writing beside it, in one line instead of a trace: `clearly`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-# What deserves words of its own: what Java says, and what to do.
+# Errors that are explained: what Java says, and what to do.
 _KNOWN = (
     (r"No space left on device", "the disk is full: make room for output and spark.local.dir"),
     (r"Read-only file system|Permission denied", "a folder cannot be written: the output, or spark.local.dir"),
@@ -37,7 +37,7 @@ def clearly() -> Iterator[None]:
 
 
 def cause(text: str) -> str:
-    """The innermost cause in a trace of Java, of Python within it, or of both."""
+    """The innermost cause in a trace of Java, of Python within Java, or of both."""
     reading = re.search(r"while reading file (\S+?)\.?(?: |$)", text, re.M)
     file = f"{reading[1]}: " if reading else ""
     for pattern, words in _KNOWN:

@@ -1,4 +1,4 @@
-"""What a job would do, in words: `explain`. It reads the spec and the table's log, and starts nothing."""
+"""Says in words what a job would do: `explain`. It reads the spec and the table's log, and starts nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.etl.spec.spec import Spec
 
 
 def explain(job: Job) -> tuple[list[str], dict[str, Any]]:
-    """Lines for a person, and the same as plain values."""
+    """Returns lines for a person, and the same as plain values."""
     spec, learning = job.spec, job.before is None or job.update_state
     passes = (max(1, spec.levels) if learning else 1) + spec.rows.relational
     known = ways(spec, job.before, job.worker_bytes) if job.before and not learning else {}
@@ -46,14 +46,14 @@ def explain(job: Job) -> tuple[list[str], dict[str, Any]]:
 
 
 def _known_by(spec: Spec) -> str:
-    """What a row's split hangs on, and what not."""
+    """Says what a row's split depends on, and what it does not."""
     names = {column.name for column in spec.rule.columns}
     free = [name for name in spec.input.columns if name not in names]
     return f"rows are known by {spec.rule.text}" + (f"; {', '.join(free)} move none" if free else "")
 
 
 def _ways(spec: Spec, known: dict[str, str], worker_bytes: int) -> list[str]:
-    """How rows will meet what was learned; before anything was, by which sizes that will be chosen."""
+    """Says how rows will meet what was learned; before anything was learned, by which sizes that will be chosen."""
     if known:
         lines = [f"  {way}: {', '.join(keys)}" for way in (BROADCAST, HELD, JOIN)
                  if (keys := [key for key, chosen in known.items() if chosen == way])]

@@ -1,8 +1,9 @@
-"""Learning, with Spark: `fit` takes one pass a level. The workers count, Spark adds up, the driver keeps what is small.
+"""Learns with Spark: `fit` takes one pass for each level. The workers count, Spark adds up, the driver keeps what is
+small.
 
-Workers get lines, or columns, as Arrow batches, parse them and run the operators' own code; what crosses back to
-Spark are counts per batch. Operators learn from the training split alone. What only says how many rows there are and
-where they lie (rows, rejects, nulls, partitions, the steps of `table.order`) is counted over all splits.
+Workers get lines, or columns, as Arrow batches, parse them and run the operators' own code; they give counts per batch
+back to Spark. Operators learn from the training split alone. Counts that only say how many rows there are and where
+they are placed (rows, rejects, nulls, partitions, the steps of `table.order`) include all splits.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 _TRAINING_KEY, _EXAMPLE_KEY, _UNREAD_KEY = -8, -7, -6
 _PAIRS_KEY, _PARSED_KEY, _KEPT_KEY, _NULLS_KEY, _REJECT_KEY = -5, -4, -3, -2, -1
-_BETWEEN = "\x1f"  # no keyboard types it
-_COUNT_ROWS = 1 << 18  # rows over which a worker counts before it hands on what it counted
+_BETWEEN = "\x1f"  # a character that no keyboard types
+_COUNT_ROWS = 1 << 18  # the rows that a worker counts before it hands the counts on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +42,22 @@ class Counted:
     """What one pass over the input found."""
 
     parsed: int
-    """Rows that parse."""
+    """The number of rows that parse."""
     rows: int
-    """Rows that filters and samples leave, with those that are drawn."""
+    """The number of rows that filters and samples leave, including those that are drawn."""
     rejected: dict[str, int]
     training: int = 0
-    """Rows of the training split among those that fitting read; drawn ones are not."""
+    """The number of rows of the training split among those that fitting read, without drawn ones."""
     nulls: dict[str, float] = field(default_factory=dict)
-    """Share of missing values in each input column."""
+    """The share of missing values in each input column."""
     unread: dict[str, float] = field(default_factory=dict)
-    """Share of values that are there and cannot be read, in each column that has operators which read:
+    """The share of values that are there but cannot be read, in each column that has operators which read:
     `sluice.etl.apply.unreadable`."""
     examples: dict[str, str] = field(default_factory=dict)
-    """Such a value of each column that has any."""
+    """An unreadable value of each column that has any."""
     pairs: dict[str, int] = field(default_factory=dict)
-    """Rows of each split and partition, if the table has these: see `sluice.etl.apply.features.FileAssignment`."""
+    """The number of rows of each split and partition, if the table has these: see
+    `sluice.etl.apply.features.FileAssignment`."""
 
     @classmethod
     def of(cls, table: pa.Table) -> Counted:
@@ -76,10 +78,11 @@ class Counted:
 
 
 def fit(raw: Raw, large: Large | None = None, before: FittedState | None = None) -> tuple[FittedState, Counted]:
-    """A pass for each level: every fitted operator's state, and the counts of good rows and of rejects by reason.
+    """Takes a pass for each level: returns every fitted operator's state, and the counts of good rows and of rejects by
+    reason.
 
-    Vocabularies of more values than `large` says stay in files; without it all are collected. What `before` holds
-    keeps its place, and new values follow."""
+    Vocabularies of more values than `large` says stay in files; without it all are collected. What `before` holds keeps
+    its place, and new values follow."""
     spec, counted = raw.spec, None
     tables: dict[str, pa.Table | FileBackedState] = {}
     for level in range(max(1, spec.levels)):
@@ -102,12 +105,13 @@ def fit(raw: Raw, large: Large | None = None, before: FittedState | None = None)
 
 
 def count(raw: Raw) -> Counted:
-    """Good rows and rejects alone, where nothing is to be fitted."""
+    """Only counts good rows and rejects, where nothing is to be fitted."""
     return _with_rejects(raw, Counted.of(_counted(raw, None, FittedState()).toArrow()))
 
 
 def _with_rejects(raw: Raw, counted: Counted) -> Counted:
-    """Where rows met other rows, those that do not parse were left out before: they are counted by themselves."""
+    """Adds the rejects: where rows met other rows, those that do not parse were left out before, and are counted
+    separately."""
     if not raw.spec.rows.relational:
         return counted
     first = Counted.of(_summed(raw.read().mapInArrow(partial(_parsed_only, raw.spec), _COUNTS)).toArrow())
@@ -119,8 +123,8 @@ _COUNTS = "key int, value string, count bigint"
 
 def _learned_from(raw: Raw, counted: Callable[[], DataFrame], wanted: Mapping[int, Learned], large: Large | None
                   ) -> tuple[pa.Table, dict[int, FileBackedState]]:
-    """What the operators of one level keep of the counts, with the counts of rows: a table on the driver, but of
-    vocabularies that are too large for it what was written instead."""
+    """What the operators of one level keep of the counts, together with the counts of rows: a table on the driver,
+    except for vocabularies that are too large for it, which are written to files."""
     from pyspark import StorageLevel
 
     may = {number: learned for number, learned in wanted.items() if may_be_stored(raw.spec, learned)}
@@ -143,7 +147,7 @@ def _learned_from(raw: Raw, counted: Callable[[], DataFrame], wanted: Mapping[in
 
 
 def _kept(counts: DataFrame, wanted: Mapping[int, Learned]) -> DataFrame:
-    """Without the sums that are too small for their operators."""
+    """The counts without the sums that are too small for their operators."""
     from pyspark.sql import functions as sql
 
     least = sql.lit(1)
@@ -160,7 +164,7 @@ def _collected(kept: DataFrame, most: int) -> pa.Table | None:
 
 
 def _counted(raw: Raw, level: int | None, state: FittedState) -> DataFrame:
-    """Columns (key, value, count): key is the number of a fitted operator, or what `Counted` reads."""
+    """Returns columns (key, value, count): key is the number of a fitted operator, or what `Counted` reads."""
     shipped = raw.spark.sparkContext.broadcast(state.packed())
     return _summed(raw.frame.mapInArrow(partial(_count, raw.spec, level, lambda: shipped.value), _COUNTS))
 
@@ -172,7 +176,7 @@ def _summed(counts: DataFrame) -> DataFrame:
 
 
 def _count(spec: Spec, level: int | None, packed: Callable[[], Packed], batches: Batches) -> Batches:
-    """In a worker: counts of the values that this level learns from, of good rows, and of rejects."""
+    """In a worker: counts the values that this level learns from, good rows, and rejects."""
     parser, features = InputParser(spec), Features(spec, FittedState.unpacked(spec.fitted_hash, packed()), ahead=False)
     wanted = [(key, learned) for key, learned in enumerate(spec.fitted) if learned.level == level]
     for batch in gathered(batches, _COUNT_ROWS):
@@ -232,7 +236,7 @@ def _parsed_only(spec: Spec, batches: Batches) -> Batches:
 
 
 def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | None]:
-    """The rows that filters and the sample leave; their keys, if the sample had to look at them."""
+    """The rows that filters and the sample leave; also their keys, if the sample had to compute them."""
     columns, rows, keys = parsed.columns, spec.rows, None
     if rows.filters or spec.table.split_column:
         keep = [f.keeps(columns) for f in rows.filters]
@@ -274,7 +278,7 @@ def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]
 
 
 def gathered(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
-    """Joins batches to about that many rows: the larger, the more equal values a worker counts together."""
+    """Joins batches to about that many rows: the larger they are, the more equal values a worker counts together."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)

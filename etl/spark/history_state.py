@@ -1,6 +1,6 @@
-"""What later rows must know of earlier ones, with Spark: `write_tails`, for serving, and for the next append.
+"""What later rows must know about earlier ones, with Spark: `write_tails`, for serving, and for the next append.
 
-Of each history and lag the newest values of every key, of each side table the row that counts now.
+That is the newest values of every key for each history and lag, and the row that counts now for each side table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _OPTIONS = {"compression": "zstd", "mapreduce.fileoutputcommitter.algorithm.vers
 
 
 def write_tails(raw: Raw, store: TableStore, job: str) -> None:
-    """Parquet files of (key, value), or (key, the side table's columns), a folder for each."""
+    """Writes Parquet files of (key, value), or (key, the side table's columns), to a folder for each history and side
+    table."""
     spec, frames = raw.spec, {}
     for number, join in enumerate(spec.rows.joins):
         frames[tail_of_join(number)] = newest_of(side_table(raw.spark, join), join)
@@ -34,7 +35,7 @@ def write_tails(raw: Raw, store: TableStore, job: str) -> None:
 
 
 def _tail(rows: DataFrame, history: History, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
-    """The newest values of each key, oldest first, behind those that were the newest before this job."""
+    """The newest values of each key, oldest first; those that were the newest before this job come first."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 

@@ -1,4 +1,5 @@
-"""A job from beginning to end: `Job` checks what it can without Spark, then `run` makes and publishes a version."""
+"""Runs a job from beginning to end: `Job` checks what it can without Spark, then `run` makes and publishes a
+version."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 MAX_REJECTS = 0.01
 MAX_PAIRS = 4096
-_SHOWN = 200  # characters of a row that is quoted
+_SHOWN = 200  # how many characters of a row are quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,44 +56,44 @@ class Result:
     files: int
     splits: Mapping[str, int]
     ways: Mapping[str, str]
-    """How rows met each fitted table that lies in files, and each side table: see
+    """How rows met each fitted table that is kept in files, and each side table: see
     `sluice.etl.spark.vocabulary.strategy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One request, on the version that the table has when it is made; wrong requests are refused at once."""
+    """One request, based on the version that the table has when it is made; wrong requests are refused at once."""
 
     spec: Spec
     inputs: tuple[str, ...]
     store: TableStore
     mode: str = "create"
     rejects: str | None = None
-    """Where rejected rows go; None: beside the table."""
+    """The folder for rejected rows; None: beside the table."""
     max_rejects: float = MAX_REJECTS
     reuse_state: bool = False
     update_state: bool = False
     refit: bool = False
-    """Of an overwrite: learn everything anew, whatever the version before learned."""
+    """Whether an overwrite learns everything anew, whatever the version before learned."""
     worker_bytes: int = WORKER_BYTES
-    """What a Python worker may hold of what was learned; vocabularies beyond it are joined."""
+    """How many bytes of what was learned a Python worker may hold; vocabularies beyond it are joined."""
     split_moved: str = "refuse"
     """Whether a job may `accept` that rows change their split."""
     accept_nulls: tuple[str, ...] = ()
-    """Columns that may lose more of their values than in the version before."""
+    """Columns that may lose many more of their values than in the version before."""
     name: str = field(default_factory=new_job)
     base: Base = field(init=False)
     parent: JobRecord | None = field(init=False)
-    """Record of the version before."""
+    """The record of the version before."""
     before: FittedState | None = field(init=False, repr=False)
-    """The fitted state that the version before has, if this job keeps it or adds to it."""
+    """The fitted state of the version before, if this job keeps it or adds to it."""
     rule_before: Identity | None = field(init=False, repr=False)
-    """The rule that the version before has, if this spec has its columns: its rows can then be found again."""
+    """The rule of the version before, if this spec has its columns: its rows can then be recognised again."""
 
     def __post_init__(self) -> None:
         if self.split_moved not in ("refuse", "accept"):
             raise SplitMoved(f"split_moved = {self.split_moved!r}: must be refuse or accept")
-        self.spec.imported()  # what may not run is refused before any work
+        self.spec.imported()  # a function that may not run is refused before any work
         base, parent, before = Base.read(self.store), None, None
         there = {*self.spec.input.columns, *(column.name for column in self.spec.columns),
                  *(name for join in self.spec.rows.joins for name in (*join.columns, join.their_time) if name)}
@@ -107,7 +108,7 @@ class Job:
             raise StateError("--refit learns everything anew, and gives every id anew: it goes with --mode overwrite "
                              "and all of the input, without --reuse-state")
         if not self.refit and (self.reuse_state or self.update_state or self.mode == "append"):
-            # An append that learned anew would give one id two values.
+            # An append that learned anew would give one id to two values.
             before = _state_before(self.spec, self.store, parent.state if parent else None,
                                    partly=self.update_state and self.mode == "overwrite")
         spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
@@ -165,7 +166,7 @@ class Job:
             if self.spec.rows.relational:
                 raw.frame.unpersist()
         try:
-            version = publish(self.store, self.base, record, fields)  # whether it landed, only the log knows
+            version = publish(self.store, self.base, record, fields)  # only the log knows whether it landed
         except CommitConflict:
             self._clean()
             raise
@@ -180,12 +181,12 @@ class Job:
         return f"_sluice/state/{self.name}"
 
     def _clean(self) -> None:
-        """Removes what this job wrote and no reader knows of."""
+        """Removes what this job wrote and no reader knows about."""
         self.store.remove(folder_of(self.name))
         self.store.remove(folder_of_tails(self.name))
 
     def _earlier(self) -> dict[str, str]:
-        """Where this job's histories go on from, if it appends to rows that have some."""
+        """Where this job's histories continue from, if it appends to rows that have some."""
         if self.mode != "append" or self.parent is None or not self.parent.tails:
             return {}
         folders = {h.name: folder_of_tails(self.parent.job, h.name) for h in self.spec.rows.histories}
@@ -226,7 +227,8 @@ class Job:
         refuse_lost(self.parent, counted, self.accept_nulls, progress.say)
 
     def _compare(self, record: JobRecord, progress: JobProgress) -> None:
-        """Refuses a version whose tests hold what the one before had to train on; warns of rows appended again."""
+        """Refuses a version whose test rows were training rows in the one before; warns of rows that are appended
+        again."""
         if self.parent is None or self.base.version is None:
             return
         before = Census.of(FeatureTable.open(self.store.uri, self.base.version).records.values())
@@ -289,7 +291,7 @@ def _splits(record: JobRecord) -> dict[str, int]:
 
 
 def _most(raw: Raw, rejected: Mapping[str, int], where: str) -> str:
-    """The most frequent reason, with a row that was set aside for it."""
+    """Names the most frequent reason, with a row that was set aside for it."""
     reason = max(rejected, key=lambda r: rejected[r])
     row = raw.spark.read.schema("file string, line bigint, reason string, raw string").json(where).where(
         f"reason = {json.dumps(reason)}").first()
@@ -298,12 +300,12 @@ def _most(raw: Raw, rejected: Mapping[str, int], where: str) -> str:
 
 
 def _buckets(spec: Spec) -> dict[str, int]:
-    """How many ids of each column stand for values out of its vocabulary."""
+    """The number of ids of each column that stand for values out of its vocabulary."""
     return {c.name: getattr(op, "oov") for c in spec.columns for op in c.ops if hasattr(op, "oov")}  # noqa: B009
 
 
 def _over(spark: SparkSession) -> Callable[..., Any]:
-    """Calls a function on each of some paths in the session's workers, a few paths a task."""
+    """Returns a function that calls another on each of some paths in the session's workers, a few paths a task."""
     def each(function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
         if not paths:
             return []
@@ -314,17 +316,17 @@ def _over(spark: SparkSession) -> Callable[..., Any]:
 
 
 def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bool = False) -> FittedState:
-    """The table's fitted state, if it is this spec's; `partly`: what of it this spec learns in the same way, so that
-    columns may come and go while the others keep their ids."""
+    """The table's fitted state, if it belongs to this spec; with `partly`, only what this spec learns in the same way,
+    so that columns may be added and dropped while the others keep their ids."""
     if not spec.fitted:
         return FittedState(spec=spec.fitted_hash)
     if name is None:
         raise StateError(f"{store.uri}: there is no fitted state to reuse; leave out --reuse-state")
     state = FittedState.load(store, name)
     for stored in state.stored.values():
-        stored.check()  # Spark reads the files for itself
+        stored.check()  # Spark reads the files by itself, without a check
     if partly:
-        chains = json.loads(json.dumps(spec.chains))  # as a stored state has them
+        chains = json.loads(json.dumps(spec.chains))  # in the form that a stored state has
         same = {key: table for key, table in state.tables.items() if state.chains.get(key) == chains.get(key)}
         return FittedState(spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on)
     if state.spec != spec.fitted_hash:
@@ -334,7 +336,7 @@ def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bo
 
 
 def _difference(have: Mapping[str, Any], want: Mapping[str, Any]) -> str:
-    """The first of what two specs learn differently."""
+    """Names the first of the things that two specs learn differently."""
     for key in sorted(have.keys() | want.keys()):
         if key not in want or key not in have:
             return f"{key} is {'not in this spec' if key in have else 'only in this spec'}"

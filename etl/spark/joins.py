@@ -1,4 +1,4 @@
-"""Where rows meet other rows, in Spark SQL: `relate` drops duplicates, joins side tables, and adds histories.
+"""Relates rows to other rows, in Spark SQL: `relate` drops duplicates, joins side tables, and adds histories.
 
 Each window has a partition, each order ends in all columns of a row, so that the result does not depend on how rows
 were spread.
@@ -23,7 +23,8 @@ _SPARK = {"int": "bigint", "float": "double", "text": "string", "texts": "array<
 
 
 def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame:
-    """The rows after dedup, joins and histories, in this order; `earlier`: where a history goes on from, by name."""
+    """Returns the rows after dedup, joins and histories, in this order; `earlier` says by name where a history
+    continues from."""
     if spec.rows.dedup:
         rows = _dedup(rows, spec.rows.dedup, [c.name for c in spec.rule.columns])
     for join in spec.rows.joins:
@@ -34,8 +35,9 @@ def relate(rows: DataFrame, spec: Spec, earlier: Mapping[str, str]) -> DataFrame
 
 
 def _whole_row(rows: DataFrame, first: Sequence[str] = ()) -> list[Column]:
-    """Decides ties: rows that agree in all of it are the same row. What rows are known by comes `first`, in the order
-    of the table's first version, so that columns that come or change places decide nothing else."""
+    """The columns that decide ties: rows that agree in all of them are the same row. Those by which rows are recognised
+    come `first`, in the order of the table's first version, so that columns that are added or change places decide
+    nothing else."""
     from pyspark.sql import functions as sql
 
     return [sql.asc_nulls_first(f"`{name}`") for name in dict.fromkeys((*first, *rows.columns))]
@@ -63,8 +65,8 @@ def side_table(spark: SparkSession, join: Join) -> DataFrame:
 
 
 def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> None:
-    """Refuses a side table whose times are none, or of a column of which too many values are not of its type: they
-    would be null in every row that meets them."""
+    """Refuses a side table whose times cannot be read, or one with a column in which too many values do not fit its
+    type: they would be null in every row that is joined to them."""
     from pyspark.sql import functions as sql
 
     side, kinds = read_side(spark, join), {name: _SPARK[kind] for name, kind in join.columns.items()}
@@ -85,7 +87,7 @@ def refuse_unread(spark: SparkSession, join: Join, accepted: Container[str]) -> 
 
 
 def read_side(spark: SparkSession, join: Join) -> DataFrame:
-    """A side table as it lies there, with all columns that a join uses."""
+    """Reads a side table as it is stored, with all columns that a join uses."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -108,8 +110,8 @@ def read_side(spark: SparkSession, join: Join) -> DataFrame:
 
 
 def _salted(rows: DataFrame, keys: list[str]) -> DataFrame:
-    """With a column `_salt`, 0 where there is a key. Rows without one have nothing in common: they are spread, else all
-    of them would be one task's."""
+    """Adds a column `_salt`, 0 where there is a key. Rows without a key are spread by it, as they have nothing in
+    common: otherwise all of them would be one task's."""
     from pyspark.sql import functions as sql
 
     missing = " or ".join(f"`{key}` is null" for key in keys)
@@ -127,13 +129,13 @@ def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
     left = _salted(rows.select("*", *[sql.col(f"`{name}`").cast("string").alias(key)
                                       for key, name in zip(keys, join.on, strict=True)]), keys)
     if join.time is None:
-        # Of several rows with one key the largest counts, so that no row of the input is doubled.
+        # If several rows have one key, the largest counts, so that no row of the input is doubled.
         one = side.groupBy(*keys).agg(sql.max(sql.struct(*added)).alias("_side"))
         one = one.select(*keys, sql.lit(0).alias("_salt"),
                          *[sql.col("_side").getField(name).alias(name) for name in added])
         one = sql.broadcast(one) if joined_by(rows.sparkSession, join) == "broadcast" else one
         return left.join(one, [*keys, "_salt"], "left").drop(*keys, "_salt")
-    # Both sides in one column of time: each row takes the last side row before it, without a join of ranges.
+    # Both sides share one column of time: each row takes the last side row before it, without a join of ranges.
     values = sql.struct(*added)
     ours = left.select("*", sql.col(f"`{join.time}`").cast("double").alias("_at"), sql.lit(1).alias("_side_first"),
                        sql.lit(None).cast(side.select(values.alias("v")).schema["v"].dataType).alias("_side"))
@@ -149,7 +151,7 @@ def _join(rows: DataFrame, join: Join, spec: Spec) -> DataFrame:
 
 
 def newest_of(side: DataFrame, join: Join) -> DataFrame:
-    """Of each key the side row that counts for whatever comes from now on; columns `key` and the side table's."""
+    """For each key, the side row that counts for all rows still to come; columns `key` and the side table's."""
     from pyspark.sql import functions as sql
 
     values = sql.struct(*[f"`{name}`" for name in join.columns])
@@ -163,7 +165,8 @@ def newest_of(side: DataFrame, join: Join) -> DataFrame:
 
 
 def joined_by(spark: SparkSession, join: Join) -> str:
-    """`broadcast` for a side table that every worker can hold, else `shuffle`; by its size as Spark estimates it."""
+    """`broadcast` for a side table that every worker can hold, otherwise `shuffle`; by its size as Spark estimates
+    it."""
     if join.time is not None:
         return "window"
     plan: Any = side_table(spark, join)._jdf.queryExecution().optimizedPlan()
@@ -171,14 +174,14 @@ def joined_by(spark: SparkSession, join: Join) -> str:
 
 
 def newest_first(history: History, spec: Spec) -> list[Column]:
-    """The order of a history, backwards."""
+    """The order of a history, reversed."""
     from pyspark.sql import functions as sql
 
     return [sql.desc_nulls_last(f"`{name}`") for name in (history.order, *spec.input.columns)]
 
 
 def counted(history: History, spec: Spec) -> Column:
-    """Whether a row's value enters the history; all count as rows to look back on."""
+    """Whether a row's value enters the history; with a lag, every row's does."""
     from pyspark.sql import functions as sql
 
     if history.lag:
@@ -195,8 +198,8 @@ def newest(values: Column, most: int) -> Column:
 
 
 def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None) -> DataFrame:
-    """`earlier` names what an earlier job's rows left, see `sluice.etl.spark.history_state`: histories go on from
-    there."""
+    """Adds a history. `earlier` names what an earlier job's rows left (see `sluice.etl.spark.history_state`): the
+    history continues from there."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sql
 

@@ -1,6 +1,7 @@
 """Whether Parquet inputs agree: `refuse_differences`, by their footers, before any row is read.
 
-Spark takes one file's columns for all of them: another file's missing column would be read as nulls, in silence.
+Spark assumes that all files have one file's columns: a column that another file lacks would silently be read as
+nulls.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class InputError(ValueError):
 
 
 def types_of(spark: SparkSession, files: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """The columns of each file with their types as Spark has them; through Spark's own file systems."""
+    """The columns of each file with their types as Spark has them; read through Spark's own file systems."""
     jvm: Any = spark._jvm
     conf = spark.sparkContext._jsc.hadoopConfiguration()
     known: dict[str, Mapping[str, str]] = {}
@@ -37,7 +38,7 @@ def types_of(spark: SparkSession, files: Iterable[str]) -> dict[str, Mapping[str
     def described(file: str) -> tuple[str, Mapping[str, str]]:
         schema = schema_of(file)
         text = str(schema.toString())
-        if text not in known:  # most often all files have one
+        if text not in known:  # most often all files have the same schema
             parquet = jvm.org.apache.spark.sql.execution.datasources.parquet
             fields = parquet.ParquetToSparkSchemaConverter(spark._jsparkSession.sessionState().conf()).convert(schema)
             known[text] = {field.name(): str(field.dataType().simpleString()) for field in fields.fields()}
@@ -49,8 +50,8 @@ def types_of(spark: SparkSession, files: Iterable[str]) -> dict[str, Mapping[str
 
 def refuse_differences(files: Mapping[str, Mapping[str, str]], columns: Iterable[str], optional: Collection[str],
                        hint: str) -> None:
-    """An error that names file and column, if a file lacks a column that is not `optional`, or has it in another type
-    than the first that has it. What no file has is another's concern."""
+    """Raises an error that names file and column, if a file lacks a column that is not `optional`, or has it in another
+    type than the first that has it. A column that no file has is checked elsewhere."""
     for column in columns:
         having = [file for file, types in files.items() if column in types]
         for file, types in files.items() if having else ():

@@ -1,4 +1,5 @@
-"""What a person sees of a running Spark job: `JobProgress`, one line a stage, which moves on a terminal only."""
+"""What a person sees of a running Spark job: `JobProgress`, one line for each stage; the line only moves on a
+terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class JobProgress:
         self._tracker: Any = None
 
     def follow(self, spark: Any) -> None:
-        """From now on, show this session's tasks."""
+        """Shows this session's tasks from now on."""
         self._tracker = spark.sparkContext.statusTracker()
 
     def say(self, text: str) -> None:

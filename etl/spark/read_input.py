@@ -1,4 +1,4 @@
-"""What comes in, as Spark reads it: `Raw`, a frame of lines, or of columns for formats that have them."""
+"""The input as Spark reads it: `Raw`, a frame of lines, or of columns for formats that have them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ _SAFE = {"int": ("tinyint", "smallint", "int", "bigint"), "text": ("string",),
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Refuses a local path or glob that matches nothing, before Spark starts. What only Spark knows is left to it:
-    other stores, alternatives in braces, and paths without a scheme where Hadoop's settings may give them one."""
+    """Refuses a local path or glob that matches nothing, before Spark starts. Paths that only Spark understands are
+    left to it: those in other stores, alternatives in braces, and paths without a scheme if Hadoop's settings may give
+    them one."""
     elsewhere = any(os.environ.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
     for path in paths:
         local = re.sub("^file:(//)?", "", path)
@@ -44,13 +45,13 @@ def check_paths(paths: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Raw:
-    """The input of a job."""
+    """The input of a job, and how it is read."""
 
     spark: SparkSession
     spec: Spec
     paths: tuple[str, ...]
     earlier: Mapping[str, str] = field(default_factory=dict)
-    """Where histories go on from, by their names: what `sluice.etl.spark.history_state` wrote for the rows that are
+    """Where each history continues from, by its name: what `sluice.etl.spark.history_state` wrote for the rows that are
     there already."""
     _kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -63,9 +64,9 @@ class Raw:
         return self.spec.input.delimiter.join(self.spec.input.columns) if self.spec.input.header else ""
 
     def read(self, with_file: bool = False) -> DataFrame:
-        """As it lies there: a column `line`, or the input's columns and `_bad`, the first that does not fit, or, of
-        records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many. With the
-        file, lines come with where their part of it begins, and headers are among them."""
+        """Reads the input unchanged: a column `line`, or the input's columns and `_bad`, the first that does not fit,
+        or, for records over several lines, the cells' bytes and `_broken`, the text of one with too few or too many.
+        With the file, lines come with where their part of it begins, and headers are among them."""
         from pyspark.sql import functions as sql
 
         extra = [sql.col("_metadata.file_path").alias("_file")] if with_file else []
@@ -78,18 +79,18 @@ class Raw:
                 return frame.select(*cast, self._bad(frame).alias("_bad"), *extra)
             if self.spec.input.multiline:
                 return self._records(*extra)
-            # Only a line feed ends a line here: a carriage return before it is the parser's to take off.
+            # Only a line feed ends a line here: the parser removes a carriage return before it.
             lines = self.spark.read.option("recursiveFileLookup", "true").option("lineSep", "\n").text(list(self.paths))
-            if with_file:  # to number them, all have to be there
+            if with_file:  # to number lines, all have to be there
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
-            elif self.spec.input.header:  # it stands at the head of every file
+            elif self.spec.input.header:  # the header is at the top of every file
                 lines = lines.where(sql.rtrim("value", sql.lit("\r")) != self.header)
             ended = sql.concat(sql.col("value"), sql.lit("\n"))
             return lines.select(ended.cast("binary").alias("line"), *extra)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Turns what Spark says of paths that it cannot read into our words."""
+        """Turns what Spark says about paths that it cannot read into our words."""
         from pyspark.errors import AnalysisException
 
         try:
@@ -100,8 +101,8 @@ class Raw:
             raise InputError(f"{self.named}: cannot be read ({str(error).splitlines()[0]})") from None
 
     def _records(self, *extra: Column) -> DataFrame:
-        """CSV whose quoted fields may hold a line's end: a file is read whole, by one task. Bytes pass through as they
-        are, for the workers to look at."""
+        """Reads CSV whose quoted fields may hold a line's end: a file is read whole, by one task. Bytes are passed on
+        unchanged, for the workers to parse."""
         from pyspark.sql import functions as sql
 
         names = list(self.spec.input.columns)
@@ -110,14 +111,14 @@ class Raw:
                    "encoding": "ISO-8859-1", "header": str(self.spec.input.header).lower(), "mode": "PERMISSIVE",
                    "columnNameOfCorruptRecord": "_broken", "recursiveFileLookup": "true", "lineSep": "\n"}
         frame = self.spark.read.schema(schema).options(**options).csv(list(self.paths))
-        last = frame[names[-1]]  # only a line feed ends a record here: a carriage return before it is no part of a cell
+        last = frame[names[-1]]  # only a line feed ends a record: a carriage return before it is not part of a cell
         ended = sql.when(last != "\r", sql.rtrim(last, sql.lit("\r")))
         cells = [*(frame[name] for name in names[:-1]), ended]
         return frame.select(*[sql.encode(cell, "ISO-8859-1").alias(name)
                               for name, cell in zip(names, cells, strict=True)], "_broken", *extra)
 
     def _columns(self) -> DataFrame:
-        """Parquet, or the files that a Delta table's newest version holds."""
+        """Reads Parquet, or the files that a Delta table's newest version holds."""
         from pyspark.sql import functions as sql
 
         source = self.spec.input
@@ -152,7 +153,7 @@ class Raw:
         return bad
 
     def check_headers(self) -> None:
-        """Refuses a file that begins with another header than the spec's columns, or, of Parquet, has others; and one
+        """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
         that is compressed and not whole."""
         source = self.spec.input
         if source.format == "parquet":
@@ -182,7 +183,8 @@ class Raw:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """What fitting and writing start from: what was read, or, if rows must meet other rows, good rows that have."""
+        """The rows that fitting and writing start from: those that were read, or, if rows must meet other rows, the
+        good ones after that."""
         if not self.spec.rows.relational:
             return self.read()
         kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.columns.items())
@@ -192,7 +194,7 @@ class Raw:
 
 
 def _typed(spec: Spec, batches: Batches) -> Batches:
-    """In a worker: good rows as columns."""
+    """In a worker: returns good rows as columns."""
     parser = InputParser(spec)
     for batch in batches:
         parsed = parser.parse(batch)
@@ -214,7 +216,8 @@ def _files_of_delta(path: str) -> list[str]:
 
 
 def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, str]]:
-    """Through Spark's own file systems and codecs, so that whatever it reads can be looked at."""
+    """The first line of each file, through Spark's own file systems and codecs, so that whatever Spark reads can be
+    checked."""
     jvm, context = spark._jvm, spark.sparkContext._jsc
     assert jvm is not None
     conf = context.hadoopConfiguration()
@@ -226,6 +229,6 @@ def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, s
         reader = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(
             stream if codec is None else codec.createInputStream(stream), "UTF-8"))
         try:
-            yield file, (reader.readLine() or "").removeprefix("\ufeff")  # Spark skips a mark there, too
+            yield file, (reader.readLine() or "").removeprefix("\ufeff")  # Spark skips a byte order mark there, too
         finally:
             reader.close()

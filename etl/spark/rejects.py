@@ -1,4 +1,4 @@
-"""Rows that do not parse, with Spark: `write_rejects` keeps them, where `check_rejects` lets it."""
+"""Rows that do not parse, with Spark: `write_rejects` keeps them, where `check_rejects` allows it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILES = re.compile(r"\.?(part-[^/]*\.json|_SUCCESS)(\.crc)?")
 
 
 def check_rejects(spark: SparkSession, url: str) -> None:
-    """Refuses a folder that holds anything but what an earlier job set aside: what is there is replaced."""
+    """Refuses a folder that holds anything but the rejects of an earlier job: its content is going to be replaced."""
     jvm, conf = spark._jvm, spark.sparkContext._jsc.hadoopConfiguration()
     assert jvm is not None
     path = jvm.org.apache.hadoop.fs.Path(url)
@@ -38,15 +38,16 @@ def check_rejects(spark: SparkSession, url: str) -> None:
 
 
 def write_rejects(raw: Raw, url: str) -> None:
-    """Rows that do not parse as JSON lines of file, line, reason and raw text, and, where the text cannot show every
-    byte, base64 of them. Lines are numbered from 1; records over several lines and rows of columns have no number."""
+    """Writes rows that do not parse as JSON lines of file, line, reason and raw text, and, where the text cannot show
+    every byte, base64 of them. Lines are numbered from 1; records over several lines and rows of columns have no
+    number."""
     from pyspark.sql import functions as sql
 
     found = raw.read(with_file=True).mapInArrow(
         partial(_rejects, raw.spec, raw.header),
         "file string, start bigint, line bigint, lines bigint, reason string, raw string, base64 string").persist()
     try:
-        # Each file comes in parts: a line's number is its number in its part, and the lines of the parts before.
+        # Each file comes in parts: a line's number is its number in its part plus the lines of earlier parts.
         parts = found.where("lines is not null").select("file", "start", "lines").collect()
         before: dict[str, int] = {}
         firsts = []
@@ -62,7 +63,7 @@ def write_rejects(raw: Raw, url: str) -> None:
 
 
 def _rejects(spec: Spec, header: str, batches: Batches) -> Batches:
-    """In a worker: rejects with their numbers in their parts of files, and how many lines each part has."""
+    """In a worker: returns rejects with their numbers in their parts of files, and how many lines each part has."""
     parser, head = InputParser(spec), header.encode()
     lines: dict[tuple[str, int], int] = {}
     for batch in batches:
@@ -92,7 +93,7 @@ def _rejects(spec: Spec, header: str, batches: Batches) -> Batches:
 
 
 def _text(row: dict[str, Any]) -> tuple[str, str | None]:
-    """A row as text, and its bytes in base64 if they are no text."""
+    """A row as text, and its bytes in base64 if they are not text."""
     if "line" in row:
         content = bare(row["line"])
     elif "_broken" in row:

@@ -24,7 +24,7 @@ DEFAULTS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
     # Splits small enough that cores end together, large enough that a task's start (looking vocabularies up) pays.
     "spark.sql.files.maxPartitionBytes": str(64 * 2**20),
-    # Where many rows have one key, a join with a side table or a vocabulary takes them in pieces.
+    # If many rows have one key, a join with a side table or a vocabulary takes them in pieces.
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.sources.commitProtocolClass":
         "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",
@@ -32,20 +32,20 @@ DEFAULTS = {
 
 
 def open_session(name: str) -> SparkSession:
-    """Takes what spark-submit was told and fills in our defaults; local mode listens on 127.0.0.1 only, and to nobody
-    without its secret."""
+    """Opens a session with the options that spark-submit was given and our defaults for the others; local mode listens
+    on 127.0.0.1 only, and talks to nobody without its secret."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # Only with its Java side known does a SparkConf hold what spark-submit was told; else `--master` is lost.
+        # A SparkConf only holds spark-submit's options once its Java side is known; else `--master` is lost.
         SparkContext._ensure_initialized()
     conf = SparkConf()
     defaults = dict(DEFAULTS)
     master = conf.get("spark.master", "local[*]") or "local[*]"
     if master.startswith("local"):
         defaults |= {"spark.master": master, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        # Its ports answer on this machine, where others may work, too: only who has the secret, which Spark makes.
+        # Its ports answer on this machine, which others may use, too: Spark makes a secret that callers must have.
         defaults["spark.authenticate"] = "true"
         # Workers run what the driver runs, and find our code where the driver found it.
         defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)

@@ -1,4 +1,4 @@
-"""Whether a text can say the order of rows: `check_orders` refuses one that does not sort as times do."""
+"""Whether a text column can order rows: `check_orders` refuses one whose texts do not sort as times do."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SORTS = re.compile(r"0+|0000-00-00([ T]00:00(:00(\.0+)?)?)?Z?")
-_FORMS = 3  # of which examples are shown
+_FORMS = 3  # how many forms are shown, each by an example
 
 
 def check_orders(frame: DataFrame, spec: Spec) -> None:
-    """Looks at each text column by which rows are put in order, with Spark. Good rows as columns come in."""
+    """Checks, with Spark, each text column by which rows are put in order. The frame holds good rows as columns."""
     from pyspark.sql import functions as sql
 
     for key, name in _orders(spec):
@@ -39,8 +39,8 @@ def _orders(spec: Spec) -> list[tuple[str, str]]:
 
 
 def unsorted(forms: Sequence[tuple[str, str]]) -> str | None:
-    """Why texts of these forms (each digit written as 0), of each of which there is an example, do not sort as times
-    do; None if they do: digits alone, or a date and a time as ISO 8601 has them, all of one length."""
+    """Says why texts of these forms (each digit written as 0), each given with an example, do not sort as times do;
+    None if they do: digits alone, or a date and a time as ISO 8601 has them, all of one length."""
     strange = next((example for form, example in forms if not _SORTS.fullmatch(form)), None)
     if strange is not None:
         return f"{strange[:100]!r} is no time"

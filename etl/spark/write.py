@@ -1,4 +1,4 @@
-"""Writing, with Spark: `write` applies the operators and places rows."""
+"""Writes the table's files with Spark: `write` applies the operators and places rows."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _SPARK_TYPES = {"int8": "tinyint", "int32": "int", "int64": "bigint", "float": "
 
 def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joins: Joins, *, rows: int,
           before: Identity | None = None) -> dict[str, dict[str, Sketch]]:
-    """Applies the operators, sends each row to its file, sorts each file by key, and writes plain Parquet. Of its about
-    so many `rows` it returns sketches, by how they are recognised: by this table's rule, and, if that is another than
-    the one `before`, by that, too."""
+    """Applies the operators, sends each row to its file, sorts each file by key, and writes plain Parquet. Returns
+    sketches of the rows, about `rows` of them, by how they are recognised: by this table's rule, and also by the rule
+    `before`, if that is another one."""
     from pyspark.sql import functions as sql
 
     spec = raw.spec
@@ -52,8 +52,8 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
     worker = partial(_apply, placement, joins, look, lambda: shipped.value)
     columns += ["_key bigint not null", "_file int not null"]
     placed = joins.closed(raw.frame.mapInArrow(worker, ", ".join(columns)), state, types)
-    # A file lies in one split, so rows need no order by split: by one number alone they are sorted fastest. A writer
-    # that may keep two files open leaves that order alone; else it sorts by split first, and loses ours.
+    # A file is in one split, so rows need no order by split: by one number alone they are sorted fastest. A writer
+    # that may keep two files open keeps that order; otherwise it sorts by split first, and loses our order.
     raw.spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", "2")
     *others, last = zip(spec.table.split, placement.ends, strict=True)
     split = sql.lit(last[0])
@@ -72,11 +72,12 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
 
 
 def parquet_options(row_group_rows: int) -> dict[str, str]:
-    """Row groups of an exact size, in the codec and encoding that decode fastest, with a checksum a page."""
+    """Options for row groups of an exact size, in the codec and encoding that decode fastest, with a checksum for each
+    page."""
     return {
         "compression": "lz4_raw", "parquet.enable.dictionary": "false", "parquet.page.write-checksum.enabled": "true",
         "parquet.block.row.count.limit": str(row_group_rows), "parquet.block.size": str(2**31 - 1),
-        # A failed task's output must not be visible, which only the first algorithm promises.
+        # A failed task's output must not be visible: only the first algorithm ensures that.
         "mapreduce.fileoutputcommitter.algorithm.version": "1",
         "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     }
@@ -84,10 +85,10 @@ def parquet_options(row_group_rows: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """In a worker: takes of each row that it writes what sketches need."""
+    """In a worker: takes from each row that it writes what sketches need."""
 
     rules: tuple[Identity, ...]
-    """The first is that of the rows' keys."""
+    """The rules to sketch by; the first is that of the rows' keys."""
     bounds: HashBounds
     splits: tuple[str, ...]
     gathered: Accumulator[Gathered]
@@ -105,7 +106,7 @@ class _Look:
 
 def _apply(placement: FileAssignment, joins: Joins, look: _Look, packed: Callable[[], Packed], batches: Batches
            ) -> Batches:
-    """In a worker: finished columns, key and file number of each good row."""
+    """In a worker: returns finished columns, key and file number of each good row."""
     spec = placement.spec
     parser, state = InputParser(spec), FittedState.unpacked(spec.fitted_hash, packed())
     features, seen = Features(spec, state), Gathered()
@@ -118,7 +119,7 @@ def _apply(placement: FileAssignment, joins: Joins, look: _Look, packed: Callabl
         split = placement.split(keys, columns)
         if spec.rows.negatives:
             columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, state["rows/negatives/0"])
-            # What is drawn for a row of the test is a row of the test: elsewhere it would tell of that one's label.
+            # What is drawn for a test row is a test row: in another split it would reveal that row's label.
             keys, split = row_keys(columns, spec), split[origin]
         gather(seen, look.at(split, columns, keys))
         files, first = placement.place(features, columns, keys, split)

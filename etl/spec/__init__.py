@@ -1,1 +1,1 @@
-"""A feature spec: TOML to frozen values."""
+"""Feature specs: TOML that is read into frozen values."""

@@ -1,4 +1,4 @@
-"""The options by which a user allows code that a spec names: `--allow-code` and `--spec`, alike in all programs."""
+"""The options by which a user allows code that a spec names: `--allow-code` and `--spec`, the same in all programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from sluice.etl.spec.spec import Spec
 
 
 def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Of every program that reads a table or a run folder, so that one command line fits all."""
+    """Adds the options. Every program that reads a table or a run folder has them, so that one command line fits
+    all."""
     parser.add_argument("--allow-code", metavar="MODULE", type=_module, action="append", default=argparse.SUPPRESS,
                         help="let the table's spec name functions of this module to be imported and run; may be given "
                         "again, and is not remembered (default: none; built-in operators need no leave)")
@@ -19,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
 
 
 def given(options: argparse.Namespace) -> Permission:
-    """What these options allow."""
+    """Returns the permission that these options give."""
     own = getattr(options, "own_spec", None)
     return Permission(frozenset(getattr(options, "allow_code", ())), _functions(own) if own else frozenset())
 
@@ -36,7 +37,7 @@ def _spec(path: str) -> str:
 
 
 def _functions(path: str) -> frozenset[str]:
-    """Those that a user's spec names; nothing is imported yet."""
+    """The functions that a user's spec names; nothing is imported yet."""
     try:
         return Spec.parse(Path(path).read_text("utf-8"), path).functions
     except (OSError, ValueError) as error:
@@ -44,6 +45,6 @@ def _functions(path: str) -> frozenset[str]:
 
 
 def words(options: argparse.Namespace) -> list[str]:
-    """The same options for another program's command line."""
+    """Spells the same options as arguments of another program's command line."""
     found = [word for module in getattr(options, "allow_code", ()) for word in ("--allow-code", module)]
     return [*found, *(("--spec", options.own_spec) if "own_spec" in options else ())]

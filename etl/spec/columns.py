@@ -16,7 +16,7 @@ from sluice.etl.ops.scaling import FillMean, FillMedian
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.toml_keys import SpecError, known, texts, value
 
-# What a chain must end in for a role, and the Arrow type that is stored.
+# For each role, the kind that a chain must end in, and the Arrow type that is stored.
 ROLE_KINDS = {"label": ("number", "int8"), "weight": ("number", "float"), "dense": ("number", "float"),
               "sparse": ("id", "int32"), "id_list": ("ids", "binary"), "time": ("number", "double"),
               "key": ("text", "string")}
@@ -36,11 +36,11 @@ class ColumnSpec:
     role: str
     ops: tuple[Operator, ...] = ()
     online: int | None = None
-    """Number of the first operator that is left to the loader; None: Spark applies all."""
+    """The number of the first operator that is left to the loader; None: Spark applies all."""
     width: int | None = None
 
     def state_key(self, number: int) -> str:
-        """The name that the fitted state of its operator of that number has."""
+        """The name of the fitted state of this column's operator of that number."""
         joint = getattr(self.ops[number], "joint", "")
         return f"joint/{joint}" if joint else f"{self.name}/{number}"
 
@@ -54,14 +54,14 @@ class ColumnSpec:
 
     @property
     def type(self) -> str:
-        """Arrow's name of what is stored; of bags, where they are packed."""
+        """Arrow's name of the type that is stored; for bags, of the type in which they are packed."""
         if self.role == "sparse" and self.online is not None:
             return self.ops[self.online].left_as
         return ROLE_KINDS[self.role][1]
 
     @property
     def left_to_loader(self) -> tuple[dict[str, Any], ...]:
-        """The online operators as `Field.online` holds them: plain values, with where their state is."""
+        """The online operators as `Field.online` holds them: plain values, which include where their state is."""
         if self.online is None:
             return ()
         return tuple({"op": op.name, **{k: list(v) if isinstance(v, tuple) else v
@@ -70,12 +70,13 @@ class ColumnSpec:
                      for number, op in enumerate(self.ops) if number >= self.online)
 
     def level(self, number: int) -> int:
-        """The fitting pass of its operator of that number: 0 if nothing that learns stands before it."""
+        """The fitting pass of this column's operator of that number: 0 if no operator before it learns anything."""
         return sum(isinstance(op, Fitted) for op in self.ops[:number])
 
 
 def read_columns(entries: list[tuple[str, dict[str, Any]]], kinds: Mapping[str, str]) -> tuple[ColumnSpec, ...]:
-    """All columns, those of wildcards in the order of `kinds`, the input columns; an exact name beats a wildcard."""
+    """Reads all columns. A wildcard's columns come in the order of `kinds`, the input columns; an exact name beats a
+    wildcard."""
     exact: dict[str, tuple[str, dict[str, Any]]] = {}
     wild: dict[str, tuple[str, dict[str, Any]]] = {}
     for path, entry in entries:
@@ -108,7 +109,7 @@ def read_columns(entries: list[tuple[str, dict[str, Any]]], kinds: Mapping[str, 
 
 
 def _expanded(column: ColumnSpec) -> list[ColumnSpec]:
-    """one_hot makes a column for each value, a fill's indicator one more."""
+    """The columns that one entry stands for: one_hot makes a column for each value, a fill's indicator one more."""
     if any(getattr(op, "indicator", False) for op in column.ops):
         flag = ColumnSpec(name=f"{column.name}_missing", sources=column.sources, role=column.role, ops=(Missing(),))
         plain = tuple(dataclasses.replace(op, indicator=False) if isinstance(op, _FILLS) else op for op in column.ops)
@@ -120,7 +121,7 @@ def _expanded(column: ColumnSpec) -> list[ColumnSpec]:
 
 
 def _joint(columns: list[ColumnSpec]) -> None:
-    """Columns that share a vocabulary must agree on its parameters."""
+    """Checks that columns which share a vocabulary agree on its parameters."""
     first: dict[str, tuple[str, Operator]] = {}
     for column in columns:
         for key, op, number in column.fitted:

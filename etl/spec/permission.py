@@ -1,9 +1,9 @@
-"""Which code may be taken because a spec names it: `Permission`. `sluice.etl.spec.code_options` gives it on a command
-line.
+"""Which code may be imported because a spec names it: `Permission`. `sluice.etl.spec.code_options` reads it from a
+command line.
 
 A table, a checkpoint and a run folder are data: nothing is imported because they name it. Code comes from the user's
 own spec (`--spec FILE`) or from a module that the user allows (`--allow-code MODULE`), each time a program begins: what
-was allowed is recorded nowhere. Operators of our own need neither.
+was allowed is recorded nowhere. Sluice's own operators need neither.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 @dataclass(frozen=True)
 class Permission:
-    """Leave to import functions."""
+    """Permission to import functions."""
 
     modules: frozenset[str] = frozenset()
-    """Whose own functions may be imported: those that such a module only borrows from another are not meant."""
+    """Modules whose own functions may be imported; functions that such a module only borrows from another are not
+    included."""
     functions: frozenset[str] = frozenset()
-    """Single ones, as "module:function"."""
+    """Single functions that may be imported, as "module:function"."""
 
     def __post_init__(self) -> None:
         for module in self.modules:
@@ -41,7 +42,8 @@ class Permission:
         return allowed if isinstance(allowed, Permission) else cls(frozenset(allowed))
 
     def load(self, function: str, named_by: str) -> Callable[..., Any]:
-        """The function "module:function", which `named_by` names; OperatorError unless it may be imported, and can."""
+        """Imports the function "module:function", which `named_by` names; OperatorError if it may not or cannot be
+        imported."""
         module, colon, name = function.partition(":")
         if not colon or not MODULE_NAME.fullmatch(module) or not name.isidentifier():
             raise OperatorError(f"function = {function!r}: must be module:function")

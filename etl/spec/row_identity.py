@@ -1,7 +1,7 @@
-"""By what the rows of a table are known: `Identity`. A row's split, fold, sample and place hash these columns alone.
+"""How the rows of a table are recognised: `Identity`. A row's split, fold, sample and place hash these columns alone.
 
-The table's first version settles it, and every later job's record carries it on. So columns may come, and columns that
-only features are made from may go, and no row changes its split.
+The table's first version settles it, and every later job's record carries it on. So columns may be added, and columns
+that only features are made from may be dropped, and no row changes its split.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sluice.etl.spec.spec import Spec
 
 TYPES = ("int", "float", "text", "texts", "floats")
-# The type that a column has now, and one that it had: what it could hold then can be read out of what it holds now.
+# Pairs (type of a column now, type that it had) in which an old value can be recovered from the present one.
 _READABLE = {("int", "float"), ("float", "int"), ("text", "int"), ("text", "float")}
 ACCEPT = "--split-moved accept"
 
@@ -29,15 +29,15 @@ class SplitMoved(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyColumn:
-    """A column that is hashed, under the name and type that it has now, as the type that it had first."""
+    """A column that is hashed, under its present name and type, as the type that it had first."""
 
     name: str
     type: str
     first: str
-    """Its name in the table's first version."""
+    """The column's name in the table's first version."""
     first_type: str
     was: str | None = None
-    """Its name before the last `was` of a spec."""
+    """The name that it had before the last `was` of a spec."""
 
     def __post_init__(self) -> None:
         for kind in (self.type, self.first_type):
@@ -53,17 +53,17 @@ class KeyColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A table's rule."""
+    """A table's rule for recognising its rows."""
 
     seed: int
     columns: tuple[KeyColumn, ...]
-    """In the order in which they are hashed: the first version's."""
+    """The hashed columns in the order in which they are hashed, that of the first version."""
     named: bool = False
-    """Whether a spec named them, as `table.key`; else they are all input columns of the first version."""
+    """Whether a spec named them, as `table.key`; otherwise they are all input columns of the first version."""
     split_by: tuple[KeyColumn, ...] = ()
-    """What decides the split instead, if `table.split_by` names any."""
+    """The columns whose hash decides the split instead, if `table.split_by` names any."""
     recognised: tuple[KeyColumn, ...] = ()
-    """What tells a row from others when two versions are compared."""
+    """The columns that tell a row from others when two versions are compared."""
 
     def __post_init__(self) -> None:
         if not self.columns or not self.recognised:
@@ -73,7 +73,7 @@ class Identity:
 
     @classmethod
     def of(cls, spec: Spec) -> Identity:
-        """Of a table that this spec begins."""
+        """The rule of a new table that begins with this spec."""
         types = spec.types
         names = spec.table.key or tuple(spec.input.columns)
         columns = tuple(KeyColumn.of(name, types[name]) for name in names)
@@ -82,15 +82,16 @@ class Identity:
                    recognised=_recognised(columns, by, spec))
 
     def found_in(self, spec: Spec) -> Identity:
-        """This rule, with the names and types that its columns have in a later spec; `SplitMoved` if it has them not.
+        """This rule, with the names and types that its columns have in a later spec; `SplitMoved` if that spec lacks
+        them.
 
-        The rows that are there already can then be known again, whatever the spec's own rule is."""
+        The rows that are there already can then be recognised again, whatever the spec's own rule is."""
         columns = tuple(_found(column, spec) for column in self.columns)
         by = tuple(_found(column, spec) for column in self.split_by)
         return replace(self, columns=columns, split_by=by, recognised=_recognised(columns, by, spec))
 
     def permit(self, spec: Spec) -> None:
-        """Refuses a later spec, in which it was found, that has another key, seed or groups."""
+        """Refuses a later spec, in which this rule was found, if it has another key, seed or groups."""
         key, names = spec.table.key, tuple(c.name for c in self.columns)
         if key and set(key) != set(names):
             raise SplitMoved(f"table.key names {', '.join(key)}, and the rows of this table are known by "
@@ -105,7 +106,7 @@ class Identity:
                              f"or {_accept()}")
 
     def same(self, other: Identity) -> bool:
-        """Whether both give every row the same key, and the same group where groups decide the split."""
+        """Whether both rules give every row the same key, and the same group where groups decide the split."""
         mine, theirs = ((rule.seed, [(c.first, c.first_type) for c in rule.columns],
                          [(c.first, c.first_type) for c in rule.split_by]) for rule in (self, other))
         return mine == theirs
@@ -122,7 +123,7 @@ class Identity:
 
     @property
     def text(self) -> str:
-        """For a person."""
+        """Describes the rule for a person."""
         names = [c.name for c in self.columns]
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         return f"the key {shown}" if self.named else f"the first version's input columns: {shown}"
@@ -138,7 +139,8 @@ class Identity:
 
 
 def _recognised(columns: tuple[KeyColumn, ...], by: tuple[KeyColumn, ...], spec: Spec) -> tuple[KeyColumn, ...]:
-    """The key, and whatever else decides a row's split; but not the split's own name, which is what may change."""
+    """The columns of the key, and whatever else decides a row's split; but not the column of the split's own name, as
+    that is what may change."""
     table, known = spec.table, {c.name for c in columns}
     more = [c for c in by if c.name not in known]
     if table.split_time and table.split_time not in known:
@@ -148,7 +150,7 @@ def _recognised(columns: tuple[KeyColumn, ...], by: tuple[KeyColumn, ...], spec:
 
 
 def _found(column: KeyColumn, spec: Spec) -> KeyColumn:
-    """A column of the rule among those of a later spec."""
+    """Finds a column of the rule among those of a later spec."""
     types, was = spec.types, spec.input.was
     name = column.name
     if name not in types or was.get(name) not in (None, column.was, name):

@@ -1,4 +1,4 @@
-"""What a spec does to rows before columns are made: filters, samples, and what needs other rows (`Relations`)."""
+"""What a spec does to rows before columns are made: filters, samples, and what needs other rows (`RowRules`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEGATIVES_KEY = "rows/negatives"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Keeps the rows in which an input column compares so; a missing value compares as nothing."""
+    """Keeps the rows in which the comparison with an input column's value holds; it never holds for a missing value."""
 
     column: str
     op: str
@@ -45,7 +45,8 @@ class Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Keeps a share of the rows with label 0, chosen by their keys; `weight` names the column that makes up for it."""
+    """Keeps a share of the rows with label 0, chosen by their keys; `weight` names the column that makes up for the
+    loss."""
 
     negatives: float
     weight: str | None = None
@@ -57,8 +58,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Negatives:
-    """For each row with label 1, `each` more of label 0 with another value of `column`, drawn from all that the
-    training split has: `by` their count, or evenly."""
+    """Adds for each row with label 1 `each` rows of label 0 with another value of `column`, drawn from all values that
+    the training split has: `by` their count, or evenly."""
 
     column: str
     each: int
@@ -66,12 +67,13 @@ class Negatives:
 
     @property
     def learns(self) -> Categorify:
-        """What it must know: the values there are."""
+        """The operator that learns which values there are."""
         return Categorify(min_count=1, max_size=MAX_VALUES)
 
     def drawn(self, columns: Mapping[str, pa.Array], label: str, keys: npt.NDArray[np.uint64],
               state: pa.Table) -> tuple[dict[str, pa.Array], npt.NDArray[np.int64]]:
-        """First all rows as they are, then what was drawn; and for each the number of the row that it comes from."""
+        """Returns first all rows as they are, then the drawn ones; and for each the number of the row that it comes
+        from."""
         positive = np.flatnonzero(pc.equal(columns[label], pa.scalar(1, columns[label].type)).to_numpy(
             zero_copy_only=False))
         if not len(positive) or state.num_rows < 2:
@@ -96,7 +98,7 @@ class Negatives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dedup:
-    """Of rows that agree in `by` (in everything, if empty) one stays: the `keep` = first or last in `order`."""
+    """Keeps one of the rows that agree in `by` (in everything, if empty): the `keep` = first or last in `order`."""
 
     by: tuple[str, ...]
     order: str | None
@@ -105,7 +107,7 @@ class Dedup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Columns of a side table, by key; with `time` and `their_time` those of the latest row that is not later."""
+    """Adds columns of a side table, by key; with `time` and `their_time`, those of its latest row that is not later."""
 
     path: str
     format: str
@@ -117,8 +119,8 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The last `length` values of a column in earlier rows of the same `by`, in `order`, oldest first; of `lag` n it is
-    the value n rows ago alone, or with `difference` the present one less it."""
+    """Collects the last `length` values of a column in earlier rows of the same `by`, in `order`, oldest first; with
+    `lag` n it is only the value n rows ago, or with `difference` the present value less that one."""
 
     name: str
     of: str
@@ -128,12 +130,12 @@ class History:
     lag: int = 0
     difference: bool = False
     positive: bool = False
-    """Only rows with label 1 enter the history."""
+    """Whether only rows with label 1 enter the history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """All of it, in the order in which it is done: dedup, joins, histories, then filters and samples."""
+    """All rules on rows, in the order in which they are applied: dedup, joins, histories, then filters and samples."""
 
     dedup: Dedup | None = None
     joins: tuple[Join, ...] = ()
@@ -154,7 +156,7 @@ class RowRules:
 
     @property
     def alone(self) -> bool:
-        """Whether all rows stay as they come."""
+        """Whether all rows stay as they are."""
         return not (self.filters or self.sample or self.negatives)
 
 
@@ -162,7 +164,8 @@ SECTIONS = ("dedup", "join", "history", "lag", "filter", "sample", "negatives")
 
 
 def read_rows(raw: Mapping[str, Any], kinds: dict[str, str], types: Mapping[str, str]) -> RowRules:
-    """The sections on rows. Columns that joins and histories make are added to `kinds`, for the [[column]]s to use."""
+    """Reads the sections on rows. Columns that joins and histories make are added to `kinds`, for the [[column]]s to
+    use."""
     dedup = _dedup(section(raw, "dedup"), kinds) if "dedup" in raw else None
     joins = tuple(_join(entry, path, kinds, types) for path, entry in sections(raw, "join"))
     histories = [_history(entry, path, kinds) for path, entry in sections(raw, "history")]
@@ -185,7 +188,7 @@ def _dedup(raw: dict[str, Any], kinds: Mapping[str, str]) -> Dedup:
 
 
 def _order(raw: dict[str, Any], path: str, kinds: Mapping[str, str]) -> str:
-    """A column of one value a row; whether texts sort as times do is looked at when they are read."""
+    """Reads the name of a column of one value a row; whether texts sort as times do is checked when they are read."""
     name = column(raw, "order", kinds, path)
     if kinds[name] not in ("text", "number"):
         raise SpecError(f"{path}.order = {name!r}: holds {kinds[name]}, not one number or time a row")

@@ -1,4 +1,4 @@
-"""A feature spec: what comes in, which rows stay, which columns go out and how each is made.
+"""A feature spec: what the input is, which rows stay, which columns the table gets and how each is made.
 
 `Spec.read` checks all of it at once; errors name the key's path in the file and the nearest right name.
 """
@@ -45,51 +45,51 @@ class Input:
     delimiter: str = "\t"
     header: bool = False
     multiline: bool = False
-    """Of csv: a quoted field may hold a line's end."""
+    """Whether a quoted field may hold a line's end (csv only)."""
     optional: tuple[str, ...] = ()
-    """Of parquet: columns that a file may lack; they are null there."""
+    """Columns that a file may lack (parquet only); they are null there."""
     was: Mapping[str, str] = field(default_factory=dict)
-    """What a column was called, or was of another type, in an earlier version of the table."""
+    """The name or the type that a column had in an earlier version of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
-    """How rows are placed."""
+    """How rows are placed in splits and files."""
 
     seed: int = 0
     key: tuple[str, ...] = ()
-    """Input columns by which rows are known, instead of all that the table's first version has."""
+    """Input columns by which rows are recognised, instead of all that the table's first version has."""
     row_group_rows: int = 32_768
     file_rows: int = 524_288
     split: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_SPLIT))
-    """Shares of the rows, by the hash of each."""
+    """Each split's share of the rows; the hash of a row decides which split it is in."""
     split_by: tuple[str, ...] = ()
-    """Columns whose hash decides instead, so that rows which agree in them stay in one split."""
+    """Columns whose hash decides the split instead, so that rows which agree in them stay in one split."""
     split_column: str | None = None
     """A text column that holds the split's name instead."""
     split_time: str | None = None
-    """A number column instead: each split begins at its bound in `split_from`."""
+    """A number column that decides instead: each split begins at its bound in `split_from`."""
     split_from: tuple[float, ...] = ()
     order: str | None = None
-    """A number column by which rows lie, over files and within them, instead of by hash."""
+    """A number column by which rows are sorted, over files and within them, instead of by hash."""
     order_step: float = 3600.0
-    """Files are cut at whole multiples of this."""
+    """The step of `order` at whose multiples files are cut."""
     partition: str | None = None
-    """A column by whose values files lie in folders, and by which Delta's readers can leave files out."""
+    """A column whose values name the folders of files; Delta's readers can leave files out by it."""
     together: str | None = None
-    """Rows that agree in this column lie next to each other."""
+    """A column by which rows are grouped: those that agree in it are next to each other."""
     plain_lists: bool = False
-    """Bags as Parquet lists, for readers other than ours, instead of packed bytes."""
+    """Whether bags are stored as Parquet lists, for readers other than Sluice's, instead of packed bytes."""
 
     @property
     def training(self) -> str:
-        """The split that is learned from, here and by a trainer: `train`, or the first where none is called so."""
+        """The split that is learned from, here and by a trainer: `train`, or the first one if none has that name."""
         return "train" if "train" in self.split else next(iter(self.split))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """One fitted state: its key, what learns it, in which pass, and from which columns."""
+    """One fitted state: its key, which operator learns it, in which pass, and from which columns."""
 
     key: str
     op: Fitted
@@ -107,19 +107,20 @@ class Spec:
     text: str = field(repr=False)
     rows: RowRules = field(default_factory=RowRules)
     drift: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """Of psi, unseen and nulls: from which value on a new version is warned of, and from which it is refused."""
+    """For psi, unseen and nulls: the value from which a new version gets a warning, and the one from which it is
+    refused."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Of every column that operators may start from: what `sluice.etl.ops.base` calls kinds."""
+    """The kind (see `sluice.etl.ops.base`) of every column that operators may start from."""
     identity: Identity | None = None
-    """The rule of the table that a job goes on with; None: this spec begins one."""
+    """The rule of the existing table that a job adds to; None: this spec begins a table."""
     name: str = "spec"
-    """What to call it in messages."""
+    """The name of the spec in messages."""
     permission: Permission = NOTHING
     """Which of the functions that it names may be imported. It goes wherever the spec goes, to Spark's workers, too."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Spec:
-        """A spec that its user wrote: see `own`."""
+        """Reads a spec that its user wrote: see `own`."""
         try:
             text = Path(path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -129,7 +130,7 @@ class Spec:
 
     @classmethod
     def own(cls, text: str, name: str = "spec") -> Spec:
-        """The user's own, not one that came with a table: the functions that it names are imported."""
+        """Parses the user's own spec, not one that came with a table: the functions that it names are imported."""
         spec = cls.parse(text, name)
         spec = replace(spec, permission=Permission(functions=spec.functions))
         try:
@@ -140,7 +141,8 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str, name: str = "spec", permission: Permission = NOTHING) -> Spec:
-        """Imports nothing, whoever wrote it: `imported` does, if `permission` allows it."""
+        """Parses a spec without importing anything, whoever wrote it: `imported` does that, if `permission` allows
+        it."""
         try:
             return replace(_spec(tomllib.loads(text), text), name=name, permission=permission)
         except tomllib.TOMLDecodeError as error:
@@ -150,12 +152,12 @@ class Spec:
 
     @cached_property
     def rule(self) -> Identity:
-        """By what rows are known."""
+        """The rule by which rows are recognised."""
         return self.identity or Identity.of(self)
 
     @property
     def types(self) -> dict[str, str]:
-        """Of the input's columns, and of those that joins and lags add to them, one value a row."""
+        """Types of the input's columns, and of those that joins and lags add to them, one value a row."""
         found = dict(self.input.columns)
         for join in self.rows.joins:
             found |= join.columns
@@ -166,11 +168,11 @@ class Spec:
 
     @property
     def functions(self) -> frozenset[str]:
-        """Those that its `python` operators name, as "module:function"."""
+        """The functions that its `python` operators name, as "module:function"."""
         return frozenset(op.function for column in self.columns for op in column.ops if isinstance(op, Python))
 
     def imported(self) -> dict[str, Callable[..., Any]]:
-        """Those functions, imported; OperatorError if one may not be, or cannot."""
+        """Imports those functions; OperatorError if one may not or cannot be imported."""
         found: dict[str, Callable[..., Any]] = {}
         for made in self.columns:
             for op in made.ops:
@@ -184,12 +186,12 @@ class Spec:
 
     @property
     def label(self) -> str:
-        """The input column that the label is."""
+        """The input column that the label is made from."""
         return next(c.sources[0] for c in self.columns if c.role == "label")
 
     @property
     def hidden(self) -> tuple[ColumnSpec, ...]:
-        """What must be learned for the rows' sake: it becomes no column."""
+        """Columns that are learned only because rules on rows need them: they do not become columns of the table."""
         found = []
         if self.rows.negatives:
             found.append(ColumnSpec(name="rows/negatives", sources=(self.rows.negatives.column,), role="sparse",
@@ -201,7 +203,7 @@ class Spec:
 
     @property
     def fitted(self) -> tuple[Learned, ...]:
-        """Every state there is to learn, once."""
+        """Every state that must be learned, once."""
         found: dict[str, Learned] = {}
         for spec in (*self.columns, *self.hidden):
             for key, op, number in spec.fitted:
@@ -211,19 +213,19 @@ class Spec:
 
     @property
     def levels(self) -> int:
-        """Passes that fitting takes."""
+        """The number of passes that fitting takes."""
         return max((learned.level + 1 for learned in self.fitted), default=0)
 
     @property
     def chains(self) -> dict[str, Any]:
-        """All that the fitted states depend on, by their keys, as plain values."""
+        """Everything that the fitted states depend on, by their keys, as plain values."""
         return {learned.key: [[list(c.sources), [op.described for op in c.ops[:number + 1]]]
                               for c, number in learned.users]
                 for learned in self.fitted}
 
     @property
     def fitted_hash(self) -> str:
-        """Of `chains`: state of another hash is another spec's."""
+        """Hash of `chains`: a state with another hash belongs to another spec."""
         return hashlib.sha256(json.dumps(self.chains, sort_keys=True).encode()).hexdigest()[:16]
 
     def fields(self, cardinalities: Mapping[str, int], bags: Mapping[str, tuple[int, float, int]] | None = None
@@ -276,7 +278,7 @@ def input_columns(text: str) -> dict[str, str]:
 
 
 def _weight(columns: tuple[ColumnSpec, ...], rows: RowRules, label: ColumnSpec) -> ColumnSpec:
-    """What makes up for the rows that a sample leaves out: 1 / share for label 0."""
+    """The column that makes up for the rows that a sample leaves out: 1 / share for label 0."""
     from sluice.etl.ops.numeric import InverseShare
 
     assert rows.sample is not None
@@ -327,7 +329,7 @@ def _input(raw: dict[str, Any]) -> Input:
 
 
 def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
-    """Each old name belongs to one column."""
+    """Checks that each old name belongs to one column."""
     for name, old in was.items():
         if name not in columns:
             raise SpecError(f"input.columns: {name!r} has a `was`, and so must be one column, not a range")
@@ -338,7 +340,7 @@ def _check_was(was: Mapping[str, str], columns: Mapping[str, str]) -> None:
 
 
 def _expanded(names: str, path: str) -> list[str]:
-    """`I1..I13` is thirteen names, anything else one."""
+    """Expands a range of names: `I1..I13` is thirteen names, anything else one."""
     if match := _RANGE.fullmatch(names):
         if match[1] != match[3] or int(match[2]) > int(match[4]):
             raise SpecError(f"{path}: {names!r} is no range; write for instance I1..I13")

@@ -1,4 +1,4 @@
-"""How a column's values are spread over whole steps: what files of a table in time order are cut by."""
+"""How a column's values are spread over whole steps: the files of a table in time order are cut by these."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sluice.etl.ops.base import Fitted, values_of
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(Fitted):
-    """The number of whole `step`s below a value; missing values lie before all others.
+    """Maps a value to the number of whole `step`s below it; missing values come before all others.
 
-    It says which file a row goes to, of whatever split, and nothing that a model reads."""
+    The step decides which file a row goes to, in whatever split; a model never reads it."""
 
     name: ClassVar[str] = "steps"
     takes: ClassVar[tuple[str, ...]] = ("number",)
@@ -39,12 +39,12 @@ class Steps(Fitted):
         return table.sort_by("step").combine_chunks()
 
     def prepare(self, state: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The steps there are, and how many rows lie before each."""
+        """Returns the steps there are, and how many rows come before each."""
         counts = state["count"].to_numpy()
         return state["step"].to_numpy(), np.cumsum(counts) - counts
 
     def apply(self, column: pa.Array, state: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]) -> pa.Array:
-        """The share of all rows that lie before a value's step: from 0 to below 1."""
+        """Returns the share of all rows that come before a value's step: from 0 to below 1."""
         steps, before = state
         if not len(steps):
             return pa.array(np.zeros(len(column)))

@@ -1,4 +1,4 @@
-"""Reading a spec's keys: each mistake is a `SpecError` that names the key's path and the nearest right name."""
+"""Reads a spec's keys: each mistake is a `SpecError` that names the key's path and the nearest right name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def section(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def sections(raw: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
-    """The tables of an array, each with its path."""
+    """Returns the tables of an array, each with its path."""
     entries = raw.get(key, [])
     if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
         raise SpecError(f"{key}: must be tables, each written [[{key}]]")
@@ -35,7 +35,7 @@ def known(raw: Mapping[str, Any], names: Iterable[str], path: str) -> None:
 
 
 def value(raw: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any, path: str) -> Any:
-    """The value of a key, which must be of a type; its default if it is not there."""
+    """Returns the value of a key, which must be of a type; its default if it is not there."""
     found = raw.get(key, default)
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if key in raw and (not isinstance(found, kinds) or (isinstance(found, bool) and bool not in kinds)):
@@ -50,7 +50,7 @@ def needed(raw: Mapping[str, Any], key: str, kind: type | tuple[type, ...], path
 
 
 def column(raw: Mapping[str, Any], key: str, columns: Iterable[str], path: str) -> str:
-    """The value of a key that names an input column."""
+    """Returns the value of a key that names an input column."""
     name = str(needed(raw, key, str, path))
     if name not in (columns := tuple(columns)):
         raise SpecError(f"{path}.{key} = {name!r}: no such input column{nearest(name, columns)}")
@@ -58,7 +58,7 @@ def column(raw: Mapping[str, Any], key: str, columns: Iterable[str], path: str) 
 
 
 def texts(raw: Mapping[str, Any], key: str, default: Iterable[str], path: str) -> tuple[str, ...]:
-    """A list of texts; one text is a list of one."""
+    """Returns a list of texts; one text is a list of one."""
     found = value(raw, key, (list, str), list(default), path)
     found = [found] if isinstance(found, str) else found
     if not all(isinstance(item, str) for item in found):

@@ -1,4 +1,4 @@
-"""Criteo-shaped clicks with a known truth: `Clicks` makes any range of rows, each from (seed, row number) alone.
+"""Makes Criteo-shaped clicks with a known truth: `Clicks` makes any range of rows, each from (seed, row number) alone.
 
 The shape follows what was measured on real Criteo logs: nulls that come in blocks of columns, a negative count, ranges
 that saturate, long-tailed categories most of whose distinct values occur once, and values that first occur on a later
@@ -51,8 +51,8 @@ _CROSSES = (("C1", "C17"), ("C8", "C14"), ("C17", "C23"), ("C2", "C23"), ("C1", 
 _CROSS_SPREAD = 0.55
 _FACTORS = 2
 _CLICK_RATE = 0.25
-_SAMPLE = 8192            # rows by which the bias is set
-_FREQUENT = 512          # ranks beyond it have no effect of their own: nothing could be learned of them
+_SAMPLE = 8192            # how many rows set the bias
+_FREQUENT = 512          # ranks beyond it have no effect of their own: nothing could be learned about them
 _CHURN = 0.3             # share of the rarer values that are new each day, in columns of more than _CHURN_FROM values
 _CHURN_FROM = 1_000
 _STEADY = 64             # the most frequent ranks never change
@@ -91,7 +91,7 @@ def _normal(count: int, *name: int | str) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticRows:
-    """Some consecutive rows. A value under a null mask is there all the same; who writes it out drops it."""
+    """Some consecutive rows. A value under a null mask is there all the same; whoever writes it out drops it."""
 
     first: int
     label: npt.NDArray[np.int8]
@@ -99,15 +99,15 @@ class SyntheticRows:
     """The true click probability, from which the label was drawn."""
     counts: Mapping[str, npt.NDArray[np.int64]]
     ranks: Mapping[str, npt.NDArray[np.int64]]
-    """Of categories: 0 is the most frequent value; a value new on its day has a rank of its own."""
+    """Ranks of the values of categories: 0 is the most frequent one; a value new on its day has a rank of its own."""
     nulls: Mapping[str, npt.NDArray[np.bool_]]
-    """Only of columns that have any."""
+    """The null masks of those columns that have nulls."""
 
     def __len__(self) -> int:
         return len(self.label)
 
     def codes(self, name: str) -> npt.NDArray[np.uint32]:
-        """The 32 bits that stand in the log, as eight hexadecimal digits, for each value of a category."""
+        """The 32 bits that the log has, as eight hexadecimal digits, for each value of a category."""
         return (_mix(self.ranks[name].astype(np.uint64) + _stream("code", name)) >> np.uint64(32)).astype(np.uint32)
 
 
@@ -135,7 +135,7 @@ class Clicks:
         effects["bias"] = self._bias()
 
     def _bias(self) -> float:
-        """What makes the click rate the same for every seed."""
+        """The bias that makes the click rate the same for every seed."""
         truth = self.rows(0, _SAMPLE).probability
         logit, low, high = np.log(truth / (1.0 - truth)), -20.0, 20.0
         for _ in range(40):
@@ -145,7 +145,7 @@ class Clicks:
         return low
 
     def rows(self, first: int, count: int, day: int = 0) -> SyntheticRows:
-        """Rows `first` to `first + count`, which lie on that day."""
+        """Makes the rows `first` to `first + count`, which belong to that day."""
         number = np.arange(first, first + count, dtype=np.uint64)
         base = _mix(number * np.uint64(_GAMMA) + _stream("seed", self.seed))
 
@@ -172,7 +172,7 @@ class Clicks:
             if weight:
                 effect = weight * (np.log1p(np.maximum(counts[name], 0)) - math.log1p(median))
                 logit += np.where(nulls[name], -0.5 * weight, effect) if name in nulls else effect
-        # A count that matters most in the middle of its range: no single weight can say so.
+        # This count matters most in the middle of its range: no single weight can express that.
         logit += 0.9 * np.exp(-0.5 * (np.log1p(np.maximum(counts["I2"], 0)) - 2.0) ** 2) - 0.45
         places: dict[str, Any] = {}
         for name in dict.fromkeys((*_MAIN_EFFECTS, *(c for pair in _CROSSES for c in pair))):
@@ -188,7 +188,7 @@ class Clicks:
 
 
 def _count(name: str, u: Floats) -> npt.NDArray[np.int64]:
-    """Log-logistic about the median, cut where the real column saturates; I2 also counts down to -2."""
+    """Draws counts: log-logistic about the median, cut where the real column saturates; I2 also counts down to -2."""
     median, spread, largest, _ = _COUNTS[name]
     value = (median + 1.0) * np.exp(spread * 0.5513 * (np.log(u) - np.log1p(-u))) - 1.0
     value = np.minimum(np.maximum(value, 0.0), largest)
@@ -200,7 +200,8 @@ def _count(name: str, u: Floats) -> npt.NDArray[np.int64]:
 
 
 def _rank(name: str, u: Floats) -> npt.NDArray[np.int64]:
-    """Log-uniform over the column's values, bent so that the first has the share asked for."""
+    """Draws ranks: log-uniform over the column's values, bent so that the first has the share that its column is to
+    have."""
     values, top = _VALUES[name]
     if top is not None:
         u = u ** (math.log(math.log(2) / math.log(values + 1)) / math.log(top))

@@ -1,4 +1,4 @@
-"""Synthetic rows in other shapes than Criteo's: Avazu's, sessions of users, and a very wide one; for the example specs.
+"""Synthetic rows in other shapes than Criteo's, for the example specs: Avazu's, sessions of users, and a very wide one.
 
 Each is a function of (rows, seed) alone and has a planted click model, so that a trainer has something to learn.
 """
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 SHAPES = ("criteo", "avazu", "sessions", "wide")
 FORMATS = {"avazu": "csv", "sessions": "json", "wide": "parquet"}
 WIDE_NUMBERS, WIDE_IDS, WIDE_LISTS = 900, 94, 5
-_DAYS, _FIRST_DAY = 10, 21  # of October 2014
+_DAYS, _FIRST_DAY = 10, 21  # days of October 2014
 _NO_DEVICE = "a99f214a"
 _GENRES = ("drama", "comedy", "crime", "war", "music", "sport", "news")
 
@@ -54,7 +54,7 @@ def _effect(ids: npt.NDArray[np.int64], seed: int, spread: float) -> Floats:
 
 
 def _ranks(generator: np.random.Generator, values: int, count: int) -> npt.NDArray[np.int64]:
-    """Long-tailed: log-uniform ranks."""
+    """Draws long-tailed, log-uniform ranks."""
     ranks = np.exp(generator.random(count) * np.log(values + 1)).astype(np.int64) - 1
     return np.asarray(np.minimum(ranks, values - 1))
 
@@ -69,7 +69,7 @@ def _drawn(generator: np.random.Generator, logit: Floats) -> tuple[npt.NDArray[n
 
 
 def _avazu(rows: int, seed: int) -> tuple[pa.Table, Floats]:
-    """Ten days by the hour; ids beyond 63 bits; -1 in C20 and one device id stand for missing values."""
+    """Ten days hour by hour; ids beyond 63 bits; -1 in C20 and one device id stand for missing values."""
     generator = np.random.Generator(np.random.Philox(seed))
     hour = np.sort(generator.integers(0, _DAYS * 24, rows))
     names = {"site_id": 3000, "site_domain": 2000, "site_category": 25, "app_id": 4000, "app_domain": 300,
@@ -95,7 +95,7 @@ def _avazu(rows: int, seed: int) -> tuple[pa.Table, Floats]:
 
 
 def _sessions(rows: int, seed: int) -> tuple[pa.Table, Floats]:
-    """Users who come back: each sees items in time order, and likes those of the kinds that it likes."""
+    """Users who come back: each sees items in time order, and likes those of one kind."""
     generator = np.random.Generator(np.random.Philox(seed))
     user, item = _ranks(generator, max(4, rows // 12), rows), _ranks(generator, 3000, rows)
     at = 1_760_000_000 + np.sort(generator.integers(0, 14 * 86_400, rows))

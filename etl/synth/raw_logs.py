@@ -60,7 +60,7 @@ def synthesize(target: Path, *, rows: int, seed: int = 0, form: str = "tsv", day
 
 def _in_order(pool: ThreadPoolExecutor, makers: list[Callable[[], tuple[SyntheticRows, bytes | pa.Table]]]
               ) -> Iterator[tuple[SyntheticRows, bytes | pa.Table]]:
-    """Results in order, a few made ahead."""
+    """Yields results in order, a few of them made ahead."""
     waiting = [pool.submit(make) for make in makers[:_AHEAD]]
     for number in range(len(makers)):
         yield waiting.pop(0).result()
@@ -69,7 +69,7 @@ def _in_order(pool: ThreadPoolExecutor, makers: list[Callable[[], tuple[Syntheti
 
 
 class _Sink:
-    """One file, text or Parquet."""
+    """One file that rows are written to, text or Parquet."""
 
     def __init__(self, path: Path, form: str) -> None:
         self._path, self._form = path, form
@@ -118,7 +118,7 @@ def _text(rows: SyntheticRows, form: str) -> bytes:
             value = _digits(rows.counts[name]) if name in INTEGERS else _hexadecimal(rows.codes(name))
         field = np.hstack([_constant(before, len(rows)), value, _constant(after, len(rows))])
         if name in rows.nulls:
-            keep = 0 if form == "json" else len(before)  # JSON leaves a null out with its name
+            keep = 0 if form == "json" else len(before)  # in JSON a null is left out together with its name
             field[rows.nulls[name], keep:] = 0
         pieces.append(field)
     pieces.append(_constant(b"}\n" if form == "json" else b"\n", len(rows)))
@@ -131,7 +131,7 @@ def _constant(text: bytes, rows: int) -> Bytes:
 
 
 def _digits(values: npt.NDArray[np.int64]) -> Bytes:
-    """Decimal digits of numbers below 10^8 in size, with a sign, in nine bytes; bytes of value 0 are no digits."""
+    """The decimal digits of numbers below 10^8 in size, with a sign, in nine bytes; bytes of value 0 are not digits."""
     size = np.abs(values)
     high, low = size // 10_000, size % 10_000
     text = np.zeros((len(values), 9), np.uint8)

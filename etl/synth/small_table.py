@@ -1,4 +1,4 @@
-"""`small_table`: a real feature table of synthetic clicks in a second, without Spark, for tests and first tries.
+"""Makes a real feature table of synthetic clicks in a second, without Spark, for tests and first tries: `small_table`.
 
 It is written with pyarrow and published by the same commit code as a job's; its labels can be learned.
 """
@@ -32,8 +32,8 @@ def small_table(path: str | os.PathLike[str], *, rows: int = 10_000, seed: int =
                 mode: str = "create", first: int = 0, number_rows: bool = False) -> FeatureTable:
     """Writes `rows` clicks, of which `values` per category have an id, and returns the new version.
 
-    `files` is the number of training files, other splits have their share of it. `first` continues an earlier table's
-    rows. With `number_rows`, I1 holds each row's number, so that a test can tell rows apart."""
+    `files` is the number of training files; other splits have a proportionate number. `first` continues an earlier
+    table's rows. With `number_rows`, I1 holds each row's number, so that a test can tell rows apart."""
     store, job = TableStore(path), new_job()
     base = Base.read(store)
     base.permit(mode, store.uri)

@@ -1,5 +1,5 @@
-"""Where the rows of a version lie: `Census`, by which two versions are compared. `trained_on` says what share of a
-split a run has seen, `there_already` how many rows of an append a table has."""
+"""Which rows a version's splits hold: `Census`, by which two versions are compared. `trained_on` says what share of a
+split a run has seen, `there_already` how many rows of an append a table already has."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Census:
-    """What is known of the rows of some jobs."""
+    """What is known about the rows of some jobs."""
 
     jobs: tuple[str, ...] = ()
     rule: Identity | None = None
-    """By what they are known; None if the jobs have several rules, or say nothing of one."""
+    """How the rows are recognised; None if the jobs have several rules, or record none."""
     settings: Settings = field(default_factory=dict)
-    """How splits are cut."""
+    """The settings that decide how splits are cut."""
     sketches: Mapping[str, Mapping[str, Sketch]] = field(default_factory=dict)
-    """`Identity.recognition` → split → its rows; only where every job has one."""
+    """`Identity.recognition` → split → sketch of its rows; only recognitions that every job has."""
 
     @classmethod
     def of(cls, records: Iterable[JobRecord]) -> Census:
@@ -50,13 +50,13 @@ class Census:
 
     @property
     def trained(self) -> Census:
-        """Of the rows that a run trains on: those of `train` that lie in no other split."""
+        """The census of the rows that a run trains on: those of `train` that are in no other split."""
         sketches = {recognition: {TRAIN: splits[TRAIN].without(s for n, s in splits.items() if n != TRAIN)}
                     for recognition, splits in self.sketches.items() if TRAIN in splits}
         return replace(self, sketches=sketches)
 
     def and_then(self, later: Census) -> Census:
-        """Of the rows of both, where they can be told from each other; else of the later ones."""
+        """The census of the rows of both, where their sketches can be joined; otherwise that of the later ones."""
         common = self.sketches.keys() & later.sketches.keys()
         if not common:
             return later
@@ -80,15 +80,15 @@ class Census:
 
 
 def rule_of(record: JobRecord) -> Identity | None:
-    """By what a job's rows are known; older programs hashed all input columns of their spec."""
+    """The rule by which a job's rows are recognised; older programs hashed all input columns of their spec."""
     return record.identity or (_spec(record.spec).rule if record.spec else None)
 
 
 def under_rule(spec: Spec, parent: JobRecord | None, *, accept: bool) -> tuple[Spec, Identity | None]:
-    """The spec with the rule that its rows go by, and the table's rule, if the spec has its columns.
+    """Returns the spec with the rule that its rows follow, and the table's rule, if the spec has its columns.
 
-    Both are the same, unless there is no table yet, or the spec is the first to name a key, or rows move otherwise and
-    the user accepts that: then the spec begins a rule."""
+    Both rules are the same, unless there is no table yet, or the spec is the first to name a key, or rows change their
+    split and the user accepts that: then the spec begins a new rule."""
     rule = rule_of(parent) if parent else None
     if rule is None:
         return spec, None
@@ -112,7 +112,7 @@ def under_rule(spec: Spec, parent: JobRecord | None, *, accept: bool) -> tuple[S
 
 @lru_cache(maxsize=16)
 def _spec(text: str) -> Spec:
-    """Jobs that append have the same one."""
+    """Parses a spec's text, once for all jobs that append with it."""
     return Spec.parse(text)
 
 
@@ -126,7 +126,7 @@ def _settings(record: JobRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What of a version's splits was trained on in another."""
+    """How much of each of a version's splits was trained on in another version."""
 
     shares: Mapping[str, float]
     exact: bool
@@ -136,7 +136,7 @@ class Seen:
 
     @property
     def text(self) -> str:
-        """For a person; empty if nothing was."""
+        """Describes it for a person; empty if nothing was trained on."""
         about = "" if self.exact else "about "
         return " and ".join(f"{about}{_percent(share)} of the rows of split {split!r}"
                             for split, share in self.shares.items() if share)
@@ -147,7 +147,8 @@ def _percent(share: float) -> str:
 
 
 def trained_on(before: Census, after: Census) -> Seen:
-    """What share of each split of `after` lies in what was trained on `before`; `SplitMoved` if nobody can know."""
+    """The share of each split of `after` that is among the rows trained on in `before`; `SplitMoved` if it cannot be
+    known."""
     if set(after.jobs) <= set(before.jobs):
         return Seen(shares={}, exact=True)  # the same files, each in the split that it was in
     shares: dict[str, float] = {}
@@ -174,7 +175,7 @@ def _words(rule: Identity | None) -> str:
 
 
 def there_already(before: Census, now: Census, rows: int) -> tuple[int, bool] | None:
-    """How many of an append's rows a table has, and whether that is exact; None if nobody can know."""
+    """The number of an append's rows that a table already has, and whether it is exact; None if it cannot be known."""
     common = before.sketches.keys() & now.sketches.keys()
     if not common:
         return None

@@ -1,4 +1,4 @@
-"""How a version comes to be: describe a job's files, write its record, then one Delta commit that lands or does not.
+"""How a version is made: describe a job's files, write its record, then make one Delta commit, which lands or does not.
 
 Nobody reads what a job wrote before the last step, and after it a reader sees all of it. The commit is made on the
 version that was read, without delta-rs's own retries: with them a stale overwrite lands beside an append.
@@ -40,7 +40,7 @@ class Base:
     """The version that a job starts from."""
 
     version: int | None
-    """None: there is no table yet."""
+    """The number of that version; None: there is no table yet."""
     schema: pa.Schema | None = None
 
     @classmethod
@@ -53,11 +53,11 @@ class Base:
 
     @property
     def next(self) -> int:
-        """The version that a commit on this one makes."""
+        """The number of the version that a commit on this one makes."""
         return 0 if self.version is None else self.version + 1
 
     def permit(self, mode: str, uri: str, *, partitioned: bool = False) -> None:
-        """Refuses, before any work, what the commit would refuse after it, or what would spoil the table."""
+        """Refuses, before any work, a job whose commit would be refused after it, or would spoil the table."""
         if mode not in MODES:
             raise CommitError(f"mode {mode!r} is none of {', '.join(MODES)}")
         if mode == "create" and self.version is not None:
@@ -72,14 +72,15 @@ class Base:
 
 
 def new_job() -> str:
-    """A name no other job has; sorts by time."""
+    """Makes a name that no other job has; names sort by time."""
     return f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
 
 
 def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[Field]) -> int:
-    """Writes the record, then commits its files on `base`; returns the version. The only way to publish.
+    """Writes the record, then commits its files on `base`; returns the version. This is the only way to publish.
 
-    An append that was overtaken tries again on what is there now, if that has the same layout and fitted state."""
+    If another job publishes before an append does, the append is tried again on the new version, if that has the same
+    layout and fitted state."""
     if not record.files:
         raise CommitError("the job wrote no rows: nothing to publish")
     base.permit(record.mode, store.uri, partitioned=record.files[0].partition is not None)
@@ -109,14 +110,14 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
 
 
 def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema) -> None:
-    """One Delta commit on a version, or an error of delta-rs."""
+    """Makes one Delta commit on a version, or raises an error of delta-rs."""
     schema, folders = Schema.from_arrow(stored), [name for name in stored.names if name in _FOLDERS]
     now_ms = int(time.time() * 1000)
     added = [AddAction(f.path, f.bytes, _folders(f), now_ms, True, json.dumps({"numRecords": f.rows}))
              for f in record.files]
     actions: list[AddAction | RemoveAction] = [*added]
     properties = CommitProperties(custom_metadata={"job": record.job, "mode": record.mode}, max_commit_retries=0)
-    # Old log files go only when somebody asks for it: a pinned version must stay readable.
+    # Old log files are only removed on request: a pinned version must stay readable.
     hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
     common: dict[str, Any] = {"commit_properties": properties, "post_commithook_properties": hooks}
     if base.version is None:
@@ -128,7 +129,7 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
 
 
 def _with_folders(stored: pa.Schema, record: JobRecord) -> pa.Schema:
-    """With the columns that are not in files but in the names of their folders."""
+    """Adds the columns that are not in files but in the names of their folders."""
     stored = stored.append(pa.field("split", pa.string(), nullable=False))
     return stored.append(pa.field("partition", pa.string())) if record.files[0].partition is not None else stored
 
@@ -145,7 +146,7 @@ def _landed(store: TableStore, job: str) -> int | None:
 
 
 def _same_state(store: TableStore, now: Base, record: JobRecord) -> bool:
-    """Whether the version that is there now has the fitted state that this job was applied with, and its rule."""
+    """Whether the newest version has the fitted state that this job applied, and its rule."""
     table = FeatureTable.open(store.uri, now.version)
     if not table.records or table.record.state != record.state:
         return False

@@ -1,4 +1,4 @@
-"""A job's files before they are published: what is stored in them, and `describe`, which looks at each.
+"""A job's files before they are published: what is stored in them, and `describe`, which examines each.
 
 Spark's workers run this too, so it needs nothing but pyarrow and numpy.
 """
@@ -40,7 +40,7 @@ def job_of(path: str) -> str:
 
 
 def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
-    """What is stored for these fields, with what a reader must know of each in its metadata.
+    """The schema in which these fields are stored, with what a reader must know about each in its metadata.
 
     Cardinalities are not in it: an append may raise them, and cannot change a table's schema."""
     columns = []
@@ -60,7 +60,8 @@ def _arrow_type(name: str) -> pa.DataType:
 
 def describe(store: TableStore, job: str, fields: Sequence[Field], row_group_rows: int, *, each: Each = map,
              buckets: Mapping[str, int] | None = None) -> tuple[tuple[FileRecord, ...], Profile]:
-    """Every file of a job, its footer checked against what the job was to write, and the profile of all of them.
+    """Returns every file of a job, its footer checked against what the job was to write, and the profile of all of
+    them.
 
     `buckets` are the ids of each column that stand for values out of its vocabulary."""
     paths = [p for p in store.files(folder_of(job)) if p.endswith(".parquet")]

@@ -1,5 +1,5 @@
-"""What operators learned from data: `FittedState`, one table for each fitted operator, and `FileBackedState` for
-a table that is too large to be held."""
+"""What operators learned from data: `FittedState`, one table for each fitted operator, and `FileBackedState` for a
+table that is too large to be held in memory."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ class StateError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class FileBackedState:
-    """Columns (value, count), in the order of their ids: the files one after the other, each from its first row on."""
+    """A table (value, count) that is kept in files, in the order of ids: the files one after the other, each from its
+    first row on."""
 
     uri: str
-    """Of the table that the files belong to."""
+    """The URI of the table that the files belong to."""
     parts: tuple[tuple[str, int], ...]
-    """Path of each file, relative to the table, and its rows."""
+    """The path of each file, relative to the table, and its number of rows."""
     digest: str
-    """Of the content, however it is cut into files: see `digest_of`."""
+    """The digest of the content, however it is cut into files: see `digest_of`."""
 
     @classmethod
     def of(cls, store: TableStore, paths: Iterable[str]) -> FileBackedState:
-        """Files as they lie there, read once through for their digest."""
+        """Describes existing files, which are read through once for their digest."""
         found = cls(uri=store.uri, parts=tuple((path, rows_of(store, path)) for path in paths), digest="")
         return replace(found, digest=digest_of(SCHEMA, found._row_groups()))
 
@@ -47,7 +48,7 @@ class FileBackedState:
         return sum(rows for _, rows in self.parts)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of it, in even pieces; StateError behind the last one if this is not what was written."""
+        """Yields all rows, in even pieces; StateError after the last one if this is not what was written."""
         digest = hashlib.sha256(str(SCHEMA).encode())
         for batch in _even(self._row_groups()):
             digest.update(batch.serialize())
@@ -58,7 +59,7 @@ class FileBackedState:
                              "it, was changed since it was written; copy it here anew, or fit again")
 
     def check(self) -> None:
-        """StateError if it is not what was written."""
+        """Raises StateError if the content is not what was written."""
         for _ in self.batches():
             pass
 
@@ -81,7 +82,7 @@ class FileBackedState:
         return pa.Table.from_batches(list(self.batches()), SCHEMA).combine_chunks()
 
     def head(self, rows: int) -> pa.Table:
-        """Its first rows: the most frequent values."""
+        """The first rows: the most frequent values."""
         held: list[pa.RecordBatch] = []
         for batch in self.batches():
             held.append(batch)
@@ -99,13 +100,13 @@ class FileBackedState:
 
 
 def rows_of(store: TableStore, path: str) -> int:
-    """Of one Parquet file, by its footer."""
+    """The number of rows of one Parquet file, by its footer."""
     with store.fs.open_input_file(store.path(path)) as file:
         return int(pq.ParquetFile(file).metadata.num_rows)
 
 
 def digest_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    """SHA-256 of a table's content, whatever its batches and wherever it lies."""
+    """SHA-256 of a table's content, however it is cut into batches and wherever it is stored."""
     digest = hashlib.sha256(str(schema).encode())
     for batch in _even(batches):
         digest.update(batch.serialize())
@@ -113,7 +114,7 @@ def digest_of(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
 
 
 def _even(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of one size, each copied: a slice would be written with what lies around it."""
+    """Yields the same rows in batches of one size, each copied: a slice would be written with the rows around it."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -128,19 +129,19 @@ def _even(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 __all__ = ["FileBackedState", "FittedState", "Packed", "StateError"]
 
 Packed = dict[str, bytes | FileBackedState]
-"""A state as it travels to workers; what is stored they read themselves."""
+"""A state as it is sent to workers; they read stored tables themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedState:
-    """Keys are `column/number of the operator in its chain`."""
+    """The tables that fitted operators learned. Keys are `column/number of the operator in its chain`."""
 
     spec: str = ""
-    """Hash of what was fitted: the fitted operators, their parameters and inputs."""
+    """Hash of what decides the state: the fitted operators, their parameters and inputs."""
     tables: Mapping[str, pa.Table | FileBackedState] = field(default_factory=dict)
-    """Stored: it lies in files, and only who needs it reads it."""
+    """The tables; one that is stored in files is only read by whoever needs it."""
     chains: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What `spec` is the hash of, to show a difference by; see `Spec.chains`."""
+    """The plain values that `spec` is the hash of, to show a difference by; see `Spec.chains`."""
     fitted_on: str | None = None
     """The split whose rows were learned from; None: those of all splits, as in tables of older programs."""
 
@@ -148,7 +149,7 @@ class FittedState:
         object.__setattr__(self, "tables", MappingProxyType(dict(sorted(self.tables.items()))))
 
     def __getitem__(self, key: str) -> pa.Table:
-        """The table, read from its files if it lies in some."""
+        """The table of that key, read from its files if it is stored in some."""
         found = self.kept(key)
         return found.read() if isinstance(found, FileBackedState) else found
 
@@ -166,7 +167,7 @@ class FittedState:
 
     @cached_property
     def hash(self) -> str:
-        """Names the state: the same content has the same name, wherever its tables lie."""
+        """A name for the state: the same content has the same name, wherever its tables are stored."""
         digest = hashlib.sha256(self.spec.encode())
         if self.fitted_on is not None:
             digest.update(f"\0fitted on {self.fitted_on}\0".encode())
@@ -234,7 +235,7 @@ class FittedState:
 
     @staticmethod
     def files(store: TableStore, name: str) -> set[str]:
-        """All that a saved state needs, relative to the table; none if it is not there."""
+        """All files that a saved state needs, relative to the table; empty if there is no such state."""
         folder = f"_sluice/state/{name}"
         found = set(store.files(folder))
         if f"{folder}/state.json" in found:

@@ -1,4 +1,4 @@
-"""What a job leaves about itself in `_sluice/jobs/<job>.json`: `JobRecord` and its `FileRecord`s. No I/O."""
+"""What a job records about itself in `_sluice/jobs/<job>.json`: `JobRecord` and its `FileRecord`s. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.etl.spec.row_identity import Identity
 
 FORMAT = 1
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive, and so Spark, calls the folder of rows whose value is missing."""
+"""The name that Hive, and so Spark, gives the folder of rows whose value is missing."""
 
 
 class RecordError(ValueError):
@@ -22,14 +22,14 @@ class FileRecord:
     """One written Parquet file, as it was when it was published."""
 
     path: str
-    """Relative to the table: `data/<job>/split=<split>/<name>.parquet`."""
+    """The file's path relative to the table: `data/<job>/split=<split>/<name>.parquet`."""
     rows: int
     bytes: int
     split: str
     row_group_rows: tuple[int, ...]
     sha256: str
     partition: str | None = None
-    """The value of the partition it lies in, if the table has partitions."""
+    """The value of the partition that the file is in, if the table has partitions."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FileRecord:
@@ -38,7 +38,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """One job: all that its version's readers need and the Delta log cannot hold."""
+    """One job: everything that its version's readers need and the Delta log cannot hold."""
 
     job: str
     mode: str
@@ -51,26 +51,26 @@ class JobRecord:
     parent: str | None
     """Hash of the state that the version before had."""
     spec: str
-    """The spec's text, so that a table says by itself how it was made."""
+    """The spec's text, so that a table itself says how it was made."""
     seed: int
     cardinalities: Mapping[str, int]
     files: tuple[FileRecord, ...]
     rejected: Mapping[str, int] = field(default_factory=dict)
     bags: Mapping[str, tuple[int, float, int]] = field(default_factory=dict)
     profile: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What its columns look like: see `sluice.etl.table.profile.Profile`."""
+    """The profile of its columns: see `sluice.etl.table.profile.Profile`."""
     raw_nulls: Mapping[str, float] = field(default_factory=dict)
-    """Share of missing values in each input column."""
+    """The share of missing values in each input column."""
     unread: Mapping[str, float] | None = None
-    """Share of values that were there and that an operator could not read, in each column with operators that read;
+    """The share of values that were there but that an operator could not read, in each column with operators that read;
     None in records of older programs, whose `raw_nulls` lack columns without any."""
     drift: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Against the version before it."""
+    """The drift of its columns against the version before."""
 
     tails: bool = False
-    """Whether the newest values of its histories and side tables lie in `_sluice/serving/<job>`."""
+    """Whether the newest values of its histories and side tables are stored in `_sluice/serving/<job>`."""
     identity: Identity | None = None
-    """By what its rows are known; None in records of older programs: then by all input columns of `spec`."""
+    """How its rows are recognised; None in records of older programs: then by all input columns of `spec`."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
 

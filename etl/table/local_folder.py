@@ -1,7 +1,7 @@
 """A local folder in which no link is followed: `opened`, `listed`, `remove` and `replace`, by paths relative to it.
 
-Every step below the folder is taken from a descriptor of the one above, so that a link that is put there meanwhile is
-not followed either. The folder itself may be named by a link.
+Every step below the folder is taken from a descriptor of the folder above, so that a link that is put there meanwhile
+is not followed either. The folder itself may be named by a link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def opened(root: str, relative: str, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of a folder below `root`; OSError names the first part of its path that is a link, or not there."""
+    """Opens a descriptor of a folder below `root`; OSError names the first part of its path that is a link, or not
+    there."""
     if make:
         os.makedirs(root, exist_ok=True)
     here, path = os.open(root, _FOLDER), root
@@ -51,7 +52,7 @@ def is_link(folder: int, name: str) -> bool:
 
 
 def listed(root: str, relative: str) -> tuple[list[str], list[str]]:
-    """The files under a folder, and the links: all relative to `root`, sorted."""
+    """Lists the files under a folder, and the links: all relative to `root`, sorted."""
     files: list[str] = []
     links: list[str] = []
     waiting = [relative]
@@ -73,7 +74,7 @@ def listed(root: str, relative: str) -> tuple[list[str], list[str]]:
 
 
 def remove(root: str, relative: str) -> None:
-    """A file, a folder with all that is in it, or a link itself, if it is there."""
+    """Removes a file, a folder with all that is in it, or a link itself, if it is there."""
     above, _, name = relative.rpartition("/")
     with contextlib.suppress(FileNotFoundError), opened(root, above) as folder:
         if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
@@ -83,7 +84,7 @@ def remove(root: str, relative: str) -> None:
 
 
 def remove_if_empty(root: str, relative: str) -> bool:
-    """Whether a folder was empty, and so is gone now."""
+    """Removes a folder if it is empty, and says whether it was."""
     above, _, name = relative.rpartition("/")
     try:
         with opened(root, above) as folder:

@@ -1,8 +1,8 @@
 """Pins: a reader's version, which vacuum leaves alone until the pin expires or is released; and `Removal`, by which
-readers hear what a vacuum has begun to remove.
+readers learn what a vacuum has begun to remove.
 
-A vacuum says what it removes, and then looks for pins; a reader pins, and then looks for what is being removed. So at
-least one of the two sees the other, whatever comes between.
+A vacuum first writes what it removes, and then looks for pins; a reader first pins, and then looks for what is being
+removed. So at least one of the two sees the other, whatever happens in between.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """One reader's claim. Times are seconds since 1970, given by the caller."""
+    """One reader's claim to a version. Times are seconds since 1970, given by the caller."""
 
     name: str
-    """Of the reader: a run's name, for instance. Taking a pin again renews it."""
+    """The name of the reader: a run's name, for instance. Taking a pin again renews it."""
     version: int
     expires: float
 
@@ -45,7 +45,8 @@ class Pin:
 
 
 def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
-    """Those that have not expired. One that cannot be read is an error: to ignore it could cost a reader its files."""
+    """The pins that have not expired. One that cannot be read is an error: ignoring it could cost a reader its
+    files."""
     found = []
     for path in store.files(FOLDER):
         if not path.endswith(".json"):
@@ -54,7 +55,7 @@ def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
             about = json.loads(store.read(path))
             pin = Pin(name=path.rsplit("/", 1)[-1][:-5], version=int(about["version"]),
                       expires=float(about["expires"]))
-        except FileNotFoundError:  # released just now
+        except FileNotFoundError:  # the pin was released just now
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{store.url(path)}: a pin that cannot be read ({error}); remove it if nobody reads by it"
@@ -66,14 +67,14 @@ def pins(store: TableStore, now: float) -> tuple[Pin, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What a vacuum is about to remove, by the folders of jobs and states that lose something."""
+    """What a vacuum is about to remove: the folders of the jobs and states that lose something."""
 
     folders: frozenset[str]
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
     def of(cls, gone: Iterable[str], kept: Iterable[str]) -> Removal:
-        """What lies beside a kept file may go without a loss."""
+        """The removal of these files; one that is in the same folder as a kept file may go without a loss."""
         return cls(folders=folders_of(gone) - folders_of(kept))
 
     def begin(self, store: TableStore) -> None:
@@ -88,12 +89,12 @@ class Removal:
 
 
 def being_removed(store: TableStore) -> frozenset[str]:
-    """What vacuums at work remove; also one that was killed, until the next one ends."""
+    """What vacuums at work remove; includes what a vacuum that was killed had named, until the next one ends."""
     found: set[str] = set()
     for path in removals(store):
         try:
             found.update(map(str, store.read_json(path)["folders"]))
-        except FileNotFoundError:  # it has ended just now
+        except FileNotFoundError:  # the vacuum has ended just now
             continue
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{store.url(path)}: what a vacuum removes cannot be read ({error}); remove this file if "
@@ -107,17 +108,18 @@ def removals(store: TableStore) -> tuple[str, ...]:
 
 
 def folders_of(paths: Iterable[str]) -> frozenset[str]:
-    """Of a job or a state: `data/JOB`, `_sluice/state/HASH`; a record stands for itself."""
+    """The folders of jobs and states that these paths are in: `data/JOB`, `_sluice/state/HASH`; a record's path stays
+    as it is."""
     return frozenset("/".join(path.split("/")[:2 if path.startswith("data/") else 3]) for path in paths)
 
 
 LASTS_S = 3600.0
-"""From a renewal: so long a reader that was killed keeps its version."""
+"""How long a pin lasts from its renewal: a reader that was killed keeps its version that long."""
 
 
 class Hold:
-    """A context, with a thread that renews the pin in time. Where the table cannot be written, that is told once, and
-    reading goes on without a pin."""
+    """A context that holds a pin, with a thread that renews it in time. If the table cannot be written, the reader is
+    told once, and goes on reading without a pin."""
 
     def __init__(self, reader: str, say: Callable[[str], None], *, clock: Callable[[], float] = time.time,
                  every_s: float = LASTS_S / 4) -> None:
@@ -130,7 +132,7 @@ class Hold:
         self._thread = threading.Thread(target=self._renewing, name="sluice-pin", daemon=True)
 
     def take(self, uri: str, version: int) -> None:
-        """Pins this version, instead of the one that was held. StoreError if a vacuum has begun to remove it."""
+        """Pins this version, instead of the one held before. StoreError if a vacuum has begun to remove it."""
         with self._lock:
             before, self._held = self._held, (TableStore(uri), version)
             pinned = self._save()
@@ -159,7 +161,7 @@ class Hold:
                 self._save()
 
     def _save(self) -> bool:
-        """Whether the version is pinned now."""
+        """Saves the pin, and says whether the version is pinned now."""
         if self._held is None:
             return False
         store, version = self._held

@@ -1,7 +1,7 @@
 """What a version's columns look like: `Profile`, small counts that add up over files; and `drift` between two.
 
-Counts lie in coarse bins, so that a profile stays small: numbers in about half octaves, ids in octaves of their rank
-(ids follow falling counts, so these are bands of popularity).
+Values are counted in coarse bins, so that a profile stays small: numbers in about half octaves, ids in octaves of their
+rank (ids follow falling counts, so these are bands of popularity).
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ class DriftError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`columns[name]`: rows (or elements), bins, and by role the least, largest and mean value, top ids, bag sizes."""
+    """`columns[name]` holds rows (or elements), bins, and by role the least, largest and mean value, top ids, bag
+    sizes."""
 
     columns: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, file: pq.ParquetFile, fields: Sequence[Field], buckets: Mapping[str, int]) -> Profile:
-        """Of one file, row group by row group. `buckets`: how many ids from 2 on stand for unknown values."""
+        """The profile of one file, read row group by row group. `buckets`: how many ids from 2 on stand for unknown
+        values."""
         parts = []
         for number in range(file.metadata.num_row_groups):
             batch = file.read_row_group(number, use_threads=False)
@@ -54,7 +56,7 @@ class Profile:
 
     @property
     def bags(self) -> dict[str, tuple[int, float, int]]:
-        """Smallest, mean and largest bag of each column that has bags."""
+        """The smallest, mean and largest bag of each column that has bags."""
         return {name: (c["bag"][0], c["rows"] / max(1, c["bag"][2]), c["bag"][1])
                 for name, c in self.columns.items() if "bag" in c}
 
@@ -80,7 +82,7 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
 
 
 def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:
-    """Of numbers of which the loader makes ids: some may be missing."""
+    """Counts numbers of which the loader makes ids: some may be missing."""
     missing = np.isnan(numbers) if numbers.dtype == np.float64 else numbers == NO_NUMBER
     nulls, most = int(missing.sum()), float(np.finfo(np.float32).max)
     found = _numbers(np.clip(numbers[~missing].astype(np.float64), -most, most))
@@ -94,7 +96,7 @@ def _numbers(wide: npt.NDArray[np.float64]) -> dict[str, Any]:
 
 
 def _ids(ids: npt.NDArray[Any], buckets: int) -> dict[str, Any]:
-    """Bins: `null`, `unseen`, and octaves of the place in the vocabulary."""
+    """Counts ids in bins: `null`, `unseen`, and octaves of the place in the vocabulary."""
     place = ids.astype(np.int64) - FIRST - buckets
     octave = np.where(place >= 0, np.log2(np.maximum(place, 0) + 1.0).astype(np.int64), -1)
     bins = {f"octave {k}": v for k, v in _counted(octave).items() if k != "-1"}
@@ -141,7 +143,7 @@ def _share(column: Mapping[str, Any], name: str) -> float:
 
 def drift(before: Profile, after: Profile, lost: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
           ) -> dict[str, dict[str, float]]:
-    """Of each column that both have: psi, unseen (the share now) and nulls (the change of the share).
+    """For each column that both versions have: psi, unseen (the share now) and nulls (the change of the share).
 
     `lost` are the shares of values that were missing or could not be read, before and after, where fills hide them."""
     found = {}

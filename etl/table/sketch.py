@@ -1,5 +1,5 @@
-"""A few of a split's rows, the same few in every version: `Sketch`, the smallest hashes of all. Two sketches tell what
-share of one split's rows lies in another. `Sketches` gathers them while rows are written."""
+"""A few of a split's rows, the same few in every version: `Sketch`, the smallest of all hashes. Two sketches show what
+share of one split's rows is in another. `SketchSum` gathers the hashes while rows are written."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Hashes = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
-    """Distinct hashes of rows, rising: all that there are below a bound."""
+    """Distinct hashes of rows, rising: all hashes that are below a bound."""
 
     hashes: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
     below: int = _ALL
-    """2^64: every row's hash is there."""
+    """The bound; 2^64: every row's hash is there."""
 
     def __post_init__(self) -> None:
         if not 0 < self.below <= _ALL:
@@ -35,20 +35,20 @@ class Sketch:
 
     @classmethod
     def of(cls, hashes: Hashes, below: int = _ALL) -> Sketch:
-        """Of all hashes there are below a bound."""
+        """The sketch of all hashes that there are below a bound."""
         found = _under(np.unique(hashes), below)
         return cls(found[:MOST], int(found[MOST])) if len(found) > MOST else cls(found, below)
 
     @classmethod
     def joined(cls, sketches: Iterable[Sketch]) -> Sketch:
-        """Of the rows of all of them."""
+        """The sketch of the rows of all these sketches together."""
         sketches = list(sketches)
         if not sketches:
             return cls()
         return cls.of(np.concatenate([s.hashes for s in sketches]), min(s.below for s in sketches))
 
     def without(self, others: Iterable[Sketch]) -> Sketch:
-        """Less what is known to lie in others, too."""
+        """This sketch less the hashes that are known to be in others, too."""
         found = self.hashes
         for other in others:
             found = np.setdiff1d(found, other.hashes)
@@ -60,7 +60,7 @@ class Sketch:
         return self.below == _ALL
 
     def share_in(self, other: Sketch) -> float:
-        """What share of its rows lies in the other; exact if both are whole."""
+        """The share of its rows that are in the other; exact if both are whole."""
         below = min(self.below, other.below)
         mine, theirs = _under(self.hashes, below), _under(other.hashes, below)
         return len(np.intersect1d(mine, theirs, assume_unique=True)) / max(1, len(mine))
@@ -78,7 +78,7 @@ class Sketch:
 
 
 def _under(hashes: Hashes, below: int) -> Hashes:
-    """The part of rising hashes that lies below a bound."""
+    """The part of rising hashes that is below a bound."""
     return hashes if below == _ALL else hashes[:int(np.searchsorted(hashes, np.uint64(below)))]
 
 
@@ -87,16 +87,16 @@ Gathered = dict[tuple[str, str], Hashes]
 
 
 def gather(into: Gathered, more: Gathered) -> Gathered:
-    """Adds hashes in place. To add the same ones twice, as a task that is run again does, changes nothing."""
+    """Adds hashes in place. Adding the same ones twice, as a task that is run again does, changes nothing."""
     for key, hashes in more.items():
         before = into.get(key)
         both = hashes if before is None else np.concatenate([before, hashes])
-        into[key] = np.unique(both)[:MOST + 1]  # one more tells up to where they are all there
+        into[key] = np.unique(both)[:MOST + 1]  # one hash more is the bound up to which all are there
     return into
 
 
 class SketchSum:
-    """How Spark's accumulators add up what its tasks gathered."""
+    """Tells Spark's accumulators how to add up what its tasks gathered."""
 
     def zero(self, value: Gathered) -> Gathered:
         return dict(value)
@@ -107,11 +107,11 @@ class SketchSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashBounds:
-    """Below which hashes a job's tasks need not look further: of so many rows about twice as many as a sketch holds lie
-    there, over all tasks together, however many these are."""
+    """The bounds above which a job's tasks may ignore hashes: of so many rows, about twice as many as a sketch holds
+    are below the bound, over all tasks together, however many these are."""
 
     below: Mapping[str, int]
-    """By split."""
+    """The bound of each split."""
 
     @classmethod
     def of(cls, rows: int, shares: Mapping[str, float]) -> HashBounds:
@@ -123,7 +123,7 @@ class HashBounds:
         return hashes if below == _ALL else hashes[hashes < np.uint64(below)]
 
     def sketches(self, gathered: Gathered) -> dict[str, dict[str, Sketch]]:
-        """By how rows are recognised and split."""
+        """The sketches by how rows are recognised, then by split."""
         found: dict[str, dict[str, Sketch]] = {}
         for (recognition, split), hashes in sorted(gathered.items()):
             found.setdefault(recognition, {})[split] = Sketch.of(hashes, self.below[split])

@@ -23,7 +23,7 @@ class StoreError(ValueError):
 
 
 class TableStore:
-    """A folder that a URI or a path names. A bucket's URI may say where it is:
+    """A folder that a URI or a path names. A bucket's URI may include how it is reached:
     `s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`."""
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
@@ -43,28 +43,28 @@ class TableStore:
         if self.local:
             self._base, self._query = self.root, ""
         self.uri = self._base + self._query
-        """Absolute path, or the URI as given."""
+        """The absolute path, or the URI as given."""
 
     def path(self, relative: str) -> str:
-        """Of this store's file system (without a scheme)."""
+        """The path within this store's file system (without a scheme)."""
         return f"{self.root}/{relative}"
 
     def url(self, relative: str) -> str:
-        """For readers that know nothing of this store: an absolute path, or a URI."""
+        """The name for readers that know nothing of this store: an absolute path, or a URI."""
         return f"{self._base}/{relative}{self._query}"
 
     def relative(self, url: str) -> str:
-        """What `url` was asked for."""
+        """The relative path for which `url` returned this."""
         return url.removesuffix(self._query)[len(self._base) + 1:]
 
     def spark_url(self, relative: str) -> str:
-        """For Spark, which knows S3 by Hadoop's name and is told in its configuration where it is."""
+        """The name for Spark, which knows S3 by Hadoop's name and learns from its configuration how it is reached."""
         base = f"s3a{self._base[2:]}" if self._base.startswith("s3://") else self._base
         return f"{base}/{relative}"
 
     @property
     def delta(self) -> dict[str, Any]:
-        """What delta-rs is told of this place."""
+        """The arguments by which delta-rs opens this place."""
         query = dict(parse_qsl(self._query[1:]))
         scheme, options = query.get("scheme", "https"), {}
         if "endpoint_override" in query:
@@ -76,7 +76,7 @@ class TableStore:
         return {"table_uri": self._base, "storage_options": options or None}
 
     def size(self, relative: str) -> int | None:
-        """Bytes of a file; None if there is none."""
+        """The number of bytes of a file; None if there is no such file."""
         info = self.fs.get_file_info(self.path(relative))
         return info.size if info.type == pafs.FileType.File else None
 
@@ -99,7 +99,7 @@ class TableStore:
             return bytes(stream.read())
 
     def write(self, relative: str, content: bytes) -> None:
-        """Visible whole or not at all: locally by rename, in a bucket by the nature of a put."""
+        """Writes a file that is visible whole or not at all: locally by rename, in a bucket by the nature of a put."""
         if not self.local:
             with self.fs.open_output_stream(self.path(relative)) as stream:
                 stream.write(content)
@@ -113,7 +113,8 @@ class TableStore:
         self.write(relative, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
 
     def remove(self, relative: str) -> None:
-        """A file or a folder that a job of ours wrote, if it is there; no link is followed to it, or from it."""
+        """Removes a file or a folder that one of our jobs wrote, if it is there; no link is followed to it, or from
+        it."""
         if self.local:
             local_folder.remove(self.root, relative)
             return
@@ -124,12 +125,13 @@ class TableStore:
             self.fs.delete_file(self.path(relative))
 
     def modified(self, relative: str) -> float:
-        """When a file was last written, in seconds since 1970; now if that is not known."""
+        """The time when a file was last written, in seconds since 1970; now if that is not known."""
         info = self.fs.get_file_info(self.path(relative))
         return info.mtime.timestamp() if info.mtime is not None else time.time()
 
     def listed(self, relative: str) -> tuple[list[str], list[str]]:
-        """All files under a folder that lie in it without a link, and the links, which a bucket has none of."""
+        """Lists all files under a folder that are reached without a link, and the links, which a bucket does not
+        have."""
         return local_folder.listed(self.root, relative) if self.local else (self.files(relative), [])
 
     def sweep(self, relative: str) -> bool:
@@ -137,7 +139,7 @@ class TableStore:
         return self.local and local_folder.remove_if_empty(self.root, relative)
 
     def probe(self) -> None:
-        """Fails where a table could not be published, before any work is done."""
+        """Raises an error if a table could not be published here, before any work is done."""
         name = f"_sluice/probe-{uuid.uuid4().hex[:8]}"
         try:
             self.write(name, b"may I write here?\n")
@@ -148,10 +150,10 @@ class TableStore:
 
 
 def folder_of_tails(job: str, name: str = "") -> str:
-    """Of a job's tails, or of one of them."""
+    """The folder of all of a job's tails, or of the named one."""
     return f"_sluice/serving/{job}/{quote(name, safe='')}".rstrip("/")
 
 
 def tail_of_join(number: int) -> str:
-    """No history has such a name: a column's name does not begin so."""
+    """The name of the tail of a join. No history has such a name: a column's name does not begin so."""
     return f"_join{number}"

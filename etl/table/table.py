@@ -1,7 +1,7 @@
-"""A feature table as its readers see it: `FeatureTable`, one version of a Delta table of ours. Needs no Spark.
+"""A feature table as its readers see it: `FeatureTable`, one version of one of Sluice's Delta tables. Needs no Spark.
 
-The version's files come from the Delta log and from job records; no folder is ever listed to read data, so an orphan
-or an older version's file cannot slip in.
+The version's files come from the Delta log and from job records; no folder is ever listed to read data, so an orphan or
+an older version's file cannot slip in.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ class DamagedRecord(TableError):
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """One version, fixed: later commits do not change what this object shows."""
+    """One fixed version: later commits do not change what this object shows."""
 
     uri: str
     version: int
     fields: tuple[Field, ...]
     files: tuple[DataFile, ...]
-    """In the order of their jobs' versions, then of their names: the rows plan counts on it."""
+    """The files, in the order of their jobs' versions, then of their names: the plan of rows relies on it."""
     schema: pa.Schema
-    """Of every file, in the order of `fields`."""
+    """The schema of every file, in the order of `fields`."""
     records: Mapping[str, JobRecord]
-    """Of the jobs whose files this version holds."""
+    """The records of the jobs whose files this version holds."""
     permission: Permission = field(default=NOTHING, compare=False)
     """Which of the functions that its spec names may be imported."""
 
     @classmethod
     def open(cls, uri: str | os.PathLike[str], version: int | None = None, *,
              allow_code: Permission | Iterable[str] = ()) -> FeatureTable:
-        """Nothing that the table names is imported, but functions of the modules `allow_code` where they must run."""
+        """Opens a version. Nothing that the table names is imported, except functions of the modules `allow_code` when
+        they must run."""
         try:
             store = TableStore(uri)
             delta = DeltaTable(**store.delta, version=version)
@@ -95,7 +96,7 @@ class FeatureTable:
         return sum(f.rows for f in self.files)
 
     def files_of(self, split: str) -> tuple[DataFile, ...]:
-        """Of one split; an unknown split is an error that names those there are."""
+        """The files of one split; an unknown split is an error that names those there are."""
         if split not in self.splits:
             raise TableError(f"{self.uri}: no split {split!r} in version {self.version} "
                              f"(there are: {', '.join(self.splits) or 'none'})")
@@ -110,13 +111,13 @@ class FeatureTable:
 
     @property
     def record(self) -> JobRecord:
-        """Of the job that made the newest part of this version."""
+        """The record of the job that made the newest part of this version."""
         if not self.records:
             raise TableError(f"{self.uri}: version {self.version} is empty")
         return max(self.records.values(), key=lambda r: r.version)
 
     def spec(self) -> Spec:
-        """How its newest part was made. TableError if it was made without one."""
+        """The spec that made its newest part. TableError if that was made without one."""
         if not self.record.spec:
             raise TableError(f"{self.uri}: version {self.version} was not made by etl/job.py: it has no feature spec")
         return Spec.parse(self.record.spec, f"{self.uri}, version {self.version}", self.permission)
@@ -127,15 +128,16 @@ class FeatureTable:
 
     @property
     def fitted_on(self) -> str | None:
-        """The split whose rows `state` was learned from; None: those of all splits, as by older programs, or none."""
+        """The split whose rows `state` was learned from; None: those of all splits, as older programs did, or none."""
         return FittedState.learned_from(TableStore(self.uri), self.record.state) if self.record.state else None
 
     def history(self) -> tuple[Version, ...]:
-        """Newest first, up to this version."""
+        """The versions up to this one, newest first."""
         return tuple(v for v in self._every_version() if v.version <= self.version)
 
     def _every_version(self) -> tuple[Version, ...]:
-        """Newest first. Delta numbers them from the version that is open, so that has to be the newest."""
+        """All versions, newest first. Delta numbers them from the version that is open, so that has to be the
+        newest."""
         store = TableStore(self.uri)
         versions = []
         for entry in DeltaTable(**store.delta).history():
@@ -144,14 +146,14 @@ class FeatureTable:
             try:
                 record = _record(store, job)
             except TableError:
-                continue  # vacuum has been here
+                continue  # a vacuum has removed the record
             at = datetime.datetime.fromtimestamp(entry["timestamp"] / 1000, datetime.UTC)
             versions.append(Version(version=entry["version"], at=at.isoformat(timespec="seconds"), mode=record.mode,
                                     job=job, rows=record.rows))
         return tuple(versions)
 
     def check(self) -> list[str]:
-        """Everything wrong with this version's files, one line each; orphans are named but never read."""
+        """Lists everything that is wrong with this version's files, one line each; orphans are named but never read."""
         store = TableStore(self.uri)
         published = {v.job for v in self._every_version()} | self.records.keys()
         known = {f.path for job in published for f in _record(store, job).files}
@@ -187,7 +189,7 @@ def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) 
 
 
 def _bag(bags: list[tuple[tuple[int, float, int], int]]) -> tuple[int, float, int] | None:
-    """Smallest, mean and largest bag over all jobs' rows."""
+    """The smallest, mean and largest bag over all jobs' rows."""
     if not bags:
         return None
     mean = sum(bag[1] * rows for bag, rows in bags) / max(1, sum(rows for _, rows in bags))

@@ -1,6 +1,7 @@
-"""Removes what no kept version needs: `vacuum`. Data, fitted states, rejects and records of jobs nobody can read.
+"""Removes what no kept version needs: `vacuum`. That is data, fitted states, rejects and records of jobs that nobody
+can read any more.
 
-Only what a job of this table wrote is removed, and only where it lies in the table's own folder: no link is followed.
+Only what a job of this table wrote is removed, and only if it is in the table's own folder: no link is followed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sluice.etl.table.table import DamagedRecord, FeatureTable, TableError
 DAY_S = 86_400.0
 _JOB = r"\d{8}T\d{6}-[0-9a-f]+"
 _DRAFT = r"\.[0-9a-f]{8,32}\.draft"
-_WRITTEN = {  # by jobs: Parquet and JSON files, with Hadoop's checksums beside them, and what is written before them
+_WRITTEN = {  # what jobs write: Parquet and JSON files, Hadoop's checksums of them, and drafts of them
     folder: re.compile(f"{folder}/(?:{files})(?:{_DRAFT})?") for folder, files in (
         ("data", rf"{_JOB}/(_temporary/.+|split=[^/]+/(partition=[^/]+/)?[^/]+\.parquet(\.crc)?|\.?_SUCCESS(\.crc)?)"),
         ("_sluice/state", rf"([0-9a-f]{{16}}|{_JOB})/([^/]+/)*(_temporary/.+|[^/]+\.parquet(\.crc)?|state\.json)"),
@@ -30,19 +31,19 @@ _WRITTEN = {  # by jobs: Parquet and JSON files, with Hadoop's checksums beside 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacuumed:
-    """What was removed, or would be."""
+    """What a vacuum removed, or would remove."""
 
     kept_versions: tuple[int, ...]
     pinned: tuple[int, ...]
     files: tuple[str, ...]
     bytes: int
     passed_over: tuple[str, ...] = ()
-    """What lies where jobs write and was left alone: links, and files that no job of this table wrote."""
+    """What was left alone although it is where jobs write: links, and files that no job of this table wrote."""
 
 
 def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, grace_s: float = DAY_S) -> Vacuumed:
-    """Keeps the newest `keep` versions and the pinned ones whole; of the rest removes what is older than `grace_s`,
-    so that a job at work, or one about to be pinned, loses nothing.
+    """Keeps the newest `keep` versions and the pinned ones whole; removes from the others what is older than `grace_s`,
+    so that a job at work, or a version about to be pinned, loses nothing.
 
     Versions stay in the log, but those not kept can no longer be read."""
     if links := store.listed("_delta_log")[1]:
@@ -58,7 +59,7 @@ def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, g
         except TableError as error:
             if version in pinned or isinstance(error, DamagedRecord):
                 raise
-            continue  # an earlier vacuum's
+            continue  # an earlier vacuum removed what this version needs
         files |= {f"_sluice/jobs/{job}.json" for job in table.records}
         files |= {store.relative(f.path) for f in table.files}
         files |= set(store.files(folder_of_tails(table.record.job))) if table.records else set()
@@ -96,14 +97,14 @@ def vacuum(store: TableStore, *, keep: int, now: float, dry_run: bool = False, g
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            gone.remove(path)  # a folder on its way has just become a link
+            gone.remove(path)  # a folder of its path has just become a link
             passed.append(path)
             continue
         _sweep(store, path)
     if removing:
         removal.end(store)
     if not dry_run:
-        for path in before:  # of those that were killed
+        for path in before:  # of vacuums that were killed
             if now - store.modified(path) > DAY_S:
                 store.remove(path)
     return Vacuumed(kept_versions=kept, pinned=pinned, files=tuple(gone), bytes=size,
@@ -118,7 +119,8 @@ def _sweep(store: TableStore, path: str) -> None:
 
 
 def _young(job: str, now: float, grace_s: float) -> bool:
-    """A job's name begins with when it began: its files may be older than they look, never younger."""
+    """Whether a job may be younger than `grace_s`. Its name begins with when it began: its files may be older than they
+    look, never younger."""
     try:
         began = datetime.datetime.strptime(job[:15], "%Y%m%dT%H%M%S").replace(tzinfo=datetime.UTC)
     except ValueError:

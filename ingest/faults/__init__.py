@@ -1,1 +1,1 @@
-"""Faults on purpose."""
+"""Faults that are caused on purpose."""

@@ -1,7 +1,7 @@
-"""A smaller share of the cores for this process and its children, on purpose: `CoreShare`.
+"""Gives this process and its children a smaller share of the cores, on purpose: `CoreShare`.
 
-By a control group's quota where one can be made (version 2 or 1; it takes root), else by affinity, whose least is one
-core.
+This is done by a control group's quota where one can be made (version 2 or 1; it takes root), otherwise by affinity,
+which can allow no less than one core.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CoreShare:
         self._affinity = os.sched_getaffinity(0)
 
     def set(self, cores: float) -> str:
-        """What was done, in words."""
+        """Limits the cores, and says in words what was done."""
         before = self._machine.cores()
         if self._quota(cores):
             return f"a quota of {cores:g} cores instead of {before:g}"
@@ -35,13 +35,13 @@ class CoreShare:
         return f"{len(kept)} {'core' if len(kept) == 1 else 'cores'} instead of {before:g}"
 
     def restore(self) -> None:
-        """As it was before."""
+        """Gives back the cores that were there before."""
         _pin(self._machine.tree(), self._affinity)
         if self._group is not None:
             for pid in self._machine.tree():
                 with contextlib.suppress(OSError):
                     (self._group.parent / "cgroup.procs").write_text(str(pid))
-            for _ in range(_TRIES):  # a process that ends at this moment is still in it
+            for _ in range(_TRIES):  # a process that ends at this moment is still in the group
                 try:
                     self._group.rmdir()
                     break
@@ -51,8 +51,8 @@ class CoreShare:
                     time.sleep(_WAIT_S)
 
     def _quota(self, cores: float) -> bool:
-        """Whether a group of our own has it. Processes in a group's middle are not allowed in version 2, so only the
-        root group, or version 1, will do."""
+        """Sets the quota of a group of our own, and says whether that worked. Processes in a group's middle are not
+        allowed in version 2, so only the root group, or version 1, will do."""
         if self._group is None:
             self._group = self._made()
         if self._group is None:
@@ -85,7 +85,7 @@ class CoreShare:
 
 
 def _pin(pids: Iterable[int], cores: set[int]) -> None:
-    """All threads of these processes; some may have ended in the meantime."""
+    """Pins all threads of these processes; some may have ended in the meantime."""
     for pid in pids:
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{pid}/task"):

@@ -3,8 +3,8 @@
     --inject kill-worker@30s,stall-store=5s@10s,corrupt@part-00003,memory-spike=256MiB@20s
     --inject slow-transform=4@15s,slow-transform=1@30s,cores=1@45s,cores=2@60s
 
-`parse` turns the text into data, `due` says what is due (both pure), `Injector` does it on the handles it is given, and
-counts: a run whose faults never happened has shown nothing.
+`parse` turns the text into data, `due` says what is due (both pure), `Injector` causes the faults through the actors it
+is given, and counts them: a run whose faults never happened has shown nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class FaultError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a fault's name stands for."""
+    """What the name of a fault stands for."""
 
     what: str
     unit: str
-    """Of its strength: `workers`, `seconds`, `bytes`, `times`, `cores`, or `` for none."""
+    """The unit of its strength: `workers`, `seconds`, `bytes`, `times`, `cores`, or `` for none."""
     strength: float = 0
-    """Unless told."""
+    """The strength if none is given."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -49,7 +49,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: at `at_s` after the start, or (corrupt) from the start on files whose name holds `part`."""
+    """One fault: it is due `at_s` after the start, or (corrupt) from the start on, in files whose name holds `part`."""
 
     kind: str
     at_s: float = 0.0
@@ -66,7 +66,7 @@ class Fault:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """`NAME[=STRENGTH]@SECONDSs`, joined by commas; `corrupt@PART-OF-A-FILE-NAME`."""
+    """Parses `NAME[=STRENGTH]@SECONDSs`, joined by commas; `corrupt@PART-OF-A-FILE-NAME`."""
     return tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -112,21 +112,22 @@ def _seconds(text: str, value: str) -> float:
 
 
 def due(faults: Sequence[Fault], elapsed_s: float, done: Collection[int]) -> list[int]:
-    """Numbers of the faults whose time has come, earliest first."""
+    """The numbers of the faults whose time has come, earliest first."""
     waiting = [n for n, fault in enumerate(faults) if n not in done and fault.at_s <= elapsed_s]
     return sorted(waiting, key=lambda n: faults[n].at_s)
 
 
 Actor = Callable[[Fault], str | None]
-"""Does a fault and says what it did; None: not possible now, try again at the next step."""
+"""A function that causes a fault and says what it did; None: not possible now, try again at the next step."""
 
 
 class Injector:
-    """Does faults when they are due. Call `step` now and then, from one thread."""
+    """Causes faults when they are due. Call `step` now and then, from one thread."""
 
     def __init__(self, faults: Sequence[Fault], actors: Mapping[str, Actor], *, clock: Callable[[], float],
                  record: Callable[[dict[str, Any]], None]):
-        """`actors` by a fault's name; FaultError if one is missing. `record` gets one event for each fault done."""
+        """`actors` maps a fault's name to what causes it; FaultError if one is missing. `record` gets one event for
+        each fault caused."""
         for fault in faults:
             if fault.kind not in actors:
                 raise FaultError(f"--inject {fault}: this run has nothing to do it to{nearest(fault.kind, actors)}")
@@ -149,12 +150,12 @@ class Injector:
 
     @property
     def missed(self) -> list[str]:
-        """Asked for, but never done: the run was too short, or there was no victim."""
+        """The faults that were asked for but never happened: the run was too short, or there was no victim."""
         return [str(f) for n, f in enumerate(self._faults) if n not in self._done]
 
 
 def signal_workers(pids: Callable[[], Sequence[int]], number: signal.Signals) -> Actor:
-    """For kill-worker and stop-worker. `pids` are the worker processes now."""
+    """Makes the actor of kill-worker and stop-worker. `pids` returns the worker processes now."""
     def act(fault: Fault) -> str | None:
         hit: list[int] = []
         for pid in pids():
@@ -171,7 +172,7 @@ def signal_workers(pids: Callable[[], Sequence[int]], number: signal.Signals) ->
 
 
 def stall_store(stall: Callable[[float], None]) -> Actor:
-    """For stall-store: `stall` is `Store.disturbed.stall`."""
+    """Makes the actor of stall-store: `stall` is `FaultyFileSystem.stall` of a store's `disturbed`."""
     def act(fault: Fault) -> str:
         stall(fault.strength)
         return f"reads wait for {fault.strength:g} s"
@@ -180,7 +181,7 @@ def stall_store(stall: Callable[[float], None]) -> Actor:
 
 
 def corrupt_read(corrupt: Callable[[str], None]) -> Actor:
-    """For corrupt: `corrupt` is `Store.disturbed.corrupt`."""
+    """Makes the actor of corrupt: `corrupt` is `FaultyFileSystem.corrupt` of a store's `disturbed`."""
     def act(fault: Fault) -> str:
         corrupt(fault.part)
         return f"the next read of a file like {fault.part} has a flipped bit"
@@ -189,10 +190,11 @@ def corrupt_read(corrupt: Callable[[str], None]) -> Actor:
 
 
 def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
-    """For memory-spike. `later` calls what it is given when the spike shall end, for instance after five seconds."""
+    """Makes the actor of memory-spike. `later` calls what it is given when the spike shall end, for instance after five
+    seconds."""
     def act(fault: Fault) -> str:
         held = bytearray(int(fault.strength))
-        held[::_SPIKE_PAGE] = b"\1" * len(range(0, len(held), _SPIKE_PAGE))  # touched, so it is really taken
+        held[::_SPIKE_PAGE] = b"\1" * len(range(0, len(held), _SPIKE_PAGE))  # written, so it is really taken
         later(held.clear)
         return f"took {format_bytes(fault.strength)}"
 
@@ -200,7 +202,7 @@ def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
 
 
 def slow_transforms(burden: Callable[[int], None]) -> Actor:
-    """For slow-transform: `burden` is `Loader.burden`."""
+    """Makes the actor of slow-transform: `burden` is `Loader.burden`."""
     def act(fault: Fault) -> str:
         burden(int(fault.strength))
         return f"transforms do their work {int(fault.strength)} times" if fault.strength > 1 else "as it was"
@@ -209,7 +211,7 @@ def slow_transforms(burden: Callable[[int], None]) -> Actor:
 
 
 def share_cores(limit: Callable[[float], str]) -> Actor:
-    """For cores: `limit` is `CoreShare.set`."""
+    """Makes the actor of cores: `limit` is `CoreShare.set`."""
     def act(fault: Fault) -> str:
         return limit(fault.strength)
 

@@ -1,4 +1,4 @@
-"""`--inject` for a running loader: `Injection` does faults when they are due, from a thread of its own."""
+"""`--inject` for a running loader: `Injection` causes faults when they are due, from a thread of its own."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from sluice.ingest.read.files import FileOpener
 
 _LOOK_S, _SPIKE_S = 0.05, 5.0
 ON_STORES = frozenset({"stall-store", "corrupt"})
-"""Faults that need `FileOpener(disturbed=…)`."""
+"""The faults that need `FileOpener(disturbed=…)`."""
 
 
 class Injection:
-    """A context. `record` gets an event for each fault done."""
+    """A context in which faults happen. `record` gets an event for each fault caused."""
 
     def __init__(self, faults: Sequence[Fault], loader: Loader, files: FileOpener,
                  record: Callable[[dict[str, Any]], None],
@@ -60,7 +60,7 @@ class Injection:
             timer.join()
 
     def give_back(self) -> None:
-        """What would outlast this process: its share of the cores is as it was before."""
+        """Undoes what would outlast this process: its share of the cores becomes what it was before."""
         self._share.restore()
 
     def _run(self) -> None:

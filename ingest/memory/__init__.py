@@ -1,1 +1,1 @@
-"""Who may hold how much memory."""
+"""Decides which work may hold how much memory."""

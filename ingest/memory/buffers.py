@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Who refers to an array that nobody uses: the list, the loop's variable and the argument of getrefcount.
+# References to an array that nobody uses: the list, the loop's variable and the argument of getrefcount.
 _OURS = 3
 
 
 class Buffers:
     """Hands out an array only when nobody refers to it any more, be it through a view or a torch tensor.
 
-    So a batch that a user still holds is never written again; there is nothing to give back by hand."""
+    So a batch that a user still holds is never written again, and nothing has to be given back explicitly."""
 
     def __init__(self) -> None:
         self._arrays: list[npt.NDArray[Any]] = []
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An array of this shape; what it holds is left over from its last use."""
+        """Returns an array of this shape; its content is left over from its last use."""
         dtype = np.dtype(dtype)
         with self._lock:
             for array in self._arrays:
@@ -34,17 +34,17 @@ class Buffers:
             return array
 
     def take_line(self, size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """`size` elements of an array of one of a few lengths, so that it fits other sizes later."""
+        """Returns `size` elements of an array of one of a few lengths, so that it fits other sizes later."""
         step = 1 << max(0, size.bit_length() - 3)  # up to a quarter too long
         return self.take((max(1, -(-size // step)) * step,), dtype)[:size]
 
     def idle_bytes(self) -> int:
-        """Bytes that nobody uses now."""
+        """The number of bytes that nobody uses now."""
         with self._lock:
             return sum(array.nbytes for array in self._arrays if sys.getrefcount(array) == _OURS)
 
     def trim(self) -> None:
-        """Gives back what nobody uses."""
+        """Gives back the arrays that nobody uses."""
         with self._lock:
             kept = [array for array in self._arrays if sys.getrefcount(array) > _OURS]
             self._arrays = kept

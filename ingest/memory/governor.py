@@ -1,11 +1,11 @@
 """Admits work against a memory limit: `Governor`, with a `Charge` for what each piece of work holds.
 
 Deadlock is impossible by construction. Work that is *due* (everything before it in its stage has left) is always
-admitted: done one after the other, due work never needs more than `minimum`. All other work is early, and early work
-is admitted only into what the limit leaves above that minimum.
+admitted: done one after the other, due work never needs more than `minimum`. All other work is early, and early work is
+admitted only into what the limit leaves above that minimum.
 
-What is charged is not all that is used: allocators keep what was freed, decoding takes more for a moment than what
-comes of it, a trainer builds its model. So now and then the governor looks at what the process really holds; what is
+A process uses more than what is charged: allocators keep what was freed, decoding takes more for a moment than its
+result does, a trainer builds its model. So now and then the governor measures what the process really holds; what is
 above the account is its overhead, whose recent peak is kept free as well.
 """
 
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from sluice.ingest.knobs import format_bytes
 
 _LOOK_S, _PATIENCE_S, _PRESSURE_S = 0.05, 0.25, 1.0
-_FADES = 0.95  # of a peak of the overhead, from one look to the next
-_MARGIN = 16  # a part of the limit that early work leaves alone: looks come a little late
-_STARTS = 256  # a part of what a process holds by which one start differs from the next: what one prints does for it
-_PRESSED = 20.0  # per cent of the time that something waits for memory
+_FADES = 0.95  # share of a peak of the overhead that is kept from one look to the next
+_MARGIN = 16  # 1/16 of the limit is closed to early work: looks come a little late
+_STARTS = 256  # starts differ by 1/256 of what a process holds: a minimum once printed must suffice
+_PRESSED = 20.0  # per cent of the time in which something waits for memory
 
 
 class MemoryLimitError(ValueError):
@@ -33,21 +33,21 @@ class MemoryLimitError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Senses:
-    """What a governor can find out and do about the process it is in. Unless told: nothing."""
+    """What a governor can find out and do about the process it is in. The defaults find and do nothing."""
 
     used: Callable[[], int] = lambda: 0
-    """Bytes of this process alone, shared memory included."""
+    """Returns the bytes of this process alone, shared memory included."""
     idle: Callable[[], int] = lambda: 0
-    """Bytes of buffers that lie about unused."""
+    """Returns the bytes of buffers that nobody uses."""
     reclaim: Callable[[], None] = lambda: None
     """Gives back what is unused."""
     pressure: Callable[[], float] = lambda: 0.0
-    """Per cent of the recent time in which something waited for memory."""
+    """Returns the per cent of the recent time in which something waited for memory."""
     clock: Callable[[], float] = time.monotonic
 
 
 class Charge:
-    """Bytes that one piece of work holds until `release`."""
+    """The bytes that one piece of work holds until `release`."""
 
     __slots__ = ("_governor", "bytes", "early")
 
@@ -55,7 +55,7 @@ class Charge:
         self._governor, self.bytes, self.early = governor, size, early
 
     def correct(self, size: int) -> None:
-        """What was reserved turns out to be `size`."""
+        """Corrects the charge: what was reserved turns out to be `size`."""
         self._governor.move(self, size)
 
     def release(self) -> None:
@@ -63,7 +63,7 @@ class Charge:
 
 
 class Governor:
-    """One account for a whole pipeline. Its lock is the pipeline's: pools wait on conditions of it."""
+    """The one account of memory for a whole pipeline. Its lock is the pipeline's: pools wait on conditions of it."""
 
     def __init__(self, limit: int, minimum: int, base: int = 0, senses: Senses | None = None, parts: str = ""):
         """`base` is what the process held before; `parts` says what the minimum is for."""
@@ -76,9 +76,9 @@ class Governor:
         self.lock = threading.RLock()
         self.limit, self.minimum, self.base = limit, minimum, base
         self.reasons: Counter[str] = Counter()
-        """How often work was held back, and why: `limit`, or `pressure`."""
+        """How often work was held back, by reason: `limit`, or `pressure`."""
         self.overhead = 0
-        """Bytes in use that nothing is charged for: a recent peak."""
+        """The bytes in use that nothing is charged for: a recent peak."""
         self._senses = senses or Senses()
         self._charged = self._early = self._shared = self._outside = self._due_most = 0
         self._waiting: list[threading.Condition] = []
@@ -89,26 +89,26 @@ class Governor:
 
     @property
     def charged(self) -> int:
-        """Bytes that work in the pipeline holds now."""
+        """The bytes that work in the pipeline holds now."""
         return self._charged
 
     @property
     def held(self) -> int:
-        """Bytes of worker processes, and of what they share with this one."""
+        """The bytes of worker processes, and of what they share with this one."""
         return self._shared + self._outside
 
     @property
     def outside(self) -> int:
-        """Bytes that worker processes have of their own."""
+        """The bytes that worker processes have of their own."""
         return self._outside
 
     @property
     def held_back(self) -> int:
-        """Times that work had to wait for memory."""
+        """How many times work had to wait for memory."""
         return self.reasons.total()
 
     def admit(self, size: int, due: bool) -> Charge | None:
-        """A charge of `size` bytes, or None if the work has to wait. Call it with the lock held."""
+        """Returns a charge of `size` bytes, or None if the work has to wait. Call it with the lock held."""
         self._look()
         tight = size > self._room() and not self._reclaim(size)
         if not due and (tight or self._pressed or self._held_for_one):
@@ -118,8 +118,8 @@ class Governor:
         return charge
 
     def hold(self, change: int, outside: bool = False) -> None:
-        """Memory besides the work's own, taken (+) or given back (-): what worker processes share with this one, or
-        (`outside`) have of their own."""
+        """Notes memory besides the work's own, taken (+) or given back (-): what worker processes share with this one,
+        or (`outside`) have of their own."""
         with self.lock:
             if outside:
                 self._outside += change
@@ -130,8 +130,8 @@ class Governor:
 
     @contextmanager
     def alone(self) -> Iterator[int]:
-        """Nothing early begins while it lasts. Gives the bytes that are free, after what is unused was given back; to
-        one at a time."""
+        """A context for one holder at a time, in which no early work begins. It yields the bytes that are free, after
+        unused memory was given back."""
         with self._one:
             with self.lock:
                 self._held_for_one = True
@@ -145,7 +145,7 @@ class Governor:
 
     def wait_on(self, condition: threading.Condition, again: bool) -> None:
         """Waits until something is released, or `condition` is notified for another reason, but not for long: memory
-        may come back from elsewhere. `again`: for the same work as before."""
+        may become free elsewhere. `again` says that the wait is for the same work as before."""
         if not again:
             self.reasons["pressure" if self._pressed else "limit"] += 1
         self._waiting.append(condition)
@@ -161,7 +161,7 @@ class Governor:
             self._charged += change
             if charge.early:
                 self._early += change
-            else:  # due work may turn out larger than the plan says: a transform may make more of its rows
+            else:  # due work may exceed the plan: a transform may enlarge its rows
                 self._due_most = max(self._due_most, self._charged - self._early)
             if change < 0:
                 self._wake()
@@ -171,12 +171,12 @@ class Governor:
             condition.notify_all()
 
     def _room(self) -> int:
-        """What early work may still take."""
+        """The bytes that early work may still take."""
         taken = self.base + max(self.minimum, self._due_most) + self._early + self.held + self.overhead
         return self.limit - self.limit // _MARGIN - taken - self._senses.idle()
 
     def _look(self) -> None:
-        """Sets the overhead and the pressure right, now and then."""
+        """Updates the overhead and the pressure, now and then."""
         now = self._senses.clock()
         if now >= self._looked + _LOOK_S:
             self._looked = now
@@ -189,7 +189,7 @@ class Governor:
         return max(0, self._senses.used() - self.base - self._charged - self._shared - self._senses.idle())
 
     def _reclaim(self, size: int) -> bool:
-        """Gives back what is unused, if this thread did not try just now. Is there room for `size` then?
+        """Gives unused memory back, unless this thread tried just now, and says whether there is room for `size` then.
 
         Each thread does so by itself: an allocator that keeps memory for each thread gives back that of the caller."""
         now = self._senses.clock()

@@ -1,1 +1,1 @@
-"""Transforms in processes of their own."""
+"""Runs transforms in processes of their own."""

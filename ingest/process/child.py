@@ -29,12 +29,12 @@ _BOOT = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sluice.i
 _SETTINGS = {
     # One worker is one thread: the pool's size says how many cores a stage takes.
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-    # Memory that one item took is there for the next: page faults would cost more than most transforms do.
+    # Memory that one item took is kept for the next: page faults would cost more than most transforms do.
     "MALLOC_TRIM_THRESHOLD_": str(256 * 2**20), "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}
 
 
 def owner_of(cmdline: bytes) -> int | None:
-    """The process that started the worker with this command line (as /proc has it); None if it is no worker."""
+    """The process that started the worker with this command line (as /proc has it); None if it is not a worker's."""
     parts = cmdline.split(b"\0")
     return int(parts[4]) if len(parts) > 4 and parts[2] == _BOOT.encode() else None
 
@@ -44,7 +44,7 @@ class Died(Exception):
 
 
 class Child:
-    """One process and what connects it. Nothing here is shared between processes of the same worker but regions."""
+    """One process and its connections. Processes of the same worker share nothing but regions."""
 
     def __init__(self, function: str, clock: Callable[[], float]):
         self._clock = clock
@@ -74,7 +74,7 @@ class Child:
         self._greet(function)
 
     def _greet(self, function: str) -> None:
-        """Says what it is to call. Nothing is left open if it has ended before."""
+        """Tells the process which function to call. If it has ended before, nothing is left open."""
         try:
             self.send({"function": function})
         except Died:
@@ -82,7 +82,7 @@ class Child:
             raise
 
     def send(self, message: dict[str, Any], region: Region | None = None) -> None:
-        """The first message that names a region brings it along."""
+        """Sends a message. The first message that names a region brings it along."""
         new = [region] if region is not None and region.number not in self._knows else []
         self._knows = self._knows & set(message.get("keep", self._knows)) | {r.number for r in new}
         try:
@@ -91,19 +91,20 @@ class Child:
             raise Died(self.reap()) from None
 
     def receive(self, limit_s: float | None) -> dict[str, Any]:
-        """Its next message. `Died` if it ends first, or is still at it after `limit_s` and is ended for that."""
+        """Receives its next message. `Died` if it ends first, or is still at work after `limit_s` and is ended for
+        that."""
         end = None if limit_s is None else self._clock() + limit_s
         while True:
             left = None if end is None else max(0.0, end - self._clock())
             events = dict(self._poll.poll(None if left is None else left * 1000))
-            if self._sock.fileno() in events:  # looked at first: what a worker sent before it died counts
+            if self._sock.fileno() in events:  # checked first: what a worker sent before it died counts
                 try:
                     return protocol.receive(self._sock)[0]
                 except protocol.Gone:
                     raise Died(self.reap()) from None
             if events:
                 raise Died(self.reap())
-            # Having been stopped ourselves, we find the time gone and the answer there: so look once more at the end.
+            # If this process was stopped, the time is up although the answer is there: so look once more at the end.
             if left == 0.0:
                 stack = self.stack()
                 self.kill()
@@ -111,7 +112,7 @@ class Child:
                 raise Died(f"still at it after {limit_s:g} s, killed\n{stack}")
 
     def stack(self) -> str:
-        """What every thread of it does now; empty if it does not answer (it is stopped, say)."""
+        """What every thread of it does now; empty if it does not answer (because it is stopped, for instance)."""
         before = os.fstat(self._trace).st_size
         signal.pidfd_send_signal(self._pidfd, signal.SIGUSR1)
         gone = select.poll()
@@ -119,12 +120,12 @@ class Child:
         end, size = time.monotonic() + _STACK_S, before
         while time.monotonic() < end and not gone.poll(20):
             last, size = size, os.fstat(self._trace).st_size
-            if size == last > before:  # it has stopped growing
+            if size == last > before:  # the trace has stopped growing
                 break
         return self.trace()
 
     def trace(self) -> str:
-        """What the interpreter wrote about stacks since the last look."""
+        """What the interpreter has written about stacks since the last call."""
         text = os.pread(self._trace, 2**16, self._read_trace)
         self._read_trace = os.fstat(self._trace).st_size
         return text.decode(errors="replace").strip()
@@ -134,20 +135,21 @@ class Child:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def reap(self) -> str:
-        """Waits for its end, which is certain by now, and says how it came."""
+        """Waits for the end of the process, which is certain by now, and says how it ended."""
         code = self._end()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return how + (" (the kernel does that when memory runs out)" if code == -signal.SIGKILL else "")
 
     def close(self) -> None:
-        """Lets it leave by itself for a moment, then ends it."""
+        """Waits a moment for the process to leave by itself, then ends it."""
         self._sock.close()
         self._end()
         for fd in (self._lifeline, self._pidfd, self._trace):
             os.close(fd)
 
     def _end(self) -> int:
-        """Its exit code. What it started itself goes with it: its group is ended while its number is still taken."""
+        """Ends the process and returns its exit code. Processes that it started go with it: its group is ended while
+        its number is still taken."""
         if self.process.returncode is None:
             gone = select.poll()
             gone.register(self._pidfd, select.POLLIN)

@@ -1,4 +1,4 @@
-"""What runs in a worker process: one user function, called on arrays that come and go in shared memory.
+"""The program of a worker process, which runs one user function, called on arrays in shared memory.
 
 It imports numpy and the user's module, nothing else of weight. Its other side is `sluice.ingest.process.worker`.
 """
@@ -27,7 +27,8 @@ _ROOMS = ("etl", "ingest", "agent", "dlrm")
 
 
 def main(*descriptors: str) -> None:
-    """Serves until the other side closes its end. The parent passed on a socket, its lifeline, a file for stacks."""
+    """Serves until the other side closes its end. The parent passes on three descriptors: a socket, the lifeline, and a
+    file for stacks."""
     control, lifeline, trace = map(int, descriptors)
     _end_with_parent(lifeline)
     trace_faults(trace)  # a segmentation fault, too, leaves the stack where the parent finds it
@@ -63,21 +64,22 @@ def load(name: str) -> Callable[..., Any]:
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """The parent holds the other end of this pipe and never writes. When it dies, the kernel signals SIGIO, whose
-    default is to end a process: also in the middle of a call that never lets the interpreter run, and also what the
-    user's function has started (the signal goes to the group, which is the worker's own)."""
+    """Makes this process end with its parent. The parent holds the other end of this pipe and never writes. When it
+    dies, the kernel signals SIGIO, whose default is to end a process: even in the middle of a call that never lets the
+    interpreter run, and also what the user's function has started (the signal goes to the group, which is the worker's
+    own)."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGIO, signal.SIGUSR1})
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
-    if poll.poll(0):  # it died before we could ask to be told
+    if poll.poll(0):  # the parent died before the signal was asked for
         os._exit(1)
 
 
 def _data_bytes() -> int:
-    """What RLIMIT_DATA counts."""
+    """The number of bytes that RLIMIT_DATA counts."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
 
@@ -121,14 +123,14 @@ class _Server:
         return {"kind": "done", "index": layout.write(self._map(number, size))}
 
     def _limit_memory(self, extra: int | None) -> None:
-        """`extra` bytes more than the process's own: beyond them an allocation is a MemoryError."""
+        """Allows `extra` bytes more than the process's own: beyond them an allocation is a MemoryError."""
         if extra != self._extra:
             self._extra = extra
             _, highest = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (highest if extra is None else self._own + extra, highest))
 
     def _adopt(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Takes over regions that came with the message, forgets those that are no more."""
+        """Takes over regions that came with the message, and forgets those that are no more."""
         for number, fd in zip(message.get("new", []), fds, strict=True):
             self._regions[number] = (fd, mmap.mmap(fd, 0))
         for number in self._regions.keys() - set(message.get("keep", self._regions)):

@@ -1,7 +1,7 @@
-"""What crosses between a rank and its workers: small JSON messages, arrays in shared memory, errors as text.
+"""What is sent between a rank and its workers: small JSON messages, arrays in shared memory, errors as text.
 
 Used on both sides, so it imports nothing but numpy and the standard library. Nothing is pickled. A message is one
-datagram of a socket pair, so half of one is never seen; whatever may be long lies in the shared memory instead.
+datagram of a socket pair, so half of one is never seen; whatever may be long is put in the shared memory instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 _ALIGN = 64
 _MESSAGE_BYTES = 2**17
-_TEXT, _TRACE = 2_000, 12_000  # characters of an error's text and of its traceback that cross
+_TEXT, _TRACE = 2_000, 12_000  # how many characters of an error's text and of its traceback are sent
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -51,7 +51,7 @@ Place = tuple[str, tuple[int, ...], int]
 
 
 class RegionLayout:
-    """Where arrays lie in a region, one behind the other, and behind them the list that says so."""
+    """Where arrays are in a region, one after the other, followed by the list that describes them."""
 
     def __init__(self, columns: Columns, start: int = 0, lying: Mapping[int, Place] | None = None):
         """`lying` has the places of arrays (by id) that are in the region already: those stay where they are."""
@@ -66,18 +66,18 @@ class RegionLayout:
         self.size = self._at + len(self._index)
 
     def write(self, region: npt.NDArray[np.uint8]) -> list[int]:
-        """Copies what is new into the region; returns what `read` needs."""
+        """Copies into the region what is not there yet; returns what `read` needs."""
         for name in self._new:
             np.copyto(_view(region, self._places[name]), self._arrays[name])
         region[self._at:self.size] = np.frombuffer(self._index, np.uint8)
         return [self._at, self.size]
 
 
-# Items of a run look alike, so what was worked out for one serves all: at 39 columns that halves an item's cost.
+# Items of a run look alike, so one arrangement serves all: at 39 columns that halves an item's cost.
 @functools.lru_cache(maxsize=64)
 def _arrange(columns: tuple[tuple[str, str, tuple[int, ...], Place | None], ...],
              start: int) -> tuple[dict[str, Place], list[str], bytes, int]:
-    """(places, names of those that have to be copied, the list as bytes, where it lies)."""
+    """Returns (places, names of those that have to be copied, the list as bytes, where it begins)."""
     places: dict[str, Place] = {}
     new = []
     at = -(-start // _ALIGN) * _ALIGN
@@ -106,7 +106,7 @@ def _view(region: npt.NDArray[np.uint8], place: Place) -> npt.NDArray[Any]:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An error as plain text of bounded length, whatever it is made of."""
+    """Describes an error as plain text of bounded length, whatever it is made of."""
     try:
         text = str(error)
     except Exception as second:
@@ -121,7 +121,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def _cut(text: str, most: int) -> str:
-    """Its beginning and its end: of a traceback, both tell."""
+    """Cuts a long text, keeping its beginning and its end: of a traceback, both are informative."""
     if len(text) <= most:
         return text
     return f"{text[:most // 2]}\n… {len(text) - most} characters left out …\n{text[-(most // 2):]}"

@@ -1,8 +1,8 @@
 """Shared memory between this process and its workers: `Region`, and `Shelf`, which lends regions out.
 
 A region is a memfd: it has no name, so the kernel frees it when its last owner dies, even by kill -9 of them all, and
-the size of /dev/shm does not matter. Its pages are reserved when it is made (posix_fallocate), so that memory that
-is not there is an error in one place and never a bus error later.
+the size of /dev/shm does not matter. Its pages are reserved when it is made (posix_fallocate), so that missing memory
+is an error in one place and never a bus error later.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class SharedMemoryError(RuntimeError):
 
 
 class Region:
-    """Shared memory that this process made. `fd` goes to a worker once; both sides map it."""
+    """Shared memory that this process made. `fd` is sent to a worker once; both sides map it."""
 
     def __init__(self, charge: Callable[[int], None]):
-        """`charge` hears of every byte that the region takes (+) or gives back (-)."""
+        """`charge` is called with every number of bytes that the region takes (+) or gives back (-)."""
         self.number = next(_numbers)
         self.fd = os.memfd_create("sluice", os.MFD_CLOEXEC)
         self.size = 0
@@ -60,12 +60,12 @@ class Region:
         self.size = size
 
     def bytes(self) -> npt.NDArray[np.uint8]:
-        """All of it, as an array that keeps the mapping alive."""
+        """All bytes of the region, as an array that keeps the mapping alive."""
         assert self._map is not None, "reserve() comes first"
         return np.frombuffer(self._map, np.uint8)
 
     def close(self) -> None:
-        """Gives it back. Arrays on it stay readable; their memory goes with the last of them."""
+        """Gives the region back. Arrays on it stay readable; their memory is freed with the last of them."""
         if self.fd >= 0:
             os.close(self.fd)
             self._charge(-self.size)
@@ -83,7 +83,7 @@ class Shelf:
         self._all: dict[int, Region] = {}
 
     def take(self) -> Region:
-        """An idle region, or a new one. Idle ones beyond the spare are closed."""
+        """Returns an idle region, or a new one. Idle ones beyond the spare are closed."""
         while len(self._idle) > self._spare:
             self._drop(self._idle.popleft())
         region = self._idle.pop() if self._idle else Region(self._charge)
@@ -91,13 +91,13 @@ class Shelf:
         return region
 
     def lend(self, region: Region) -> npt.NDArray[np.uint8]:
-        """The region's bytes; with the last array made of them the region is idle again."""
+        """Returns the region's bytes; when the last array made of them is gone, the region is idle again."""
         data = region.bytes()
         weakref.finalize(data, self._idle.append, region).atexit = False
         return data
 
     def give_back(self, region: Region) -> None:
-        """It was taken, but nothing came of it."""
+        """Returns a region to the shelf that was taken, but in which no result came."""
         self._idle.append(region)
 
     @property
@@ -105,11 +105,11 @@ class Shelf:
         return sum(region.size for region in list(self._all.values()))
 
     def numbers(self) -> list[int]:
-        """The regions there are: a worker forgets all others."""
+        """The numbers of all regions: a worker forgets all others."""
         return list(self._all)
 
     def close(self) -> None:
-        """Arrays that are still in use keep their memory, but it counts no longer."""
+        """Closes the shelf. Arrays that are still in use keep their memory, but it is no longer counted."""
         for region in list(self._all.values()):
             self._drop(region)
         self._idle.clear()

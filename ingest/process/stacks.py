@@ -1,4 +1,4 @@
-"""SIGUSR1 tells what a program does now: the stacks of its threads and of its worker processes."""
+"""On SIGUSR1 a program writes what it does now: the stacks of its threads and of its worker processes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import TextIO
 
 
 def own_stacks() -> str:
-    """Of every thread of this process. Taken under the interpreter's lock: faulthandler reads frames that other threads
-    are changing, and a program that only asks must not die of it."""
+    """The stacks of every thread of this process. Taken under the interpreter's lock: faulthandler reads frames that
+    other threads are changing, and a program that only asks must not die of it."""
     names = {t.ident: t.name for t in threading.enumerate()}
     return "\n".join(f"Thread {names.get(ident, '?')} ({ident}):\n{''.join(traceback.format_stack(frame))}"
                      for ident, frame in sys._current_frames().items())
 
 
 def tell(workers: Callable[[], str], stream: TextIO | None = None) -> None:
-    """Writes stacks to `stream` (the real standard error). `workers` gives those of worker processes, for instance
-    `loader.stacks`. It comes back at once: workers may take a second to answer, and whoever was interrupted may hold
-    any lock, so a thread does it."""
+    """Writes stacks to `stream` (the real standard error). `workers` returns those of worker processes, for instance
+    `loader.stacks`. It returns at once: workers may take a second to answer, and whoever was interrupted may hold any
+    lock, so a thread does it."""
     to = stream or sys.__stderr__ or sys.stderr
     threading.Thread(target=lambda: print(own_stacks(), workers(), sep="\n", file=to, flush=True),
                      name="sluice-stacks", daemon=True).start()
@@ -31,7 +31,7 @@ def tell(workers: Callable[[], str], stream: TextIO | None = None) -> None:
 
 @contextmanager
 def on_signal(workers: Callable[[], str], stream: TextIO | None = None) -> Iterator[None]:
-    """While it lasts, in the main thread: SIGUSR1 tells."""
+    """A context, for the main thread, in which SIGUSR1 writes the stacks."""
     def handle(_number: int, _frame: FrameType | None) -> None:
         tell(workers, stream)
 

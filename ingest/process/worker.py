@@ -1,6 +1,7 @@
-"""Transforms in processes of their own: `WorkerProcess`, which a pool's thread owns and forwards its items through.
+"""Transforms in processes of their own: `WorkerProcess`, which a pool's thread owns and through which it sends its
+items.
 
-An item whose worker dies goes to a fresh one, a few times; what a dead worker left is never used, so no result comes
+An item whose worker dies is sent to a fresh one, a few times; what a dead worker left is never used, so no result comes
 twice.
 """
 
@@ -57,7 +58,7 @@ class RestartsExhausted(WorkerError):
 
 
 class RestartBudget:
-    """How many dead workers may be replaced within a sliding window: shared by all workers of a run."""
+    """How many dead workers may be replaced within a sliding window; one budget is shared by all workers of a run."""
 
     def __init__(self, limit: int = 20, window_s: float = 60.0, clock: Callable[[], float] = time.monotonic):
         if limit < 0 or window_s <= 0:
@@ -81,7 +82,8 @@ class RestartBudget:
 
 
 class WorkerProcess:
-    """Calls `module:function` in a process of its own. One call at a time; `close` and `stack` from any thread.
+    """Calls `module:function` in a process of its own. One call at a time; `close` and `stack` may be called from any
+    thread.
 
     The function takes a dict of arrays, valid during the call. It may write into them and return a dict of others."""
 
@@ -89,7 +91,8 @@ class WorkerProcess:
                  deaths: int = 3, budget: RestartBudget | None = None, charge: Callable[[int], None] = lambda _: None,
                  clock: Callable[[], float] = time.monotonic):
         """`limit_s` is the time an item may take, `memory_limit` the bytes the function may take beyond the worker's
-        own, `deaths` how many workers one item may end. `charge` hears of shared memory taken (+) and given back."""
+        own, `deaths` how many workers one item may end. `charge` is called with shared memory taken (+) and given back
+        (-)."""
         if not re.fullmatch(r"[\w.]+:\w+", function) or function.startswith("__main__:"):
             raise ValueError(f"function {function!r}: name it as module:function, in a module that can be imported")
         if deaths < 1 or (limit_s is not None and limit_s <= 0) or (memory_limit is not None and memory_limit <= 0):
@@ -106,13 +109,14 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process now; None before the first call, after `close`, and between a death and the next call."""
+        """The id of its process now; None before the first call, after `close`, and between a death and the next
+        call."""
         child = self._child
         return child.process.pid if child else None
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that it holds now, results still in use included."""
+        """The bytes of shared memory that it holds now, including results still in use."""
         return self._shelf.bytes
 
     def start(self) -> None:
@@ -126,10 +130,10 @@ class WorkerProcess:
 
     def call(self, columns: protocol.Columns, label: str = "item", memory_limit: int | None = None
              ) -> dict[str, npt.NDArray[Any]]:
-        """All columns as the function left or returned them. `label` names the item in errors, say by its row group;
-        `memory_limit` holds for this one, instead of the worker's.
+        """Returns all columns as the function left or returned them. `label` names the item in errors, say by its row
+        group; `memory_limit` applies to this item, instead of the worker's.
 
-        The caller's arrays are not written. Those returned lie in shared memory, which is used again when the last of
+        The caller's arrays are not written. Those returned are in shared memory, which is used again when the last of
         them is gone."""
         with self._turn:
             died: list[str] = []
@@ -142,7 +146,7 @@ class WorkerProcess:
                     self._lost = f"{label}: {how}"
                     stack = stack or (self._child.trace() if self._child else "")
                     self._forget()
-                except (KeyboardInterrupt, SystemExit):  # it may be in the middle of the item: never mind
+                except (KeyboardInterrupt, SystemExit):  # it may be in the middle of the item, which is fine
                     self._forget()
                     raise
                 if self._closed:
@@ -151,19 +155,19 @@ class WorkerProcess:
                     raise WorkerCrashed(label, died, stack)
 
     def stack(self) -> str:
-        """What the worker does now, for a person who looks for a hang."""
+        """Says what the worker does now, for a person who looks for a hang."""
         with self._state:
             return self._child.stack() if self._child else ""
 
     def kill(self) -> None:
-        """Ends the process now and waits for nothing; a call then raises WorkerClosed. `close` has to follow."""
+        """Ends the process now without waiting; a call then raises WorkerClosed. `close` has to follow."""
         with self._state:
             self._closed = True
             if self._child:
                 self._child.kill()
 
     def close(self) -> None:
-        """Ends the worker, also in the middle of a call, which then raises WorkerClosed. Twice is once."""
+        """Ends the worker, even in the middle of a call, which then raises WorkerClosed. A second call does nothing."""
         with self._state:
             self._closed = True
             if self._child and self._turn.locked():
@@ -193,7 +197,7 @@ class WorkerProcess:
                 refused = self._grow(child, region, reply["bytes"])
                 reply = self._reply(child)
             if reply["kind"] == "done":
-                # Lent last: from here on the arrays alone decide when it is idle again.
+                # The region is lent last: from here on the arrays alone decide when it is idle again.
                 data, lent = self._shelf.lend(region), True
                 return protocol.read(data, reply["index"])[0]
         finally:
@@ -204,7 +208,7 @@ class WorkerProcess:
         raise (FunctionMemoryError if "MemoryError" in reply["kinds"] else FunctionError)(label, reply)
 
     def _grow(self, child: Child, region: Region, size: int) -> SharedMemoryError | None:
-        """The result does not fit behind the input: makes room for it, or has the worker let go of it."""
+        """Handles a result that does not fit after the input: makes room for it, or makes the worker let go of it."""
         try:
             region.reserve(size)
         except SharedMemoryError as error:
@@ -220,7 +224,7 @@ class WorkerProcess:
         return reply
 
     def _running(self) -> Child:
-        """The child, started if there is none."""
+        """The child, which is started if there is none."""
         child = self._child
         if child is not None:
             return child

@@ -1,1 +1,1 @@
-"""From a URI to a decoded row group."""
+"""Reads row groups: everything from a URI to a decoded row group."""

@@ -1,7 +1,7 @@
 """Where bytes of files come from: `FileSystem` opens a key as a `RangeFile`; local files, S3, and whatever fsspec
 opens.
 
-A source reads ranges and keeps no position, so a read can be tried again. Trying again is not done here.
+A source reads ranges and keeps no position, so a read can be tried again. This module does not try again itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _S3_REQUEST_S, _S3_CONNECT_S = 30.0, 10.0
 
 
 class RangeFile(Protocol):
-    """One file. `tag` changes when the file does."""
+    """One file to read ranges from. `tag` changes when the file does."""
 
     size: int
     tag: str
@@ -53,7 +53,7 @@ class _LocalSource:
 
 
 class S3Files:
-    """Through pyarrow's own S3 client. Keys are `bucket/path`."""
+    """Reads files through pyarrow's own S3 client. Keys are `bucket/path`."""
 
     def __init__(self, options: dict[str, str]):
         from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
@@ -65,7 +65,7 @@ class S3Files:
         for name in ("anonymous", "allow_bucket_creation"):
             if name in settings:
                 settings[name] = settings[name].lower() in ("1", "true", "yes")
-        # One place tries again, ours: its waits and counts are the ones that people see.
+        # Only `Retrier` tries again: its waits and counts are the ones that people see.
         self._files = S3FileSystem(retry_strategy=AwsStandardS3RetryStrategy(max_attempts=1),
                                    request_timeout=_S3_REQUEST_S, connect_timeout=_S3_CONNECT_S, **settings)
 
@@ -74,7 +74,7 @@ class S3Files:
 
 
 def _endpoint() -> dict[str, str]:
-    """As the environment names it for all clients; Arrow's own looks there only when it is given a URI."""
+    """The endpoint that the environment names for all clients; Arrow's own looks there only when it is given a URI."""
     url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     scheme, _, address = url.partition("://")
     return {"scheme": scheme, "endpoint_override": address.rstrip("/")} if address else {}
@@ -102,14 +102,14 @@ class _S3Source:
 
 
 def _translated(error: OSError, key: str) -> OSError:
-    """pyarrow tells a refusal from a hiccup by its text only."""
+    """Turns a refusal into an error of its own; pyarrow's text alone distinguishes it from a hiccup."""
     if _DENIED.search(str(error)):
         return PermissionError(f"s3://{key}: {error}; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the role")
     return error
 
 
 class FsspecFiles:
-    """Any store that fsspec knows by its scheme: gs, abfs, https, hdfs, memory, …"""
+    """Reads files in any store that fsspec knows by its scheme: gs, abfs, https, hdfs, memory, …"""
 
     def __init__(self, scheme: str, options: dict[str, str]):
         try:
@@ -144,10 +144,10 @@ class _FsspecSource:
         return bytes(self._try(self._files.cat_file, self._path, start=offset, end=offset + length))
 
     def close(self) -> None:
-        """Nothing is held open between reads."""
+        """Does nothing: no file is held open between reads."""
 
     def _try(self, action: Any, *args: Any, **options: Any) -> Any:
-        """Network clients have errors of their own; here they are all OSError."""
+        """Turns the errors of network clients, which have their own, into OSError."""
         try:
             return action(*args, **options)
         except (OSError, ValueError, TypeError, NotImplementedError, MemoryError):

@@ -1,12 +1,13 @@
-"""What was read from a remote store once, kept on local disk: `FileCache`.
+"""Keeps what was read from a remote store once on local disk: `FileCache`.
 
-Entries are the ranges that readers ask for; the same table read the same way asks for the same ranges every epoch.
-A scan of a data set larger than the cache would find nothing in a cache that drops the oldest: so entries are admitted
+Entries are the ranges that readers ask for; the same table read the same way asks for the same ranges every epoch. A
+scan of a data set larger than the cache would find nothing in a cache that drops the oldest: so entries are admitted
 until the cache is full, and nothing of the same data set ever leaves for another part of it. The share of reads that
 hit is then the share of the data set that fits. Only whole data sets that nobody reads now make room, the one that was
 opened longest ago first.
 
-Ranks of one host share a cache: each data set has a folder with a lock that says who uses it and a ledger of its bytes.
+Ranks of one host share a cache: each data set has a folder with a lock that says who uses it and a ledger of its
+bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SPACE = "space"
 
 
 class FileCache:
-    """`limit_bytes` holds for all data sets below `folder` together, whoever writes them."""
+    """A cache on local disk. `limit_bytes` applies to all data sets in `folder` together, whoever writes them."""
 
     def __init__(self, folder: str | os.PathLike[str], limit_bytes: int, data_set: str):
         """`data_set` names what is scanned, for instance a table's URI. Nothing outside `folder`/sluice-cache is
@@ -56,14 +57,14 @@ class FileCache:
             (self._home / "name").write_text(data_set)
             self._users = os.open(self._home / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.utime(self._users)
-            if _lock(self._users, fcntl.LOCK_EX):  # nobody else is in here: what they left half done is no one's
+            if _lock(self._users, fcntl.LOCK_EX):  # nobody else uses the folder: half-written files belong to no one
                 for path in self._home.glob("*.part"):
                     path.unlink()
                 self._write_ledger(sum(_blocks(p.stat().st_size) for p in self._home.iterdir() if len(p.name) == 64))
             _lock(self._users, fcntl.LOCK_SH)
 
     def get(self, key: str) -> bytes | None:
-        """What was put under `key`; None if it is not there, or no longer whole."""
+        """Returns what was put under `key`; None if it is not there, or no longer whole."""
         path = self._path(key)
         try:
             with open(path, "rb") as file:
@@ -83,7 +84,7 @@ class FileCache:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Keeps `data` if there is room. A disk that is full or fails costs the cache, never the run."""
+        """Keeps `data` if there is room. A disk that is full or fails disables the cache, never the run."""
         if self._full or self._closed:
             return
         path = self._path(key)
@@ -96,7 +97,7 @@ class FileCache:
                 with open(part, "xb") as file:
                     file.write(_header(key, data))
                     file.write(data)
-                os.link(part, path)  # unlike a rename it says so if another rank was first
+                os.link(part, path)  # unlike a rename, it fails if another rank was first
         except OSError as error:
             with contextlib.suppress(OSError), self._alone():
                 self._add(-size if reserved else 0)
@@ -114,12 +115,12 @@ class FileCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes on disk now, of all data sets."""
+        """The number of bytes on disk now, of all data sets."""
         with self._alone():
             return self._total()
 
     def close(self) -> None:
-        """The data set is in use no longer (by this cache); what it holds stays."""
+        """Ends this cache's use of the data set; what it holds stays."""
         self._full = self._closed = True
         if self._users >= 0:
             os.close(self._users)
@@ -169,7 +170,7 @@ class FileCache:
                 for path in list(folder.iterdir()):
                     if _OWN.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                         path.unlink()
-                with contextlib.suppress(OSError):  # something of somebody else's is in it
+                with contextlib.suppress(OSError):  # fails if it holds somebody else's file
                     folder.rmdir()
             finally:
                 os.close(users)
@@ -198,7 +199,7 @@ class FileCache:
 
 @contextlib.contextmanager
 def _alone(top: Path) -> Iterator[None]:
-    """One process and thread at a time for what all data sets share."""
+    """A context for one process and thread at a time, for what all data sets share."""
     descriptor = os.open(top / _SPACE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -208,14 +209,14 @@ def _alone(top: Path) -> Iterator[None]:
 
 
 def _refuse_strangers(folder: Path) -> None:
-    """Whoever may write into a cache chooses the rows that are read from it."""
+    """Refuses a folder that others may write: whoever may write into a cache chooses the rows that are read from it."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid not in (os.geteuid(), 0) or about.st_mode & stat.S_IWOTH:
         raise PermissionError(errno.EPERM, f"{folder} is not this user's alone to write")
 
 
 def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
-    """Files that runs began to write below `folder` and died over: those of data sets which nobody uses now."""
+    """Files that runs began to write in `folder` before they died: those of data sets which nobody uses now."""
     top, found = Path(folder) / "sluice-cache", []
     if not top.is_dir():
         return []
@@ -233,7 +234,7 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
 
 
 def _header(key: str, data: bytes) -> bytes:
-    """What is kept under another key is another range: its checksum is of the key as well."""
+    """The header of an entry. Its checksum includes the key: data kept under another key is another range."""
     return _HEADER.pack(_MAGIC, len(data), zlib.crc32(data, zlib.crc32(key.encode())))
 
 
@@ -242,7 +243,7 @@ def _blocks(size: int) -> int:
 
 
 def _lock(descriptor: int, how: int) -> bool:
-    """True if the lock is ours now; never waits."""
+    """Tries to take the lock, and says whether it is ours now; never waits."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:

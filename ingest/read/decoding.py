@@ -1,7 +1,8 @@
-"""What decoding a row group takes in memory, by its footer: `Decoding`. Pure.
+"""How much memory decoding a row group takes, by its footer: `Decoding`. Pure.
 
 Arrow's reader holds more than what it gives back: until all columns that it reads together are done it keeps them in
-their stored form, where values are missing and lists begin, and dictionaries. Measured with Arrow 26.
+their stored form, the levels that say where values are missing and lists begin, and dictionaries. Measured with Arrow
+26.
 """
 
 from __future__ import annotations
@@ -13,78 +14,79 @@ from typing import Any
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 
 _PHYSICAL = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-"""Bytes of a value as Parquet's readers decode it; those of other types are not of one length."""
-_ID, _OFFSET = 4, 4  # bytes: of an id in a bag, of where the bag begins
-_PAGE = 2**20  # bytes: the heads and the dictionary of what is stored for nearly no value
+"""The bytes of a value as Parquet's readers decode it; values of other types vary in length."""
+_ID, _OFFSET = 4, 4  # bytes of an id in a bag, and of the offset where the bag begins
+_PAGE = 2**20  # bytes of the heads and the dictionary, even if there is nearly no value
 _LEVEL = 2  # bytes that say of a value whether it is there, or where its list begins
 _AT_ONCE = 16 * 2**20  # columns that take more than this while they are decoded are not decoded together
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """What a footer says of the values of one column in a row group."""
+    """What a footer says about the values of one column in a row group."""
 
     values: int
     width: int
-    """Bytes of a value once decoded; 0 if they are not of one length."""
+    """The bytes of a value once decoded; 0 if values vary in length."""
     physical: int
-    """Bytes of a value as the reader decodes it first."""
+    """The bytes of a value as the reader decodes it first."""
     levels: int
-    """Of these two, how many there are: whether a value is there, and where its list begins."""
+    """How many of these two levels the column has: whether a value is there, and where its list begins."""
     stored: int
-    """Bytes in the file."""
+    """The bytes in the file."""
     plain: int
-    """Bytes in the file without compression, those of the dictionary among them."""
+    """The bytes in the file without compression, including those of the dictionary."""
     dictionary: int
-    """Bytes of the dictionary in the file."""
+    """The bytes of the dictionary in the file."""
     expected: int = 0
-    """Bytes that values which are not of one length are known to take: a file may hold what repeats only once."""
+    """The bytes that values of varying length are known to take: a file may hold repeated values only once."""
     begins: int = 0
-    """Bytes of where each row's list begins."""
+    """The bytes that say where each row's list begins."""
 
     @property
     def decoded(self) -> int:
-        """Bytes of the column in memory."""
+        """The bytes of the column in memory."""
         return (self.values * self.width or max(self.plain, self.expected)) + self.begins + self.values // 8
 
     @property
     def beside(self) -> int:
-        """Bytes that the reader holds beside the result until all columns that it reads together are done."""
+        """The bytes that the reader holds besides the result until all columns that it reads together are done."""
         room = 1 << max(0, self.values - 1).bit_length()  # arrays grow to powers of two
-        dictionary = 2 * self.dictionary * self.plain // max(1, self.stored)  # its page, and its values
+        dictionary = 2 * self.dictionary * self.plain // max(1, self.stored)  # the dictionary's page, and its values
         converted = room * self.physical if self.physical != self.width else 0
         return self.stored + room * _LEVEL * self.levels + dictionary + converted
 
     @property
     def at_work(self) -> int:
-        """Bytes that it takes besides while it is decoded itself: the array's spare room, and a page."""
+        """The bytes that the column takes in addition while it is being decoded: the array's spare room, and a page."""
         room = 1 << max(0, self.values - 1).bit_length()
         return (room - self.values) * self.width + self.plain
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What the row groups of some files take in memory, by the footer of the largest."""
+    """How much memory the row groups of some files take, by the footer of the largest."""
 
     row_bytes: float
-    """Of a decoded row."""
+    """The bytes of a decoded row."""
     beside: int
-    """Bytes that decoding one takes besides its result, at most."""
+    """The most bytes that decoding one takes besides its result."""
     portions: tuple[tuple[str, ...], ...]
-    """Columns that are decoded together."""
+    """The groups of columns that are decoded together."""
 
     def decoded(self, rows: int) -> int:
         return round(rows * self.row_bytes)
 
     def at_work(self, rows: int) -> int:
-        """Bytes while a row group of so many rows is decoded."""
+        """The bytes in use while a row group of so many rows is decoded."""
         return self.decoded(rows) + self.beside
 
 
 def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], *, scale: float = 1.0,
                 most: int = 2**62) -> Decoding:
-    """`metadata` is the footer of a Parquet file of `most` bytes, `schema` that of the columns that are read; `bags`
-    says how many ids a row has. Other files' rows take up to `scale` times the bytes of this one's."""
+    """Computes the memory for decoding. `metadata` is the footer of a Parquet file of `most` bytes, `schema` that of
+    the columns that are read; `bags` says how many ids a row has. Other files' rows take up to `scale` times the bytes
+    of this one's."""
     chunks = chunks_of(metadata, group, schema, bags, most)
     portions: list[list[str]] = []
     taken = 0
@@ -104,7 +106,7 @@ def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float
 
 def chunks_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], most: int
               ) -> dict[str, list[ColumnChunk]]:
-    """Of each column of `schema`, what its values take: one chunk, or several of a nested one. ValueError, if that
+    """What the values of each column of `schema` take: one chunk, or several for a nested column. ValueError, if that
     cannot be in a file of `most` bytes."""
     wanted: dict[str, list[ColumnChunk]] = {name: [] for name in schema.names}
     rows = metadata.row_group(group).num_rows
@@ -129,7 +131,7 @@ def chunks_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float],
 
 
 def _width(kind: Any) -> int:
-    """Bytes of a value in Arrow's memory, or of one in a list; 0 if they are not of one length."""
+    """The bytes of a value in Arrow's memory, or of one in a list; 0 if values vary in length."""
     if hasattr(kind, "value_type"):
         return _width(kind.value_type)
     try:

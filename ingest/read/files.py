@@ -1,4 +1,4 @@
-"""How a loader opens its files: `FileOpener`. Plain local ones go straight to Arrow, all others through a
+"""Opens a loader's files: `FileOpener`. Plain local ones are given straight to Arrow, all others are read through a
 `RemoteFiles`."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from sluice.ingest.read.store import RemoteFiles
 
 
 class FileOpener:
-    """Threads share it. Nothing is opened before it is asked for."""
+    """Opens files for all threads of a loader. No store is opened before it is needed."""
 
     def __init__(self, *, disturbed: str = "", retry: RetryPolicy | None = None, cache: FileCache | None = None):
-        """`disturbed` has local and remote files misbehave, as the part of a latency:// URI after its question mark
+        """`disturbed` makes local and remote files misbehave, as the part of a latency:// URI after its question mark
         says. The cache keeps what was read from remote files; it is closed with this."""
         self._disturbed, self._retry, self._cache = disturbed, retry, cache
         self._lock = threading.Lock()
@@ -34,7 +34,7 @@ class FileOpener:
         return None if "://" in path else path
 
     def open(self, path: str) -> str | pa.NativeFile:
-        """What `pyarrow.parquet.ParquetFile` takes. Options of a store come after the file's name:
+        """Returns what `pyarrow.parquet.ParquetFile` takes. Options of a store come after the file's name:
         `s3://bucket/part-0.parquet?region=eu-west-1`. Close it when the ParquetFile is closed (`close(force=True)`)."""
         local = self.local(path)
         if local is not None:
@@ -43,18 +43,18 @@ class FileOpener:
         return store.open(name)
 
     def stats(self) -> dict[str, int]:
-        """Reads, bytes, retries and what the cache did, over all stores."""
+        """Counts reads, bytes, retries and what the cache did, over all stores."""
         found: Counter[str] = Counter()
         for store in self._all():
             found.update({name: count for name, count in store.stats().items() if not self._cached(name)})
         return dict(found) | (self._cache.stats() if self._cache else {})
 
     def disturbances(self) -> list[FaultyFileSystem]:
-        """The handles for faults on purpose, of the stores opened so far."""
+        """The handles for faults on purpose, one for each store opened so far."""
         return [d for d in (store.disturbed for store in self._all()) if d is not None]
 
     def close(self) -> None:
-        """Ends all waiting for stores."""
+        """Ends all waiting for stores, and closes the cache."""
         for store in self._all():
             store.close()
         if self._cache is not None:

@@ -1,7 +1,7 @@
-"""What a Parquet footer says of the column chunks of a row group: `chunks_of_group`, read from its bytes.
+"""What a Parquet footer says about the column chunks of a row group: `chunks_of_group`, read from its bytes.
 
-The bytes are Thrift's compact protocol. Arrow's own call for this ends the whole process where sizes in a damaged
-footer do not fit each other (its exception crosses a border that none may cross; Arrow 26), so it is not made.
+The bytes are Thrift's compact protocol. Arrow's own call for this ends the whole process if sizes in a damaged footer
+do not fit each other (its exception crosses a border that none may cross; Arrow 26), so it is not called.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow as pa
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
 _NUMBERS = (4, 5, 6)
 _DEPTH = 32
-_MAGIC = 4  # bytes of `PAR1`, in front and behind
-_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3  # numbers of fields, as parquet.thrift has them
+_MAGIC = 4  # bytes of `PAR1`, at the beginning and the end
+_ROW_GROUPS, _COLUMNS, _META_DATA = 4, 1, 3  # the numbers of fields in parquet.thrift
 _VALUES, _PLAIN, _STORED, _DATA_PAGE, _DICTIONARY_PAGE = 5, 6, 7, 9, 11
 
 
@@ -25,22 +25,22 @@ class ThriftError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A column's values in one row group, as they lie in the file."""
+    """A column's values in one row group, as they are stored in the file."""
 
     values: int
     stored: int
-    """Bytes in the file."""
+    """The bytes in the file."""
     plain: int
-    """Bytes without compression."""
+    """The bytes without compression."""
     start: int
-    """Where its first page begins."""
+    """The position where its first page begins."""
     dictionary: int
-    """Bytes of its dictionary page in the file; 0 if there is none."""
+    """The bytes of its dictionary page in the file; 0 if there is none."""
 
 
 def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
-    """Of each leaf column, in the order of the schema. `file` ends as a Parquet file does: with a footer, its length
-    and `PAR1`. ThriftError, if it cannot be read."""
+    """Reads the chunk of each leaf column, in the order of the schema. `file` ends as a Parquet file does: with a
+    footer, its length and `PAR1`. ThriftError, if it cannot be read."""
     begin = len(file) - 2 * _MAGIC - int.from_bytes(file[-2 * _MAGIC:-_MAGIC], "little")
     if begin < 0:
         raise ThriftError("a footer longer than the file")
@@ -60,7 +60,7 @@ def chunks_of_group(file: bytes, group: int) -> list[StoredChunk]:
 
 
 def footer_bytes(metadata: Any) -> bytes:
-    """A footer that was read, as it lies behind the data of a Parquet file."""
+    """Writes a footer that was read as it is stored after the data of a Parquet file."""
     out = pa.BufferOutputStream()
     metadata.write_metadata_file(out)
     return bytes(out.getvalue())
@@ -78,7 +78,7 @@ class _Reader:
         self._data, self._at = data, at
 
     def fields(self) -> Any:
-        """(number, type) of each field of a struct; its value is to be read before the next one."""
+        """Yields (number, type) of each field of a struct; its value is to be read before the next one."""
         number = 0
         while head := self._byte():
             step, kind = head >> 4, head & 15
@@ -86,14 +86,15 @@ class _Reader:
             yield number, kind
 
     def elements(self) -> Any:
-        """(place, type) of each element of a list."""
+        """Yields (place, type) of each element of a list."""
         head = self._byte()
         size = head >> 4 if head >> 4 != 15 else self._varint()
         for at in range(size):
             yield at, head & 15
 
     def value(self, kind: int, depth: int) -> Any:
-        """Structs as dicts by the numbers of their fields. What is not a number or holds some is passed over."""
+        """Reads a value: structs as dicts by the numbers of their fields. Whatever is not a number, and holds none, is
+        skipped."""
         if depth > _DEPTH:
             raise ThriftError("structs within structs without end")
         if kind == _STRUCT:
@@ -138,6 +139,6 @@ class _Reader:
                 raise ThriftError("a number without end")
 
     def _number(self) -> int:
-        """A signed one."""
+        """Reads a signed number."""
         value = self._varint()
         return (value >> 1) ^ -(value & 1)

@@ -1,6 +1,6 @@
 """What the footers of Parquet files say, as far as a loader needs it: `Footer`, read, or remembered beside the files.
 
-What is remembered is believed only with the digest of the footer that it was read from, and only from a file that
+A remembered footer is only believed with the digest of the footer that it was read from, and only from a file that
 nobody could write who could not write the data as well.
 """
 
@@ -25,9 +25,9 @@ from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 
 REMEMBERED = ".sluice-footers.json"
 SEVERAL = "several columns of this name"
-"""Stands for the type of a column whose name is not its own."""
-_DENSEST = 1024  # ids in a byte of a file, at most: more would be damage, and have memory asked for that is not needed
-_TAIL = 8  # bytes behind a footer: its length, and `PAR1`
+"""Takes the place of the type of a column that shares its name with another."""
+_DENSEST = 1024  # the most ids in a byte of a file: more would mean damage, and reserve memory in vain
+_TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 
 class FooterError(ValueError):
@@ -44,19 +44,19 @@ class Footer:
     types: Mapping[str, str]
     """Arrow's name of each column's type."""
     ids: Mapping[str, int]
-    """Of each column that may hold bags, all ids in the file, as far as a footer tells."""
+    """For each column that may hold bags, the number of all ids in the file, as far as a footer says."""
     digest: str
-    """Of the footer's bytes and of all this."""
+    """Digest of the footer's bytes and of all the above."""
 
 
 def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
-    """The footer of a file, and the columns that it describes."""
+    """Reads the footer of a file, and the columns that it describes."""
     try:
         metadata = pq.read_metadata(opened)
         schema = metadata.schema.to_arrow_schema()
         counts = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
-        str(schema)  # names that are no text are found out only here
-    except Exception as error:  # bits may be flipped anywhere: no kind of error is too odd
+        str(schema)  # only this finds names that are not text
+    except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
         raise FooterError(f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
                           "or no Parquet") from error
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
@@ -66,7 +66,8 @@ def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
 
 
 def footers_of(paths: Sequence[str]) -> list[Footer]:
-    """Of all files, in parallel; those not changed since last time are taken from what was remembered."""
+    """Reads the footers of all files, in parallel; those not changed since last time are taken from what was
+    remembered."""
     root = os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths])
     names = [os.path.relpath(os.path.abspath(p), root) for p in paths]
     known = _remembered(root)
@@ -96,7 +97,7 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
 
 
 def _bytes_of(path: str, size: int) -> bytes:
-    """The footer as it lies in the file, with its length; of what is no Parquet, its last bytes."""
+    """The footer as it is stored in the file, with its length; for a file that is not Parquet, its last bytes."""
     with open(path, "rb", buffering=0) as file:
         tail = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
         length = min(int.from_bytes(tail[:4], "little"), max(0, size - _TAIL))
@@ -109,9 +110,9 @@ def _digest(content: bytes, counts: Sequence[int], types: Mapping[str, str], ids
 
 
 def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
-    """By the first row group that has rows. A list's values are counted (an empty list as one); of binary columns, the
-    bytes without their lengths: with page heads, and repeated bags of a dictionary once. So this is no more than a good
-    guess."""
+    """Estimates the ids by the first row group that has rows. A list's values are counted (an empty list as one); of
+    binary columns, the bytes without their lengths: with page heads, and repeated bags of a dictionary once. So this is
+    no more than a good guess."""
     lists = {f.name for f in schema if pa.types.is_list(f.type) or pa.types.is_large_list(f.type)}
     packed = {f.name for f in schema if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type)}
     first = next((n for n in range(metadata.num_row_groups) if metadata.row_group(n).num_rows), None)
@@ -134,13 +135,13 @@ def _ids(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, i
 # ---- remembered
 
 def _remembered(root: str) -> dict[str, Footer]:
-    """Nothing, if there is no such file, it is a link or others may write it, or it cannot be understood: then the
-    footers are read again."""
+    """Reads remembered footers. None are found if there is no such file, it is a link or others may write it, or it
+    cannot be understood: then the footers are read again."""
     try:
         descriptor = os.open(Path(root, REMEMBERED), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             about = os.fstat(descriptor)
-            owners = {os.geteuid(), 0, os.stat(root).st_uid}  # whose the folder is could change the data as well
+            owners = {os.geteuid(), 0, os.stat(root).st_uid}  # the folder's owner could change the data as well
             if not stat.S_ISREG(about.st_mode) or about.st_uid not in owners or \
                     about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return {}
@@ -153,16 +154,17 @@ def _remembered(root: str) -> dict[str, Footer]:
 
 
 def _remember(root: str, footers: Mapping[str, Footer]) -> None:
-    """Many files share a schema, which is kept once. A folder that cannot be written is left as it is."""
+    """Writes footers to be remembered. Many files share a schema, which is kept once. A folder that cannot be written
+    is left as it is."""
     kinds: dict[str, int] = {}
     files = {name: [f.bytes, f.modified_ns, f.row_groups,
                     kinds.setdefault(json.dumps(list(f.types.items())), len(kinds)), f.ids, f.digest]
              for name, f in footers.items()}
     target = Path(root, REMEMBERED)
-    new = target.with_name(f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}")  # `doctor` knows drafts by the number
+    new = target.with_name(f"{REMEMBERED}.{secrets.token_hex(8)}.{os.getpid()}")  # `doctor` finds drafts by the pid
     with contextlib.suppress(OSError):
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with open(descriptor, "w") as file:
-            os.fchmod(descriptor, 0o644)  # whatever the umask leaves to the group
+            os.fchmod(descriptor, 0o644)  # whatever the umask allows the group
             json.dump({"types": [json.loads(kind) for kind in kinds], "files": files}, file)
         os.replace(new, target)

@@ -30,7 +30,8 @@ _WEIGHTS = ("weight", "sample_weight")
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Roles = Mapping[str, str | Sequence[str]]
-"""Role to the names, or patterns of names, of its columns: `{"label": "click", "dense": "I*", "sparse": ["C*"]}`."""
+"""Maps a role to the names, or patterns of names, of its columns: `{"label": "click", "dense": "I*", "sparse":
+["C*"]}`."""
 
 
 class ParquetError(ValueError):
@@ -39,17 +40,17 @@ class ParquetError(ValueError):
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """Some Parquet files of one schema. It stands where a loader takes a feature table; all files are one split."""
+    """Some Parquet files of one schema. A loader takes them in place of a feature table; all files are one split."""
 
     uri: str
     fields: tuple[Field, ...]
     files: tuple[DataFile, ...]
     bags: Mapping[str, float]
-    """Ids of a row in each column of bags, on average."""
+    """The average number of ids of a row in each column of bags."""
 
     @classmethod
     def open(cls, source: Paths, roles: Roles | None = None) -> ParquetFiles:
-        """Without `roles` they are guessed by name and type, and printed on standard error."""
+        """Opens the files. Without `roles` they are guessed by name and type, and printed on standard error."""
         uri, paths = _paths(source)
         try:
             footers = footers_of(paths)
@@ -72,12 +73,12 @@ class ParquetFiles:
 
     @cached_property
     def version(self) -> str:
-        """Of names, sizes and row groups: another one means other rows, or in another order."""
+        """Hash of names, sizes and row groups: another version means other rows, or another order."""
         text = json.dumps([[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self) -> None:
-        """No operator has learned anything."""
+        """None: no operator has learned anything."""
 
     def files_of(self, split: str) -> tuple[DataFile, ...]:
         if split != ONLY_SPLIT:
@@ -87,7 +88,7 @@ class ParquetFiles:
 
 
 def guess(types: Mapping[str, str]) -> dict[str, list[str]]:
-    """Roles by name and type: the label by its name, floats dense, whole numbers sparse, lists of them bags."""
+    """Guesses roles by name and type: the label by its name, floats dense, whole numbers sparse, lists of them bags."""
     found: dict[str, list[str]] = {role: [] for role in ROLES}
     by_name = {name.lower(): name for name in reversed(list(types))}
     label = next((by_name[n] for n in _LABELS if n in by_name), None)
@@ -132,7 +133,7 @@ def _fields(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]) 
 # ---- files
 
 def _paths(source: Paths) -> tuple[str, list[str]]:
-    """What it is called, and the files in the order of their names (a list keeps its own)."""
+    """The name of the source, and the files in the order of their names (a list keeps its own)."""
     if not isinstance(source, (str, os.PathLike)):
         paths = [os.fspath(p) for p in source]
         if not paths:
@@ -156,7 +157,7 @@ def _paths(source: Paths) -> tuple[str, list[str]]:
 
 
 def _common_types(paths: Sequence[str], footers: Sequence[Footer]) -> tuple[dict[str, str], dict[str, str]]:
-    """The columns that all files have, and of the others a file that lacks them."""
+    """The columns that all files have, and for each of the others a file that lacks it."""
     types = dict(footers[0].types)
     lacking: dict[str, str] = {}
     for path, footer in zip(paths, footers, strict=True):
@@ -180,7 +181,7 @@ def _check_types(fields: Sequence[Field], paths: Sequence[str], footers: Sequenc
 
 def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | None = None,
              allow_code: Permission | Iterable[str] = ()) -> FeatureTable | ParquetFiles:
-    """What a loader was given, as a table: a feature table by its folder or its URI, other Parquet as files."""
+    """Returns what a loader was given as a table: a feature table by its folder or its URI, other Parquet as files."""
     if isinstance(source, (str, os.PathLike)) and ("://" in str(source) or os.path.isdir(Path(source, "_sluice"))):
         from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
 

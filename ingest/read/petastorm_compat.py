@@ -1,4 +1,4 @@
-"""Lets Petastorm 0.13.1 run on today's Arrow: stands in for what Arrow has removed. It needs nothing else of ours.
+"""Lets Petastorm 0.13.1 run on today's Arrow: stands in for what Arrow has removed. It needs no other module of Sluice.
 
 `install()` is the product's mode. The dataset class is *given* its files by what the Reader takes for its file system
 (it never lists a folder), and has no `common_metadata`: Petastorm would unpickle what lies there, and a dataset is not
@@ -30,7 +30,7 @@ _lock = threading.Lock()
 
 
 class VersionFiles(Protocol):
-    """What stands where Petastorm expects a file system: it knows the files of one version."""
+    """What Petastorm gets in place of a file system: it knows the files of one version."""
 
     row_groups: tuple[tuple[int, ...], ...]
     schema: pa.Schema
@@ -45,14 +45,14 @@ class RowGroupPiece:
         self._open, self._metadata = open_file_func, metadata
 
     def get_metadata(self) -> Any:
-        """What Petastorm asks of a footer; where the table knows it, none is read."""
+        """Returns what Petastorm asks of a footer; if the table knows it, no footer is read."""
         if self._metadata is None:
             with self._open(self.path) as file:
                 self._metadata = pq.read_metadata(file)
         return self._metadata
 
     def read(self, columns: Collection[str], partitions: Partitions | None = None) -> pa.Table:
-        """The columns that the file has, and behind them what its folders say."""
+        """Reads the columns that the file has, and adds what its folders say."""
         with self._open(self.path) as opened:
             file = pq.ParquetFile(opened)
             names = list(columns)
@@ -81,8 +81,8 @@ class Dataset:
 
 
 def _known(schema: pa.Schema) -> pa.Schema:
-    """As Petastorm can say it: it has no name for bytes (on today's numpy), for whole numbers without a sign, for half
-    floats and for large lists. What is read has the file's own types."""
+    """The schema in terms that Petastorm knows: it has no name for bytes (on today's numpy), for whole numbers without
+    a sign, for half floats and for large lists. What is read has the file's own types."""
     return pa.schema([f.with_type(_known_type(f.type)) for f in schema])
 
 
@@ -108,7 +108,7 @@ def install() -> None:
 
 
 def _restore_modules(known: Mapping[str, type]) -> None:
-    """The modules that Petastorm imports names from. Names that nobody calls are empty classes."""
+    """Restores the modules that Petastorm imports names from. Names that nobody calls are empty classes."""
     for name, attributes in _REMOVED.items():
         if f"pyarrow.{name}" not in sys.modules:
             module = types.ModuleType(f"pyarrow.{name}")
@@ -142,7 +142,7 @@ class PetastormLocalFiles:
     exists, isdir, isfile = (staticmethod(f) for f in (os.path.exists, os.path.isdir, os.path.isfile))
 
     def open(self, path: str, mode: str = "rb") -> pa.NativeFile:
-        return pa.OSFile(path, mode)  # Petastorm leaves files open, which Python's own would warn of
+        return pa.OSFile(path, mode)  # Petastorm leaves files open, of which Python's own file class would warn
 
     def ls(self, path: str, detail: bool = False) -> list[Any]:
         with os.scandir(path) as entries:
@@ -166,7 +166,7 @@ class Partition(NamedTuple):
 
     @property
     def dictionary(self) -> pa.Array:
-        """Whole numbers, if all keys are."""
+        """The keys; whole numbers, if all of them are."""
         try:
             return pa.array([int(key) for key in self.keys], pa.int64())
         except ValueError:
@@ -218,7 +218,7 @@ class Folder:
         self.common_metadata = self._footer(self.common_metadata_path) or self.metadata
 
     def _walk(self, folder: str, keys: tuple[tuple[str, str], ...] = ()) -> list[tuple[str, list[tuple[str, str]]]]:
-        """Files with the keys of the folders that they lie in; hidden names are metadata or nothing."""
+        """Yields files with the keys of the folders that they are in; hidden names are metadata or nothing."""
         found = []
         for entry in sorted(self.fs.ls(folder, detail=True), key=lambda e: str(e["name"])):
             name = entry["name"].rstrip("/").rpartition("/")[2]

@@ -1,5 +1,5 @@
 """Where decoded row groups come from: `RowGroupSource`, with Petastorm's Reader and a plain Arrow reader behind the
-same seam.
+same interface.
 
 Both decode with `RowGroupReader` and run in the pool that the pipeline makes; they differ in who drives it.
 """
@@ -30,7 +30,7 @@ from sluice.ingest.stages.shuffle import Decoded, ReadTask
 _KEPT_OPEN = 32
 
 Rescue = Callable[[Exception, Read, pa.Schema], pa.Table]
-"""Gives what comes in the place of a row group that cannot be read, or raises."""
+"""A function that returns what takes the place of a row group that cannot be read, or raises."""
 Work = Callable[[ReadTask, Charge], Decoded]
 MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Decoded]"]
 
@@ -43,7 +43,7 @@ class RowGroupSource(Protocol):
     """Decodes the row groups of tasks, in their order."""
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Decoded]:
-        """Starts reading. `make_pool` takes the tasks and what makes a worker's work."""
+        """Starts reading. `make_pool` takes the tasks and a function that makes a worker's work."""
 
 
 class RowGroupReader:
@@ -52,7 +52,7 @@ class RowGroupReader:
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
                  before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None,
                  bags: Mapping[str, float] | None = None):
-        """`before_read` stands in for a store's latency; it runs in the worker that reads. `opened` opens files; it is
+        """`before_read` imitates a store's latency; it runs in the worker that reads. `opened` opens files; it is
         closed with this. `bags` says how many ids a row of a column has."""
         self.files, self.columns, self._before = tuple(files), tuple(columns), before_read
         self._opened = opened or FileOpener()
@@ -64,7 +64,7 @@ class RowGroupReader:
         self.row_groups = self._row_groups()
         self.schema = self._schema()
         self.decoding = self._decoding(bags or {})
-        self._usual: pa.Schema | None = None  # of a row group whose columns were checked
+        self._usual: pa.Schema | None = None  # the schema of a row group whose columns were checked
 
     def read(self, read: Read) -> pa.Table:
         if self._before is not None:
@@ -81,7 +81,7 @@ class RowGroupReader:
         try:
             file = self._take(read.file)
             table = self._decoded(file, read.group)
-        except Exception as error:  # a flipped bit may come out as any of them: text that is none, a length without end
+        except Exception as error:  # a flipped bit may cause any error: invalid text, an endless length
             if file is not None:
                 file.close(force=True)
             raise SourceError(f"{self.describe(read)}: {error or type(error).__name__}") from error
@@ -94,15 +94,16 @@ class RowGroupReader:
         return table
 
     def _decoded(self, file: pq.ParquetFile, group: int) -> pa.Table:
-        """A row group of large columns is not decoded all at once: all that the reader reads together it holds in its
-        stored form, too, until it is done."""
+        """Decodes a row group; one of large columns is not decoded all at once, because the reader also holds all that
+        it reads together in its stored form until it is done."""
         parts = [file.read_row_group(group, columns=list(some), use_threads=False) for some in self.decoding.portions]
         if len(parts) == 1:
             return parts[0]
         return pa.table({name: part.column(name) for part in parts for name in part.column_names})
 
     def _check_columns(self, read: Read, schema: pa.Schema) -> None:
-        """Files may hold numbers of other types, as long as they are numbers; and each has all columns."""
+        """Checks a file's columns: they may hold numbers of other types, as long as they are numbers; and each file has
+        all columns."""
         for field in self.schema:
             _check_there(self.describe(read), field.name, schema.names)
             there = schema.field(field.name).type
@@ -112,7 +113,7 @@ class RowGroupReader:
         self._usual = schema
 
     def stats(self) -> dict[str, int]:
-        """What stores did: reads, bytes, retries."""
+        """Counts what stores did: reads, bytes, retries."""
         return self._opened.stats()
 
     def interrupt(self) -> None:
@@ -120,7 +121,7 @@ class RowGroupReader:
         self._opened.close()
 
     def close(self) -> None:
-        """Closes what is kept open."""
+        """Closes the files that are kept open."""
         with self._lock:
             idle, self._idle = self._idle, deque()
         for _, file in idle:
@@ -144,10 +145,10 @@ class RowGroupReader:
         return file
 
     def _give_back(self, number: int, file: pq.ParquetFile) -> None:
-        if self._opened.local(self.files[number].path) is None:  # it keeps what it fetched until it is asked anew
+        if self._opened.local(self.files[number].path) is None:  # it keeps what it fetched until the next request
             try:
                 file.read_row_group(0, columns=[], use_threads=False)
-            except Exception:  # of a row group that is damaged: whoever reads that one hears of it
+            except Exception:  # that row group is damaged: whoever reads it gets the error
                 file.close(force=True)
                 return
         with self._lock:
@@ -160,7 +161,7 @@ class RowGroupReader:
         return f"{self.files[read.file].path}, row group {read.group}"
 
     def _footer(self, file: int) -> pq.FileMetaData:
-        if file not in self._footers:  # two threads may both read it: the same value
+        if file not in self._footers:  # two threads may both read it: they get the same value
             path = self.files[file].path
             try:
                 opened = self._opened.open(path)
@@ -176,7 +177,8 @@ class RowGroupReader:
         return self._footers[file]
 
     def _check_sizes(self) -> None:
-        """Missing and truncated files are found before the first batch, at the price of a stat each."""
+        """Checks sizes, so that missing and truncated files are found before the first batch, at the price of a stat
+        each."""
         for file in self.files:
             path = self._opened.local(file.path)
             if path is None:
@@ -190,7 +192,7 @@ class RowGroupReader:
                                   "or replaced")
 
     def _row_groups(self) -> tuple[tuple[int, ...], ...]:
-        """Rows of each row group: the table's word, or the footer's where the table does not know."""
+        """The rows of each row group: as the table says, or as the footer does if the table does not know."""
         unknown = [n for n, file in enumerate(self.files) if not file.row_group_rows]
         if unknown:
             with ThreadPoolExecutor(16, "sluice-footers") as pool:
@@ -202,7 +204,7 @@ class RowGroupReader:
         return tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
 
     def _schema(self) -> pa.Schema:
-        """The columns that are read, by the first file."""
+        """The schema of the columns that are read, taken from the first file."""
         if not self.files:
             raise SourceError("there are no files to read")
         whole = self._footer(0).schema.to_arrow_schema()
@@ -211,7 +213,8 @@ class RowGroupReader:
         return pa.schema([whole.field(name) for name in self.columns])
 
     def _decoding(self, bags: Mapping[str, float]) -> Decoding:
-        """By the largest row group. Rows that take more of the disk in other files are reckoned to take more memory."""
+        """Computes the memory for decoding by the largest row group. Rows that take more of the disk in other files are
+        assumed to take more memory."""
         largest = max(((rows, -n, -g) for n, counts in enumerate(self.row_groups) for g, rows in enumerate(counts)),
                       default=None)
         if largest is None:
@@ -242,7 +245,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 class ArrowSource:
-    """Arrow's own reader, nothing between."""
+    """Decodes with Arrow's own reader, nothing between."""
 
     def __init__(self, groups: RowGroupReader):
         self._groups = groups
@@ -255,8 +258,8 @@ class ArrowSource:
 
 
 class PetastormSource:
-    """Petastorm's Reader with our pool, worker and ventilator: it opens the dataset, holds the row groups and hands
-    out what they decode to; the order is the plan's."""
+    """Decodes with Petastorm's Reader with our pool, worker and ventilator: it opens the dataset, holds the row groups
+    and hands out what they decode to; the order is the plan's."""
 
     def __init__(self, groups: RowGroupReader):
         from sluice.ingest.read import petastorm_compat
@@ -274,7 +277,8 @@ class PetastormSource:
             firsts.append(firsts[-1] + len(counts))
 
         class RowGroupWorker(WorkerBase):  # type: ignore[misc]
-            """Decodes one row group. The Reader's arguments: its file system (our row groups) and its pieces."""
+            """Decodes one row group. The Reader passes its arguments: its file system (our row groups) and its
+            pieces."""
 
             def process(self, task: ReadTask) -> None:
                 groups, _path, _schema, _ngram, pieces, *_ = self.args
@@ -316,7 +320,7 @@ READERS: dict[str, Callable[[RowGroupReader], RowGroupSource]] = {"petastorm": P
 
 
 def source_of(reader: str, groups: RowGroupReader) -> RowGroupSource:
-    """The source that a user names."""
+    """Returns the source that a user names."""
     if reader not in READERS:
         raise SourceError(f"reader {reader!r} is none of {', '.join(READERS)}")
     try:
@@ -327,7 +331,7 @@ def source_of(reader: str, groups: RowGroupReader) -> RowGroupSource:
 
 
 class _Results:
-    """How Petastorm's Reader takes results from a pool: as they are."""
+    """Reads results for Petastorm's Reader from a pool: unchanged."""
 
     batched_output = True
 
@@ -336,9 +340,9 @@ class _Results:
 
 
 class _PoolOfReader:
-    """Petastorm's protocol of a workers' pool, spoken by ours."""
+    """Our pool, behind the protocol of workers' pools that Petastorm's Reader expects."""
 
-    workers_count = 1  # the Reader sizes its own ventilator by it, which we do not use
+    workers_count = 1  # the Reader sizes its own ventilator by it, which is not used here
 
     def __init__(self, make_pool: MakePool):
         self._make_pool = make_pool

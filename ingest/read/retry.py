@@ -1,6 +1,6 @@
-"""Trying a store again: `RetryPolicy` (how often, how long), `Clock`, and `Retrier`, which does and counts it.
+"""Tries a store again: `RetryPolicy` (how often, how long), `Clock`, and `Retrier`, which does and counts it.
 
-Written out rather than taken from a library: clock, sleep and chance are handed in, and the last error must say which
+Written out rather than taken from a library: clock, sleep and chance are passed in, and the last error must say which
 file and how often.
 """
 
@@ -28,7 +28,7 @@ class StoreClosed(DeliveryError):
 
 
 class Clock:
-    """Monotonic time, and sleep that `stop` ends."""
+    """Gives monotonic time, and a sleep that `stop` ends."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
@@ -46,14 +46,16 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Waits grow twofold, each shortened by chance, so that many ranks do not come back at once."""
+    """How often and how long a read is tried. Waits double, each shortened by chance, so that many ranks do not come
+    back at once."""
 
     attempts: int = 50
-    """The most times that one read is tried."""
+    """The most attempts at one read."""
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
     deadline_s: float = 90.0
-    """No attempt begins later than this after the first: a store, or a file of it, may be gone for a minute."""
+    """The latest time after the first attempt at which another one may begin: a store, or a file of it, may be gone for
+    a minute."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -63,7 +65,7 @@ class RetryPolicy:
                 raise ValueError(f"RetryPolicy.{name}: {getattr(self, name)} is not above 0")
 
     def wait_s(self, failed: int, chance: float) -> float:
-        """The wait after `failed` attempts in vain; `chance` is uniform from 0 to 1."""
+        """The wait after `failed` failed attempts; `chance` is uniform from 0 to 1."""
         return (0.5 + chance / 2) * min(self.longest_wait_s, self.first_wait_s * 2.0 ** (failed - 1))
 
 
@@ -74,12 +76,12 @@ class Retrier:
         self._policy, self._clock, self._chance = policy, clock, chance
         self._lock = threading.Lock()
         self.retries = 0
-        """Attempts that failed and were made again."""
+        """The number of attempts that failed and were made again."""
         self.gave_up = 0
-        """Reads that failed for good."""
+        """The number of reads that failed for good."""
 
     def call(self, action: Callable[[], Result], what: str) -> Result:
-        """`action()`, tried again after each OSError that may pass. `what` names it in the error."""
+        """Calls `action()`, again after each OSError that may pass. `what` names it in the error."""
         began, failed = self._clock.now(), 0
         while True:
             try:

@@ -1,7 +1,7 @@
-"""A store that misbehaves as told: `Disturbance` says how, `FaultyFileSystem` does it to any other store.
+"""A store that misbehaves on purpose: `Disturbance` says how, `FaultyFileSystem` does it to any other store.
 
-For tests, benchmarks, and people who want to know what their set-up does when a store is slow or fails. Nothing on
-disk is ever changed: a "corrupt" read is one flipped bit in what is handed on.
+For tests, benchmarks, and people who want to know what their set-up does when a store is slow or fails. Nothing on disk
+is ever changed: a "corrupt" read is one flipped bit in what is handed on.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ _READ: dict[str, Callable[[str], float]] = {"bandwidth": parse_bytes, "seed": in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """`latency:///data/table?latency_ms=50&error_rate=0.1`: the names after the question mark are these fields."""
+    """How a store misbehaves. In `latency:///data/table?latency_ms=50&error_rate=0.1` the names after the question mark
+    are these fields."""
 
     latency_ms: float = 0.0
-    """Before each read and each opening."""
+    """The wait before each read and each opening."""
     bandwidth: int = 0
-    """Bytes a second of one reader (`bandwidth=100MiB`); 0 means no limit."""
+    """The bytes a second of one reader (`bandwidth=100MiB`); 0 means no limit."""
     error_rate: float = 0.0
-    """Share of reads and openings that fail with an error which may pass."""
+    """The share of reads and openings that fail with an error which may pass."""
     short_rate: float = 0.0
-    """Share of reads that return half of what was asked."""
+    """The share of reads that return half of what was requested."""
     stall_rate: float = 0.0
-    """Share of reads that take `stall_ms` longer."""
+    """The share of reads that take `stall_ms` longer."""
     stall_ms: float = 1000.0
     seed: int = 0
 
@@ -58,7 +59,7 @@ class Disturbance:
 
 
 class FaultyFileSystem:
-    """Opens what `inner` opens, disturbed. Counts what it did, so that a test can tell that it happened."""
+    """Opens what `inner` opens, disturbed. It counts what it did, so that a test can see that it happened."""
 
     def __init__(self, inner: FileSystem, how: Disturbance, clock: Clock):
         self._inner, self._how, self._clock = inner, how, clock
@@ -73,7 +74,7 @@ class FaultyFileSystem:
         return _DisturbedSource(self, key, self._inner.open(key))
 
     def stall(self, seconds: float) -> None:
-        """All reads that begin within `seconds` from now wait until they are over."""
+        """Makes all reads that begin within `seconds` from now wait until these are over."""
         with self._lock:
             self._stalled_until = self._clock.now() + seconds
 
@@ -96,7 +97,7 @@ class FaultyFileSystem:
         return bytes(flipped)
 
     def _before(self, key: str, length: int) -> bool:
-        """Waits, or fails; True if the read shall come back short."""
+        """Waits, or fails; returns True if the read shall come back short."""
         how = self._how
         with self._lock:
             wait = how.latency_ms / 1000 + (length / how.bandwidth if how.bandwidth else 0.0)

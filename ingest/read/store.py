@@ -1,10 +1,10 @@
-"""Opening files for reading, wherever they lie: `RemoteFiles`.
+"""Opens files for reading, wherever they are: `RemoteFiles`.
 
 Local paths are opened directly. Everything else is read in ranges through one path: an optional cache, then the store,
 tried again as `sluice.ingest.read.retry` says; a read that comes back short counts as failed.
 
-    Store.at("s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http").open("part-0.parquet")
-    Store.at("latency:///data/table?latency_ms=50&error_rate=0.1").open("part-0.parquet")
+    RemoteFiles.at("s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http").open("part-0.parquet")
+    RemoteFiles.at("latency:///data/table?latency_ms=50&error_rate=0.1").open("part-0.parquet")
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sluice.ingest.read.slow_store import Disturbance, FaultyFileSystem
 
 
 class RemoteFiles:
-    """Files below one root. Threads share it; `open` gives each its own file."""
+    """The files below one root. Threads share it; `open` gives each its own file."""
 
     def __init__(self, root: str, backend: FileSystem, *, scheme: str = "", retry: RetryPolicy | None = None,
                  cache: FileCache | None = None, clock: Clock | None = None):
-        """`at` makes one from a URI; this, from parts."""
+        """`at` makes one from a URI; this makes one from parts."""
         self.root, self._backend, self._scheme, self._cache = root.rstrip("/") or "/", backend, scheme, cache
         self._clock = clock or Clock()
         self._retrier = Retrier(retry or RetryPolicy(), self._clock)
@@ -38,14 +38,14 @@ class RemoteFiles:
     @classmethod
     def at(cls, uri: str, *, retry: RetryPolicy | None = None, cache: FileCache | None = None,
            clock: Clock | None = None) -> RemoteFiles:
-        """The store of a URI or a local path. ValueError names what is wrong with it."""
+        """Opens the store of a URI or a local path. ValueError names what is wrong with it."""
         clock = clock or Clock()
         scheme, root, backend = _resolve(uri, clock)
         return cls(root, backend, scheme=scheme, retry=retry, cache=cache, clock=clock)
 
     @property
     def local(self) -> bool:
-        """Its files are plain files of this machine, undisturbed."""
+        """Whether its files are plain files of this machine, undisturbed."""
         return isinstance(self._backend, LocalFiles)
 
     @property
@@ -54,7 +54,7 @@ class RemoteFiles:
         return self._backend if isinstance(self._backend, FaultyFileSystem) else None
 
     def open(self, path: str = "") -> pa.NativeFile:
-        """A file by its path below the root or in full (none: the root is the file). Fit for
+        """Opens a file by its path below the root or in full (none: the root is the file). The result is fit for
         `pyarrow.parquet.ParquetFile`, which does not close it: use `with`."""
         if self._scheme and path.startswith(self._scheme):
             key = path.removeprefix(self._scheme)
@@ -78,7 +78,7 @@ class RemoteFiles:
         self._clock.stop()
 
     def read(self, name: str, source: RangeFile, offset: int, length: int) -> bytes:
-        """All of the range, from the cache or the store."""
+        """Reads all of the range, from the cache or the store."""
         entry = f"{name}|{source.size}|{source.tag}|{offset}|{length}"
         data = self._cache.get(entry) if self._cache else None
         if data is None:
@@ -100,7 +100,7 @@ def _whole(source: RangeFile, offset: int, length: int) -> bytes:
 
 
 def _resolve(uri: str, clock: Clock) -> tuple[str, str, FileSystem]:
-    """(scheme with its slashes, root, backend)."""
+    """Splits a URI into (scheme with its slashes, root, backend)."""
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", uri, re.DOTALL)
     if not match:
         return "", uri, LocalFiles()

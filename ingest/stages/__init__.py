@@ -1,1 +1,1 @@
-"""From a row group to a batch, in the order of the data."""
+"""The stages from a row group to a batch, in the order of the data."""

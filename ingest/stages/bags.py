@@ -1,4 +1,4 @@
-"""Bags of ids, several a row: `Bags`, a column's values one after the other with where each row's begin."""
+"""Bags of ids, several a row: `Bags`, a column's values one after the other, and where each row's values begin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sluice.ingest.memory.buffers import Buffers
 
-_ID = 4  # bytes
+_ID = 4  # bytes of an id
 _INT32 = np.iinfo(np.int32)
 
 
@@ -32,7 +32,7 @@ class Bags:
         return self.each if self.offsets is None else np.diff(self.offsets[start:stop + 1])
 
     def ids(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """All ids of some rows."""
+        """All ids of the rows from `start` to `stop`."""
         return self.values[self._at(start):self._at(stop)]
 
     def count(self, start: int, stop: int) -> int:
@@ -47,14 +47,15 @@ class Bags:
 
 
 def shuffled(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None, buffers: Buffers) -> Bags:
-    """The bags of some arrays, one after the other, in `order` (as they lie if None). A missing bag is an empty one."""
+    """The bags of some arrays, one after the other, in `order` (as they are stored if None). A missing bag is an empty
+    one."""
     binary = [_as_binary(array) for array in arrays]
     whole = binary[0] if len(binary) == 1 else pa.concat_arrays([b.cast(pa.large_binary()) for b in binary])
     ends, values = _parts(whole)
     rows, first, last = len(whole), int(ends[0]), int(ends[-1])
     each = (last - first) // rows if rows else 0
     if each * rows == last - first and each % _ID == 0 and bool((np.diff(ends) == each).all()):
-        each //= _ID  # all of one length: the rows of a matrix
+        each //= _ID  # all bags have one length: they are the rows of a matrix
         values = values[first // _ID:last // _ID]
         if order is not None:
             taken = buffers.take_line(len(order) * each, np.int32)
@@ -69,7 +70,7 @@ def shuffled(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None, bu
 
 
 def _as_binary(array: pa.Array) -> pa.Array:
-    """Bags as bytes, little-endian int32 one after the other: without a copy if they are int32 already."""
+    """The bags as bytes, little-endian int32 one after the other: without a copy if they are int32 already."""
     if pa.types.is_large_binary(array.type) or pa.types.is_binary(array.type):
         return array
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
@@ -91,7 +92,7 @@ def _as_binary(array: pa.Array) -> pa.Array:
 
 
 def _parts(binary: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """Where each bag ends, in bytes, behind where the first begins; and all values."""
+    """Where each bag ends, in bytes after the beginning of the first; and all values."""
     _, offsets, data = binary.buffers()
     kind = np.int64 if pa.types.is_large_binary(binary.type) else np.int32
     ends = np.frombuffer(offsets, kind)[binary.offset:binary.offset + len(binary) + 1]

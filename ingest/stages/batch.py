@@ -1,6 +1,7 @@
-"""From blocks to what a trainer takes: `cuts`, `Cutter`, `Collator`, `Batch`.
+"""Makes what a trainer takes out of blocks: `cuts`, `Cutter`, `Collator`, `Batch`.
 
-Work goes in stretches of several consecutive batches, so that small batches do not pay for a hand-over each.
+Work is handed over in stretches of several consecutive batches, so that small batches do not pay for a hand-over
+each.
 """
 
 from __future__ import annotations
@@ -27,24 +28,25 @@ STRETCH_ROWS = 65536
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step of one rank takes. The tensors are views of memory that is used again once all are gone."""
+    """What one rank takes in one step. The tensors are views of memory that is used again once all are gone."""
 
     dense: torch.Tensor
     """[rows, dense columns] float32, feature by feature underneath."""
     values: torch.Tensor
     """int32: all ids of the first sparse column, then of the second, as KeyedJaggedTensor has them."""
     lengths: torch.Tensor
-    """[sparse columns × rows] int32: ids of each row. Without bags one tensor for all batches: do not write to it."""
+    """[sparse columns × rows] int32: the number of ids of each row. Without bags one tensor for all batches: do not
+    write to it."""
     label: torch.Tensor
     """[rows] float32."""
     weight: torch.Tensor
     """[rows] float32: 0 marks a row that only fills the batch."""
     rows: int
-    """Rows that are not filling."""
+    """The number of rows that do not just fill the batch."""
     epoch: int
     step: int
     checksum: int = field(default=0, repr=False)
-    """Of one column's ids as read, before any transform: it goes into the order hash."""
+    """Checksum of one column's ids as read, before any transform: it goes into the order hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Ids:
 
     values: npt.NDArray[Any]
     lengths: npt.NDArray[Any] | None
-    """Of each row, column by column; None if every row has one id of each column."""
+    """The number of ids of each row, column by column; None if every row has one id of each column."""
     starts: tuple[int, ...]
 
     def of(self, column: int) -> npt.NDArray[Any]:
@@ -84,7 +86,7 @@ class Stretch:
     checksums: tuple[int, ...]
     charge: Charge
     done: int = 0
-    """Stages of transforms that it has been through."""
+    """The number of stages of transforms that it has been through."""
 
     @property
     def steps(self) -> int:
@@ -101,7 +103,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Batches for the consumer, and what they hold until it has asked for the one after them."""
+    """Batches for the consumer, and the memory that they hold until it has asked for the batch after them."""
 
     batches: tuple[Batch, ...]
     nbytes: int
@@ -109,19 +111,19 @@ class Ready:
 
 
 def most_steps(plan: RowsPlan, ranks: int) -> int:
-    """Batches in a stretch, at most."""
+    """The most batches that a stretch may have."""
     return max(1, STRETCH_ROWS * ranks // plan.batch_size)
 
 
 def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks) -> Iterator[Cut]:
-    """A stretch of batches as soon as all its rows are there. Blocks come in the order of need.
+    """Yields a stretch of batches as soon as all its rows are there. Blocks come in the order of need.
 
-    The last batch of an epoch may be padding alone on some ranks, so its chunk is asked for by its number. The first
+    The last batch of an epoch may be padding alone on some ranks, so its chunk is taken by its number. The first
     stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
     each, most, inside = plan.stream_rows, most_steps(plan, ranks), chunk_steps(plan, ranks)
     schedule: EpochSchedule | None = None
-    queues: dict[int, deque[tuple[Block, int]]] = {}  # of each stream: blocks, and the first row not yet cut
-    held: dict[int, int] = {}  # rows at hand of each stream
+    queues: dict[int, deque[tuple[Block, int]]] = {}  # for each stream: blocks, and the first row not yet cut
+    held: dict[int, int] = {}  # rows of each stream that are there
     wanted: dict[int, int] = {}  # rows that a stream has left in this epoch
     step, wished = 0, 1
     for block in blocks:
@@ -160,7 +162,7 @@ def _slices(queue: deque[tuple[Block, int]], count: int) -> Iterator[tuple[Block
 
 
 class Cutter:
-    """One worker of the batch stage: finishes batches whose rows are there, and puts bags into them."""
+    """One worker of the batch stage: it finishes batches whose rows are there, and puts bags into them."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, ranks: int, buffers: Buffers):
         self._plan, self._columns, self._buffers = plan, columns, buffers
@@ -171,7 +173,7 @@ class Cutter:
         self._starts = tuple(range(0, (len(columns.sparse) + 1) * self._rows, self._rows))
 
     def size(self, cut: Cut) -> int:
-        """Bytes of the batches."""
+        """The size of the batches in bytes."""
         columns = self._columns
         bags = sum(4 * block.bags[name].count(start, stop)
                    for pieces in cut.pieces for block, start, stop in pieces for name in columns.bags)
@@ -201,7 +203,8 @@ class Cutter:
 
     def _fill(self, cut: Cut, floats: npt.NDArray[Any], scalars: npt.NDArray[Any], weights: npt.NDArray[Any] | None
               ) -> tuple[int, ...]:
-        """Zeros where rows are missing in the last batch of an epoch. Returns the real rows of each batch."""
+        """Puts zeros where rows are missing in the last batch of an epoch. Returns the number of real rows of each
+        batch."""
         each = self._plan.stream_rows
         real = [self._rows] * cut.steps
         for lane, pieces in enumerate(cut.pieces):
@@ -216,7 +219,7 @@ class Cutter:
         return tuple(real)
 
     def _with_bags(self, cut: Cut, number: int, scalars: npt.NDArray[Any]) -> Ids:
-        """The ids of one batch. Rows that only fill it have empty bags."""
+        """The ids of one batch. Rows that only fill the batch have empty bags."""
         columns, each = self._columns, self._plan.stream_rows
         lanes = [(lane, at, block, start, stop) for lane, pieces in enumerate(cut.pieces)
                  for block, start, stop, at in _within(pieces, number * each, each)]
@@ -245,7 +248,7 @@ class Cutter:
 
 def _within(pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
             ) -> Iterator[tuple[Block, int, int, int]]:
-    """What lies within `count` rows from `first` on, counted over all pieces, and how far behind `first` it begins."""
+    """The parts within `count` rows from `first` on, counted over all pieces, and how far after `first` each begins."""
     done = 0
     for block, start, stop in pieces:
         low, high = max(first, done), min(first + count, done + stop - start)
@@ -255,7 +258,7 @@ def _within(pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
 
 
 class Collator:
-    """One worker of the collate stage: batches as tensors, without a copy."""
+    """One worker of the collate stage: it returns batches as tensors, without a copy."""
 
     def __init__(self, columns: Columns, rows: int):
         self._columns = columns
@@ -279,7 +282,8 @@ class Collator:
 
 
 def columns_of(stretch: Stretch, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:
-    """Batch `number` of a stretch as arrays by column name, views of it; of a bag column also `NAME.lengths`."""
+    """Batch `number` of a stretch as arrays by column name, views of the stretch; a bag column also has
+    `NAME.lengths`."""
     ids = stretch.ids[number]
     arrays: dict[str, npt.NDArray[Any]] = dict(zip(columns.floats, stretch.floats[number], strict=True))
     for column, name in enumerate(columns.sparse):
@@ -294,7 +298,7 @@ def lengths_name(column: str) -> str:
 
 
 def joined(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
-    """The ids of a batch put together anew, after bags have got other lengths."""
+    """Puts the ids of a batch together anew, after bags have got other lengths."""
     parts = [arrays[name] for name in columns.sparse]
     lengths = np.ones((len(parts), rows), np.int32)
     for column, name in enumerate(columns.sparse):

@@ -1,5 +1,5 @@
-"""What the workers of a stage did, in counters that never fall: `StageCounters`; `WorkerClock` is one worker's hand in
-them."""
+"""Counts what the workers of a stage did, in counters that never fall: `StageCounters`; through a `WorkerClock` one
+worker adds to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.ingest.stats import StageStats
 
 
 class StageCounters:
-    """How many workers were busy or waiting since the start, integrated over time.
+    """Counts how many workers were busy or waiting since the start, integrated over time.
 
     It outlives the pools of its stage (a pipeline starts anew after an abandoned epoch)."""
 
@@ -25,7 +25,7 @@ class StageCounters:
         self.busy_s = self.cpu_s = self.core_wait_s = self.wait_input_s = self.wait_output_s = 0.0
 
     def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
-        """Workers went over to another state. `blocked`: those that wait do so for room, not for input."""
+        """Notes that workers went over to another state. `blocked`: those that wait do so for room, not for input."""
         now = self._clock()
         elapsed, self._at = now - self._at, now
         self.busy_s += elapsed * self._busy
@@ -39,7 +39,7 @@ class StageCounters:
             self._blocked = blocked
 
     def passed(self, rows: int, size: int) -> None:
-        """An item is done."""
+        """Counts an item that is done."""
         self.items += 1
         self.rows += rows
         self.bytes += size
@@ -53,32 +53,32 @@ class StageCounters:
 
 
 class WorkerClock:
-    """One worker's time. It waits for its own stage; while it has an item it may work for others as well."""
+    """Measures one worker's time. It waits for its own stage; while it has an item it may work for others as well."""
 
     def __init__(self, tally: StageCounters, lock: threading.RLock):
-        """`lock` guards all tallies of a pipeline."""
+        """`lock` guards all counters of a pipeline."""
         self._own = self._for = tally
         self._lock = lock
         self._cpu_s = self._core_wait_s = 0.0
 
     def begin(self) -> None:
-        """An item came."""
+        """Notes that an item came."""
         with self._lock:
             self._own.change(waiting=-1, busy=1)
         self._cpu_s, self._core_wait_s = time.thread_time(), core_wait_s()
 
     def go_over(self, tally: StageCounters) -> None:
-        """What is done from here on is the work of that stage."""
+        """Counts what is done from here on as work of that stage."""
         if tally is not self._for:
             self._turn(tally)
 
     def passed(self, tally: StageCounters, rows: int, size: int) -> None:
-        """An item of another stage is done."""
+        """Counts an item of another stage that is done."""
         with self._lock:
             tally.passed(rows, size)
 
     def end(self) -> None:
-        """Back to waiting."""
+        """Notes that the worker waits again."""
         with self._lock:
             self._turn(self._own)
             self._own.change(waiting=1, busy=-1)

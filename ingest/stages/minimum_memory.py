@@ -14,25 +14,25 @@ from sluice.ingest.stages.shuffle import chunk_steps
 if TYPE_CHECKING:
     from sluice.ingest.read.decoding import Decoding
 
-_ORDERS = 16  # bytes of a row in the order of its window: two halves put together
+_ORDERS = 16  # bytes for a row in the order of its window: two halves put together
 _KEPT, _KEPT_PART = 4 * 2**20, 8  # what Arrow's allocator was seen to keep: so much, and a part of what it gave out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The least memory of a run, in bytes, by what it is for. Built from figures that are bounds, so a run may take
+    """The least memory of a run, in bytes, by what it is for. Computed from figures that are bounds, so a run may take
     less."""
 
     row_groups: int
-    """Decoded row groups that are held together, among them one that is read ahead."""
+    """Decoded row groups that are held together, including one that is read ahead."""
     decoding: int
-    """What decoding the largest takes besides its result."""
+    """What decoding the largest row group takes besides its result."""
     batches: int
-    """Windows, and batches on their way."""
+    """Windows, and batches on their way to the consumer."""
     orders: int
-    """Of the rows in the windows."""
+    """The orders of the rows in the windows."""
     kept: int
-    """What allocators have not yet given back, and what the kernel keeps for itself."""
+    """Memory that allocators have not yet given back, and what the kernel keeps for itself."""
 
     @property
     def total(self) -> int:
@@ -46,17 +46,17 @@ class Footprint:
 
 def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: int, ranks: int, transforms: int,
                  converted: int, epochs: int) -> Footprint:
-    """`transforms` are stages of them, `converted` the columns whose values are not moved as they lie in a file;
-    several `epochs` run into each other."""
+    """Computes the footprint. `transforms` is the number of their stages, `converted` the number of columns whose
+    values cannot be moved as they are stored in a file; with several `epochs`, one follows the other at once."""
     windows, reads = _way(plan, decoding, rank, ranks, epochs)
-    together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that leave it at a time
+    together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that are cut at a time
     row_groups, rows = _held(windows, reads, columns.row_bytes * len(plan.streams_of(rank, ranks)),
                              plan.widest + together)
     band = rows * len(plan.streams_of(rank, ranks))
     a_rank = plan.batch_size // ranks
-    chunk = chunk_steps(plan, ranks) * a_rank  # one may have to be begun on either side
+    chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may have to be begun on either side
     stretch = most_steps(plan, ranks) * a_rank * (columns.row_bytes + 4)
-    # Behind the batch stage, each transform and collate lies a stretch that is done, and one in the next one's hands.
+    # After the batch stage, each transform and collate, one stretch is done, and the next stage works on another.
     stretches = 2 * (transforms + 2) * stretch + transforms * a_rank * columns.row_bytes
     window = plan.widest * (_ORDERS + 4 * converted)
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
@@ -67,9 +67,10 @@ def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: 
 
 def _held(windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row_bytes: int, behind: int
           ) -> tuple[int, int]:
-    """Bytes of the row groups that are held, and rows of each stream, when both together take the most. `row_bytes` are
-    those of a row of each stream; windows that end `behind` rows before another one begins are gone by then."""
-    decoded: dict[int, tuple[int, int]] = {}  # of the reads that are held: the window that needs it last, its bytes
+    """The bytes of the row groups that are held, and the rows of each stream, when both together take the most.
+    `row_bytes` are those of a row of each stream; windows that end `behind` rows before another one begins are gone by
+    then."""
+    decoded: dict[int, tuple[int, int]] = {}  # per read held: the window that needs it last, its bytes
     most, next_read, oldest, furthest = (0, 0), 0, 0, 0
     for number, (first, last) in enumerate(windows):
         # While a window is shuffled, a worker waits with the rows of the next one, and the read after them is done.
@@ -89,8 +90,8 @@ def _held(windows: list[tuple[int, int]], reads: list[tuple[int, int, int]], row
 
 def _way(plan: RowsPlan, decoding: Decoding, rank: int, ranks: int, epochs: int
          ) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
-    """Of the windows of an epoch, and of the next one if that follows at once: from which row of its stream to which,
-    counted on. Of the reads: the window that needs it first, the one that does last, and its bytes."""
+    """The windows of an epoch, and of the next one if that follows at once: from which row of its stream to which,
+    counted on. And the reads: the first window that needs it, the last one that does, and its bytes."""
     windows: list[tuple[int, int]] = []
     reads: list[tuple[int, int, int]] = []
     for epoch in range(min(2, epochs)):

@@ -1,4 +1,5 @@
-"""Numbers of any type as those of a batch, float32 or int32: `numbers` refuses what would become another value."""
+"""Converts numbers of any type to those of a batch, float32 or int32: `numbers` refuses what would become another
+value."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ class ValueRefused(ValueError):
     def __init__(self, at: int, text: str):
         super().__init__(text)
         self.at = at
-        """Its place among the values."""
+        """The place of the value among all values."""
 
 
 def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
-    """`array` as float32, or as the ids that it holds; without a copy if it is that already."""
+    """Returns `array` as float32, or as the ids that it holds; without a copy if it has that type already."""
     if array.dtype.kind not in "biuf":
         raise ValueRefused(0, f"{array.flat[0]!r}, which is no number" if array.size else f"{array.dtype}, no numbers")
     if kind is np.int32:

@@ -1,9 +1,9 @@
-"""Workers of one stage: `Pool`, an iterator over results in the order in which the work came in.
+"""The workers of one stage: `Pool`, an iterator over results in the order in which the work came in.
 
-Workers pull their own input, one at a time and in order, so stages chain without threads between them. Only the pull
-is serial: with the first item stuck in its work, the others still complete, as far as the bytes allow that may wait
-behind the stage. Room for a result is reserved in order, before its work begins, so that a later item never takes the
-room which an earlier one needs.
+Workers pull their own input, one at a time and in order, so stages chain without threads between them. Only the pull is
+serial: with the first item stuck in its work, the others still complete, as far as the limit on bytes allows that may
+wait after the stage. Room for a result is reserved in order, before its work begins, so that a later item never takes
+the room which an earlier one needs.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class _Task:
 
 
 class Pool(Generic[In, Out]):
-    """Threads that come and go while it runs.
+    """A pool of threads that come and go while it runs.
 
-    Without workers it is none: whoever asks for results gets what the stage before gives, if it `passes` as it is. For
-    an item that does not a worker comes back, until one that passes follows."""
+    Without workers there is no stage: whoever asks for results gets what the stage before gives, if it `passes`
+    unchanged. For an item that does not, a worker comes back, until one that passes follows."""
 
     def __init__(self, tally: StageCounters, upstream: Iterator[In],
                  make_work: Callable[[WorkerClock], Callable[[In, Charge], Out]], *,
                  workers: int, limit_bytes: int, governor: Governor, size: Callable[[In], int],
                  measure: Callable[[Out], tuple[int, int]], passes: Callable[[Any], bool] = lambda _: False):
-        """`make_work` is called once in each worker, with its stint, which has to hear of work for other stages. It
-        returns what turns an item and its charge into a result. `size` is the bytes to reserve for an item (more, if
-        results turned out larger lately), `measure` the rows and bytes of its result. Whoever takes a result takes
-        over its charge."""
+        """`make_work` is called once in each worker, with its `WorkerClock`, which has to be told of work for other
+        stages. It returns what turns an item and its charge into a result. `size` is the bytes to reserve for an item
+        (more, if results turned out larger lately), `measure` the rows and bytes of its result. Whoever takes a result
+        takes over its charge."""
         self._tally, self._upstream, self._make_work = tally, upstream, make_work
         self._limit, self._governor, self._size, self._measure = limit_bytes, governor, size, measure
         self._passes = passes
@@ -70,22 +70,22 @@ class Pool(Generic[In, Out]):
         self._room = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
         self._results: dict[int, tuple[Any, int]] = {}
-        self._grew: deque[float] = deque(maxlen=32)  # results lately: how much larger than expected
+        self._grew: deque[float] = deque(maxlen=32)  # how much larger than expected recent results were
         self._next_in = self._next_out = 0
         self._outstanding = self._waiting_bytes = 0
         self._end: int | None = None
         self._closed = False
         self._target = self._alive = self._started = 0
         self._behind = 0
-        """1 while items come that need work, though there are to be no workers."""
+        """1 while items come that need work, although no workers are wanted; otherwise 0."""
         self._left: In | None = None  # an item that was taken, and needs work
         self._threads: list[threading.Thread] = []
         self.resize(workers)
 
-    # ---- turned while it runs
+    # ---- what is changed while it runs
 
     def resize(self, workers: int) -> None:
-        """More workers start at once; fewer go home as they finish what they hold."""
+        """Changes the number of workers: more start at once; fewer leave as they finish what they hold."""
         with self._lock:
             self._target, self._behind = workers, int(self._alive > 0)
             self._staff()
@@ -106,7 +106,7 @@ class Pool(Generic[In, Out]):
         return self._target or self._behind
 
     def limit(self, limit_bytes: int) -> None:
-        """How many bytes of results may wait, besides one item in each worker's hands."""
+        """Sets how many bytes of results may wait, besides one item in each worker's hands."""
         with self._lock:
             self._limit = limit_bytes
             self._room.notify_all()
@@ -145,12 +145,12 @@ class Pool(Generic[In, Out]):
 
     @property
     def _empty(self) -> bool:
-        """Nobody is at work here, and nothing is left to do."""
+        """Whether nobody is at work here, and nothing is left to do."""
         return not self._alive and not self._wanted and self._end is None and self._next_in == self._next_out
 
     def _past(self) -> Any:
-        """What the stage before gives, if it passes; None: it needs work, or workers have come meanwhile."""
-        # Never waited for: a worker that has come may hold it until its room is there, which only we make.
+        """Returns what the stage before gives, if it passes; None: it needs work, or workers have come meanwhile."""
+        # Do not wait for it: a worker may hold it until there is room for its item, which only this thread makes.
         if not self._pull.acquire(blocking=False):
             return None
         try:
@@ -170,14 +170,14 @@ class Pool(Generic[In, Out]):
         return None
 
     def close(self) -> None:
-        """Sends everybody home. Call `join` when all pools of a pipeline are closed."""
+        """Sends all workers home. Call `join` when all pools of a pipeline are closed."""
         with self._lock:
             self._closed = True
             self._room.notify_all()
             self._ready.notify_all()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the workers, but not longer."""
+        """Waits for the workers, but not longer than that."""
         end = time.monotonic() + timeout_s
         for thread in list(self._threads):
             if thread is not threading.current_thread():
@@ -185,7 +185,7 @@ class Pool(Generic[In, Out]):
 
     @property
     def gone(self) -> bool:
-        """No worker is left."""
+        """Whether no worker is left."""
         return not any(thread.is_alive() for thread in self._threads)
 
     # ---- a worker's side
@@ -207,7 +207,7 @@ class Pool(Generic[In, Out]):
                     task.result = work(task.item, task.charge)
                     task.rows, task.size = self._measure(task.result)
                     task.charge.correct(task.size)
-                except BaseException as error:  # goes to the consumer, in its place in the order
+                except BaseException as error:  # the error goes to the consumer, in its place in the order
                     task.fail(error)
                 with self._lock:
                     stint.end()
@@ -216,16 +216,16 @@ class Pool(Generic[In, Out]):
         finally:
             with self._lock:
                 self._tally.change(waiting=-1)
-                self._ready.notify_all()  # who asks for results may have waited for the pull to be free
-            if close := getattr(work, "close", None):  # a worker that holds more than memory
+                self._ready.notify_all()  # whoever asks for results may have waited for the pull to be free
+            if close := getattr(work, "close", None):  # for work that holds more than memory
                 close()
 
     def _take(self) -> _Task | None:
-        """The next item with room for its result, or None: time to go home."""
+        """Takes the next item with room for its result, or returns None: the worker has to leave."""
         while True:
             with self._lock:
                 if self._closed or self._end is not None or self._alive > self._wanted:
-                    self._alive -= 1  # with the decision, so that no second worker leaves for the same reason
+                    self._alive -= 1  # under the same lock, so that no second worker leaves for the same reason
                     self._ready.notify_all()
                     return None
                 item, self._left = self._left, None
@@ -234,7 +234,7 @@ class Pool(Generic[In, Out]):
                 passes = self._passes(item)
                 expected = 0 if passes else self._size(item)
             except Closed:
-                self.close()  # a generator in between has ended by this: its next item would look like the end
+                self.close()  # a generator in between has ended by the error: its next item would look like the end
                 return None
             except StopIteration:
                 self._finish(None)
@@ -257,7 +257,7 @@ class Pool(Generic[In, Out]):
                 return _Task(self._next_in - 1, item, expected, size, charge)
 
     def _reserve(self, size: int) -> Charge | None:
-        """Room for the item whose turn it is; None if the pool was closed meanwhile."""
+        """Reserves room for the item whose turn it is; None if the pool was closed meanwhile."""
         blocked = held_back = False
         try:
             while not self._closed:
@@ -281,7 +281,7 @@ class Pool(Generic[In, Out]):
                 self._tally.change(blocked=False)
 
     def _finish(self, error: BaseException | None) -> None:
-        """Nothing comes after what was taken so far, but perhaps an error."""
+        """Notes that nothing comes after what was taken so far, except perhaps an error."""
         with self._lock:
             if error is not None:
                 self._results[self._next_in] = (_Failure(error), 0)

@@ -1,8 +1,8 @@
-"""Setting rows of one rank aside: `RowQuarantine` knows which rows of the table a failure concerns, and keeps their
-places.
+"""Sets rows of one rank aside: `RowQuarantine` knows which rows of the table a failure concerns, `Quarantine` lists
+them and judges by the `ErrorPolicy` whether there are too many.
 
-A row that is set aside stays in its batch with weight 0. Of a row group that cannot be read all rows are: zeros are
-read in its place, and whoever makes the batches asks here for their weights.
+A row that is set aside stays in its batch with weight 0. If a row group cannot be read, all its rows are set aside:
+zeros are read in their place, and whoever makes the batches asks here for their weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class RowQuarantine:
-    """Stages share it."""
+    """Finds the rows of the table that a failure concerns, and sets them aside. All stages share it."""
 
     def __init__(self, books: Quarantine, origins: Origins, path: Callable[[int], str]):
         """`path` names a file by its number."""
@@ -42,8 +42,8 @@ class RowQuarantine:
         return self.books.policy.on_error == "quarantine"
 
     def rows(self, error: BaseException, stage: str, epoch: int, step: int, rows: Sequence[int]) -> None:
-        """Some rows of a batch; those that only fill it do not count. QuarantineError, from `error`, if the policy
-        says so."""
+        """Sets some rows of a batch aside; those that only fill it do not count. QuarantineError, from `error`, if the
+        policy says so."""
         origins = self._origins.batch(epoch, step)
         groups: dict[tuple[int, int], list[int]] = {}
         for origin in filter(None, (origins[row] for row in rows)):
@@ -52,7 +52,8 @@ class RowQuarantine:
             self.books.admit(error, stage=stage, file=self._path(file), row_group=group, rows=numbers)
 
     def group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
-        """A row group that cannot be read: what comes in its place. A group that is read twice counts once."""
+        """Sets a row group aside that cannot be read, and returns what takes its place. A group that is read twice
+        counts once."""
         with self._lock:
             key = (read.file, read.group)
             if key not in self._groups:
@@ -62,7 +63,7 @@ class RowQuarantine:
         return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
 
     def marked(self, stretch: Stretch, columns: Columns) -> Stretch:
-        """A stretch whose rows of unreadable row groups, or with what is no weight, have got weight 0."""
+        """Gives rows of unreadable row groups, and rows whose weight is not a valid one, weight 0."""
         for n in range(stretch.steps):
             self._weigh(stretch, n, columns)
             lost = self.lost(stretch.schedule.epoch, stretch.step + n)
@@ -72,7 +73,8 @@ class RowQuarantine:
         return stretch
 
     def _weigh(self, stretch: Stretch, number: int, columns: Columns) -> None:
-        """A weight below 0 would have a model learn the contrary, one that is no number nothing at all."""
+        """Sets rows with invalid weights aside: a weight below 0 would make a model learn the contrary, one that is not
+        a number nothing at all."""
         weights = weights_of(stretch, number, columns)
         if not columns.weight or (weights.min(initial=0) >= 0 and weights.max(initial=0) < np.inf):
             return
@@ -83,7 +85,7 @@ class RowQuarantine:
         weights[wrong] = 0
 
     def lost(self, epoch: int, step: int) -> list[int]:
-        """Rows of a batch that are of row groups that could not be read."""
+        """The rows of a batch that belong to row groups that could not be read."""
         if not self._groups:
             return []
         return [n for n, origin in enumerate(self._origins.batch(epoch, step)) if self._is_lost(origin)]
@@ -93,7 +95,7 @@ class RowQuarantine:
 
 
 def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[Any]:
-    """Of the rows of a batch, to be read and written."""
+    """The weights of the rows of a batch, as an array that may be read and written."""
     if stretch.weights is not None:
         weights: npt.NDArray[Any] = stretch.weights[number]
     else:
@@ -119,13 +121,13 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """Of the batches of one rank, worked out from the plan."""
+    """The origins of the rows in one rank's batches, computed from the plan."""
 
     def __init__(self, plan: RowsPlan, rank: int, ranks: int):
         self._plan, self._streams = plan, plan.streams_of(rank, ranks)
         self._windows = functools.lru_cache(maxsize=2)(self._of_epoch)
         self.batch = functools.lru_cache(maxsize=8)(self._of_batch)
-        """Of (epoch, step): one origin for each row; None for a row that only fills the batch."""
+        """For (epoch, step): one origin for each row; None for a row that only fills the batch."""
 
     def _of_batch(self, epoch: int, step: int) -> list[Origin | None]:
         each = self._plan.stream_rows
@@ -154,7 +156,7 @@ class Origins:
 Result = TypeVar("Result")
 
 ON_ERROR = ("raise", "quarantine")
-# No row is to blame for these: the next row would fail as well.
+# No row is to blame for these errors: the next row would fail as well.
 PROGRAM_ERRORS = frozenset({"NameError", "ImportError", "SyntaxError", "AttributeError", "NotImplementedError",
                             "MemoryError", "SystemExit", "KeyboardInterrupt", "GeneratorExit",
                             "SystemError"})
@@ -166,20 +168,21 @@ class QuarantineError(RuntimeError):
 
 
 def kinds_of(error: BaseException) -> tuple[str, ...]:
-    """Names of an error's class and those above it; a worker process sends the same for its errors."""
+    """The names of an error's class and those above it; a worker process sends the same for its errors."""
     told = getattr(error, "kinds", None)
     return tuple(told) if told else tuple(kind.__name__ for kind in type(error).__mro__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPolicy:
-    """How much may be set aside."""
+    """Says how many rows may be set aside."""
 
     on_error: str = "raise"
     max_rows: int = 10_000
     """The most rows of a run that may be set aside."""
     max_rate: float = 0.01
-    """The most of all rows seen, judged once `probation_rows` were seen: one bad row among the first ten is no rate."""
+    """The largest share of all rows seen that may be set aside, judged once `probation_rows` were seen: one bad row
+    among the first ten is not a rate."""
     probation_rows: int = 100_000
 
     def __post_init__(self) -> None:
@@ -191,7 +194,8 @@ class ErrorPolicy:
             raise ValueError(f"max_rate: {self.max_rate} is not a share from 0 to 1")
 
     def objection(self, *, seen: int, aside: int, kinds: Iterable[str] = ()) -> str | None:
-        """Why the run must stop, with `aside` of `seen` rows set aside (those in question included); None: go on."""
+        """Says why the run must stop, with `aside` of `seen` rows set aside (those in question included); None: it goes
+        on."""
         program = PROGRAM_ERRORS.intersection(kinds)
         if program:
             return f"{min(program)} is an error of the program, not of a row: on_error does not apply"
@@ -205,10 +209,10 @@ class ErrorPolicy:
 
 
 class Quarantine:
-    """The books of one rank. Stages share it."""
+    """The list of rows that one rank has set aside. Its stages share it."""
 
     def __init__(self, policy: ErrorPolicy, path: str | os.PathLike[str]):
-        """`path` of the JSON-lines file; it is made with the first row."""
+        """`path` names the JSON-lines file; it is made with the first row."""
         self.policy, self._path = policy, os.fspath(path)
         self._lock = threading.Lock()
         self._seen = self._aside = 0
@@ -216,7 +220,8 @@ class Quarantine:
         self._descriptor = -1
 
     def saw(self, rows: int) -> None:
-        """Rows that went through. The rate is judged here as well: it may be passed when the probation ends."""
+        """Counts rows that went through. The rate is judged here as well: it may be exceeded when the probation
+        ends."""
         with self._lock:
             self._seen += rows
             objection = self.policy.objection(seen=self._seen, aside=self._aside) if self._aside else None
@@ -241,7 +246,7 @@ class Quarantine:
                               f"({objection})") from error
 
     def summary(self) -> dict[str, Any]:
-        """For the run's last line and its report."""
+        """Summarises for the run's last line and its report."""
         with self._lock:
             return {"rows_set_aside": self._aside, "reasons": dict(self._reasons.most_common()),
                     "file": self._path if self._aside else None}
@@ -253,8 +258,8 @@ class Quarantine:
                 self._descriptor = -1
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
-        """Written through at once: what was set aside is known even if the run is killed. A list that cannot be written
-        stops the run, as no row may be missing unlisted."""
+        """Writes lines through at once: what was set aside is known even if the run is killed. A list that cannot be
+        written stops the run, as no row may be missing unlisted."""
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()
         try:
             if self._descriptor < 0:

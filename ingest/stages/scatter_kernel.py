@@ -1,7 +1,7 @@
 """Moves the rows of a window to their places in batches: `place`, one compiled call for all columns.
 
-Between two calls of numpy a thread may have to wait for the interpreter's lock behind every other stage; here it lets
-go of it once for a whole window.
+Between two calls of numpy a thread may have to wait for the interpreter's lock behind every other stage; `place`
+releases the lock once for a whole window.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from numba.extending import intrinsic
 from sluice.ingest.columns import Columns
 
 CONVERTED, WORDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 3)
-"""What becomes of a column's values: 4 bytes as they are, or signed bytes made numbers of 4. The first kind is for
-others to convert."""
+"""What happens to a column's values: 4 bytes are copied unchanged, or signed bytes become numbers of 4 bytes. Values of
+the first kind are converted elsewhere."""
 PLACE = 6
-"""Numbers of a place: chunk, first batch in it, batches, first row in them, rows in each, first of a window's rows."""
+"""How many numbers describe a place: chunk, first batch in it, batches, first row in them, rows in each, first of a
+window's rows."""
 
 
 def _pointer_to(kind: Any) -> Any:
@@ -38,7 +39,7 @@ _words, _bytes, _longs = (_pointer_to(kind) for kind in (types.int32, types.int8
 
 @njit(nogil=True, cache=True)
 def composed(outer: Any, inner: Any, rows: int) -> Any:
-    """The order that two permutations make (`RowsPlan.halves`), in one call."""
+    """Puts the order together that two permutations make (`RowsPlan.halves`), in one call."""
     order = np.empty(rows, np.uint64)
     count = 0
     for at in inner.view(np.uint64):
@@ -52,12 +53,13 @@ def composed(outer: Any, inner: Any, rows: int) -> Any:
 @njit(nogil=True, cache=True)
 def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets: Any, strides: Any  # noqa: PLR0917
           ) -> None:
-    """For every column c, the n-th row to come is row `order[n]` (row n, if `order` is empty) of its pieces.
+    """Moves rows: for every column c, the n-th row to come is row `order[n]` (row n, if `order` is empty) of its
+    pieces.
 
     sources[c, p]: address of piece p, whose rows end before row `ends[p]` of all. targets[k, c]: address of the column
-    in the first batch of chunk k, whose batches lie `strides[c]` bytes apart."""
+    in the first batch of chunk k, whose batches begin `strides[c]` bytes apart."""
     rows = ends[-1]
-    whole = np.empty(rows, np.int32)  # of one column: it stays in the core's own cache
+    whole = np.empty(rows, np.int32)  # the values of one column: they stay in the core's own cache
     as_floats = whole.view(np.float32)
     for c in range(len(kinds)):
         begin = 0
@@ -95,8 +97,8 @@ def children(struct: Any, widths: Any, values: Any, nulls: Any) -> None:
 
 
 def load_compiled() -> None:
-    """Has the compiled calls in memory, by one of each with the types that they are made with. They take tens of MiB,
-    and a second or two where nothing is kept of an earlier run."""
+    """Loads the compiled calls into memory, by calling each once with the types that they are compiled for. They take
+    tens of MiB, and a second or two if nothing is kept of an earlier run."""
     order = composed(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
     row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
     address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
@@ -112,27 +114,27 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 class ColumnAddresses:
-    """How the numbers of tables of one schema can be taken from where they lie."""
+    """How the numbers of tables of one schema can be read where Arrow has them."""
 
     def __init__(self, schema: pa.Schema, columns: Columns):
         self.schema = schema
         wanted = [(name, _KINDS[0]) for name in columns.floats] + [(name, _KINDS[1]) for name in columns.scalars]
         types = [schema.field(name).type for name, _ in wanted]
         self.kinds = np.array([of.get(kind, CONVERTED) for kind, (_, of) in zip(types, wanted, strict=True)], np.int64)
-        """Of each column of floats, then of ids."""
+        """The kind of each column of floats, then of ids."""
         self.names = tuple(name for (name, _), kind in zip(wanted, self.kinds, strict=True) if kind != CONVERTED)
         self.at = np.cumsum(self.kinds != CONVERTED) - 1
-        """Where a column is among `names`, if it is."""
+        """The index of each column among `names`, if it is there."""
         self.widths = np.array([schema.field(name).type.bit_width // 8 for name in self.names], np.int64)
 
 
 def converted(schema: pa.Schema, columns: Columns) -> int:
-    """Columns of one number a row whose values are not taken as they lie."""
+    """The number of columns of one number a row whose values cannot be copied unchanged."""
     return int(np.count_nonzero(ColumnAddresses(schema, columns).kinds == CONVERTED))
 
 
 class Addresses:
-    """They hold while this object lives."""
+    """The addresses of a table's columns. They are valid while this object lives."""
 
     def __init__(self, table: pa.Table, layout: ColumnAddresses):
         part = table.select(layout.names)
@@ -140,7 +142,7 @@ class Addresses:
         [batch] = batches if len(batches) == 1 else part.combine_chunks().to_batches()
         _, self._owner = batch.__arrow_c_array__()
         self.values = np.empty(len(layout.names), np.uint64)
-        """Of the first value of each of the layout's columns."""
+        """The address of the first value of each of the layout's columns."""
         self.nulls = np.empty(len(layout.names), np.int64)
-        """How many of its values are empty; -1: not known yet."""
+        """How many values of each column are empty; -1: not known yet."""
         children(np.uint64(_pointer(self._owner, b"arrow_array")), layout.widths, self.values, self.nulls)

@@ -1,6 +1,6 @@
-"""From decoded row groups to the places of their rows in batches: `Decoded`, `Gathering`, `Block`.
+"""Moves rows from decoded row groups to their places in batches: `Decoded`, `Gathering`, `Block`.
 
-A batch lies feature by feature in memory. The rows of a window are moved once, from where Arrow has them to their
+A batch is stored feature by feature in memory. The rows of a window are moved once, from where Arrow has them to their
 places in batches: so nothing but decoding and this one move touches every value.
 """
 
@@ -40,7 +40,7 @@ class ReadTask:
 
 
 class Decoded:
-    """The row group of one read. Its bytes are given back when all its parts are shuffled."""
+    """The decoded row group of one read. Its bytes are given back when all its parts are shuffled."""
 
     __slots__ = ("_addresses", "_charge", "_left", "_lock", "table", "task")
 
@@ -50,9 +50,9 @@ class Decoded:
         self._addresses: Addresses | None = None
 
     def addresses(self, layout: ColumnAddresses) -> Addresses:
-        """Where its numbers lie, until its last part is done."""
+        """The addresses of its numbers, until its last part is done."""
         found = self._addresses
-        if found is None:  # two threads may both look: they find the same
+        if found is None:  # two threads may both compute it: they find the same
             found = self._addresses = Addresses(self.table, layout)
         return found
 
@@ -67,7 +67,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class WindowPiece:
-    """Rows `start` to `stop` of a row group: a part of a window."""
+    """The rows `start` to `stop` of a row group: a part of a window."""
 
     decoded: Decoded
     start: int
@@ -84,7 +84,7 @@ class Gathering:
 
 
 class Chunk:
-    """Memory of some consecutive batches: [batch, column, row] of floats and of ids."""
+    """The memory of some consecutive batches: [batch, column, row] of floats and of ids."""
 
     __slots__ = ("__weakref__", "addresses", "floats", "ids")
 
@@ -92,7 +92,7 @@ class Chunk:
         self.floats, self.ids = floats, ids
         self.addresses = np.concatenate([np.uint64(block.ctypes.data) + np.arange(block.shape[1], dtype=np.uint64)
                                          * np.uint64(block.strides[1]) for block in (floats, ids)])
-        """Of each column in the first batch."""
+        """The address of each column in the first batch."""
 
 
 class Chunks:
@@ -104,7 +104,7 @@ class Chunks:
         self._ids = (self.steps, len(columns.scalars), plan.batch_size // ranks)
         self.strides = np.repeat([4 * math.prod(shape[1:]) for shape in (self._floats, self._ids)],
                                  [len(columns.floats), len(columns.scalars)])
-        """Bytes from one batch of a chunk to the next, of each column."""
+        """For each column, the bytes from one batch of a chunk to the next."""
         self.buffers = buffers
         self._lock = threading.Lock()
         self._chunks: weakref.WeakValueDictionary[tuple[int, int], Chunk] = weakref.WeakValueDictionary()
@@ -119,19 +119,19 @@ class Chunks:
 
 
 def chunk_steps(plan: RowsPlan, ranks: int) -> int:
-    """Batches in a chunk."""
+    """The number of batches in a chunk."""
     return max(1, CHUNK_ROWS * ranks // plan.batch_size)
 
 
 class Block:
-    """A shuffled window. Its numbers lie in the batches that they are for, its bags still here."""
+    """A shuffled window. Its numbers are already in the batches that they are for, its bags are still here."""
 
     __slots__ = ("_charge", "_left", "_lock", "_row_bytes", "bags", "chunks", "first", "nbytes", "rows", "schedule",
                  "window")
 
     def __init__(self, gathering: Gathering, first: int, *, chunks: Mapping[int, Chunk], bags: Mapping[str, Bags],
                  scalar_bytes: int, charge: Charge):
-        """`first` is the row of the stream with which it begins: a resumed run may have used some before."""
+        """`first` is the row of the stream with which the block begins: a resumed run may have used some before."""
         self.schedule, self.window, self.first = gathering.schedule, gathering.window, first
         self.rows = self._left = self.window.first + self.window.rows - first
         self.chunks, self.bags = chunks, bags
@@ -140,7 +140,7 @@ class Block:
         self._charge, self._lock = charge, threading.Lock()
 
     def taken(self, rows: int) -> None:
-        """So many of its rows are part of finished batches now, which account for them."""
+        """Notes that so many of its rows are part of finished batches now, which account for them."""
         with self._lock:
             self._left -= rows
             self._charge.correct(round(self._left * self._row_bytes))
@@ -149,7 +149,7 @@ class Block:
 
 
 def gatherings(decoded: Iterable[Decoded]) -> Iterator[Gathering]:
-    """Windows in the order in which they are needed, as their last row group comes in."""
+    """Yields windows in the order in which they are needed, as their last row group comes in."""
     for schedule, group in itertools.groupby(decoded, lambda d: d.task.schedule):
         pieces: list[list[tuple[int, WindowPiece]]] = [[] for _ in schedule.windows]
         missing = [w.rows for w in schedule.windows]
@@ -167,11 +167,11 @@ def gatherings(decoded: Iterable[Decoded]) -> Iterator[Gathering]:
 
 
 class Gatherer:
-    """One worker of the shuffle stage: from decoded columns to where the rows lie in batches."""
+    """One worker of the shuffle stage: it moves rows from decoded columns to their places in batches."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str],
                  ids: Mapping[str, Convert]):
-        """`ids` makes the ids of those columns of what is stored."""
+        """`ids` maps columns to the functions that make their ids from what is stored."""
         self._plan, self._columns, self._chunks, self._describe, self._ids = plan, columns, chunks, describe, ids
         self._layout: ColumnAddresses | None = None
 
@@ -192,7 +192,7 @@ class Gatherer:
         return Block(gathering, first, chunks=chunks, bags=bags, charge=charge,
                      scalar_bytes=4 * (len(columns.floats) + len(columns.scalars)))
 
-    # ---- where
+    # ---- places
 
     def _chunks_of(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
         each, steps = self._plan.stream_rows, self._chunks.steps
@@ -200,7 +200,7 @@ class Gatherer:
         return {number: self._chunks.take(epoch, number) for number in numbers}
 
     def _places(self, gathering: Gathering, first: int) -> npt.NDArray[np.int64]:
-        """Of a window's rows from row `first` of the stream on, as `place` takes them."""
+        """The places of a window's rows from row `first` of the stream on, in the form in which `place` takes them."""
         window = gathering.window
         each, most = self._plan.stream_rows, self._chunks.steps
         lane = gathering.schedule.streams.index(window.stream) * each
@@ -220,7 +220,7 @@ class Gatherer:
 
     def _place(self, gathering: Gathering, first: int, order: npt.NDArray[np.uint64] | None,
                chunks: Mapping[int, Chunk]) -> None:
-        """All columns of one number a row."""
+        """Places all columns of one number a row."""
         if not chunks:
             return
         pieces = gathering.pieces
@@ -235,7 +235,7 @@ class Gatherer:
               np.stack([chunk.addresses for _, chunk in sorted(chunks.items())]), self._chunks.strides)
 
     def _sources(self, pieces: tuple[WindowPiece, ...]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Of each column: where the values of each piece lie, and what they are."""
+        """For each column, the address of each piece's values, and the kind of the values."""
         schema = pieces[0].decoded.table.schema
         if self._layout is None or not schema.equals(self._layout.schema):
             self._layout = ColumnAddresses(schema, self._columns)
@@ -250,7 +250,7 @@ class Gatherer:
         return sources[layout.at], kinds
 
     def _converted(self, number: int, pieces: tuple[WindowPiece, ...]) -> list[npt.NDArray[Any]]:
-        """A column whose values `place` cannot take as they lie."""
+        """Converts a column whose values `place` cannot take as they are stored."""
         floats = len(self._columns.floats)
         name, dtype = (self._columns.floats[number], np.float32) if number < floats else \
             (self._columns.scalars[number - floats], np.int32)

@@ -1,7 +1,7 @@
-"""The operators that a table leaves to the loader: applied, and their cost measured column by column.
+"""Applies the operators that a table leaves to the loader, and measures their cost column by column.
 
-Those that give ids work where rows are moved into batches, which have room for ids alone; those that give numbers, on
-batches.
+Those that give ids work where rows are moved into batches, which have room for ids alone; those that give numbers work
+on batches.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SAMPLES: Mapping[str, npt.NDArray[Any]] = {
     "double": np.linspace(0.01, 0.99, _SAMPLE_ROWS),
     "int64": np.arange(_SAMPLE_ROWS) * 0x1E3779B97F4A7,
 }
-_CODEC = "lz4_raw"  # what tables are written with
+_CODEC = "lz4_raw"  # the codec that tables are written with
 Function = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 
 class Operators:
-    """A function over a batch's dense columns, and `ids`: one over what is stored of each column of ids.
-    `costs` tells what each column took so far. All from any thread."""
+    """The operators as a function over a batch's dense columns, and `ids`: functions over what is stored of each column
+    of ids. `costs` says what each column took so far. All may be called from any thread."""
 
     def __init__(self, fields: Sequence[Field], state: Any, spec: str = "",
                  clock: Callable[[], float] = time.thread_time):
@@ -45,7 +45,7 @@ class Operators:
         self._stages = {f.name: "shuffle" if f.role == "sparse" else "online" for f in online}
         self._chains = {f.name: "+".join(str(step["op"]) for step in f.online) for f in online}
         self.chains: Mapping[str, str] = {n: c for n, c in self._chains.items() if self._stages[n] == "online"}
-        """Dense column → the names of its operators."""
+        """The names of the operators of each dense column."""
         self.ids: Mapping[str, Function] = {name: partial(self._ids_of, name) for name in self._chains
                                             if name not in self.chains}
         self._clock, self._lock = clock, threading.Lock()
@@ -79,7 +79,7 @@ class Operators:
             self._bytes[name] = _stored(values), _stored(made)
 
     def costs(self) -> list[dict[str, Any]]:
-        """For each column: its operators, the stage that applies them, processor seconds a row, and bytes a row as
+        """Lists for each column its operators, the stage that applies them, processor seconds a row, and bytes a row as
         stored before and after them."""
         with self._lock:
             return [{"column": name, "operators": chain, "stage": self._stages[name],
@@ -87,8 +87,8 @@ class Operators:
                      "bytes_after": self._bytes[name][1]} for name, chain in self._chains.items() if self._rows[name]]
 
     def others(self) -> list[dict[str, Any]]:
-        """What the ETL applied and might have left to the loader: column, operators, their stage then, and processor
-        seconds a row as measured now. What they cost depends little on the values, so these are made up."""
+        """Lists what the ETL applied and might have left to the loader: column, operators, their stage then, and
+        processor seconds a row as measured now. Their cost depends little on the values, so these are made up."""
         if not self._spec:
             return []
         kinds = {f.name for f in self._fields if f.role in ("dense", "sparse") and not f.online}
@@ -113,6 +113,6 @@ class Operators:
 
 
 def _stored(values: npt.NDArray[Any]) -> float:
-    """Bytes a value takes in a file, as a few of them tell."""
+    """The bytes that a value takes in a file, estimated from a few of them."""
     some = np.ascontiguousarray(values[:_SAMPLE_ROWS])
     return len(pa.compress(some.tobytes(), _CODEC, asbytes=True)) / max(1, len(some))

@@ -1,4 +1,5 @@
-"""Named functions over the columns of a batch: `Transform`. Adjacent ones share a stage, unless told otherwise."""
+"""Named functions over the columns of a batch: `Transform`. Adjacent ones share a stage, unless they are to be
+apart."""
 
 from __future__ import annotations
 
@@ -31,26 +32,27 @@ class TransformError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """`function` takes a batch as a dict of numpy arrays by column name. It may write into them, or give back new
-    arrays of some columns, of the same length; the others stay as they are. A column of bags comes as all its ids, and
-    as `NAME.lengths`; if both come back, the bags may have got other lengths."""
+    """`function` takes a batch as a dict of numpy arrays by column name. It may write into them, or return new arrays
+    of some columns, of the same length; the others stay as they are. A column of bags comes as all its ids, and as
+    `NAME.lengths`; if both are returned, the bags may have got other lengths."""
 
     name: str
     function: Function | str
-    """By name, as `module:function`, it has a stage of its own, which can also run in processes
+    """The function; given by name, as `module:function`, it has a stage of its own, which can also run in processes
     (`sluice.ingest.stages.transform_runner`)."""
     arrow: bool = False
-    """It takes a pyarrow.RecordBatch instead (bags are lists), and gives back one, with the columns that it changes."""
+    """Whether it takes a pyarrow.RecordBatch instead (bags are lists), and returns one, with the columns that it
+    changes."""
     apart: bool = False
-    """It has a stage of its own: its own workers, and its own line in every table."""
+    """Whether it has a stage of its own: its own workers, and its own line in every table."""
     pure: bool = False
-    """It writes nothing into what it gets, so no copy is kept for the case that it fails on some row."""
+    """Whether it writes nothing into what it gets, so that no copy is kept for the case that it fails on some row."""
     columns: tuple[str, ...] = ()
-    """Those that the function gets; none named: all. What it does not get is neither copied nor carried."""
+    """The columns that the function gets; if empty: all. Other columns are neither copied nor sent."""
     limit_s: float | None = None
-    """The time that a batch may take in a process, whose worker is then ended."""
+    """The time that a batch may take in a process; a worker that takes longer is ended."""
     memory_limit: int | None = None
-    """Bytes that the function may take in a process, beyond the process's own."""
+    """The bytes that the function may take in a process, beyond the process's own."""
 
     def __post_init__(self) -> None:
         if isinstance(self.function, str):
@@ -63,7 +65,7 @@ class Transform:
 
     @property
     def movable(self) -> bool:
-        """It can also run in processes."""
+        """Whether it can also run in processes."""
         return isinstance(self.function, str) and not self.arrow
 
 
@@ -79,12 +81,12 @@ class Fused:
 
     @property
     def movable(self) -> bool:
-        """It can also run in processes."""
+        """Whether it can also run in processes."""
         return all(t.movable for t in self.transforms)
 
 
 def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
-    """One stage for each run of transforms that are not to stand apart."""
+    """Makes one stage of each series of adjacent transforms that are not to be apart."""
     stages: list[Fused] = []
     for apart, some in itertools.groupby(transforms, lambda t: t.apart or t.movable):
         run = tuple(some)
@@ -106,15 +108,16 @@ class Step:
     fused: Fused
     tally: StageCounters
     runs: Callable[[], list[TransformCall]]
-    """What runs its functions, for one worker."""
+    """Makes what calls its functions, for one worker."""
 
 
 class Transformer:
-    """One worker of the stage of transforms number `first`. It does the work of as many as are fused with it, too."""
+    """One worker of the stage of transforms number `first`. It also does the work of all stages that are fused with
+    it."""
 
     def __init__(self, first: int, stages: Sequence[Step], columns: Columns, stint: WorkerClock,
                  until: Callable[[], int]):
-        """`until` gives the number of the next stage that has workers of its own."""
+        """`until` returns the number of the next stage that has workers of its own."""
         self._first, self._stages, self._columns, self._stint, self._until = first, stages, columns, stint, until
         self._runs: dict[int, list[TransformCall]] = {}
 
@@ -135,24 +138,24 @@ class Transformer:
         return stretch.replaced(charge=charge, done=until)
 
     def close(self) -> None:
-        """This worker goes home."""
+        """Releases what this worker holds, as it leaves."""
         self._leave(self._first)
 
     def _leave(self, until: int) -> None:
-        """Lets go of what ran the work of stages from there on."""
+        """Closes what ran the work of stages from that number on."""
         for number in [n for n in self._runs if n >= until]:
             for run in self._runs.pop(number):
                 run.close()
 
     def _through(self, number: int, stretch: Stretch, batches: range) -> Stretch:
-        """Some batches of a stretch through one stage."""
+        """Takes some batches of a stretch through one stage."""
         for n in batches:
             for transform, run in zip(self._stages[number].fused.transforms, self._runs[number], strict=True):
                 where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
                 arrays = columns_of(stretch, n, self._columns)
                 given = run(stretch, n, arrays, where)
                 if given is None:
-                    continue  # it wrote into what it got
+                    continue  # the function wrote into what it got
                 if not isinstance(given, Mapping):
                     raise TransformError(f"{where}: it gave back {type(given).__name__}, not a dict of arrays by "
                                          "column name, nor None")
@@ -169,7 +172,7 @@ class Transformer:
 
     def _lengths(self, new: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], where: str
                  ) -> dict[str, npt.NDArray[Any]]:
-        """Bags that came back with their lengths: both are taken as they are, if they fit each other."""
+        """Checks bags that came back with their lengths: both are used if they fit each other."""
         changed: dict[str, npt.NDArray[Any]] = {}
         for bag in self._columns.bags:
             name = lengths_name(bag)
@@ -207,12 +210,12 @@ def _fitting(value: npt.NDArray[Any], kind: Any, what: str) -> npt.NDArray[Any]:
 
 
 def over_arrow(function: Function, arrays: Arrays, columns: Columns, where: str) -> Arrays:
-    """Calls a function over record batches with arrays."""
+    """Calls a function that takes record batches with arrays."""
     return _from_arrow(function(_to_arrow(arrays, columns)), where)
 
 
 def _to_arrow(arrays: Mapping[str, npt.NDArray[Any]], columns: Columns) -> pa.RecordBatch:
-    """Without a copy."""
+    """Makes a record batch of the arrays, without a copy."""
     found: dict[str, pa.Array] = {}
     for name in filter(arrays.__contains__, columns.names):
         lengths = arrays.get(lengths_name(name))

@@ -1,8 +1,8 @@
-"""Where a transform's function runs: `TransformStage`, of which each worker of the pool has a `TransformWorker`.
+"""Runs a transform's function: `TransformStage`, of which each worker of the pool has a `TransformWorker`.
 
-A runner calls the function in its pool's thread, or in a process that it owns, as the knob says at that moment. So the
-back end changes between two items: the pool, its order and what it holds stay. Rows on which the function fails are
-found by halving the batch.
+A `TransformWorker` calls the function in its pool's thread, or in a process that it owns, as the knob says at that
+moment. So the back end changes between two items: the pool, its order and what it holds stay. Rows on which the
+function fails are found by halving the batch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, RowQuarantine, isola
 from sluice.ingest.stages.transform import Arrays, Function, Given, Transform, TransformError, over_arrow
 
 BASE_BYTES = 40 * 2**20
-"""What a worker process takes before anything is known of it."""
+"""The bytes that a worker process is assumed to take before anything is known about it."""
 
-# Raised by a user's function, they are errors of it and end no trainer: signals reach no worker.
+# If a user's function raises these, they are its errors and end no trainer: signals reach no worker.
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 
@@ -36,14 +36,14 @@ class TooLarge(MemoryError):
 
 
 class TransformStage:
-    """One transform in one run of a pipeline. Its pool's workers share it."""
+    """One transform in one run of a pipeline. The workers of its pool share it."""
 
     def __init__(self, transform: Transform, columns: Columns, aside: RowQuarantine, *, backend: str,
                  budget: RestartBudget,
                  charge: Callable[[int, bool], None], spent: Callable[[float, float], None],
                  alone: Callable[[], AbstractContextManager[int]], burden: int = 1):
-        """`charge` hears of memory taken (+) and given back (-), and whether it is a process's own; `spent`, of a
-        process's seconds on a core, and of those that it waited for one; `alone` is the governor's. The function runs
+        """`charge` is called with memory taken (+) and given back (-), and whether it is a process's own; `spent` with
+        a process's seconds on a core, and those that it waited for one; `alone` is the governor's. The function runs
         `burden` times for each batch, all but the last time on a copy."""
         self.transform, self.columns, self.aside, self.backend = transform, columns, aside, backend
         self.burden = burden
@@ -57,7 +57,7 @@ class TransformStage:
         return TransformWorker(self)
 
     def worker(self) -> Worker:
-        """A new process."""
+        """Starts a new process."""
         assert isinstance(self.transform.function, str)
         with self._lock:
             if self._closed:
@@ -78,7 +78,7 @@ class TransformStage:
             return list(self._workers)
 
     def close(self) -> None:
-        """Ends the processes, also in the middle of an item."""
+        """Ends the processes, even in the middle of an item."""
         with self._lock:
             self._closed = True
         for worker in self.workers():
@@ -86,7 +86,7 @@ class TransformStage:
 
 
 class Worker:
-    """A process, and the memory it is charged with besides the shared one."""
+    """A process, and the memory that it is charged with besides the shared memory."""
 
     def __init__(self, process: WorkerProcess, charge: Callable[[int, bool], None]):
         self.process, self._charge = process, charge
@@ -100,7 +100,7 @@ class Worker:
         return result
 
     def spent(self) -> tuple[float, float]:
-        """Seconds on a core and waiting for one, since the last look."""
+        """The seconds on a core and those of waiting for one, since the last call."""
         pid = self.process.pid
         if pid is None:
             return 0.0, 0.0
@@ -119,13 +119,14 @@ class Worker:
 
 
 class TransformWorker:
-    """What one worker of the pool does with a batch."""
+    """Applies the transform to batches, for one worker of the pool."""
 
     def __init__(self, stage: TransformStage):
         self._stage = stage
         self._worker: Worker | None = None
         self._backend = stage.backend
-        """Of the batch at hand: the stage's may change in the middle of it, and what was kept of the batch must fit."""
+        """The back end for the present batch: the stage's may change in the middle of it, and what was kept of the
+        batch must fit."""
         self._kept: dict[str, npt.NDArray[Any]] = {}
 
     def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given:
@@ -151,7 +152,7 @@ class TransformWorker:
             self._worker = None
 
     def _alone(self, arrays: Arrays, before: Arrays, where: str) -> Given:
-        """Once more, with all the memory that is free."""
+        """Calls the function once more, with all the memory that is free."""
         for name, array in arrays.items():
             if before[name] is not array:
                 np.copyto(array, before[name])
@@ -189,7 +190,7 @@ class TransformWorker:
         return {name: array for name, array in arrays.items() if name in wanted}
 
     def _before(self, arrays: Arrays) -> Arrays:
-        """The batch as it is now: a function in a thread may write into it, and fail then."""
+        """Keeps the batch as it is now: a function in a thread may write into it, and fail then."""
         transform = self._stage.transform
         if self._backend != "thread" or transform.pure or transform.arrow:
             return arrays
@@ -202,7 +203,7 @@ class TransformWorker:
 
 
 class _Rescue:
-    """A batch on which a function failed."""
+    """Rescues the good rows of a batch on which a function failed."""
 
     def __init__(self, stage: TransformStage, call: Callable[[Arrays, str], Given], stretch: Stretch, number: int,
                  where: str):
@@ -210,7 +211,7 @@ class _Rescue:
         self._failed = 0
 
     def of(self, error: BaseException, arrays: Arrays) -> Given:
-        """The batch with the rows that fail set aside, or QuarantineError."""
+        """Returns the batch with the rows that fail set aside, or raises QuarantineError."""
         rows = self._stretch.floats.shape[2]
         if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):
             self._aside(error, range(rows))
@@ -231,7 +232,7 @@ class _Rescue:
         return self._together(arrays, good, [row for row, _ in failed])
 
     def _aside(self, error: BaseException, rows: Any) -> None:
-        """Rows that count nothing any more, or only fill the batch, need not be set aside."""
+        """Sets rows aside, except those that have weight 0 already or only fill the batch."""
         weights = weights_of(self._stretch, self._number, self._stage.columns)
         self._stage.aside.rows(error, f"transform {self._stage.transform.name!r}", self._stretch.schedule.epoch,
                                self._stretch.step + self._number, [row for row in rows if weights[row]])
@@ -253,7 +254,7 @@ class _Rescue:
         return part
 
     def _together(self, arrays: Arrays, good: list[tuple[int, int, Arrays]], bad: list[int]) -> Arrays:
-        """What came of the good rows, and the others as they were, with weight 0."""
+        """Joins the results of the good rows with the other rows as they were, with weight 0."""
         parts = sorted([*good, *((row, row + 1, self._rows(arrays, row, row + 1)) for row in bad)], key=lambda p: p[0])
         whole = {name: np.concatenate([np.asarray(part[name]) for _, _, part in parts]) for name in arrays}
         weights_of(self._stretch, self._number, self._stage.columns)[bad] = 0
@@ -274,7 +275,7 @@ def function_of(transform: Transform) -> Function:
 
 
 def anonymous_bytes(pid: int | None) -> int:
-    """Memory of a process's own; 0 if it is gone."""
+    """The bytes of a process's own memory; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/status") as status:
             return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:")), 0)
@@ -283,7 +284,8 @@ def anonymous_bytes(pid: int | None) -> int:
 
 
 def core_seconds(pid: int) -> tuple[float, float]:
-    """Seconds on a core and waiting for one, since a process's start; zeros if it is gone, or nobody counts."""
+    """The seconds on a core and those of waiting for one, since a process's start; zeros if it is gone, or nobody
+    counts."""
     try:
         with open(f"/proc/{pid}/schedstat") as text:
             cpu, waited, *_ = text.read().split()

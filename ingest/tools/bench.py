@@ -1,4 +1,4 @@
-"""`sluice bench TABLE`: how fast a table can be loaded here, against how fast it can be decoded."""
+"""Measures how fast a table can be loaded here, against how fast it can be decoded: `sluice bench TABLE`."""
 
 from __future__ import annotations
 
@@ -44,28 +44,29 @@ examples:
   sluice bench "latency:///data/clicks?latency_ms=50&error_rate=0.1"
 """
 _LOOK_S = 0.05
-_SETTLED = 1 / 3  # of the time, its end
+_SETTLED = 1 / 3  # share of the time at its end that counts as settled
 _DECODE_S = 0.4
 _DECODE_THREADS = (1, 2, 4)
 
 
 @dataclass
 class BenchOutcome:
-    """What a consumer saw: when each batch came, how many rows it held, and what it was waited for."""
+    """What a consumer saw: when each batch came, how many rows it held, and how long it had to be waited for."""
 
     marks: list[tuple[float, int]] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
-    """Seconds before each batch; 0 for the first, which is not counted."""
+    """The seconds of waiting before each batch; 0 for the first, which is not counted."""
     order_hash: str | None = None
-    """Of the first epoch, once it has ended."""
+    """The order hash of the first epoch, once it has ended."""
 
     def rows_per_s(self, share: float = 1.0) -> float:
-        """From the first batch (or so late that `share` of the time is left) to the last; the first is not counted."""
+        """The rate from the first batch (or so late that `share` of the time is left) to the last; the first is not
+        counted."""
         kept = self.marks[self._from(share):]
         return sum(rows for _, rows in kept[1:]) / (kept[-1][0] - kept[0][0]) if len(kept) > 1 else 0.0
 
     def stall_fraction(self, share: float = 1.0) -> float:
-        """Waiting, as a share of that time."""
+        """The share of that time that was spent waiting."""
         first = self._from(share)
         spent = self.marks[-1][0] - self.marks[first][0]
         return min(1.0, sum(self.waits[first + 1:]) / spent) if spent else 0.0
@@ -81,7 +82,8 @@ class BenchOutcome:
 
 def consume(loader: Loader, seconds: float, step: Callable[[], None],
             clock: Callable[[], float] = time.perf_counter) -> BenchOutcome:
-    """Takes batches for so long from the first on, epoch after epoch. `step` is what a trainer does with one."""
+    """Takes batches for that many seconds from the first on, epoch after epoch. `step` is what a trainer does with
+    one."""
     found = BenchOutcome()
     end = float("inf")
     began = clock()
@@ -100,7 +102,7 @@ def consume(loader: Loader, seconds: float, step: Callable[[], None],
 
 
 class Peak:
-    """The most memory in use while it watches."""
+    """A context that notes the most memory in use while it lasts."""
 
     def __init__(self, memory_used: Callable[[], int]):
         self.bytes = 0
@@ -123,7 +125,7 @@ class Peak:
 
 @dataclass
 class DecodeLimit:
-    """The best decoding rate so far, of a few numbers of threads taken in turn."""
+    """The best decoding rate so far, over a few numbers of threads tried in turn."""
 
     source: RowGroupSource
     groups: RowGroupReader
@@ -232,7 +234,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         with on_signal(loader.stacks), around.around(loader, record):
             found = consume(loader, arguments.seconds, step)
         controller.stop()
-        peak_bytes = peak.bytes  # before the decoder is measured alone, which has nothing to do with the limit
+        peak_bytes = peak.bytes  # taken before the decoder is measured alone, to which the limit does not apply
         knobs, settled = loader.knobs, found.rows_per_s(_SETTLED) or found.rows_per_s()
         kept.end(policy=policy.name, record=run.event if run is not None else None, learned=controller.learned())
         loader.close()

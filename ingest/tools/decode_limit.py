@@ -1,4 +1,4 @@
-"""How fast the reader alone decodes, its tables dropped: the limit of any loader on the same files."""
+"""Measures how fast the reader alone decodes, its tables dropped: the limit of any loader on the same files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNLIMITED = 2**60
 
 
 def decode_rows_per_s(source: RowGroupSource, groups: RowGroupReader, threads: int, seconds: float) -> float:
-    """Rows a second with so many threads: the row groups of the table, round and round."""
+    """The rows a second with so many threads, which read the row groups of the table over and over."""
     schedule = EpochSchedule(0, 0, (), (), ())
     every = [(file, group, rows) for file, counts in enumerate(groups.row_groups) for group, rows in enumerate(counts)]
     tasks = (ReadTask(schedule, Read(file, group, rows, (WindowPart(0, 0, 0, rows),)))

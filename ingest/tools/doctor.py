@@ -1,4 +1,4 @@
-"""`sluice doctor [TABLE]`: is this machine, and this table, fit for loading?"""
+"""Checks whether this machine, and this table, are fit for loading: `sluice doctor [TABLE]`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS = {True: "✓", False: "✗", None: "–"}
 
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
-    """Prints a table for people and one JSON line; ends with 1 if something is not well."""
+    """Prints a table for people and one JSON line; ends with 1 if something is wrong."""
     parser = ArgumentParser(
         prog="sluice doctor", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's "

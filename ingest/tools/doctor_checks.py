@@ -1,6 +1,8 @@
-"""Whether the pages of a Parquet file carry checksums: read from the page headers, as no reader tells.
+"""The checks of `sluice doctor`, each of which yields `Finding`s: of this machine, of a table's files, of what dead
+runs left.
 
-Without them a flipped bit is handed on as data, with compressed pages as well.
+Whether the pages of a Parquet file carry checksums is read from the page headers, as no reader says it. Without them a
+flipped bit is handed on as data, with compressed pages as well.
 """
 
 from __future__ import annotations
@@ -35,11 +37,12 @@ from sluice.ingest.read.store import RemoteFiles
 
 _HEADER_BYTES = 64
 _CRC_FIELD = 4
-_I32 = 5  # the compact protocol's number of the type
+_I32 = 5  # the compact protocol's number of the type int32
 
 
 def has_crc(header: bytes) -> bool:
-    """Of a page header (Thrift's compact protocol): type, two sizes, and then perhaps the checksum, all int32."""
+    """Whether a page header (Thrift's compact protocol) has a checksum: after the type come two sizes, and then perhaps
+    the checksum, all int32."""
     at, field = 0, 0
     while at < len(header):
         step, kind = header[at] >> 4, header[at] & 15
@@ -49,14 +52,15 @@ def has_crc(header: bytes) -> bool:
             return False
         if field == _CRC_FIELD:
             return True
-        while at < len(header) and header[at] & 0x80:  # the number's bytes but the last
+        while at < len(header) and header[at] & 0x80:  # the number's bytes except the last
             at += 1
         at += 1
     return False
 
 
 def chunks_with_crc(file: pa.NativeFile, metadata: pq.FileMetaData) -> tuple[int, int]:
-    """Column chunks whose first page has a checksum, and all chunks, of the first row group and of the last."""
+    """Counts, in the first row group and the last, the column chunks whose first page has a checksum, and all
+    chunks."""
     having = total = 0
     for number in sorted({0, metadata.num_row_groups - 1} - {-1}):
         for chunk in chunks_of_group(footer_bytes(metadata), number):
@@ -80,7 +84,7 @@ _PRESSED = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. `well` is None where there is nothing to judge."""
+    """What a check found. `well` is None if there is nothing to judge."""
 
     what: str
     value: str
@@ -157,7 +161,7 @@ def workers() -> Iterator[Finding]:
 
 
 def table(uri: str) -> Iterator[Finding]:
-    """Of a feature table, or of a folder or pattern of Parquet files."""
+    """Checks a feature table, or a folder or pattern of Parquet files."""
     try:
         opened = FeatureTable.open(uri)
     except (TableError, OSError) as error:
@@ -173,7 +177,7 @@ def table(uri: str) -> Iterator[Finding]:
 
 
 def files(paths: Sequence[str]) -> Iterator[Finding]:
-    """Checksums of some files, spread over all, and how fast their store answers."""
+    """Checks the checksums of some files, spread over all, and how fast their store answers."""
     chosen = [paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))]
     having = total = 0
     times: list[float] = []
@@ -205,7 +209,7 @@ def files(paths: Sequence[str]) -> Iterator[Finding]:
 
 
 def leftovers(cache_folder: str | None, table: str | None, clean: bool) -> Iterator[Finding]:
-    """What dead runs left behind; only that is removed."""
+    """Finds what dead runs left behind; only that is removed."""
     orphans = list(_orphans())
     for pid in orphans if clean else ():
         with contextlib.suppress(ProcessLookupError):
@@ -231,13 +235,14 @@ def _left(what: str, found: Sequence[str], clean: bool) -> Finding:
 
 
 def _dead(pid: str) -> bool:
-    """No process of this host has this number. A draft that another host still writes is written the next time."""
+    """Whether no process of this host has this number. A draft that another host still writes is written the next
+    time."""
     return pid.isdigit() and not os.path.exists(f"/proc/{pid}")
 
 
 def _orphans() -> Iterator[int]:
-    """Our worker processes whose parent is another than the one that started them. Those in containers count their
-    processes otherwise and are left alone."""
+    """Finds our worker processes whose parent is another than the one that started them. Those in containers count
+    their processes otherwise and are left alone."""
     here = os.readlink("/proc/self/ns/pid")
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""How much could be gained by loading faster: consumer alone, loading alone, both together, with files warm and cold.
+"""Measures what faster loading could bring: consumer alone, loading alone, both together, with files warm and cold.
 
 The method is that of stall analysis: each part is timed without the other, so what is left over is the waiting.
 `report` does it for any iterable of batches, `measure` for our loader, where it also knows the stages.
@@ -16,9 +16,9 @@ from typing import Any
 from sluice.ingest.loader import Loader
 from sluice.ingest.stats import Snapshot
 
-CACHED = 8  # batches that the consumer alone runs on
-_COUNTS = 0.02  # of a step; less waiting is noise
-_NO_STEP = 100.0  # times as fast without waiting: there is no step to speak of
+CACHED = 8  # batches that are used over and over to time the consumer alone
+_COUNTS = 0.02  # share of a step; less waiting is noise
+_NO_STEP = 100.0  # a gain from which on the consumer alone takes next to no time
 
 Step = Callable[[Any], object]
 Clock = Callable[[], float]
@@ -30,14 +30,14 @@ class HeadroomError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What one worker more in the busiest stage would bring, as the stages' costs say."""
+    """What one more worker in the busiest stage would bring, according to the stages' costs."""
 
     stage: str
     workers: int
     predicted: float
-    """Rows a second of the pipeline alone."""
+    """The predicted rows a second of the pipeline alone."""
     measured: float | None = None
-    """The same, tried."""
+    """The measured rows a second, once it was tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,11 @@ class Headroom:
     together: float
     stall: float
     cold: float | None = None
-    """Loading alone with files that are not in memory."""
+    """The rate of loading alone with files that are not in memory."""
     slowest: str | None = None
     """The stage whose workers are busiest when nothing but loading runs."""
     idle_cores: float | None = None
-    """While both run."""
+    """The number of idle cores while both run."""
     what_if: WhatIf | None = None
 
     @property
@@ -74,22 +74,22 @@ class Headroom:
 
     @property
     def _prepare(self) -> float:
-        """Seconds a row that loading takes beyond the consumer: the stall of preparing."""
+        """The stall of preparing: the seconds a row that loading takes beyond the consumer."""
         return max(0.0, 1 / self.loading - 1 / self.consumer)
 
     @property
     def _both(self) -> float:
-        """Seconds a row that both together take beyond the slower: they share cores, or take turns."""
+        """The seconds a row that both together take beyond the slower one: they share cores, or take turns."""
         return max(0.0, 1 / self.together - max(1 / self.loading, 1 / self.consumer))
 
     def __str__(self) -> str:
-        """A table, its verdict in the first line."""
+        """Formats a table, with its verdict in the first line."""
         rows: list[tuple[str, float | None]] = [
             ("consumer alone, on cached batches", self.consumer), ("loading alone", self.loading),
             ("loading alone, files not in memory", self.cold), ("both together", self.together)]
         lines = [self.verdict, *(f"  {name:36} {rate:14,.0f} rows/s" for name, rate in rows if rate is not None)]
         shares = [("compute", 1 / self.consumer), ("prepare", self._prepare), ("in each other's way", self._both)]
-        if self.cold is not None:  # what files that are not in memory add
+        if self.cold is not None:  # what reading files that are not in memory adds
             warm = max(1 / self.loading, 1 / self.consumer)
             shares.append(("fetch", max(0.0, 1 / self.cold - warm)))
         whole = sum(share for _, share in shares)
@@ -109,7 +109,7 @@ class Headroom:
 
 
 def rows_of(batch: Any) -> int:
-    """Rows of a batch of any loader: its `rows`, or the length of the first thing in it that has one."""
+    """The number of rows of a batch of any loader: its `rows`, or the length of the first thing in it that has one."""
     if isinstance(getattr(batch, "rows", None), int):
         return int(batch.rows)
     if isinstance(batch, Mapping):
@@ -125,8 +125,8 @@ def rows_of(batch: Any) -> int:
 
 
 def timed(batches: Iterator[Any], step: Step, seconds: float, clock: Clock) -> tuple[float, float]:
-    """Rows a second, and the share of the time that was waited, from the first batch on."""
-    next(batches, None)  # what starting takes is not counted
+    """The rows a second, and the share of the time spent waiting, from the first batch on."""
+    next(batches, None)  # the time of starting is not counted
     rows, waited = 0, 0.0
     began = asked = clock()
     for batch in batches:
@@ -145,7 +145,8 @@ def timed(batches: Iterator[Any], step: Step, seconds: float, clock: Clock) -> t
 
 def report(loader: Iterable[Any], step: Step | None = None, *, seconds: float = 5.0, clock: Clock = time.perf_counter
            ) -> Headroom:
-    """Headroom of any iterable of batches, which is iterated three times. Without a `step` it is all loading."""
+    """Measures the headroom of any iterable of batches, which is iterated three times. Without a `step` it is all
+    loading."""
     work: Step = step or (lambda batch: None)
     cached = list(itertools.islice(_endless(loader), CACHED))
     if not cached:
@@ -168,7 +169,8 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def what_if(before: Snapshot, after: Snapshot, cores: float) -> WhatIf:
-    """One worker more in the busiest stage, by what a row costs in each stage between two snapshots."""
+    """Predicts the effect of one more worker in the busiest stage, by what a row costs in each stage between two
+    snapshots."""
     rows = max(1, after.rows - before.rows)
     busy = {s.name: (s.busy_s - before.stage(s.name).busy_s) / rows for s in after.stages}
     cpu = sum(s.cpu_s - before.stage(s.name).cpu_s for s in after.stages) / rows
@@ -181,7 +183,8 @@ def what_if(before: Snapshot, after: Snapshot, cores: float) -> WhatIf:
 
 def measure(loader: Loader, step: Step, *, seconds: float = 5.0, files: Iterable[str] = (),
             clock: Clock = time.perf_counter) -> Headroom:
-    """Headroom of our loader: with the stages' names, what another worker would bring, and `files` warm and cold.
+    """Measures the headroom of our loader: with the stages' names, what another worker would bring, and `files` warm
+    and cold.
 
     The loader's knobs are as before when it is done."""
     cold = None

@@ -1,4 +1,4 @@
-"""`sluice headroom TABLE`: would a faster loader help, and where."""
+"""Says whether a faster loader would help, and where: `sluice headroom TABLE`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Live set-ups in which tuning matters, small enough for two cores: `SETUPS`; `sluice.ingest.tools.live_bench` runs
-one.
+"""Live set-ups in which tuning matters, small enough for two cores: `SETUPS`; `Session` runs one.
 
-Their transforms and stores wait rather than compute where they can, so that what a setting is worth does not depend
-on how many cores there are. Each has a list of settings; the first five are those that a simulator may be calibrated
-on (`sluice.agent.simulator.calibration`), the others are for it to predict.
+Their transforms and stores wait rather than compute where they can, so that the worth of a setting does not depend on
+how many cores there are. Each has a list of settings; the first five are those that a simulator may be calibrated on
+(`sluice.agent.simulator.calibration`), the others are for it to predict.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 BATCH_ROWS = 8192
 WINDOW_ROWS = 8192  # small, so that a few seconds hold many windows
 TABLE: dict[str, Any] = {"rows": 524_288, "row_group_rows": 8192, "splits": {"train": 1.0}}
-"""What `sluice.etl.synth.small_table.small_table` is asked for."""
+"""The arguments with which `sluice.etl.synth.small_table.small_table` makes the table."""
 CALIBRATION = 5
 _MIB = 2**20
 _LOOKUP_S, _LIGHT_S, _HEAVY_S = 0.008, 0.004, 0.016
@@ -39,22 +38,23 @@ _LOOPS = 400_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A table's way to a trainer with something that slows it."""
+    """A table, a trainer, and something between them that slows loading."""
 
     name: str
     about: str
     settings: tuple[str, ...]
-    """As `Knobs.parse` reads them, on top of one worker a stage. The first `CALIBRATION` are for calibration."""
+    """The settings as `Knobs.parse` reads them, added to one worker a stage. The first `CALIBRATION` are for
+    calibration."""
     latency_s: float = 0.0
-    """Of the store, before each row group."""
+    """The time that the store waits before each row group."""
     transforms: tuple[str, ...] = ()
     """Names of functions in this module, each a stage of its own."""
     shared: bool = False
-    """The transforms share something in this process's memory, so they run on threads alone."""
+    """Whether the transforms share something in this process's memory, so that they only run on threads."""
     step_s: float = 0.0
-    """What the trainer takes for a batch."""
+    """The time that the trainer takes for a batch."""
     spare_bytes: int = 0
-    """Memory above the least that will do; 0: no limit but the machine's."""
+    """The memory above the least that will do; 0: no limit but the machine's."""
 
 
 SETUPS = (
@@ -91,10 +91,10 @@ SETUPS = (
 )
 
 
-# ---- the transforms. Each leaves the batch as it is: what matters is what it takes.
+# ---- the transforms. Each leaves the batch as it is: only what it costs matters.
 
 class _Arm:
-    """Serves its callers in the order in which they came, and seeks whenever another one has its turn."""
+    """Serves its callers in the order in which they came, and seeks whenever it turns to another one."""
 
     def __init__(self) -> None:
         self._turn, self._next, self._serving, self._caller = threading.Condition(), 0, 0, 0
@@ -116,34 +116,34 @@ _ARM = _Arm()
 
 
 def seek(_: Mapping[str, Any]) -> None:
-    """A reader with one arm for all callers."""
+    """Reads from a device with one arm for all callers."""
     _ARM.read()
 
 
 def python(_: Mapping[str, Any]) -> None:
-    """Python that computes."""
+    """Computes in Python."""
     total = 0
     for i in range(_LOOPS):
         total += i & 7
 
 
 def lookup(_: Mapping[str, Any]) -> None:
-    """A question to a service."""
+    """Waits as for the answer of a service."""
     time.sleep(_LOOKUP_S)
 
 
 def light(_: Mapping[str, Any]) -> None:
-    """A quick question to a service."""
+    """Waits as for a quick answer of a service."""
     time.sleep(_LIGHT_S)
 
 
 def heavy(_: Mapping[str, Any]) -> None:
-    """A slow question to a service."""
+    """Waits as for a slow answer of a service."""
     time.sleep(_HEAVY_S)
 
 
 _STRETCH = STRETCH_ROWS // BATCH_ROWS  # batches that come together
-_WARM_S, _WARM_PROCESS_S = 0.8, 2.0  # until what was under way before a change has drained; until processes are there
+_WARM_S, _WARM_PROCESS_S = 0.8, 2.0  # until work from before a change has drained; until processes have started
 
 
 class Session:
@@ -177,13 +177,14 @@ class Session:
             yield from self.tunable
 
     def setting(self, text: str) -> Knobs:
-        """One of the set-up's settings: what it does not name has one worker, on threads."""
+        """Parses one of the set-up's settings: stages that it does not name have one worker, on threads."""
         alone = Knobs(workers=dict.fromkeys(self.tunable.knobs.workers, 1),
                       backend=dict.fromkeys(self.tunable.limits.backends, "thread"))
         return alone.parse(text)
 
     def run(self, seconds: float) -> tuple[Snapshot, Snapshot]:
-        """Takes batches for so long, and on to the next wait: the moments, first and last, when rows came after one.
+        """Takes batches for that many seconds, and on to the next wait: returns the moments, first and last, when rows
+        came after one.
 
         Stretches come together, as do batches of one: any other moment would say more about luck than the setting."""
         self._came = time.monotonic()
@@ -195,7 +196,8 @@ class Session:
         return first, self.tunable.snapshot()
 
     def _next_stretch(self) -> bool:
-        """Takes the batches up to the first of the next stretch; whether it came late enough to begin a bunch."""
+        """Takes the batches up to the first of the next stretch, and says whether it came late enough to begin a
+        bunch."""
         while True:
             if self.setup.step_s:
                 time.sleep(self.setup.step_s)
@@ -206,7 +208,7 @@ class Session:
         return gap >= self._usual / 2
 
     def measure(self, knobs: Knobs, seconds: float) -> tuple[Snapshot, Snapshot]:
-        """So long with these knobs, once they have settled."""
+        """Runs for that many seconds with these knobs, once they have settled."""
         moved = self.tunable.knobs.backend != knobs.backend and "process" in knobs.backend.values()
         self.tunable.apply(knobs)
         self.run(_WARM_PROCESS_S if moved else _WARM_S)

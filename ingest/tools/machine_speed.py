@@ -1,6 +1,6 @@
-"""How fast a core and the memory of this machine are: `Speed`, measured in well under a second and remembered.
+"""Measures how fast a core and the memory of this machine are: `Speed`, taken in well under a second and remembered.
 
-Both are taken in processor time, the best of a few tries, so that a loaded machine says nearly the same.
+Both are taken in processor time, the best of a few tries, so that a loaded machine gives nearly the same numbers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 
 _TRIES = 5
 _HASHED = 4 * 2**20
-_COPIED = 32 * 2**20  # beyond most caches
+_COPIED = 32 * 2**20  # larger than most caches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     core_bytes_per_s: float
-    """Bytes that one core hashes (BLAKE2b) a second: its speed at plain arithmetic."""
+    """The bytes that one core hashes (BLAKE2b) in a second: its speed at plain arithmetic."""
     memory_bytes_per_s: float
-    """Bytes that one core reads and writes a second while it copies what fits into no cache."""
+    """The bytes that one core reads and writes in a second while it copies what does not fit into any cache."""
 
     def __post_init__(self) -> None:
         for name in ("core_bytes_per_s", "memory_bytes_per_s"):
@@ -38,7 +38,7 @@ class Speed:
 def measure(clock: Callable[[], float] = time.thread_time) -> Speed:
     data, source = bytes(_HASHED), np.ones(_COPIED, np.uint8)
     target = np.empty_like(source)
-    target[:] = source  # the pages are there from now on
+    target[:] = source  # from now on the pages are mapped
 
     def best(work: Callable[[], object]) -> float:
         times = []
@@ -56,7 +56,7 @@ def measure(clock: Callable[[], float] = time.thread_time) -> Speed:
 
 
 def speed_of(machine: str, folder: Path, measured: Callable[[], Speed] = measure) -> Speed:
-    """What is remembered in `folder` of a machine of this name; measured and remembered if nothing is, or if it is
+    """The speed remembered in `folder` of a machine of this name; measured and remembered if there is none, or if it is
     damaged. A folder that cannot be written is no reason to fail."""
     path = folder / f"speed-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
     try:

@@ -1,4 +1,4 @@
-"""What a run's `RunOptions` come to: `RunConditions` opens its files, sets rows aside and lets faults happen."""
+"""Puts a run's `RunOptions` into effect: `RunConditions` opens its files, sets rows aside and lets faults happen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LATENCY = "latency://"
 
 
 class RunConditions:
-    """Of one rank. `table` is the table's name without the way it is disturbed."""
+    """The conditions of one rank. `table` is the table's name without the way it is disturbed."""
 
     def __init__(self, table: str, wishes: RunOptions, quarantine: str | os.PathLike[str]):
         """`quarantine` is the file that lists rows set aside."""
@@ -30,16 +30,16 @@ class RunConditions:
         self._files = self.files(_cache(wishes, self.table))
 
     def files(self, cache: FileCache | None = None) -> FileOpener:
-        """Another way to the same files, for whoever reads beside the loader."""
+        """Opens another way to the same files, for whoever reads besides the loader."""
         return FileOpener(disturbed=self._disturbed, cache=cache)
 
     def for_loader(self) -> dict[str, Any]:
-        """Arguments of a Loader."""
+        """The arguments for a Loader."""
         return {"errors": self._wishes.policy, "quarantine": self._quarantine, "files": self._files}
 
     @contextmanager
     def around(self, loader: Loader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-        """Faults happen while it lasts."""
+        """A context in which faults happen."""
         if not self._wishes.faults:
             yield
             return
@@ -47,12 +47,12 @@ class RunConditions:
             yield
 
     def give_back(self) -> None:
-        """For a process that ends within `around`, without leaving it: what would outlast it."""
+        """Undoes what would outlast a process that ends within `around`, without leaving it."""
         if self._injection is not None:
             self._injection.give_back()
 
     def outcome(self, loader: Loader) -> dict[str, Any]:
-        """For the last line of a program's output."""
+        """What to add to the last line of a program's output."""
         found: dict[str, Any] = {"memory": loader.memory(), "worker_restarts": loader.worker_restarts,
                                  "quarantined": loader.quarantined, "store": loader.store}
         if self._injection is not None:
@@ -72,7 +72,7 @@ def _cache(wishes: RunOptions, table: str) -> FileCache | None:
 
 
 def _apart(table: str) -> tuple[str, str]:
-    """`latency://TABLE?HOW` → (TABLE, HOW)."""
+    """Splits `latency://TABLE?HOW` into (TABLE, HOW)."""
     if not table.startswith(_LATENCY):
         return table, ""
     if "?" not in table:

@@ -1,4 +1,4 @@
-"""What a running pipeline looks like: a picture and a table of its stages on a terminal, plain lines elsewhere."""
+"""Shows a running pipeline to a person: a picture and a table of its stages on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.stats import Snapshot
 
-_OFF_SCALE = 3.0  # times the highest rate: headroom farther away would flatten what is to be seen
+_OFF_SCALE = 3.0  # times the highest rate: headroom farther away would flatten the picture
 HEAD = ("stage", "workers", "rows/s", "busy", "cpu", "waits for input", "waits for room", "queue")
 
 
@@ -20,7 +20,7 @@ def rows(before: Snapshot, after: Snapshot) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     for now in after.stages:
         then = before.stage(now.name)
-        # A stage that was resized in between had some number of workers; what its workers did adds up to their time.
+        # A stage may have been resized in between; what its workers did adds up to their time.
         times = [now.busy_s - then.busy_s, now.wait_input_s - then.wait_input_s, now.wait_output_s - then.wait_output_s]
         whole = max(sum(times), 1e-9)
         busy, waits_in, waits_out = (f"{100 * t / whole:.0f} %" for t in times)
@@ -33,7 +33,7 @@ def rows(before: Snapshot, after: Snapshot) -> list[tuple[str, ...]]:
 
 
 def summary(before: Snapshot, after: Snapshot) -> str:
-    """The whole pipeline in one line."""
+    """Describes the whole pipeline in one line."""
     elapsed = max(after.at - before.at, 1e-9)
     wait = after.consumer_wait_s - before.consumer_wait_s
     compute = after.consumer_compute_s - before.consumer_compute_s
@@ -46,13 +46,13 @@ def summary(before: Snapshot, after: Snapshot) -> str:
 
 
 def waited(times: int, pressed: int) -> str:
-    """How often work waited for memory, and why."""
+    """Says how often work waited for memory, and why."""
     return f"held back {times}× for memory ({times - pressed} limit, {pressed} pressure)"
 
 
 class View:
-    """Shows snapshots as they come. On a terminal, and with rich installed, a picture and a table that are drawn over
-    and over, with what was told above them; elsewhere plain lines."""
+    """Shows snapshots as they come. On a terminal, and with rich installed, it redraws a picture and a table, with the
+    lines of `tell` above them; elsewhere it prints plain lines."""
 
     def __init__(self, stream: TextIO = sys.stderr):
         self._stream = stream
@@ -70,7 +70,7 @@ class View:
             self._live.start()
 
     def tell(self, text: str, *, mark: bool = False) -> None:
-        """A line that stays. With `mark`, it gets a letter and the picture shows when it was."""
+        """Prints a line that stays. With `mark`, it gets a letter and the picture shows when it was printed."""
         if mark and self._first is not None and self._last is not None:
             letter = chr(ord("A") + len(self._picture.marks) % 26)
             self._picture.marks.append((self._last.at - self._first.at, letter))
@@ -106,13 +106,13 @@ class View:
         self._live.update(Group(Text(drawn, no_wrap=True), table), refresh=True)
 
     def close(self) -> None:
-        """The last picture stays."""
+        """Stops drawing; the last picture stays."""
         if self._live is not None:
             self._live.stop()
 
 
 def rates(before: Snapshot, after: Snapshot) -> tuple[float, float]:
-    """Rows a second that were taken, and that would have been without waiting."""
+    """The rows a second that were taken, and the rate at which they would have been taken without waiting."""
     taken = after.rows - before.rows
     compute_s = after.consumer_compute_s - before.consumer_compute_s
     return taken / max(after.at - before.at, 1e-9), taken / max(compute_s, 1e-9)
@@ -120,21 +120,22 @@ def rates(before: Snapshot, after: Snapshot) -> tuple[float, float]:
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LINE = "╌"
-_LEFT = 9  # columns for the axis
+_LEFT = 9  # characters for the axis
 
 
 @dataclass
 class Picture:
-    """Grows by a point a look. `headroom` is what the trainer would take if it never waited."""
+    """A picture that grows by a point with each snapshot. `headroom` is what the trainer would take if it never
+    waited."""
 
     points: list[tuple[float, float]] = field(default_factory=list)
-    """Seconds since the start, rows a second."""
+    """Points of (seconds since the start, rows a second)."""
     headroom: float = 0.0
     marks: list[tuple[float, str]] = field(default_factory=list)
-    """What happened when: a letter each."""
+    """Marks of (seconds since the start, letter) for what happened then."""
 
     def lines(self, width: int, height: int = 10) -> list[str]:
-        """From the start to now, so many characters wide; empty before there are two points."""
+        """The picture from the start to now, so many characters wide; empty before there are two points."""
         if len(self.points) < 2:
             return []
         columns, end = max(10, width - _LEFT), self.points[-1][0]
@@ -158,12 +159,12 @@ class Picture:
 
 
 def _spread(points: Sequence[tuple[float, float]], columns: int, end: float) -> list[float]:
-    """The mean rate of each column's time; a column without a look has that of the one before."""
+    """The mean rate of each column's time; a column without a point gets a neighbour's."""
     found: list[list[float]] = [[] for _ in range(columns)]
     for at, rate in points:
         found[min(columns - 1, int(columns * at / max(end, 1e-9)))].append(rate)
     rates, last = [], 0.0
-    for some in reversed(found):  # a look tells of the time before it
+    for some in reversed(found):  # a point is the rate of the time before it
         last = sum(some) / len(some) if some else last
         rates.append(last)
     return rates[::-1]

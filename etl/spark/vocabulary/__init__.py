@@ -1,1 +1,1 @@
-"""Ids looked up in vocabularies of any size: held, joined, or both."""
+"""Looks ids up in vocabularies of any size: held by workers, joined, or both."""

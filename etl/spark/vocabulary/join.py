@@ -1,8 +1,8 @@
-"""Ids by a join with a vocabulary that lies in files: `Joins`, which takes the place of a lookup in the workers.
+"""Ids by a join with a vocabulary that is kept in files: `Joins`, which takes the place of a lookup in the workers.
 
 A worker opens such a column: it gives each value the id that it can find itself, by the vocabulary's most frequent
-values, or else that of its bucket, and beside it the value, where others may know it. Spark then joins these values
-with the files. So frequent values, and nulls, never crowd one task: they are known before the join.
+values, or otherwise that of its bucket, and beside it the value, if the files may know it. Spark then joins these
+values with the files. So frequent values, and nulls, never crowd one task: they are known before the join.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SALTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A column whose operator of that number is done by a join."""
+    """A column whose operator of that number is applied by a join."""
 
     column: ColumnSpec
     number: int
     many: bool
-    """Whether it holds lists there."""
+    """Whether the column holds lists at that operator."""
 
     @property
     def op(self) -> Categorify:
@@ -55,12 +55,12 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        """Whether the id is all that is stored."""
+        """Whether only the id is stored: no operator follows."""
         return not self.many and self.number == len(self.column.ops) - 1
 
     def opened(self, features: Features, columns: Mapping[str, pa.Array], extras: Mapping[str, pa.Array]
                ) -> tuple[pa.Array, pa.Array]:
-        """In a worker: ids as far as it knows them, and the values that others may know."""
+        """In a worker: returns the ids as far as it knows them, and the values that the files may know."""
         values = features.run(self.column, self.column.ops[:self.number], columns, extras)
         lengths = None
         if self.many:
@@ -74,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """All columns of a job that need one; most often none."""
+    """All columns of a job that need a join; most often none."""
 
     spec: Spec
     cells: tuple[Cell, ...] = ()
@@ -93,7 +93,7 @@ class Joins:
 
     @property
     def columns(self) -> list[str]:
-        """What `opened` gives."""
+        """The columns that `opened` gives."""
         return [name for place, cell in enumerate(self.cells) for name in (cell.column.name, f"_value{place}")]
 
     @property
@@ -103,7 +103,7 @@ class Joins:
             f"_value{place} {'array<string>' if cell.many else 'string'}")]
 
     def shipped(self, state: FittedState) -> FittedState:
-        """What workers need: of what is joined only the head."""
+        """The state that workers need: only the head of each joined vocabulary."""
         heads = {cell.key: table.head(self.head) for cell in self.cells
                  if isinstance(table := state.kept(cell.key), FileBackedState)}
         return replace(state, tables={**state.tables, **heads})
@@ -116,7 +116,8 @@ class Joins:
         return [part for cell in self.cells for part in cell.opened(features, columns, extras)]
 
     def closed(self, rows: DataFrame, state: FittedState, types: Mapping[str, str]) -> DataFrame:
-        """With the ids that only the files know, and what follows them; `types` are those of the finished columns."""
+        """Adds the ids that only the files know, and applies what follows them; `types` are those of the finished
+        columns."""
         if not self.cells:
             return rows
         for place, cell in enumerate(self.cells):
@@ -131,7 +132,7 @@ class Joins:
 
 
 def _kind(spec: Spec, column: ColumnSpec, number: int) -> str:
-    """Of a column before its operator of that number."""
+    """The kind of a column before its operator of that number."""
     kind = spec.kinds[column.sources[0]] if len(column.sources) == 1 else "row"
     for op in column.ops[:number]:
         kind = follow(op, kind) or kind
@@ -139,7 +140,7 @@ def _kind(spec: Spec, column: ColumnSpec, number: int) -> str:
 
 
 def _places(rows: DataFrame, table: FileBackedState, head: int, first: int) -> DataFrame:
-    """Columns (_known, _id) of the vocabulary behind its head."""
+    """Returns columns (_known, _id) of the vocabulary after its head."""
     from pyspark.sql import functions as sql
 
     store, ends, before = TableStore(table.uri), {}, 0
@@ -154,7 +155,8 @@ def _places(rows: DataFrame, table: FileBackedState, head: int, first: int) -> D
 
 
 def _joined(rows: DataFrame, value: str, known: DataFrame) -> DataFrame:
-    """Rows with `_id` where a value is known. Those without a value are spread by a salt: else they were one key."""
+    """Adds `_id` to the rows whose value is known. Those without a value are spread by a salt: otherwise they would all
+    share one key."""
     from pyspark.sql import functions as sql
 
     salt = sql.when(sql.col(value).isNull(), sql.monotonically_increasing_id() % _SALTS + 1).otherwise(0)
@@ -172,7 +174,7 @@ def _of_values(rows: DataFrame, name: str, value: str, known: DataFrame) -> Data
 
 
 def _of_lists(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataFrame:
-    """Element by element; a row's other columns travel with its first."""
+    """Joins lists element by element; a row's other columns travel with its first element."""
     from pyspark.sql import functions as sql
 
     others = [column for column in rows.columns if column not in (name, value)]
@@ -189,7 +191,7 @@ def _of_lists(rows: DataFrame, name: str, value: str, known: DataFrame) -> DataF
 
 
 def _finished(joins: Joins, batches: Batches) -> Batches:
-    """In a worker: the operators that follow the ids, and the form in which columns are stored."""
+    """In a worker: applies the operators that follow the ids, and gives columns the form in which they are stored."""
     cells = {cell.column.name: cell for cell in joins.cells}
     for batch in batches:
         columns = []

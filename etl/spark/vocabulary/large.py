@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 _FILE_VALUES = 1 << 20
 _MAX_FILES = 256
-# A failed task's output must not be visible, which only the first algorithm promises.
+# A failed task's output must not be visible: only the first algorithm ensures that.
 _OPTIONS = {"compression": "zstd", "mapreduce.fileoutputcommitter.algorithm.version": "1",
             "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 
 
 def may_be_stored(spec: Spec, learned: Learned) -> bool:
-    """Whether a table may stay in files: not where rows are drawn from it, for which each worker needs it whole."""
+    """Whether a table may stay in files. It may not if rows are drawn from it, as each worker then needs it whole."""
     return learned.op.may_be_stored and all(column in spec.columns for column, _ in learned.users)
 
 
 @dataclass(frozen=True)
 class Large:
-    """Where vocabularies go of which the driver is to collect no more than `values` in all."""
+    """Where large vocabularies are written; the driver is to collect no more than `values` of all vocabularies."""
 
     spark: SparkSession
     store: TableStore
@@ -44,7 +44,8 @@ class Large:
         return replace(self, folder=f"{self.folder}/level-{level}")
 
     def written(self, kept: DataFrame, ops: Mapping[int, Fitted]) -> dict[int, FileBackedState]:
-        """Of columns (key, value, count) the largest keys among `ops`, as many as leave no more than `values` rows."""
+        """Writes the largest keys among `ops` of columns (key, value, count): so many that no more than `values` rows
+        are left."""
         sizes = {row["key"]: row["count"] for row in kept.groupBy("key").count().collect()}
         left, chosen = sum(sizes.values()), []
         for number in sorted(ops, key=lambda n: (-sizes.get(n, 0), n)):
@@ -57,7 +58,7 @@ class Large:
 
     def add(self, old: pa.Table | FileBackedState, new: pa.Table | FileBackedState, number: int,
             most: int) -> FileBackedState:
-        """`old`, and behind it the values of `new` that it has not; `most` in all."""
+        """`old`, followed by the values of `new` that it lacks; `most` in all."""
         from pyspark.sql import functions as sql
 
         first = old if isinstance(old, FileBackedState) else \
@@ -69,7 +70,7 @@ class Large:
         return FileBackedState.of(self.store, [*(path for path, _ in first.parts), *more])
 
     def _sort(self, rows: DataFrame, about: int, folder: str) -> None:
-        """Files that hold a key's values by falling count, ties by value, one file after the other."""
+        """Writes files that hold a key's values by falling count, ties by value, one file after the other."""
         from pyspark.sql import functions as sql
 
         files = min(_MAX_FILES, max(rows.sparkSession.sparkContext.defaultParallelism, about // _FILE_VALUES))
@@ -81,7 +82,7 @@ class Large:
         return [path for path in self.store.files(folder) if path.endswith(".parquet")]
 
     def _first(self, paths: Iterable[str], most: int) -> list[str]:
-        """The files with the first `most` values; those beyond are removed."""
+        """Keeps the files with the first `most` values; those beyond are removed."""
         kept: list[str] = []
         for path in paths:
             rows = rows_of(self.store, path)
@@ -115,7 +116,7 @@ def _most(op: Fitted) -> int:
 def extended(op: Fitted, old: pa.Table | FileBackedState, new: pa.Table | FileBackedState, large: Large | None,
              number: int
              ) -> pa.Table | FileBackedState:
-    """`old` with what `new` has besides: no value that is known changes what it becomes."""
+    """`old` with the values that only `new` has: no known value changes what it becomes."""
     if not isinstance(old, FileBackedState) and not isinstance(new, FileBackedState):
         return op.update(old, new)
     assert large is not None

@@ -1,4 +1,4 @@
-"""How rows meet what was learned: `ways`, chosen by size alone. Nothing here needs Spark."""
+"""Chooses how rows meet what was learned: `ways`, by size alone. Nothing here needs Spark."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from sluice.etl.table.fitted_state import FileBackedState, FittedState
 
 BROADCAST, HELD, JOIN = "broadcast", "held by each worker", "shuffle join"
 WORKER_BYTES = 256 * 2**20
-"""What a Python worker may hold of what was learned, unless the caller says otherwise."""
+"""How many bytes of what was learned a Python worker may hold, unless the caller says otherwise."""
 VALUE_BYTES = 64  # of a looked-up value: slots of 12 bytes, a quarter to half full, and its text while they are made
-_COLLECTED_BYTES = 128  # of a value on the driver, which sorts what it collects
+_COLLECTED_BYTES = 128  # bytes of a value on the driver, which sorts what it collects
 _HEAD_BYTES = 1024  # a worker that does not hold a vocabulary holds one value for so many bytes it might
 
 
 def collected(worker_bytes: int) -> int:
-    """Values that the driver collects at most, where some may stay in files instead."""
+    """The number of values that the driver collects at most, if some may stay in files instead."""
     return max(1, worker_bytes // _COLLECTED_BYTES)
 
 
 def head(worker_bytes: int) -> int:
-    """Values of a joined vocabulary that workers hold all the same: the most frequent, which would crowd a task."""
+    """The number of a joined vocabulary's values that workers hold all the same: the most frequent, which would crowd a
+    task."""
     return max(1, worker_bytes // _HEAD_BYTES)
 
 
 def ways(spec: Spec, state: FittedState, worker_bytes: int) -> dict[str, str]:
-    """Of each fitted table. The driver has those that it collected, and sends them; of the others, which lie in files,
-    workers hold the smaller ones as long as there is room, and rows meet the rest by a join."""
+    """Returns how rows meet each fitted table. The driver has the tables that it collected, and sends them; of the
+    others, which are kept in files, workers hold the smaller ones as long as there is room, and rows meet the rest by a
+    join."""
     free = worker_bytes - sum(table.num_rows * VALUE_BYTES for table in state.tables.values()
                               if not isinstance(table, FileBackedState))
     found = {}
@@ -42,5 +44,5 @@ def ways(spec: Spec, state: FittedState, worker_bytes: int) -> dict[str, str]:
 
 
 def needed_whole(learned: Learned) -> bool:
-    """Whether another operator learns from what comes of it: workers then apply it while they fit."""
+    """Whether another operator learns from its result: workers then apply it while they fit."""
     return any(isinstance(op, Fitted) for column, number in learned.users for op in column.ops[number + 1:])
