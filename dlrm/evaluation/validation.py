@@ -1,5 +1,4 @@
-"""Evaluates during training: results are logged and compared with the best, and a model that learns nothing is
-explained."""
+"""Evaluates during training: logs each result, compares it with the best, and explains a model that learns nothing."""
 
 from __future__ import annotations
 

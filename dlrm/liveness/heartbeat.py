@@ -1,5 +1,4 @@
-"""The ranks' heartbeats: every second each reports what it is doing, two of them judge, and all end if one stands
-still."""
+"""Heartbeats: every second each rank reports what it is doing, two judge, and all end if one stands still."""
 
 from __future__ import annotations
 
