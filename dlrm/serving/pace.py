@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 _KEPT = 0.9  # share of earlier observations that is kept at each new batch
-_JUMP = 4.0  # limits the weight of one batch that was held up, or cut short
+_JUMP = 4.0  # a batch counts as at most so many times slower or faster than expected: one says little
 _LEAST = 1e-9
 _ALIKE = 1e-3  # sizes that differ less say nothing about which part of the time each unit takes
 

@@ -15,7 +15,7 @@ from sluice.dlrm.sharding.machine import TrainingMachine
 DEVICE_PART = {"fused": 1.0, "uvm": 0.0, "uvm_caching": 0.2}
 # The kernels' names are TorchRec's.
 NAMES = {"fused": "fused", "uvm": "fused_uvm", "uvm_caching": "fused_uvm_caching"}
-# Also on a CPU; there is nothing to spill from there.
+# The kernels that a CPU has, too: it has no other memory to spill to.
 ANYWHERE = ("fused",)
 
 

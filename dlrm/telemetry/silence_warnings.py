@@ -1,4 +1,5 @@
-"""What libraries say on every start and nobody here can act on, kept silent: in one place, each by its own words."""
+"""Silences warnings that libraries give on every start and nobody here can act on: all in one place, each by its
+text."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _WARNINGS = (
 
 
 def quiet() -> None:
-    """Called once by a program, before it builds the model."""
+    """Silences these warnings. A program calls it once, before it builds the model."""
     for text, category in _WARNINGS:
         warnings.filterwarnings("ignore", message=text.replace(".", r"\."), category=category)
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # "is_fx_tracing will return true for …"
