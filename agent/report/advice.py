@@ -24,7 +24,8 @@ def advice(run: Run) -> list[str]:
 
 
 def _cases(cases: Mapping[str, Any], proposed: bool) -> list[str]:
-    """The expected rates of other cases compared with the present one; with `proposed`, that of the proposal alone."""
+    """What other resources would bring with the setting in force, or with one only `proposed`, whose rows stand
+    there."""
     now = (cases.get("as it is") or {}).get("rows_per_s")
     if not now:
         return []
