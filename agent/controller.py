@@ -60,7 +60,7 @@ class Controller:
         self._awaited: tuple[int, PipelineRates | None,
                              float | None] | None = None  # the decision whose effect is not logged
         self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
-        self._proposed: deque[Reason] = deque(maxlen=64)  # each said once, and later with the same figures
+        self._proposed: deque[Reason] = deque(maxlen=64)  # each is recorded once, and later repeated unchanged
         self._reason: Reason | None = None
         self._ticker = Ticker("sluice-agent", interval_s, self._timed_step)
 
@@ -93,7 +93,7 @@ class Controller:
         for occasion in () if self._starting else self._lookout.look(snapshot, seen):
             self._record_to(occasion)
         if self._recent and (snapshot.cpu_quota != self._recent[-1].cpu_quota or was_starting or self._starting):
-            self._recent.clear()  # on another machine's share, or of a start, rates compare with nothing
+            self._recent.clear()  # rates at other cores, or of the start, cannot be compared
         self._recent.append(snapshot)
         if seen is not None and self._observe_to is not None:
             self._observe_to({**self._metric(seen, snapshot), **({"began": True} if began else {})})

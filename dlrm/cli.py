@@ -173,7 +173,7 @@ def resumed(stored: dict[str, Any], said: dict[str, Any], **known: Any) -> Confi
         said = {**said, "compress": {**chosen, **said["compress"]}}
     if "://" not in said.get("data", "://"):  # as a fresh run has it from its table: it is read from other folders
         said = {**said, "data": os.path.abspath(said["data"])}
-    if said.get("follow", before.follow):  # a version that was said is where the run began
+    if said.get("follow", before.follow):  # a version given on the command line is where the run began
         said = {name: value for name, value in said.items() if name != "version"}
     now = replace(before, **_nested(said, model=before.model, optim=before.optim,
                                     conditions=replace(before.conditions, inject="")), **known)

@@ -1,5 +1,4 @@
-"""Works out a run's plan before a model is made, from settings, table and machine: tables, their places, sizes,
-costs."""
+"""A run's plan, from settings, table and machine, before a model is made: tables, their places, sizes, and costs."""
 
 from __future__ import annotations
 

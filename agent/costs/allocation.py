@@ -1,5 +1,4 @@
-"""Max–min allocation: the fewest workers that lift the slowest stage as far as memory and demand allow. Pure and
-exact."""
+"""Max–min: the fewest workers that lift the slowest stage as far as cores, memory and demand allow. Pure and exact."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Forecast:
         return min(bounds, key=lambda name: bounds[name])
 
     def memory(self, knobs: Knobs) -> float:
-        """Bytes that these knobs may come to need."""
+        """The bytes that these knobs may need at most."""
         held = sum(knobs.workers[n] * self._worker_bytes(n) for n in self.services)
         return self.base_bytes + held + knobs.read_ahead_bytes + knobs.prefetch_bytes
 

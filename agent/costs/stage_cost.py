@@ -22,9 +22,9 @@ _SLACK, _CLIP, _ALARM = 0.1, 0.8, 1.7  # of the cost's logarithm: no surprise, t
 _FORGET = 0.99  # factor by which the largest item seen fades with each observation
 _FLAT = 0.98  # two settings with almost the same rate: something else bounds the stage, also between them
 _STEEP = 2.0  # times dearer with more workers: there may be a kink before
-_RELIEVED = 1.15  # times the cost with fewest workers: dearer, and the lock may have been why
-_LEAST_WAIT = 0.1  # of the cost, that no stage gets rid of
-_LOCKED = 1.5  # times dearer with more workers, and that by waiting: they wait for each other
+_RELIEVED = 1.15  # times the cost with fewest workers: if dearer, the lock may have been the cause
+_LEAST_WAIT = 0.1  # of the cost: waiting that no stage gets rid of
+_LOCKED = 1.5  # times dearer with more workers, because of waiting: they wait for each other
 
 
 def between(few: int, many: int) -> int:

@@ -24,8 +24,7 @@ def advice(run: Run) -> list[str]:
 
 
 def _cases(cases: Mapping[str, Any], proposed: bool) -> list[str]:
-    """What other resources would bring with the setting in force, or with one only `proposed`, whose rows stand
-    there."""
+    """What other resources would bring beside the setting in force, or beside one that was only `proposed`."""
     now = (cases.get("as it is") or {}).get("rows_per_s")
     if not now:
         return []

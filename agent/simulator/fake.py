@@ -138,6 +138,6 @@ class FakePipeline:
 
     @property
     def best_rows_per_s(self) -> float:
-        """The highest steady rate of any setting, memory aside."""
+        """The highest steady rate of any setting, if memory is no limit."""
         return self.rows_per_s({s.name: max(range(1, s.most + 1), key=lambda n, s=s: n / s.service_s(n))  # type: ignore[misc]
                                 for s in self.stages})

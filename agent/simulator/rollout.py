@@ -16,7 +16,7 @@ from sluice.ingest.stats import Snapshot
 _END_SHARE = 0.2  # of the scenario: the part for `end_score`
 _WINDOW = 10  # intervals over which `worst_score` compares
 _START = 30  # intervals after the start, and after a change, that `worst_score` and `stall` leave out
-_SHORT, _FILL, _LEAN = 0.75, 0.95, 2.0  # of the memory limit: where it matters; what is filled by oneself; by leaning
+_SHORT, _FILL, _LEAN = 0.75, 0.95, 2.0  # of the memory limit: short; filled alone; with the governor
 _BACK = 0.95  # of the reference: recovered
 
 

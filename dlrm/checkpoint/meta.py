@@ -43,7 +43,7 @@ class CheckpointMeta:
     rows: int = 0
     """Rows trained since the start of the run."""
     since: int = 0
-    """Step at which this version of the table was taken up, at an epoch's beginning; 0 without --follow."""
+    """Step at which the run moved on to this version of the table, at an epoch's beginning; 0 without --follow."""
     loader: dict[str, Any] = field(default_factory=dict)
     """The loader's position: the next batch is the one after the last trained."""
     knobs: dict[str, Any] = field(default_factory=dict)

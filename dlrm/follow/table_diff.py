@@ -1,5 +1,4 @@
-"""What a newer version of a feature table means for a model that was trained on an older one: `TableDiff`, by
-columns."""
+"""`TableDiff`: what a newer version of a feature table means, by columns, for a model trained on an older one."""
 
 from __future__ import annotations
 

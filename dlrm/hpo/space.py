@@ -19,7 +19,7 @@ DEFAULT: dict[str, Any] = {
     "dense-layers": ["64", "128,64", "256,128"],
     "over-layers": ["64", "256,128", "512,256"],
     "model": ["dlrm", "dcn"],
-    "cross-rank": [64],  # dcn's full matrices take several times as long, and come to no more
+    "cross-rank": [64],  # dcn's full matrices take several times as long and bring no more
 }
 
 

@@ -1,5 +1,4 @@
-"""How much each id of a bag counts in its column's vector: `Weighing` gives each id a weight, from the bags'
-lengths."""
+"""How much each id of a bag counts in its column's vector: `Weighing` makes weights from the bags' lengths."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The model: sharded tables for the feature table's columns, a tower on top, and first weights that no sharding
-changes."""
+"""The model: sharded tables for the table's columns, a tower on top, and first weights that no sharding changes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""LAMB for the dense layers and large batches: Adam's direction, with each layer's step in proportion to its
-weights."""
+"""LAMB for the dense layers and large batches: Adam's direction, each layer's step in proportion to its weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Makes a separate program of a run's dense side: `Head`, exported by torch.export, compiled by AOTInductor,
-checked."""
+"""A run's dense side as a separate program: `Head`, exported by torch.export, compiled by AOTInductor, and checked."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A server's limits: `ServerLimits`, and `Bucket`, which lets a steady rate of requests pass. The clock is handed
-in."""
+"""A server's limits: `ServerLimits`, and `Bucket`, which passes a steady rate of requests. The clock is handed in."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Keeps a server's model up to date: `Reload` looks for a newer checkpoint, and hands its model over once it is
-complete."""
+"""Keeps a server's model up to date: `Reload` looks for newer checkpoints, and hands over a complete one's model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Takes a run's events and metrics to the run folder, TensorBoard's files and a person's terminal. On the first
-rank."""
+"""Takes a run's events and metrics, on the first rank, to the run folder, TensorBoard's files and the terminal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A rank's figures for Prometheus: `Endpoint`. They are looked up when Prometheus asks; training does nothing for
-them."""
+"""A rank's figures for Prometheus: `Endpoint`. They are looked up on request; training does nothing for them."""
 
 from __future__ import annotations
 

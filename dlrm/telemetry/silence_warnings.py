@@ -1,5 +1,4 @@
-"""Silences warnings that libraries give on every start and nobody here can act on: all in one place, each by its
-text."""
+"""Silences, all in one place, warnings that libraries give on every start and nobody here can act on."""
 
 from __future__ import annotations
 

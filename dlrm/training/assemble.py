@@ -1,5 +1,4 @@
-"""Makes the trainer's parts from the settings: the sharded model with its optimisers, and a loader tuned by the
-agent."""
+"""Makes the trainer's parts from the settings: the sharded model, its optimisers, and a loader tuned by the agent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`cores`: as many workers as there are cores, in every stage. It is Plumber's HEURISTIC, and many people begin with
-it."""
+"""`cores`: as many workers as there are cores, in every stage. It is Plumber's HEURISTIC, and a common first choice."""
 
 from __future__ import annotations
 
