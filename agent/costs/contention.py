@@ -1,4 +1,4 @@
-"""How much of the machine other programs take, worked out from how long our threads wait for a core. Pure."""
+"""`Contention`: how much of the machine other programs take, by how long our threads wait for a core. Pure."""
 
 from __future__ import annotations
 

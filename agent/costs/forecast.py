@@ -1,4 +1,4 @@
-"""What rate a setting is expected to bring, and what memory it needs, as far as the stages are known. Pure."""
+"""`Forecast`: the rate that a setting should bring and the memory it needs, as far as the stages are known. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How departures from the planner's choice turned out on this machine, compared with predictions. Pure.
+"""`GainTrial`, `Residual`: results of departures from the planner's choice, compared with predictions. Pure.
 
 `GainTrial` compares the rows that came over `TRIAL_S`, including what the planner did meanwhile, even if it undid the
 change, with those that the planner's own choice would have brought. The tries that the advantage was learned from
