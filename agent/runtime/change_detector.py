@@ -1,4 +1,4 @@
-"""Notices changes that no decision caused: other cores, another memory limit, a workload that costs more or less."""
+"""`ChangeDetector` notices changes that no decision caused, in cores, memory limit or the cost of the workload."""
 
 from __future__ import annotations
 

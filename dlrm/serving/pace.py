@@ -1,4 +1,4 @@
-"""Predicts how long a batch takes, from how long earlier ones took, and when one more request can be answered. Pure."""
+"""`Pace` predicts how long a batch takes, from earlier ones, and when one more request can be answered. Pure."""
 
 from __future__ import annotations
 
