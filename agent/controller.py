@@ -1,4 +1,4 @@
-"""The loop around a policy: it owns the clock and the log, the policy owns the choice.
+"""The loop around a policy: it owns the clock and the log, and the policy owns the choice.
 
 Whatever fails in here (the policy, the pipeline, a counter, the log) freezes the knobs as they are, is recorded once,
 and never reaches the training loop. Limits that moved under a decision are no failure: the policy begins again.
@@ -25,25 +25,25 @@ _EFFECT_AFTER = 4  # ticks after a change at which its effect is logged, if no o
 
 
 class Controller:
-    """Every `interval_s`: look, decide, apply, log. `step()` is one tick without a thread; `start()` runs them in one.
+    """Every `interval_s`, it looks, decides, applies and logs. `step()` is one tick; `start()` runs ticks in a thread.
 
     `record` gets events (decision, effect, proposal, occasion, verdict, fault), `observe` each tick's loader metrics.
-    With `changes_a_minute` made within the last minute, the policy is not asked until one is older; nor is it while
-    a start takes its time, and after that it begins anew."""
+    Once `changes_a_minute` were made within the last minute, the policy is not asked until one of them is older. It is
+    not asked either while the pipeline starts up, and begins anew after that."""
 
     def __init__(self, tunable: Tunable, policy: Policy, *, record: Callable[[dict[str, Any]], None],
                  observe: Callable[[dict[str, Any]], None] | None = None, clock: Callable[[], float] = time.monotonic,
                  interval_s: float = 1.0, changes_a_minute: int = 30, learned: Mapping[str, Any] | None = None) -> None:
-        """`learned`: what `learned()` gave, in an earlier process on such a machine."""
+        """`learned` is what `learned()` returned in an earlier process on such a machine."""
         if interval_s <= 0:
             raise ValueError(f"interval_s: {interval_s!r} is not above 0")
         self._tunable, self._policy, self._clock = tunable, policy, clock
         self._record_to, self._observe_to = record, observe
         self.interval_s = interval_s
         self.ticks = 0
-        """Snapshots looked at."""
+        """How many snapshots were looked at."""
         self.decisions = 0
-        """Changes made."""
+        """How many changes were made."""
         self.frozen: str | None = None
         """Why nothing is decided any more; None while all is well."""
         self.cost_s = 0.0
@@ -54,12 +54,13 @@ class Controller:
         self._given = self._learned = learned
         self._lookout = ChangeDetector()
         self._starting = False
-        """For a look and longer no row has come: compilers may be at work, and what is seen tells nothing of later."""
+        """Whether no row has come by the second look or later: compilers may be at work, so what is seen says
+        little."""
         self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change
         self._awaited: tuple[int, PipelineRates | None,
                              float | None] | None = None  # the decision whose effect is not logged
         self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
-        self._proposed: deque[Reason] = deque(maxlen=64)  # each said once, and later with the same figures
+        self._proposed: deque[Reason] = deque(maxlen=64)  # each is recorded once, and later repeated unchanged
         self._reason: Reason | None = None
         self._ticker = Ticker("sluice-agent", interval_s, self._timed_step)
 
@@ -82,7 +83,7 @@ class Controller:
     def _look(self) -> Snapshot | None:
         snapshot = self._tunable.snapshot()
         if self._recent and snapshot.sequence == self._recent[-1].sequence:
-            return None  # nothing new: a rank that publishes more slowly than we look
+            return None  # nothing new: ranks may publish more slowly than we look
         self.ticks += 1
         seen = rates(self._recent[-1], snapshot) if self._recent else None
         began = bool(self._recent) and not self._recent[-1].rows
@@ -92,7 +93,7 @@ class Controller:
         for occasion in () if self._starting else self._lookout.look(snapshot, seen):
             self._record_to(occasion)
         if self._recent and (snapshot.cpu_quota != self._recent[-1].cpu_quota or was_starting or self._starting):
-            self._recent.clear()  # on another machine's share, or of a start, rates compare with nothing
+            self._recent.clear()  # rates at other cores, or of the start, cannot be compared
         self._recent.append(snapshot)
         if seen is not None and self._observe_to is not None:
             self._observe_to({**self._metric(seen, snapshot), **({"began": True} if began else {})})
@@ -127,14 +128,15 @@ class Controller:
             self._log_effect()
         self.decisions += 1
         self._changed.append(self._clock())
-        since = next((s for s in self._recent if s.rows), snapshot)  # what starting took is no rate to be held against
+        since = next((s for s in self._recent if s.rows), snapshot)  # the start's rate is nothing to compare with
         self._awaited = (self.decisions, rates(since, snapshot), reason.predicted_rows_per_s)
         self._recent.clear()
         self._recent.append(snapshot)
         self._record_to({"kind": "decision", "sequence": self.decisions, **_choice(before, after, reason, seen)})
 
     def _apply(self, knobs: Knobs) -> bool:
-        """Whether they are in force. If the limits are no longer those that the policy knows, it starts anew."""
+        """Applies the knobs; returns whether they are in force. If the limits have changed meanwhile, the policy starts
+        anew."""
         assert self._limits is not None
         try:
             self._limits.check(knobs)
@@ -155,14 +157,14 @@ class Controller:
         after = rates(window[1 if len(window) > 2 else 0], window[-1])
         if after is None:
             return
-        # Nothing but the start came before some: then there is no rate that what came after could be held against.
+        # Some came right after the start: then there is no earlier rate to compare with.
         self._record_to({"kind": "effect", "sequence": sequence, "rows_per_s_before": before and before.rows_per_s,
                          "rows_per_s_after": after.rows_per_s, "stall_before": before and before.stall,
                          "stall_after": after.stall,
                          "prediction_error": after.rows_per_s / predicted - 1 if predicted else None})
 
     def _log_verdict(self) -> None:
-        """What the policy knows at the end, if it tells."""
+        """Logs what the policy knows at the end, if it can explain it."""
         explain = getattr(self._policy, "explain", None)
         if self._reason is not None:
             self._record_to({"kind": "verdict", "text": self._reason.text, "bottleneck": self._reason.bottleneck,
@@ -188,12 +190,13 @@ class Controller:
             print(f"{text} (and it could not be recorded: {unrecorded})", file=sys.stderr)
 
     def learned(self) -> Mapping[str, Any] | None:
-        """What the policy has learned so far, as plain data, or what it was given and cannot use; None if nothing."""
+        """What the policy has learned so far, as plain data, or what it was given and could not use yet; None if
+        nothing."""
         tell = getattr(self._policy, "learned", None)
         return tell(self._state) if tell and self._limits else self._learned
 
     def start(self) -> Controller:
-        """Ticks in a thread of its own until `stop()`."""
+        """Runs ticks in a separate thread until `stop()`."""
         self._ticker.start()
         return self
 

@@ -11,19 +11,19 @@ from sluice.ingest.stats import Snapshot
 
 @runtime_checkable
 class Tunable(Protocol):
-    """Something with knobs. A loop calls `snapshot()`, decides, and calls `apply(knobs)`; nothing else crosses."""
+    """Something with knobs. A loop calls `snapshot()`, decides, and calls `apply(knobs)`; there is no other contact."""
 
     def snapshot(self) -> Snapshot:
-        """What happened since the start. Cheap (well under a millisecond), callable from any thread."""
+        """What happened since the start. It is cheap (well under a millisecond) and may be called from any thread."""
 
     def apply(self, knobs: Knobs) -> None:
-        """Takes the knobs over while running: no rebuild, no lost or repeated row, no change of order.
+        """Puts the knobs in force while running: no rebuild, no lost or repeated row, no change of order.
 
         Raises KnobError for what is outside `limits`, and then changes nothing."""
 
     @property
     def limits(self) -> Limits:
-        """How far each knob may go. It may change with the machine."""
+        """The range of each knob. It may change with the machine."""
 
     @property
     def knobs(self) -> Knobs:
@@ -39,15 +39,16 @@ class Reason:
     bottleneck: str | None = None
     """The stage that bounds the rate, `consumer` if the trainer does, None if not known yet."""
     predicted_rows_per_s: float | None = None
-    """What the policy expects of its choice; the controller logs what came of it."""
+    """The rate that the policy expects of its choice; the controller logs the rate that came."""
     details: dict[str, Any] = field(default_factory=dict)
     """Numbers behind the sentence, JSON-ready."""
     proposal: Knobs | None = None
-    """What it would do if it were not told to touch nothing."""
+    """The knobs that a policy which changes nothing would choose, such as `shadow`."""
 
 
 class Policy(Protocol):
-    """Decides. `decide` is pure: no clock, thread, file or randomness but what is in its arguments."""
+    """Something that chooses knobs. `decide` is pure: no clock, thread, file or randomness but what is in its
+    arguments."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""The trainer's command line: what may be said, and the `Config` that it makes, alone or on top of a stored one."""
+"""The trainer's command line: its options, and the `Config` that they make, alone or on top of a stored one."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ _FIXED = ("batch_size", "seed", "model")
 
 
 class _Parser(ArgumentParser):
-    """Complains by an exception, so that one rank alone reports it."""
+    """Raises an exception for a wrong option, so that one rank alone reports it."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{self.explained(message)} (see --help)")
 
 
 def parse(argv: list[str], description: str | None) -> argparse.Namespace:
-    """Only what was said is in the result, beside `run`, `resume`, `split_moved`, `pause`, `check` and `ranks`."""
+    """Reads a command line. Only options that were given are in the result, beside `run`, `resume`, `split_moved`,
+    `pause`, `check` and `ranks`."""
     parser = _Parser(prog="sluice train", description=description, argument_default=argparse.SUPPRESS,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     model, optim = ModelConfig(), OptimConfig()
@@ -153,7 +154,8 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
 
 
 def given(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said, as fields of Config, ModelConfig and OptimConfig: leave to run code is none, and not recorded."""
+    """The options that were given, as fields of Config, ModelConfig and OptimConfig. Permission to run a user's code is
+    not among them, and is not recorded."""
     others = ("run", "resume", "split_moved", "pause", "check", "ranks", "allow_code", "own_spec")
     return {k: v for k, v in vars(args).items() if k not in others}
 
@@ -164,14 +166,14 @@ def fresh(said: dict[str, Any], **known: Any) -> Config:
 
 
 def resumed(stored: dict[str, Any], said: dict[str, Any], **known: Any) -> Config:
-    """A stored run's settings with those said now; ConfigError if one of them may not change."""
+    """A stored run's settings with those given now; ConfigError if one of them may not change."""
     before = Config.from_dict(stored)
-    if "compress" in said:  # what `spread_out` chose when the run began holds beside what is said again
+    if "compress" in said:  # what `spread_out` chose when the run began holds beside what is given again
         chosen = {name: kind for name, kind in before.model.compress.items() if kind == "spread"}
         said = {**said, "compress": {**chosen, **said["compress"]}}
     if "://" not in said.get("data", "://"):  # as a fresh run has it from its table: it is read from other folders
         said = {**said, "data": os.path.abspath(said["data"])}
-    if said.get("follow", before.follow):  # a version that was said is where the run began
+    if said.get("follow", before.follow):  # a version given on the command line is where the run began
         said = {name: value for name, value in said.items() if name != "version"}
     now = replace(before, **_nested(said, model=before.model, optim=before.optim,
                                     conditions=replace(before.conditions, inject="")), **known)
@@ -187,7 +189,7 @@ def resumed(stored: dict[str, Any], said: dict[str, Any], **known: Any) -> Confi
 
 
 def _nested(said: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    """What was said, each word in the part of the settings that it belongs to."""
+    """The given options, each in the part of the settings that it belongs to."""
     left = dict(said)
     for name, part in parts.items():
         parts[name] = replace(part, **{f.name: left.pop(f.name) for f in fields(part) if f.name in left})

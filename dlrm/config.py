@@ -58,50 +58,50 @@ class Table:
     rows: int
     width: int
     lookups: float = 1.0
-    """Ids a row of data brings, on average."""
+    """How many ids a row of data brings, on average."""
     longest: int = 1
-    """Ids a row brings at most."""
+    """How many ids a row brings at most."""
     use: use.Runs = ()
-    """How the lookups lie over the rows, if that is known."""
+    """How the lookups are spread over the rows, if that is known."""
     top: tuple[tuple[int, float], ...] = ()
     """The most frequent ids and their shares of the lookups."""
 
     @property
     def bytes(self) -> int:
-        """Of its float32 weights."""
+        """The bytes of its float32 weights."""
         return self.rows * self.width * 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model, the sizes of its layers, and which tables are made smaller."""
+    """Which model is trained, the sizes of its layers, and which tables are made smaller."""
 
     kind: str = "dlrm"
     width: int = 16
-    """Of every embedding, and of the dense tower's output."""
+    """The width of every embedding, and of the dense tower's output."""
     table_width: int = 0
-    """Of the tables, if less: a vector travels so narrow, and is then repeated to `width`. 0: `width`."""
+    """The width of the tables, if less: vectors travel in this width and are then repeated to `width`. 0: `width`."""
     dense_layers: tuple[int, ...] = (128, 64)
-    """Hidden layers for the dense features, of `dlrm` and `dcn`; a last one of `width` is added."""
+    """The hidden layers for the dense features in `dlrm` and `dcn`; a last one of `width` is added."""
     over_layers: tuple[int, ...] = (256, 128)
-    """Hidden layers after the interaction; a last one of 1 is added."""
+    """The hidden layers after the interaction; a last one of 1 is added."""
     cross_layers: int = 3
-    """Of `dcn`."""
+    """The number of cross layers in `dcn`."""
     cross_rank: int = 0
-    """Of a cross layer's matrix; 0: full."""
+    """The rank of a cross layer's matrix; 0: full."""
     cross_experts: int = 1
-    """Low-rank experts of a cross layer; 1: no gates."""
+    """The number of low-rank experts in a cross layer; 1: no gates."""
     history: str = ""
-    """Column of bags that `dien` reads as a history, the oldest item first."""
+    """The column of bags that `dien` reads as a history, the oldest item first."""
     target: str = ""
-    """Column of the item in question, for `dien`."""
+    """The column of the item in question, for `dien`."""
     precision: str = "fp32"
-    """Of the dense layers' products. Weights, tables and the loss stay float32."""
+    """The precision of the dense layers' products. Weights, tables and the loss stay float32."""
     compress: dict[str, str] = field(default_factory=dict)
     """Column → how its table is made smaller, as `sluice.dlrm.model.table_compression.Compression.read` takes it."""
     bags: dict[str, str] = field(default_factory=dict)
-    """Column of bags → how its ids are weighed, as `sluice.dlrm.model.bag_weights.Weighing.read` takes it. Others:
-    summed up."""
+    """Column of bags → how its ids are weighted, as `sluice.dlrm.model.bag_weights.Weighing.read` takes it. The ids of
+    other columns are summed up."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
@@ -125,16 +125,17 @@ class OptimConfig:
 
     table_optimiser: str = "rowwise_adagrad"
     lr: float = 0.05
-    """Of the tables."""
+    """The learning rate of the tables."""
     schedule: str = "constant"
-    """Of the tables' rate, as `sluice.dlrm.optim.schedule.RateSchedule.read` takes it."""
+    """The schedule of the tables' rate, as `sluice.dlrm.optim.schedule.RateSchedule.read` takes it."""
     dense_optimiser: str = "adam"
     dense_lr: float = 0.001
     dense_schedule: str = "constant"
     clip: float = 0.0
-    """Largest length of the dense layers' gradients together; 0: whatever it is."""
+    """The largest length that the dense layers' gradients may have together; 0: any length."""
     table_decay: float = 0.0
-    """Pull of each vector that a batch looks up towards 0: decay/2 · its squared length is added to the row's loss."""
+    """The pull towards 0 on each vector that a batch looks up: decay/2 · its squared length is added to a row's
+    loss."""
     dense_decay: float = 0.0
     """The dense optimiser's own weight decay."""
 
@@ -150,12 +151,12 @@ class OptimConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that decides what a run does. What may differ between two runs with the same result stands last."""
+    """Everything that decides what a run does. Settings that cannot change its result come last."""
 
     data: str
     """Address of the feature table."""
     version: int
-    """Version of it that is read."""
+    """The version of the table that is read."""
     batch_size: int = 4096
     """Rows of a global batch; each rank takes an equal part."""
     epochs: int = 1
@@ -163,26 +164,26 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     follow: str = ""
-    """Whether newer versions of the table are taken up, see FOLLOWS; empty: never."""
+    """Whether and how the run moves on to newer versions of the table, see FOLLOWS; empty: never."""
     follow_wait: float = 0.0
     """Seconds to wait for another part before the run is over."""
     sharding: str = "auto"
     """One of SHARDINGS, or the path of a JSON file with a kind for each column."""
     ranks: int = 1
     wire: str = "fp32"
-    """What embeddings and their gradients are sent as between ranks."""
+    """The number format in which embeddings and their gradients are sent between ranks."""
     missing: str = "refuse"
-    """What becomes of dense features that are no finite numbers; `mask`: counted, and 0."""
+    """What is done about dense features that are not finite numbers; `mask`: they are counted, and become 0."""
     tuning: str = "auto"
     knobs: str = ""
-    """Knobs to start with, as the command line has them."""
+    """The knobs to start with, as the command line has them."""
     save_knobs: str = ""
-    """File that gets the best knobs; empty: none."""
+    """The file that the best knobs are written to; empty: none."""
     registry: str | None = None
-    """Folder or URI where settled knobs are kept; empty: the user's cache; None: nowhere."""
+    """The folder or URI where settled knobs are kept; empty: the user's cache; None: nowhere."""
     reader: str = "petastorm"
     conditions: RunOptions = field(default_factory=RunOptions)
-    """What becomes of rows that fail, where remote files are kept, and faults on purpose."""
+    """What is done about rows that fail, where remote files are kept, and which faults are injected."""
     memory_limit: int | None = None
     """Bytes that one rank's loader may use; None: what the machine and its control groups leave."""
     log_every: int = 20
@@ -190,9 +191,9 @@ class Config:
     save_every: int = 0
     """Steps between two checkpoints within an epoch; 0: one at the end of each epoch only."""
     keep: int = 3
-    """Newest checkpoints that stay, beside the best."""
+    """How many of the newest checkpoints stay, beside the best."""
     evals: int = 1
-    """Evaluations on the validation split an epoch, evenly spread."""
+    """How many evaluations on the validation split an epoch has, evenly spread."""
     stop_auc: float | None = None
     """Training is over once the validation split's AUC reaches this."""
     slices: tuple[str, ...] = ()
@@ -202,12 +203,12 @@ class Config:
     metrics_port: str = ""
     """[HOST:]PORT of an endpoint for Prometheus on each rank; empty: none."""
     stall_after: float = MOST_S
-    """Seconds after which a rank that stands still ends the run, at most: steps that are usually quick count for less.
+    """The most seconds that a rank may stand still before the run is ended; where steps are usually quick, it is less.
     """
     profile: int = 0
-    """Steps that a trace is made of, from the tenth on; 0: none."""
+    """How many steps a trace is made of, from the tenth on; 0: none."""
     mllog: bool = False
-    """MLPerf's log lines, in the run folder."""
+    """Whether MLPerf's log lines are written, in the run folder."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slices", tuple(self.slices))
@@ -231,7 +232,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
-        """What `to_dict` gave; ConfigError if it holds what there is not here."""
+        """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here."""
         try:
             return cls(**{**values, "model": ModelConfig(**values["model"]), "optim": OptimConfig(**values["optim"]),
                           "conditions": RunOptions(**values.get("conditions", {}))})
@@ -240,7 +241,7 @@ class Config:
 
 
 def profile_of(table: FeatureTable) -> Mapping[str, Mapping[str, Any]]:
-    """What the ETL counted in the columns of a version's newest part; nothing of a table without records."""
+    """What the ETL counted in the columns of a version's newest part; empty for a table without records."""
     return table.record.profile if table.records else {}
 
 
@@ -256,7 +257,7 @@ def tables_of(fields: Sequence[Field], model: ModelConfig, profile: Mapping[str,
             continue
         if f.cardinality is None:
             raise ConfigError(f"column {f.name!r}: no cardinality in the table, so its embedding has no size")
-        seen = None if f.online else (profile or {}).get(f.name)  # else it was counted before ids were made
+        seen = None if f.online else (profile or {}).get(f.name)  # online columns were counted before they had ids
         found.append(Table(name=f.name, rows=f.cardinality, width=width, lookups=f.bag[1] if f.bag else 1.0,
                            longest=f.bag[2] if f.bag else 1, use=use.runs(seen, f.cardinality) if seen else (),
                            top=use.top(seen, f.cardinality) if seen else ()))

@@ -40,7 +40,7 @@ _NAMES = {_SIGNS: ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", 
           "torch": ("Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
                     "bool"),
           "torch.serialization": ("_get_layout",)}
-"""Plain records, numbers' types, and a look-up in a table of four layouts."""
+"""These are plain records, types of numbers, and a function that looks up one of four layouts."""
 
 
 class _Listed(pickle.Unpickler):
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def convert(path: Path, meta: CheckpointMeta, files: CheckpointDisk) -> None:
-    """One checkpoint, in its own folder: what was there is removed once meta.json says what is there instead."""
+    """Converts one checkpoint, in its own folder: the old files are removed once meta.json names the new ones."""
     from sluice.dlrm.checkpoint.tensors import Index, write
 
     refuse(path, damage(path))
@@ -103,7 +103,7 @@ def convert(path: Path, meta: CheckpointMeta, files: CheckpointDisk) -> None:
 
 
 def _of_file(path: Path, name: str, layout: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The pieces of tensors in one of the old files, each read when its turn comes; and the other values."""
+    """The pieces of tensors in one of the old files, each read when its turn comes, and the other values."""
     from sluice.dlrm.checkpoint.tensors import TensorEntry
 
     if Path(name).name != name:
@@ -126,7 +126,7 @@ def _of_file(path: Path, name: str, layout: Any) -> tuple[list[Any], dict[str, A
 
 
 def _loaded(path: Path, offset: int, length: int) -> Any:
-    """torch's own reader, which has a list of names like ours."""
+    """Reads a tensor with torch's own reader, which has a list of permitted names like ours."""
     import torch
 
     with open(path, "rb") as file:

@@ -27,7 +27,7 @@ from sluice.ingest.machine import Machine
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MARK = ".sluice-demo"  # only a folder with this mark is ever emptied
-# What eight A100s took in a published DLRM run (facebookresearch/dlrm, torchrec_dlrm/README): 1.19 M samples/s.
+# The rate of eight A100s in a published DLRM run (facebookresearch/dlrm, torchrec_dlrm/README): 1.19 M samples/s.
 ACCELERATOR_ROWS_PER_S = 1_190_128
 BENCH_BATCH = 8192
 # As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
@@ -36,7 +36,7 @@ ACTIVATED = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{BIN}{os.pathsep}{o
 
 
 def _disturbances(seconds: float, cores: float) -> str:
-    """What happens in a run of so many seconds, for --inject."""
+    """The faults that the demo injects into a run of so many seconds, as --inject takes them."""
     faults = (("slow-transform=4", 0.25), ("kill-worker", 0.45), (f"cores={cores / 4:g}", 0.6),
               (f"cores={cores:g}", 0.8))
     return ",".join(f"{name}@{share * seconds:.1f}s" for name, share in faults)
@@ -82,7 +82,7 @@ def _short(word: str) -> str:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """An interrupt that comes within is answered at its end: a process that is just starting must be known first."""
+    """Holds an interrupt back until the context ends: a process that is just starting must be known first."""
     came: list[Any] = []
     answer = signal.signal(signal.SIGINT, lambda *got: came.append(got))
     try:

@@ -55,12 +55,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def tables(args: argparse.Namespace) -> tuple[Table, ...]:
-    """What is to be placed."""
+    """The tables that are to be placed."""
     if args.data:
         table = FeatureTable.open(args.data, allow_code=code_options.given(args))
         model = ModelConfig(width=_numbers("--width", args.width, 1)[0])
         found = tables_of(table.fields, model, profile_of(table))
-        spread = spread_out(model, found).compress  # as training will have them: used evenly
+        spread = spread_out(model, found).compress  # as training spreads them: used evenly
         return tuple(replace(t, use=()) if t.name in spread else t for t in found)
     rows = _numbers("--rows", args.rows, None)
     widths = _numbers("--width", args.width, len(rows))
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     if isinstance(chosen, PlacementError):
         if isinstance(chosen, DoesNotFit):
             result["missing_bytes"] = chosen.missing
-            print(json.dumps(result), flush=True)  # refused, but whoever asked for figures has them
+            print(json.dumps(result), flush=True)  # refused, but the figures are printed for those who asked
         raise chosen
     say(describe(chosen, found, machine))
     seconds = chosen.step_time(machine, args.batch_size)

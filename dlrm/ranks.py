@@ -1,6 +1,6 @@
-"""Who this process is among the ranks (`Ranks`), and what ranks say to each other: JSON, with the bytes of arrays
-and tensors after it. Nothing of it is unpickled. Under torchrun as the environment says, otherwise one process
-alone."""
+"""Who this process is among the ranks (`Ranks`), and how ranks exchange small values: JSON, with the bytes of arrays
+and tensors after it. Nothing of it is unpickled. Under torchrun the environment names the ranks; otherwise one
+process is alone."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _ARRAY = "an array"
 
 
 def gather(value: Any, ranks: int, group: Any) -> list[Any]:
-    """One small value of every rank, in the order of ranks, on every rank. A value is what JSON knows, numpy arrays and
-    CPU tensors, in lists and in mappings with words for keys. Tuples arrive as lists, also from the rank itself."""
+    """Gives every rank one small value of each rank, in the order of ranks. A value is what JSON knows, numpy arrays
+    and CPU tensors, in lists and in mappings with strings as keys. Tuples arrive as lists, also from the rank
+    itself."""
     mine = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
     dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
@@ -34,14 +35,14 @@ def gather(value: Any, ranks: int, group: Any) -> list[Any]:
 
 
 def packed(value: Any) -> bytes:
-    """TypeError for what cannot be said."""
+    """A value as bytes; TypeError if it is none that `gather` takes."""
     tail: list[bytes] = []
     head = json.dumps(_plain(value, tail)).encode()
     return b"".join([len(head).to_bytes(8, "little"), head, *tail])
 
 
 def unpacked(data: bytes) -> Any:
-    """What `packed` was given."""
+    """The value that `packed` was given."""
     at = 8 + int.from_bytes(data[:8], "little")
     return _whole(json.loads(data[8:at]), data[at:])
 
@@ -78,7 +79,8 @@ def _whole(value: Any, tail: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """One rank's view. Collectives of the model go over `group`; small agreements over `control`, on the CPU."""
+    """One rank's view of all ranks. The model's collectives go over `group`; small agreements over `control`, on the
+    CPU."""
 
     rank: int
     ranks: int
@@ -90,7 +92,7 @@ class Ranks:
     group: Any
     control: Any
     saving: Any
-    """As `control`, for the thread that writes checkpoints."""
+    """A group like `control`, for the thread that writes checkpoints."""
     store: Any
     """The process group's store. Whoever uses it from another thread takes a `clone()`."""
 
@@ -99,11 +101,11 @@ class Ranks:
         return self.rank == 0
 
     def apart(self, name: str) -> Ranks:
-        """The same world with keys of its own in the store: what was written before is not read."""
+        """The same ranks with separate keys in the store: what was written before is not read."""
         return replace(self, store=dist.PrefixStore(name, self.store))  # type: ignore[attr-defined]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks of a small CPU tensor; every rank gets it."""
+        """The sum over ranks of a small CPU tensor; every rank gets it."""
         values = values.clone()
         dist.all_reduce(values, group=self.control)
         return values
@@ -115,8 +117,8 @@ class Ranks:
         return torch.cat(parts)
 
     def gather_objects(self, value: Any, group: Any = None) -> list[Any]:
-        """One small value of every rank, in the order of ranks, on every rank; what a value may be, `sluice.dlrm.ranks`
-        says. Over `control`, unless another group is named."""
+        """Gives every rank one small value of each rank, in the order of ranks; `sluice.dlrm.ranks.gather` says what a
+        value may be. It goes over `control`, unless another group is named."""
         return gather(value, self.ranks, self.control if group is None else group)
 
     def barrier(self) -> None:
@@ -124,7 +126,7 @@ class Ranks:
 
 
 def machine(ranks: int, local_ranks: int) -> machines.TrainingMachine:
-    """What tables may take of each rank: of its GPU, or of its part of this machine's memory."""
+    """The machine that tables are placed on: each rank's GPU, or its part of this machine's memory."""
     if torch.cuda.is_available():
         return machines.TrainingMachine(ranks=ranks, ranks_per_host=local_ranks,
                                 memory_bytes=torch.cuda.get_device_properties(0).total_memory,

@@ -1,5 +1,4 @@
-"""All that follows from a run's settings, its table and its machine before a model is made: tables, their places,
-sizes, costs."""
+"""A run's plan, from settings, table and machine, before a model is made: tables, their places, sizes, and costs."""
 
 from __future__ import annotations
 
@@ -23,19 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What `of` found."""
+    """The plan of one run, as `of` makes it."""
 
     layout: TableLayout
     placement: ModelPlacement
     count: LayerCost
-    """Of the dense layers."""
+    """Parameters and operations of the dense layers."""
     state_bytes: int
-    """Of the tables' optimiser, on all ranks."""
+    """The bytes of the tables' optimiser's state, on all ranks together."""
     gradient_bytes: int
-    """That a rank holds at most: of the dense layers, and of the vectors that its rows looked up. A table's own
-    gradient is used up within the backward pass; otherwise it would be as large as the table."""
+    """The most bytes of gradients that a rank holds: of the dense layers, and of the vectors that its rows looked up. A
+    table's own gradient is used up within the backward pass; otherwise it would be as large as the table."""
     bytes_per_step: int
-    """That a rank sends to others for a batch, forwards and backwards; of the busiest rank."""
+    """The bytes that the busiest rank sends to others for a batch, forwards and backwards."""
     text: str
     """The plan as a person reads it."""
 
@@ -47,7 +46,7 @@ class RunPlan:
 
 
 def of(config: Config, table: FeatureTable, machine: TrainingMachine) -> RunPlan:
-    """Raises what is wrong with the settings."""
+    """Makes the plan, or raises what is wrong with the settings."""
     columns = tables_of(table.fields, config.model, profile_of(table))
     if config.optim.table_optimiser == "adam" and machine.device == "cpu":
         raise ConfigError("table optimiser: 'adam' has no kernel for a CPU; use rowwise_adagrad, adagrad or sgd here")
@@ -81,8 +80,8 @@ def of(config: Config, table: FeatureTable, machine: TrainingMachine) -> RunPlan
 
 
 def bytes_per_step(placement: ModelPlacement, layout: TableLayout, parameters: int, config: Config) -> int:
-    """What the busiest rank sends: ids to where their tables are, pooled vectors back, their gradients the same way,
-    and its part in the mean of the dense layers' gradients."""
+    """The bytes that the busiest rank sends: ids to where their tables are, pooled vectors back, their gradients the
+    same way, and its part in the mean of the dense layers' gradients."""
     ranks, batch = placement.ranks, config.batch_size
     if ranks == 1:
         return 0
@@ -90,7 +89,7 @@ def bytes_per_step(placement: ModelPlacement, layout: TableLayout, parameters: i
     element = 2 if config.wire == "fp16" else 4
     pooled, gradients, ids = [0.0] * ranks, 0.0, 0.0
     for place, table in zip(placement.places, layout.tables, strict=True):
-        if place.kind == "data":  # its gradients alone, as those of the dense layers
+        if place.kind == "data":  # only its gradients travel, as those of the dense layers do
             parameters += table.rows * table.width
             continue
         holders = [part for part in place.parts if part.rows]
@@ -105,7 +104,7 @@ def bytes_per_step(placement: ModelPlacement, layout: TableLayout, parameters: i
 
 
 def masked(layout: TableLayout, here: Ranks) -> dict[str, int]:
-    """Column → dense values that were no finite numbers, over all ranks."""
+    """Column → number of dense values that were not finite, over all ranks."""
     found: dict[str, int] = {}
     for counts in here.gather_objects(layout.missing.counts if layout.missing is not None else {}):
         for name, n in counts.items():

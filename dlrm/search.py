@@ -30,7 +30,7 @@ from sluice.etl.common.program import UsageError, run, say
 from sluice.etl.spec import code_options
 
 _EVALS = 9
-"""Evaluations of an epoch; `sluice.dlrm.hpo.study` says after which a trial is set aside."""
+"""Evaluations in an epoch; `sluice.dlrm.hpo.study` says after which a trial is set aside."""
 _STATES = {"complete": "seen to its end", "aside": "set aside", "fail": "failed"}
 
 
@@ -78,8 +78,8 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 class Trainers:
-    """The process that starts them (`sluice.dlrm.hpo.trial_server`): from the first one on, for as long as the context
-    lasts."""
+    """The process that starts trainers (`sluice.dlrm.hpo.trial_server`). It runs from the first trainer on, for as long
+    as the context lasts."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -88,12 +88,12 @@ class Trainers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """A trainer that still runs saves and leaves."""
+        """Lets a trainer that still runs save and end."""
         if self._process is not None:
             self._process.communicate()
 
     def run(self, words: Sequence[str], log: Path) -> float:
-        """One trainer; its processor's seconds."""
+        """Runs one trainer; returns the processor time that it took, in seconds."""
         self.begin(words, log)
         return self.ended()
 
@@ -138,13 +138,14 @@ class Trial:
 
 
 def _validations(folder: Path) -> list[float]:
-    """Each step's once: one that was broken off before its checkpoint was complete is made again."""
+    """The AUC of each validation, once a step: one that was broken off before its checkpoint was complete is
+    repeated."""
     return list({line["step"]: line["auc"] for line in read_lines(folder / "metrics.jsonl")
                  if line["kind"] == "eval" and line["split"] == "validation" and line["auc"] is not None}.values())
 
 
 def _result(log: Path) -> dict[str, Any]:
-    """The trainer's last line."""
+    """The JSON object in the trainer's last line."""
     try:
         return dict(json.loads(log.read_text(errors="replace").splitlines()[-1]))
     except (OSError, ValueError, TypeError, IndexError):

@@ -42,16 +42,16 @@ from sluice.etl.table.pins import Hold
 from sluice.ingest.knobs import format_bytes, parse_bytes
 
 _SWITCH_S = 1e-4
-"""A large batch is worked on in a thread: as long at most does it keep the interpreter's lock from the event loop."""
+"""The longest time for which a large batch, in its thread, keeps the interpreter's lock from the event loop."""
 _ACCEPTED = 256
-"""Connections that are taken in before one that they push out is closed."""
+"""How many connections are accepted before one that they push out is closed."""
 _FILES = _ACCEPTED + 256
-"""Beside the connections."""
+"""Files that the process needs beside the open connections."""
 
 
 def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
-    """How many connections may be open, and the limit of files (RLIMIT_NOFILE) to be asked for, if a process has these
-    limits; -1: none."""
+    """How many connections may be open, and which limit of files (RLIMIT_NOFILE) to set, for a process with these soft
+    and hard limits; -1: no limit."""
     needed = connections + _FILES
     if soft < 0 or soft >= needed:
         return connections, soft
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     connections = _connections(args.max_connections)
     limits = ServerLimits(body_bytes=args.max_body, rows=args.max_rows, seconds=args.timeout, rate=args.rate,
                           waiting=args.max_waiting, connections=connections)
-    # The port before the model: a wrong one is told at once.
+    # The port is opened before the model is loaded: a wrong one is reported at once.
     with _listening(args.host, args.port) as listener, Hold(f"serve-{args.run.name}", say) as hold:
         return _serve(args, limits, listener, hold)
 
@@ -160,7 +160,8 @@ def _serve(args: argparse.Namespace, limits: ServerLimits, listener: socket.sock
         server.should_exit = True
 
     async def told() -> None:
-        """Once the server is up: before that, a signal ends the program as any other."""
+        """Says that the server is up and takes signals from then on; before that, a signal ends the program as any
+        other."""
         while not server.started:
             await asyncio.sleep(0.01)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
@@ -184,7 +185,7 @@ def _serve(args: argparse.Namespace, limits: ServerLimits, listener: socket.sock
 
 
 def _tables(servable: Any, rows: int) -> str:
-    """What the tables take, and what that costs."""
+    """Says how much memory the tables take, and what that costs in AUC."""
     from sluice.dlrm.serving.int8_accuracy import compared
 
     tables = servable.tables

@@ -1,4 +1,4 @@
-"""A transform as a user would write one: the demo runs it in processes."""
+"""An example of a transform that a user might write: the demo runs it in worker processes."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _LEVELS = np.tanh(_AT / 4)
 
 
 def squash(columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Counts of any size to numbers from -1 to 1, along a curve given by its knots."""
+    """Maps counts of any size to numbers from -1 to 1, along a curve given by its knots."""
     return {name: np.interp(columns[name], _AT, _LEVELS).astype(np.float32) for name in columns if name.startswith("I")}

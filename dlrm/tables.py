@@ -1,7 +1,7 @@
-"""Which rows of a table are looked up how often, as the ETL counted it: runs of rows with their share of all lookups.
+"""How often rows of a table are looked up, as the ETL counted it: runs of rows with their share of all lookups.
 
 Ids follow falling counts, so a table cut into blocks of rows has nearly all its lookups in the first block. A placement
-that knows can say so; `spread_out` does something about it.
+can take that into account; `spread_out` does something about it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOW = 18  # null, the buckets of unknown values, and the first of the vocabular
 
 
 def runs(column: Mapping[str, Any], rows: int) -> Runs:
-    """From a column's profile (`sluice.etl.table.profile`): an octave of the vocabulary is a run."""
+    """The runs from a column's profile (`sluice.etl.table.profile`): each octave of the vocabulary is a run."""
     total = sum(column["bins"].values())
     if not total:
         return ()
@@ -41,7 +41,7 @@ def top(column: Mapping[str, Any], rows: int) -> tuple[tuple[int, float], ...]:
 
 
 def spread_runs(found: Sequence[tuple[int, float]], rows: int, stride: int) -> Runs:
-    """Of a table whose row i lies at i · stride mod rows: even, but for the most frequent ids."""
+    """The runs of a table whose row i lies at i · stride mod rows: even, except for the most frequent ids."""
     if not found:
         return ()
     singles = [(at, at + 1, share) for at, share in ((i * stride % rows, share) for i, share in found)]
@@ -49,15 +49,16 @@ def spread_runs(found: Sequence[tuple[int, float]], rows: int, stride: int) -> R
 
 
 def share(use: Runs, rows: int, low: int, high: int) -> float:
-    """Of the lookups that fall on rows from `low` up to `high`."""
+    """The share of the lookups that fall on rows from `low` up to, but without, `high`."""
     if not use:
         return (high - low) / rows
     return sum(part * max(0, min(high, after) - max(low, first)) / (after - first) for first, after, part in use)
 
 
 def spread_out(model: ModelConfig, tables: Sequence[Table]) -> ModelConfig:
-    """With `spread` for each large table whose first eighth gets more than a quarter of the lookups, unless something
-    else was chosen. Decided when a run begins and kept with it: it says where a row lies, on any number of ranks."""
+    """The model with `spread` for each large table whose first eighth gets more than a quarter of the lookups, unless
+    something else was chosen. This is decided when a run begins and kept with it, as it says where a row lies, on any
+    number of ranks."""
     left = [t for t in tables if t.rows >= SPREAD_ROWS and t.name not in (*model.compress, model.history)]
     chosen = {t.name: "spread" for t in left if share(t.use, t.rows, 0, t.rows // 8) > 0.25}
     return replace(model, compress={**model.compress, **chosen}) if chosen else model

@@ -77,7 +77,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     except KeyboardInterrupt:
         if first:
             raise
-        os._exit(INTERRUPTED)  # one line is enough
+        os._exit(INTERRUPTED)  # the one line printed is enough
     except Exception as error:
         ending.mine()
         wrong_input = isinstance(error, INPUT_ERRORS)
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
 
 
 def _plan(args: argparse.Namespace) -> StartPoint:
-    """What the command line, the table and, to resume, the checkpoint say together."""
+    """Plans the run from the command line, the table and, to resume, the checkpoint."""
     if args.pause is not None and args.pause < 1:
         raise ConfigError(f"--pause-after: {args.pause} is not a whole number of 1 or more")
     said, allowed = options.given(args), code_options.given(args)
@@ -103,7 +103,7 @@ def _plan(args: argparse.Namespace) -> StartPoint:
     if go_on and saved:
         path, meta = latest(args.run / "checkpoints")
         config = options.resumed(meta.config, said, ranks=ranks)
-        if not meta.trained:  # of an older program: it says so from here on
+        if not meta.trained:  # an older program wrote it: from here on the rows are recorded
             meta = replace(meta, trained=meta.seen().to_json())
         meta = replace(meta, config=config.to_dict())
         if (version := versions.later(config, meta)) is not None:
@@ -127,7 +127,7 @@ def _plan(args: argparse.Namespace) -> StartPoint:
 
 
 def _check(args: argparse.Namespace, plan: StartPoint) -> dict[str, Any]:
-    """Everything that can be known before training; raises what is wrong."""
+    """Checks everything that can be known before training; raises what is wrong."""
     from sluice.dlrm import run_plan as setting
     from sluice.dlrm.ranks import machine
     from sluice.dlrm.training import loaders
@@ -163,7 +163,7 @@ def _train(plan: StartPoint, ending: RankExit) -> dict[str, Any] | None:
         try:
             return _run(plan, here, watch, activity, ending)
         except Exception as error:
-            # Whoever tells first knows the cause; the others only see its connections close.
+            # The rank that reports first knows the cause; the others only see its connections close.
             cause = watch.told()
             if cause is None:
                 watch.fault(str(error))
@@ -172,7 +172,7 @@ def _train(plan: StartPoint, ending: RankExit) -> dict[str, Any] | None:
 
 
 def _run(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, ending: RankExit) -> dict[str, Any] | None:
-    """One stretch after another, each on one version of the table; without --follow there is one alone."""
+    """Trains in one stretch after another, each on one version of the table; without --follow there is only one."""
     from sluice.dlrm.telemetry.prometheus import Endpoint
 
     looked = _pausing(plan.pause, watch)
@@ -198,7 +198,7 @@ def _run(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, ending
 
 
 def _report(run: Path) -> str | None:
-    """Where it is; None if it could not be written, which costs the run nothing."""
+    """Writes the report and says where it is; None if it could not be written, which does the run no harm."""
     from sluice.agent.report import page
 
     try:
@@ -212,7 +212,7 @@ def _report(run: Path) -> str | None:
 def _stretch(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, ending: RankExit, *, whole: ExitStack,
              journals: list[Journal | Silence], endpoint: Endpoint,
              looked: Callable[[], None]) -> tuple[dict[str, Any], StartPoint | None]:
-    """Trains on one version of the table; what came of it, and the plan to go on with on the next."""
+    """Trains on one version of the table; returns the result, and the plan for the next version, if there is one."""
     from sluice.dlrm import run_plan as setting
     from sluice.dlrm.checkpoint import save_load
     from sluice.dlrm.evaluation.validation import Validator
@@ -335,7 +335,8 @@ def _stretch(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, en
 
 
 def _pausing(evaluations: int | None, watch: Watch) -> Callable[[], None]:
-    """Called at each evaluation of the validation split, on every rank: at the last of so many it asks to stop."""
+    """A function to be called at each evaluation of the validation split, on every rank: at the last of so many it asks
+    to stop."""
     left = count((evaluations or 0) - 1, -1)
 
     def looked() -> None:
@@ -346,7 +347,7 @@ def _pausing(evaluations: int | None, watch: Watch) -> Callable[[], None]:
 
 
 def _onward(meta: CheckpointMeta, config: Config) -> str:
-    """What a resumed run is about to do."""
+    """Says what a resumed run is about to do."""
     if meta.epoch < config.epochs:
         return f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
     done = f"version {meta.version} is" if config.follow == "parts" else f"--epochs {config.epochs} are"
@@ -354,7 +355,7 @@ def _onward(meta: CheckpointMeta, config: Config) -> str:
 
 
 def _following(plan: StartPoint, meta: CheckpointMeta, here: Ranks, watch: Watch) -> StartPoint | None:
-    """The plan for the next version of the table, the same on every rank; waits for one if that was asked for."""
+    """The plan for the next version of the table, the same on every rank. With --follow-wait, it waits for one."""
     end = time.monotonic() + (plan.config.follow_wait if plan.config.follow == "parts" else 0)
     while True:
         version = versions.later(plan.config, meta) if here.first else None
@@ -369,7 +370,7 @@ def _following(plan: StartPoint, meta: CheckpointMeta, here: Ranks, watch: Watch
 
 
 def _summary(outcome: TrainingOutcome, quality: Quality | None, here: Ranks) -> dict[str, Any]:
-    """What training came to, over all ranks."""
+    """Sums up the results of training, over all ranks."""
     peaks = here.gather_objects(outcome.peak_bytes)
     firsts = here.gather_objects(outcome.first_batch_s)
     judged = dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows")) if quality is None else quality.to_dict()

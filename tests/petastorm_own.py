@@ -44,7 +44,7 @@ REASONS = (
 # Names that only the tests themselves use, and that Python and pandas have removed.
 _SITECUSTOMIZE = """\
 import inspect, sys
-from petastorm_on_arrow import compat
+from petastorm_compat import compat
 
 compat(trust=True)
 inspect.getargspec = inspect.getfullargspec

@@ -76,7 +76,7 @@ def test_a_report_without_room_costs_no_result(tmp_path, capsys):
         folder.metric(metric(1))
     with no_more_than(100):
         assert _report(tmp_path / "run") is None
-    assert "the report cannot be written (File too large); make room, then `python -m agent report" in \
+    assert "the report cannot be written (File too large); make room, then `sluice report" in \
         capsys.readouterr().err
     assert sorted(p.name for p in (tmp_path / "run").glob("report*")) == []
     assert page.write(tmp_path / "run").exists()

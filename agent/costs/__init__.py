@@ -1,1 +1,1 @@
-"""What is known of stages, and what a setting would bring: pure functions."""
+"""What stages cost, and what rate a setting would bring: pure functions."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRequest:
-    """One stage: how many workers it may have, what they do and what they hold."""
+    """One stage: how many workers it may have, how fast they are, and how many bytes they hold."""
 
     name: str
     least: int
     most: int
     capacity: Callable[[int], float]
-    """Workers → rows a second. It need not rise all the way."""
+    """Number of workers → rows a second. The curve need not rise all the way."""
     worker_bytes: float = 0.0
 
 
@@ -24,14 +24,14 @@ class StageRequest:
 class Allocation:
     workers: Mapping[str, int]
     rows_per_s: float
-    """What the slowest stage does, at most the rate asked for."""
+    """The rate of the slowest stage, at most `enough`."""
 
 
 def allocate(requests: Sequence[StageRequest], *, enough: float = math.inf, memory: float = math.inf) -> Allocation:
-    """The highest rate up to `enough` whose workers fit in `memory`, with the fewest workers for it.
+    """Finds the highest rate up to `enough` whose workers fit in `memory`, with the fewest workers for it.
 
     A rate needs of each stage the smallest number of workers that reaches it, so what fits at a rate fits at each
-    lower one: a search over the rates that occur finds the best. If not even the lowest fits: the least of all."""
+    lower one: a search over the rates that occur finds the best. If not even the lowest fits, each gets its least."""
     curves = {r.name: [r.capacity(n) for n in range(r.least, r.most + 1)] for r in requests}
     peaks = [max(curve) for curve in curves.values()]
     top = min([enough, *peaks])

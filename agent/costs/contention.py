@@ -1,4 +1,4 @@
-"""How much of the machine others take, told by how long our threads wait for a core: `Contention`. Pure."""
+"""`Contention`: how much of the machine other programs take, by how long our threads wait for a core. Pure."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from dataclasses import dataclass
 
 from sluice.agent.costs.rates import PipelineRates
 
-_LEAST = 0.02  # cores in use below which waits for a core say nothing
-CONTENDED = 1.3  # times slower than with free cores: from here on others matter
+_LEAST = 0.02  # cores: with fewer in use, waits for a core say nothing
+CONTENDED = 1.3  # times slower than with free cores: from here on other programs matter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contention:
-    """Cores are shared fairly between all threads that want one. What we do to ourselves is left out."""
+    """Other programs' use of the cores, if all threads that want a core share them fairly. Our own crowding is left
+    out."""
 
     others: float = 0.0
-    """Threads of other programs that want a core on average."""
+    """How many threads of other programs want a core on average."""
     cores: float
-    """Cores that we get if we want one for as many threads as the others do, and as there are cores."""
+    """The cores that we get if we want one for as many threads as the others do, and as there are cores."""
     slow: float = 1.0
-    """Times slower than alone that one thread runs, if as many of ours as there are cores want one."""
+    """How many times slower than alone a thread runs, if as many of ours as there are cores want one."""
 
     @classmethod
     def of(cls, seen: PipelineRates) -> Contention:
         running, wanting, quota = seen.running, seen.wanting, seen.cpu_quota
         if running < _LEAST or quota <= 0 or wanting <= running:
             return cls(cores=quota)
-        # Fair shares: all who run wait as long as ours do, wanting / running. Where it is not told what the others run,
+        # Fair shares: all threads wait as long as ours do, wanting / running. Where nobody says what the others run,
         # they run all that we do not; but if we want fewer cores than there are, a wait may be chance as well.
         if seen.idle is None:
             others = max(0.0, quota * wanting / running - max(wanting, quota))

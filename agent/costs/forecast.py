@@ -1,4 +1,4 @@
-"""What a setting is expected to do and to need, as far as the stages are known: `Forecast`. Pure."""
+"""`Forecast`: the rate that a setting should bring and the memory it needs, as far as the stages are known. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sluice.agent.costs.stage_cost import StageCost
 from sluice.ingest.knobs import Knobs, Limits
 
 HEADROOM = 1.05  # capacity over what is needed, for the unevenness that averages hide
-MEMORY_TARGET = 0.9  # of the limit: what a choice may fill
+MEMORY_TARGET = 0.9  # share of the limit that a choice may fill
 HANDOVER_S = 20e-6  # processor seconds that an item costs from one stage's workers to the next one's
-_IN_HAND = 1.5  # times an item's bytes that a worker holds: what it makes, and part of what it makes it from
+_IN_HAND = 1.5  # times an item's bytes that a worker holds: its output, and part of its input
 _READ_AHEAD = 1.0  # items a reader may have finished and waiting
 _PREFETCH = 4.0  # batches that may wait for the trainer
-_LEAN, _WORTH_LEAN = 0.5, 1.05  # of what buffers ask for, where that brings so many times the rows
-_SHARE = 0.25  # of the memory limit: the most that one buffer asks for
+_LEAN, _WORTH_LEAN = 0.5, 1.05  # share of what buffers want, if that brings so many times the rows
+_SHARE = 0.25  # of the memory limit: the most that one buffer wants
 _PROCESS_BYTES = 50 * 2**20  # a worker process with numpy and pyarrow
 _MIB = 2**20
-_HALVINGS = 6  # of the range in which the best rate is looked for
+_HALVINGS = 6  # of the range in which the best rate is searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,23 +34,24 @@ class Forecast:
     knobs: Knobs
     limits: Limits
     services: Mapping[str, StageCost]
-    """The stages that have reported, fused ones as one. The others keep their workers, as nothing is known of them."""
+    """The stages that have reported, fused ones as one. Other stages keep their workers, as nothing is known of
+    them."""
     each: Mapping[str, StageCost]
-    """The same, fused ones each by itself."""
+    """The same stages, but fused ones separately."""
     cores: float
-    """Cores for everything, and `stage_cores` for the stages, as others want some too."""
+    """The cores for everything. The stages get `stage_cores`, as other programs want some too."""
     stage_cores: float
     other_cpu_s: float
-    """Processor seconds a row that no stage accounts for: the trainer's, on the same cores."""
+    """Processor seconds a row that no stage accounts for: those of the trainer, on the same cores."""
     demand: float
     """Rows a second that the trainer would take if it never waited."""
     base_bytes: float
     """Memory that neither a worker nor a buffer accounts for: windows being shuffled, the trainer, libraries."""
     memory_limit: int
     slow: float = 1.0
-    """Times that a core is slower than a free one, as others use it too."""
+    """How many times slower a core is than a free one, as other programs use it too."""
     buffers: float = 1.0
-    """Share of what the buffers would ask for that they get."""
+    """The share of the buffers' wanted bytes that they get."""
 
     @classmethod
     def of(cls, seen: PipelineRates, knobs: Knobs, limits: Limits, services: Mapping[str, StageCost], *,
@@ -60,14 +61,14 @@ class Forecast:
         empty = cls(knobs=knobs, limits=limits, services=_joined(known, knobs, limits), each=known, demand=demand,
                     base_bytes=0.0, memory_limit=seen.memory_limit, slow=pressure.slow, cores=seen.cpu_quota,
                     stage_cores=pressure.cores, other_cpu_s=other_cpu_s)
-        # A worker at work has an item in hand; a process holds its libraries, at work or not.
+        # A worker at work holds an item; a process holds its libraries, at work or not.
         in_hand = sum(min(seen.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
                       + knobs.workers[n] * empty._process_bytes(n) for n in empty.services if n in seen.stages)
         queued = sum(stage.queue_bytes for stage in seen.stages.values())
         return replace(empty, base_bytes=max(0.0, seen.memory_used - in_hand - queued))
 
     def capacity(self, name: str, workers: int) -> float:
-        """Rows a second that `workers` of a stage are expected to do on cores as they are."""
+        """The rows a second that `workers` of a stage are expected to do on cores as they are now."""
         service = self.services[name]
         waited_s = (self.slow - 1) * service.cpu_s(workers) if self.slow > 1 else 0.0
         return workers / (service.busy_s(workers) + waited_s)
@@ -77,18 +78,18 @@ class Forecast:
         return self.slow >= CONTENDED
 
     def cores_rate(self, workers: Mapping[str, int]) -> float:
-        """Rows a second for which the cores would do."""
+        """The rows a second for which the cores are enough."""
         stages = sum(s.cpu_s(workers[n]) for n, s in self.services.items())
         return min((cores / cpu_s for cores, cpu_s in ((self.cores, self.other_cpu_s + stages),
                                                        (self.stage_cores, stages)) if cores > 0 and cpu_s > 0),
                    default=math.inf)
 
     def rate(self, workers: Mapping[str, int]) -> float:
-        """Rows a second that this many workers are expected to bring."""
+        """The rows a second that this many workers are expected to bring."""
         return self.rate_around("", workers)
 
     def rate_around(self, name: str, workers: Mapping[str, int]) -> float:
-        """The same if the stage of that name were never the narrowest; it takes its cores all the same."""
+        """The same, if the stage of that name were never the narrowest; it takes its cores all the same."""
         return min([self.cores_rate(workers), self.demand,
                     *(self.capacity(n, workers[n]) for n in self.services if n != name)])
 
@@ -99,20 +100,19 @@ class Forecast:
         return min(bounds, key=lambda name: bounds[name])
 
     def memory(self, knobs: Knobs) -> float:
-        """Bytes that these knobs may come to need."""
+        """The bytes that these knobs may need at most."""
         held = sum(knobs.workers[n] * self._worker_bytes(n) for n in self.services)
         return self.base_bytes + held + knobs.read_ahead_bytes + knobs.prefetch_bytes
 
     def fits(self, knobs: Knobs) -> bool:
-        """Whether they leave the margin that a choice has to leave."""
+        """Whether the knobs leave the margin of memory that a choice has to leave."""
         return self.memory(knobs) <= MEMORY_TARGET * self.memory_limit
 
     def best(self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool = False) -> tuple[Knobs, float]:
-        """The knobs of the highest rate within the `ranges` and memory, and that rate.
+        """Finds the knobs of the highest rate within the `ranges` and memory, and that rate.
 
-        A stage with enough workers keeps them, unless the `fewest` are asked for. Buffers grow to what they need;
-        they shrink to it only where memory is `tight`, or would become so, and below it where workers in their place
-        bring more."""
+        A stage with enough workers keeps them, unless `fewest` is set. Buffers grow to what they need. They shrink to
+        that only where memory is `tight`, or would become so, and below it where workers in their place bring more."""
         found = self._best(ranges, fewest=fewest, tight=tight)
         if sum(ranges[n][1] * self._worker_bytes(n) for n in self.services) <= self._room:
             return found
@@ -145,7 +145,7 @@ class Forecast:
         return knobs, found.rows_per_s
 
     def switched(self, name: str, freed: Callable[[StageCost], StageCost]) -> Forecast:
-        """As if a stage ran on its other back end, by itself, and what it leaves behind on threads were `freed`."""
+        """The forecast if a stage ran on its other back end, by itself, and `freed` changed those left on threads."""
         service = self.each[name]
         other = next(b for b in self.limits.backends_of(name) if b != service.backend)
         left = {n: freed(s) for n, s in self.each.items() if service.backend == s.backend == "thread"}
@@ -154,27 +154,29 @@ class Forecast:
         return self._as(knobs, {**self.each, **left, name: service.on(other)})
 
     def fused(self, name: str) -> Forecast:
-        """As if the workers of the stage before did a stage's work: each item is handed over once less."""
+        """The forecast if the workers of the stage before did a stage's work: each item is handed over once less."""
         rows = self.each[name].item_rows
         saved_s = min(self.other_cpu_s, HANDOVER_S / rows) if rows else 0.0
-        saved = saved_s * self.rate(self.knobs.workers)  # in cores; they look like those of others
+        saved = saved_s * self.rate(self.knobs.workers)  # in cores; until now they counted as taken by others
         look = self._as(replace(self.knobs, fused=self.knobs.fused | {name}), self.each)
         return replace(look, other_cpu_s=self.other_cpu_s - saved_s,
                        stage_cores=min(self.cores, self.stage_cores + saved))
 
     def split(self, name: str) -> Forecast:
-        """As if a fused stage had workers of its own."""
+        """The forecast if a fused stage had workers of its own."""
         return self._as(replace(self.knobs, fused=self.knobs.fused - {name}), self.each)
 
     def _as(self, knobs: Knobs, each: Mapping[str, StageCost]) -> Forecast:
         return replace(self, knobs=knobs, each=each, services=_joined(each, knobs, self.limits))
 
     def _with_headroom(self, name: str, most: int) -> Callable[[int], float]:
-        """At the most workers there may be nothing is kept back: there is no more to have."""
+        """A stage's capacity less some headroom, except at the most workers that it may have: there is no more to
+        get."""
         return lambda n: self.capacity(name, n) / (HEADROOM if n < most else 1.0)
 
     def _allocate(self, requests: list[StageRequest], room: float) -> Allocation:
-        """Cores do for fewer rows where more workers make a row dearer, so a little less than all may be more."""
+        """Allocates workers. Where more workers make a row dearer, the cores are enough for fewer rows, so aiming a
+        little lower than the highest rate may bring more."""
         fewest = {**self.knobs.workers, **{r.name: r.least for r in requests}}
         enough = min(self.demand, max(self.cores_rate(self.knobs.workers), self.cores_rate(fewest)))
         found, low, high, share = [], 0.0, 1.0, 1.0
@@ -182,7 +184,7 @@ class Forecast:
             one = allocate(requests, enough=share * enough, memory=room)
             cores_rate = self.cores_rate({**self.knobs.workers, **one.workers})
             found.append(replace(one, rows_per_s=min(one.rows_per_s, cores_rate)))
-            if cores_rate >= one.rows_per_s:  # it is not the cores that hold it back
+            if cores_rate >= one.rows_per_s:  # the cores are not what limits it
                 low = share
             else:
                 high = share
@@ -193,12 +195,12 @@ class Forecast:
 
     @property
     def alone(self) -> Forecast:
-        """As if the cores that the stages get now stayed theirs, however few threads ask for them."""
+        """The forecast if the stages kept the cores that they get now, however few of their threads want them."""
         return replace(self, slow=1.0)
 
     @property
     def _room(self) -> float:
-        """Bytes for workers and what readers have finished."""
+        """The bytes that are left for workers and for what readers have finished."""
         room = MEMORY_TARGET * self.memory_limit - self.base_bytes
         return room - self._buffers(self.knobs.workers)["prefetch_bytes"]
 
@@ -210,7 +212,7 @@ class Forecast:
         return _IN_HAND * self.services[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
-        """Of a worker: a process for each stage whose work it does."""
+        """The bytes of a worker's processes: it has one for each stage whose work it does."""
         stages = sum(self.limits.head(self.knobs, n) == name for n in self.each)
         return stages * _PROCESS_BYTES if self.knobs.backend.get(name) == "process" else 0
 
@@ -218,7 +220,7 @@ class Forecast:
         return self._item_bytes(name) + self._process_bytes(name)
 
     def _buffers(self, workers: Mapping[str, int]) -> dict[str, int]:
-        """What the two buffers need, in whole MiB and within their limits."""
+        """The bytes that the two buffers need, in whole MiB and within their limits."""
         def item_bytes(name: str) -> float:
             return self.services[name].item_bytes if name in self.services else 0.0
 
@@ -233,7 +235,7 @@ class Forecast:
 
 
 def _joined(each: Mapping[str, StageCost], knobs: Knobs, limits: Limits) -> Mapping[str, StageCost]:
-    """Fused stages as one: the work of all whose workers are known."""
+    """Joins fused stages into one, with the work of all of them that are known."""
     found = {name: service for name, service in each.items() if name not in knobs.fused}
     for name in each.keys() - found.keys():
         head = limits.head(knobs, name)
@@ -243,9 +245,10 @@ def _joined(each: Mapping[str, StageCost], knobs: Knobs, limits: Limits) -> Mapp
 
 
 def what_if(look: Forecast) -> dict[str, Any]:
-    """Rows a second now, and expected with half and twice the cores, twice the memory, and a trainer that only takes.
+    """The rows a second now, and those expected with half or twice the cores, twice the memory, or no trainer that
+    limits them.
 
-    A case is left out where nothing tells what it would change (no limit on cores, nothing known of the demand)."""
+    A case is left out where its effect is unknown (no limit on cores, nothing known of the demand)."""
     ranges = look.limits.workers
 
     def best(case: Forecast) -> tuple[float, dict[str, int]]:

@@ -1,4 +1,4 @@
-"""What happened between two snapshots: `PipelineRates`. The only place where counters become rates."""
+"""Makes rates of two snapshots' counters: `PipelineRates`. No other place does so."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SATURATED = 0.92  # of the cores in use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRates:
-    """One stage over an interval."""
+    """The rates of one stage over an interval."""
 
     rows_per_s: float
-    """Rows passed on a second. Equal in all stages: a steady state."""
+    """Rows passed on per second. Equal in all stages: a steady state."""
     busy: float
-    """Workers at useful work on average. Near `workers`: the bottleneck; near 0: capacity to spare."""
+    """Workers doing useful work on average. Near `workers`: the bottleneck; near 0: capacity to spare."""
     cpu: float
-    """Cores used. Near `busy`: bound by processors; near 0: bound by a store."""
+    """Cores used. Near `busy`: processor-bound; near 0: bound by a store."""
     starved: float
     """Workers that waited for input on average. Near `workers`: the stages before are too slow."""
     blocked: float
@@ -28,16 +28,17 @@ class StageRates:
     workers: int
     queue_bytes: int
     core_wait: float = 0.0
-    """Workers that were ready to run and had no core, on average. As large as `cpu`: half the speed of free cores."""
+    """Workers that were ready to run and had no core, on average. If as large as `cpu`: half the speed of free
+    cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRates:
-    """The whole pipeline over an interval."""
+    """The rates of the whole pipeline over an interval."""
 
     seconds: float
     rows_per_s: float
-    """Rows that the consumer took a second: what tuning is for."""
+    """Rows that the consumer took per second: tuning is to raise this."""
     stall: float
     """Share of the consumer's time spent waiting for input. Near 1: input-bound; near 0: trainer-bound."""
     demand_rows_per_s: float | None
@@ -49,11 +50,11 @@ class PipelineRates:
     memory_limit: int
     stages: Mapping[str, StageRates]
     idle: float | None = None
-    """Cores without work, of those that may be used. Near 0: every core is wanted; None: not told."""
+    """Cores without work, of those that may be used. Near 0: every core is wanted; None: unknown."""
 
     @property
     def saturated(self) -> bool:
-        """No core is free."""
+        """Whether no core is free."""
         return self.cpu >= _SATURATED * self.cpu_quota
 
     @property
@@ -63,11 +64,11 @@ class PipelineRates:
 
     @property
     def wanting(self) -> float:
-        """Cores that they would use if each thread that is ready had one."""
+        """Cores that the stages would use if each thread that is ready had one."""
         return self.running + sum(stage.core_wait for stage in self.stages.values())
 
     def joined(self, knobs: Knobs, limits: Limits) -> PipelineRates:
-        """Fused stages as one: that whose workers do the work of all."""
+        """The same rates, with fused stages as one: the stage whose workers do the work of all."""
         stages: dict[str, StageRates] = {}
         for name, stage in self.stages.items():
             head = limits.head(knobs, name)
@@ -80,7 +81,8 @@ class PipelineRates:
 
 
 def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
-    """None if no time passed between them, or if a counter fell (another pipeline, or a restarted one)."""
+    """The rates between two snapshots; None if no time passed, or if a counter fell (another pipeline, or a restarted
+    one)."""
     seconds = later.at - earlier.at
     rows = later.rows - earlier.rows
     wait = later.consumer_wait_s - earlier.consumer_wait_s

@@ -1,8 +1,8 @@
 """Other shapes of a pipeline that may bring more: a stage on its other back end, stages fused or split. Pure.
 
-Whoever holds the interpreter's lock makes all threads wait for it, in whatever stage they are: the one to move is often
-not the narrowest. Its own curve tells where its workers wait for each other. Where only the others wait, a lock cannot
-be told from a store; what can be told is that it computes on about one core, which is all that a lock allows.
+A stage that holds the interpreter's lock makes the threads of all stages wait for it, so the stage to move is often
+not the narrowest. If its own workers wait for each other, its cost curve shows that. If only other stages wait, a
+lock looks like a store; but the stage then computes on about one core, which is all that a lock allows.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates, StageRates
 
-_HOLDS = 0.5  # of a core: a stage that computes less holds up nobody
+_HOLDS = 0.5  # of a core: a stage that computes less delays no other
 _ALONE = 1.15  # cores: those who need a lock do not compute side by side
 _WAITING = 1.0  # workers of others that wait for a store or a lock, on average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restructuring:
-    """What would come of one change at one stage."""
+    """The forecast for one change at one stage."""
 
     kind: str
     """switch, fuse or split."""
@@ -30,12 +30,12 @@ class Restructuring:
 
     @property
     def key(self) -> tuple[str, str]:
-        """By which it is remembered as tried."""
+        """The key under which the change is remembered as tried."""
         return self.stage, self.look.knobs.backend[self.stage] if self.kind == "switch" else self.kind
 
 
 def locked(look: Forecast) -> Iterator[Restructuring]:
-    """Stages whose workers wait for each other, the narrowest first."""
+    """The stages whose workers wait for each other, the narrowest first."""
     for name in _movable(look):
         if look.each[name].locked:
             yield Restructuring(kind="switch", stage=name, look=look.switched(name, lambda s: s.relieved()),
@@ -43,7 +43,7 @@ def locked(look: Forecast) -> Iterator[Restructuring]:
 
 
 def suspected(look: Forecast, since: PipelineRates) -> Iterator[Restructuring]:
-    """Stages on threads that may hold the lock for which the others wait, while cores are free."""
+    """The stages on threads that may hold the lock for which the others wait, while cores are free."""
     for name in _movable(look):
         if since.saturated or look.each[name].backend != "thread" or name not in since.stages:
             continue
@@ -55,7 +55,7 @@ def suspected(look: Forecast, since: PipelineRates) -> Iterator[Restructuring]:
 
 
 def fused(look: Forecast) -> Iterator[Restructuring]:
-    """Stages that the workers of the stage before could serve as well, where that may save cores."""
+    """The stages whose work the workers of the stage before could do as well, where that may save cores."""
     for name, before in look.limits.fusable.items():
         if name in look.services and before in look.each and look.limits.fits(look.knobs.backend, name):
             yield Restructuring(kind="fuse", stage=name, look=look.fused(name),
@@ -63,7 +63,7 @@ def fused(look: Forecast) -> Iterator[Restructuring]:
 
 
 def split(look: Forecast) -> Iterator[Restructuring]:
-    """Fused stages that could have workers of their own again."""
+    """The fused stages that could have workers of their own again."""
     for name in look.knobs.fused & look.each.keys():
         head = look.limits.head(look.knobs, name)
         if head == look.bottleneck():
@@ -72,7 +72,7 @@ def split(look: Forecast) -> Iterator[Restructuring]:
 
 
 def _movable(look: Forecast) -> list[str]:
-    """Stages that have another back end, the narrowest first."""
+    """The stages that have another back end, the narrowest first."""
     def capacity(name: str) -> float:
         head = look.limits.head(look.knobs, name)
         return look.capacity(head, look.knobs.workers[head])
@@ -81,5 +81,5 @@ def _movable(look: Forecast) -> list[str]:
 
 
 def _waiting(stage: StageRates) -> float:
-    """Workers at work without computing, nor waiting for a core."""
+    """How many workers are at work but neither compute nor wait for a core."""
     return max(0.0, stage.busy - stage.cpu - stage.core_wait)

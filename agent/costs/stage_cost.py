@@ -1,7 +1,7 @@
 """What one stage costs, learned from snapshots while it runs: `StageCost`. Pure: each observation makes a new one.
 
-Useful time a row, at each number of workers that was seen, is all there is to it. Useful time leaves waits for
-neighbours and for cores out, so a stage that idles tells as much as one that is the bottleneck.
+The model is the useful time a row at each number of workers that was seen. Useful time does not include waits for
+neighbours and for cores, so an idle stage teaches as much as the bottleneck does.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 
 from sluice.ingest.stats import StageStats
 
-_LEAST_ITEMS = 2  # fewer in an interval say little; the interval then goes on
+_LEAST_ITEMS = 2  # an interval with fewer goes on, as they say little
 _LEARNING = 0.25  # weight of a new observation once a point is settled
 _DRIFT = 1.5  # a cost this many times off is a surprise, and surprises add up (a cumulative sum, each way)
-_SLACK, _CLIP, _ALARM = 0.1, 0.8, 1.7  # of the cost's logarithm: no surprise, the most of one, a changed workload
-_FORGET = 0.99  # by which the largest item seen fades with each observation
-_FLAT = 0.98  # two settings that differ by less: something else bounds the stage, and so it does between them
+_SLACK, _CLIP, _ALARM = 0.1, 0.8, 1.7  # of the cost's logarithm: no surprise, the largest surprise, a changed workload
+_FORGET = 0.99  # factor by which the largest item seen fades with each observation
+_FLAT = 0.98  # two settings with almost the same rate: something else bounds the stage, also between them
 _STEEP = 2.0  # times dearer with more workers: there may be a kink before
-_RELIEVED = 1.15  # times the cost with fewest workers: dearer, and the lock may have been why
-_LEAST_WAIT = 0.1  # of the cost, that no stage gets rid of
-_LOCKED = 1.5  # times dearer with more workers, and that by waiting: they wait for each other
+_RELIEVED = 1.15  # times the cost with fewest workers: if dearer, the lock may have been the cause
+_LEAST_WAIT = 0.1  # of the cost: waiting that no stage gets rid of
+_LOCKED = 1.5  # times dearer with more workers, because of waiting: they wait for each other
 
 
 def between(few: int, many: int) -> int:
-    """Half-way by ratio; the few themselves if there is nothing between."""
+    """The number half-way between two numbers of workers, by ratio; `few` itself if there is nothing between."""
     return min(max(few + 1, math.isqrt(few * many)), max(few, many - 1))
 
 
@@ -39,7 +39,7 @@ class Point:
     busy_s: float
     cpu_s: float
     variance: float = 0.0
-    """Of the observations' relative error."""
+    """The variance of the observations' relative error."""
     seen: int = 1
 
     @property
@@ -63,33 +63,33 @@ class StageCost:
 
     name: str
     points: Mapping[int, Point] = field(default_factory=dict)
-    """Workers → cost of a row. Empty: the stage has not reported yet, and nothing is planned for it."""
+    """Number of workers → cost of a row. Empty: the stage has not reported yet, and nothing is planned for it."""
     item_bytes: float = 0.0
-    """Bytes of an item, from the larger ones seen. What a worker has in hand."""
+    """Bytes of an item, from the larger ones seen: what a worker holds while it works."""
     item_rows: float = 0.0
-    """Rows of an item, lately."""
+    """Rows of an item lately."""
     drifts: int = 0
-    """Times that the workload was seen to change."""
+    """How many times the workload was seen to change."""
     residual: float = 0.0
-    """How far expected costs lately were from those observed, as a share; those at a setting not seen before count."""
+    """How far expected costs lately were off from observed ones, as a share. Only settings not seen before count."""
     age: int = 0
-    """Snapshots since it last learned. Large: it idles, or hardly moves."""
+    """Snapshots since the model last learned. Large: the stage idles, or hardly moves."""
     backend: str = ""
     elsewhere: Mapping[str, Mapping[int, Point]] = field(default_factory=dict)
-    """Points of the back ends that it left."""
+    """The points of back ends that the stage has left."""
     _anchor: StageStats | None = None  # counters where the present observation began
     _surprise: float = 0.0  # added up; above 0 for a dearer row, below for a cheaper
 
     def observe(self, now: StageStats, saturated: bool) -> StageCost:
-        """`saturated`: no core was free. Where waits for a core are not counted, part of what looks like useful time
-        was one."""
+        """Learns from one more snapshot of the stage. `saturated` says that no core was free: where waits for a core
+        are not counted, part of what looks like useful time was such a wait."""
         then = self._anchor
         if now.backend != self.backend:
             left = {**self.elsewhere, self.backend: self.points} if self.points else self.elsewhere
             return replace(self, backend=now.backend, points=left.get(now.backend, {}), _anchor=now, _surprise=0.0,
                            elsewhere={b: points for b, points in left.items() if b != now.backend})
         if then is None or then.workers != now.workers or now.items < then.items:
-            return replace(self, _anchor=now)  # what was under way during a resize belongs to neither setting
+            return replace(self, _anchor=now)  # work begun before a resize belongs to neither setting
         items, rows = now.items - then.items, now.rows - then.rows
         core_wait_s, cpu_s = now.core_wait_s - then.core_wait_s, now.cpu_s - then.cpu_s
         busy_s = max(now.busy_s - then.busy_s - core_wait_s, min(cpu_s, now.busy_s - then.busy_s))
@@ -121,7 +121,7 @@ class StageCost:
                        points={n: point.scaled(off, cpu_off) for n, point in self.points.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """What was learned, for JSON; the observation that is under way is left out."""
+        """What was learned, for JSON, without the unfinished observation."""
         return {"backend": self.backend, "item_bytes": self.item_bytes, "residual": self.residual,
                 "points": _plain(self.points), "elsewhere": {b: _plain(points) for b, points in self.elsewhere.items()}}
 
@@ -132,35 +132,36 @@ class StageCost:
                    elsewhere={b: _points(points) for b, points in values["elsewhere"].items()})
 
     def on(self, backend: str) -> StageCost:
-        """As it is expected to be on another back end: as seen there, else as its fewest workers here, who hardly
-        disturb each other."""
+        """The stage as expected on another back end: as seen there, or else as with its fewest workers here, which
+        hardly disturb each other."""
         least = min(self.points)
         points = self.elsewhere.get(backend) or {least: self.points[least]}
         return replace(self, backend=backend, points=points)
 
     def joined(self, other: StageCost) -> StageCost:
-        """Both, as the same workers do the work of both."""
+        """Two stages as one, whose workers do the work of both."""
         counts = {*self.points, *other.points}
         return replace(self, item_bytes=max(self.item_bytes, other.item_bytes), points={
             n: Point(busy_s=self.busy_s(n) + other.busy_s(n), cpu_s=self.cpu_s(n) + other.cpu_s(n)) for n in counts})
 
     def relieved(self) -> StageCost:
-        """As if its workers no longer disturbed each other: a stage that held the same lock has left it."""
+        """The stage if its workers no longer disturbed each other, as a stage that held the same lock has moved
+        away."""
         least = self.points[min(self.points)]
         return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= _RELIEVED * least.busy_s})
 
     def stale(self) -> StageCost:
-        """As known, but the next that is seen of a setting counts for all before."""
+        """The same model, but the next observation at a setting replaces all earlier ones."""
         return replace(self, points={n: replace(p, seen=0) for n, p in self.points.items()})
 
     def unhindered(self) -> StageCost:
-        """As if it hardly waited: for nobody who holds a lock, nor for a store."""
+        """The stage if it hardly waited, neither for a lock nor for a store."""
         return replace(self, points={n: replace(p, busy_s=max(p.cpu_s, _LEAST_WAIT * p.busy_s))
                                      for n, p in self.points.items()})
 
     @property
     def locked(self) -> bool:
-        """More workers made a row dearer, and what was added is waiting: they wait for each other."""
+        """Whether the workers wait for each other: more of them made a row dearer, and the added time is waiting."""
         least = self.points[min(self.points)]
         return any(p.busy_s >= _LOCKED * least.busy_s and p.wait_s - least.wait_s >= 0.5 * (p.busy_s - least.busy_s)
                    for p in self.points.values())
@@ -174,19 +175,19 @@ class StageCost:
 
     @property
     def efficiency(self) -> float:
-        """How much of their due the workers added last brought: 1 all of it, near 0 hardly anything."""
+        """How much of their fair share the workers added last brought: 1 means all of it, near 0 hardly anything."""
         *_, before, last = sorted(self.points) if len(self.points) > 1 else (0, 0)
         return min(1.0, self.points[before].busy_s / self.points[last].busy_s) if last else 1.0
 
     def cpu_s(self, workers: int) -> float:
-        """Processor seconds a row that are expected among `workers`, as `busy_s` takes them from what was seen."""
+        """The expected processor seconds a row with `workers`, interpolated as in `busy_s`."""
         return self._between(workers, lambda point: point.cpu_s)
 
     def busy_s(self, workers: int) -> float:
-        """Useful seconds a row that a worker is expected to need among `workers`.
+        """The useful seconds a row that a worker is expected to need when there are `workers`.
 
-        Between two settings seen: on the line between them. Above all: on along the last slope, which is the curve of
-        a stage part of which cannot run side by side. Below all: as in the smallest seen."""
+        Between two settings seen, the value lies on the line between them. Above all settings it follows the last
+        slope, the curve of a stage part of which cannot run in parallel. Below all it is that of the smallest seen."""
         return self._between(workers, lambda point: point.busy_s)
 
     def _between(self, workers: int, cost: Callable[[Point], float]) -> float:
@@ -206,20 +207,20 @@ class StageCost:
         return cost(self.points[low]) + slope * (workers - low)
 
     def capacity(self, workers: int) -> float:
-        """Rows a second that `workers` are expected to do while fed, with room to put them, and with free cores."""
+        """The rows a second that `workers` are expected to do with enough input, room for output, and free cores."""
         return workers / self.busy_s(workers)
 
     def unbent(self, workers: int) -> StageCost:
-        """As so many would be at best: as if nothing bent the curve since the last setting below."""
+        """The best that so many workers could be: as if the curve did not bend after the last setting seen below."""
         below = max((n for n in self.points if n <= workers), default=min(self.points))
         return replace(self, points={below: self.points[below]})
 
     def hopes(self, cores: float, worth: float) -> dict[int, float]:
-        """Numbers of workers not seen yet at which there may be more than anywhere seen, and what they could do.
+        """Numbers of workers not seen yet that may bring more than any seen, and the rates that they could reach.
 
         A curve has one peak, and perhaps a kink before it, so a better setting lies beside the best one seen, or below.
-        Between two settings costs grow evenly by ratio, or with a kink that may be the greater the further they are
-        apart. Fewer than ever seen are `worth` a look where workers may be in each other's way."""
+        Between two settings costs grow evenly by ratio, or with a kink that may be larger the further they are
+        apart. Fewer workers than ever seen are `worth` a try where workers may be in each other's way."""
         seen = sorted(self.points)
         best = max(seen, key=self.capacity)
         at = seen.index(best)
@@ -228,7 +229,7 @@ class StageCost:
             if _FLAT < self.capacity(few) / self.capacity(many) < 1 / _FLAT or (
                     many < best and self.busy_s(many) < _STEEP * self.busy_s(few)):
                 continue
-            # With fewer than this not even the best of curves would bring more.
+            # With fewer workers than this, not even the best curve would bring more.
             least = max(few + 1, math.ceil(worth * self.capacity(best) / self.capacity(few) * few))
             count = between(least - 1, many)
             while count > least and self._kinked(few, many, count) < worth * self.capacity(best):
@@ -240,12 +241,12 @@ class StageCost:
         return hopes
 
     def _kinked(self, few: int, many: int, workers: int) -> float:
-        """Capacity between two settings if costs grow evenly by ratio but for a kink."""
+        """The capacity between two settings if costs grow evenly by ratio, except for a kink."""
         power = math.log(self.busy_s(many) / self.busy_s(few)) / math.log(many / few)
         return math.sqrt(many / few) * workers / (self.busy_s(few) * math.pow(workers / few, power))
 
     def waiting(self, workers: int) -> float:
-        """The share of useful time that is spent waiting for a store: 1 latency-bound, 0 processor-bound."""
+        """The share of useful time that is spent waiting for a store. 1: latency-bound; 0: processor-bound."""
         point = self._nearest(workers)
         return point.wait_s / point.busy_s
 

@@ -1,1 +1,1 @@
-"""Policies judged, simulated and live."""
+"""Evaluates policies, in the simulator and on live pipelines."""

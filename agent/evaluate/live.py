@@ -1,4 +1,4 @@
-"""Policies on live pipelines beside fixed settings: `contest`, and how it is scored.
+"""Compares policies on live pipelines with fixed settings: `contest`, and how it is scored.
 
 The settings of a set-up are surveyed once each, and each policy tunes a pipeline of its own from one worker a stage.
 Then arms take turns on one pipeline, each round in another order: as many workers as `cores`, the `best` setting
@@ -24,8 +24,8 @@ from sluice.agent.tunable import Policy, Tunable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 
-COUNTS = 1.5  # times `cores`: less of a spread says little
-FED = 0.01  # of the trainer's time spent waiting: it is the bottleneck
+COUNTS = 1.5  # times `cores`: a smaller spread says little
+FED = 0.01  # share of the trainer's time spent waiting: up to this, the trainer is the bottleneck
 _DRAWS = 4000
 _FIXED = ("cores", "best", "best again", "lean")
 
@@ -53,7 +53,7 @@ class Bench(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one setting did once."""
+    """What one setting did in one turn."""
 
     rows_per_s: float
     stall: float
@@ -70,19 +70,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Where a policy arrived."""
+    """The setting at which a policy arrived, and how."""
 
     knobs: Knobs
     changes: tuple[float, ...]
-    """When it changed something, in seconds from the start."""
+    """The moments of its changes, in seconds from the start."""
     cost: float
-    """Share of a core that looking and deciding took."""
+    """The share of a core that looking and deciding took."""
     frozen: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of the gain that the best setting brings over `cores`."""
+    """The share of the gain that the best setting brings over `cores`, with its 95 % interval."""
 
     value: float
     low: float
@@ -106,21 +106,21 @@ class Contest:
 
     @property
     def spread(self) -> float:
-        """The best setting, measured again, over `cores`."""
+        """The rate of the best setting, measured again, over that of `cores`."""
         return self._mean("best", "rows_per_s") / self._mean("cores", "rows_per_s")
 
     def score(self, arm: str) -> Score:
         return score(*([t.rows_per_s for t in self.arms[name]] for name in (arm, "cores", "best")))
 
     def cpu_ratio(self, arm: str) -> float | None:
-        """Cores that an arm used over what the leanest setting did that keeps the trainer fed, if one does."""
+        """The cores that an arm used over those of the leanest setting that keeps the trainer fed, if there is one."""
         return self._mean(arm, "cpu") / self._mean("lean", "cpu") if "lean" in self.arms else None
 
     def _mean(self, arm: str, what: str) -> float:
         return statistics.fmean(getattr(turn, what) for turn in self.arms[arm])
 
     def to_dict(self) -> dict[str, Any]:
-        """What the last line says of it."""
+        """The figures that the program's last line reports."""
         found = {}
         for name, settled in self.settled.items():
             own = self.score(name)
@@ -147,14 +147,14 @@ def score(arm: Sequence[float], cores: Sequence[float], best: Sequence[float]) -
     gain = statistics.fmean(best) - statistics.fmean(cores)
     if gain <= 0:
         return Score(math.nan, math.nan, math.nan)
-    some = means[2] > means[1]  # draws in which the best is no better say nothing
+    some = means[2] > means[1]  # draws in which the best setting is no better say nothing
     shares = (means[0][some] - means[1][some]) / (means[2][some] - means[1][some])
     low, high = np.percentile(shares, [2.5, 97.5])
     return Score((statistics.fmean(arm) - statistics.fmean(cores)) / gain, float(low), float(high))
 
 
 def settle(bench: Bench, policy: Policy, seconds: float, clock: Callable[[], float] = time.monotonic) -> Settled:
-    """A policy tunes a pipeline for so long."""
+    """Lets a policy tune a pipeline for so many seconds."""
     changes: list[float] = []
     began = clock()
 
@@ -165,7 +165,7 @@ def settle(bench: Bench, policy: Policy, seconds: float, clock: Callable[[], flo
     with Controller(bench.tunable, policy, record=record) as controller:
         bench.run(seconds)
     knobs, backends = bench.tunable.knobs, bench.tunable.limits.backends
-    # What knobs do not name stays as another arm left it.
+    # Settings that knobs do not name stay as another arm left them.
     knobs = replace(knobs, backend={n: knobs.backend.get(n, some[0]) for n, some in backends.items()})
     return Settled(knobs, tuple(changes), controller.cost_s / max(1e-9, clock() - began),
                    controller.frozen)
@@ -173,7 +173,7 @@ def settle(bench: Bench, policy: Policy, seconds: float, clock: Callable[[], flo
 
 def contest(open_bench: Callable[[], Bench], settings: Sequence[str], policies: Mapping[str, Policy], *, rounds: int,
             seconds: float, settle_s: float) -> Contest:
-    """One set-up from survey to the last round."""
+    """Runs one set-up from the survey to the last round."""
     settled = {}
     for name, policy in policies.items():
         if name in _FIXED:
@@ -200,13 +200,13 @@ def contest(open_bench: Callable[[], Bench], settings: Sequence[str], policies: 
 
 
 def _cores(bench: Bench) -> Knobs:
-    """As many workers as cores everywhere."""
+    """The knobs with as many workers as cores in every stage."""
     alone, count = bench.setting(""), max(1, int(bench.tunable.snapshot().cpu_quota))
     return bench.tunable.limits.clamp(alone.with_workers(**dict.fromkeys(alone.workers, count)))
 
 
 def table(contests: Mapping[str, Contest]) -> str:
-    """For a person: one line a policy and set-up."""
+    """The results as a person reads them: one line for each policy and set-up."""
     head = (f"{'live set-up':18}{'best setting':34}{'÷ cores':>8}  {'policy':10}{'score (95 %)':>22}{'same twice':>15}"
             f"{'changes':>9}{'last':>8}{'CPU ÷ lean':>12}")
     lines = [head]

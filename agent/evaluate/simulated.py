@@ -55,12 +55,12 @@ class EvaluationTask:
     policies: tuple[str, ...]
     seed: int
     bare: bool
-    """Without the governor as well."""
+    """Whether policies also run without the governor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one policy made of one scenario with one seed."""
+    """The result of one policy in one scenario with one seed."""
 
     scenario: str
     family: str
@@ -70,13 +70,13 @@ class Row:
     end: float
     killed: bool
     failed: tuple[str, ...]
-    """Conditions of the scenario that it missed, with the value it had."""
+    """The scenario's conditions that the policy missed, with the values that it reached."""
     bare_score: float | None
     bare_killed: bool
 
 
 def work(task: EvaluationTask) -> list[Row]:
-    """Runs in a process of its own."""
+    """Runs one task; it is called in a separate process."""
     best = reference(task.scenario, seed=task.seed)
     rows = []
     for name in task.policies:
@@ -100,7 +100,7 @@ def work(task: EvaluationTask) -> list[Row]:
 
 def tasks(policies: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int,
           pipelines: int) -> list[EvaluationTask]:
-    """The scenarios with every seed, and so many held-out pipelines of each family, each a seed of its own."""
+    """The scenarios with every seed, and `pipelines` held-out pipelines of each family, each with a seed of its own."""
     found = [EvaluationTask(scenario, tuple(policies), seed,
                             bare=seed == 0) for scenario in scenarios for seed in range(seeds)]
     found += [EvaluationTask(held_out(i, changing=changing), tuple(policies), i, bare=i % seeds == 0)
@@ -109,7 +109,7 @@ def tasks(policies: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int,
 
 
 def measure(todo: Sequence[EvaluationTask], *, processes: int, progress: Callable[[int, int], None]) -> list[Row]:
-    """All rows, on so many processes."""
+    """Runs all tasks on so many processes, and returns all rows."""
     rows: list[Row] = []
     if processes <= 1:
         for i, task in enumerate(todo):
@@ -163,7 +163,7 @@ def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
 
 
 def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What the last line says of each policy."""
+    """The figures that the program's last line reports of each policy."""
     found = {}
     for policy in policies:
         own = [r for r in rows if r.policy == policy]
@@ -184,7 +184,7 @@ def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str,
 
 
 def missed(rows: Sequence[Row], policies: Sequence[str]) -> list[str]:
-    """The conditions that were missed, by policy and scenario (with the first seed that did)."""
+    """The conditions that were missed, by policy and scenario (with the first seed that missed them)."""
     lines = []
     for policy in policies:
         for row in sorted(rows, key=lambda r: (r.scenario, r.seed)):

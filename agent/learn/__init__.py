@@ -1,1 +1,1 @@
-"""Teaches the learned policies: no run imports it."""
+"""Teaches the learned policies. No run imports this folder."""

@@ -1,4 +1,4 @@
-"""Adam's update, written out: torch's own brings its compiler along."""
+"""Adam's update, written out here because torch's own imports its compiler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Adam:
         self._mean, self._square = ([w.detach() * 0 for w in weights] for _ in range(2))
 
     def step(self, gradients: Iterable[Any], slower: float = 1.0) -> None:
-        """One step, at this share of the rate."""
+        """Makes one step; `slower` is the share of the rate at which it is made."""
         self._count += 1
         for weight, gradient, mean, square in zip(self.weights, gradients, self._mean, self._square, strict=True):
             mean.lerp_(gradient, 0.1)

@@ -1,11 +1,11 @@
 """How `auto` learns what its candidates are worth: `collect` tries them out in pairs, `fit` makes the networks.
 
-At some moments of a random pipeline's life each candidate is tried from the same state with the same chance, and the
-planner goes on from there: the target is what it brought beside the planner's own choice. The moments are those that
-the policy of the last round gets into, which leaves the planner's choice as `auto` does: once in a while, and with the
+At some moments of a random pipeline's life each candidate is tried from the same state with the same random numbers,
+and the planner goes on from there: the target is what it brought compared with the planner's own choice. The moments
+are those that the last round's policy gets into. It leaves the planner's choice as `auto` does: rarely, and with the
 caution of kinds that were never tried on a machine (`sluice.agent.policies.learned.residual`). Which bound is cautious
-enough is
-settled on what is foretold of pipelines that the networks were not trained on; in the end whole pipelines must gain.
+enough is settled by predictions for pipelines that the networks were not trained on; in the end whole pipelines must
+gain.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ HORIZON = 20  # intervals that a try lasts, a second each: `TRIAL_S`
 _UNTRIED = Residual().correction
 PRICE_OF_CORES = 0.01  # of the rows, for all cores busy
 _EARLY, _AFTER = 14, 20  # intervals after the start, and after a change, at which most is decided
-_OFTEN, _SELDOM = 0.45, 0.05  # chance of a moment to be tried out then, and else
-_CLIP = 0.5  # a larger advantage counts as this: what is clear need not be exact
-_FOLDS = 4  # each part of the pipelines is foretold from the others, to settle the bound
+_OFTEN, _SELDOM = 0.45, 0.05  # chance that a moment is tried out then, and at other times
+_CLIP = 0.5  # a larger advantage counts as this: a clear one need not be exact
+_FOLDS = 4  # each part of the pipelines is predicted from the others, to settle the bound
 _STEPS, _BATCH, _RATE = 1200, 256, 3e-3
 _SPREADS, _MARGINS = (0.5, 1.0, 2.0, 3.0), (0.0, 0.005, 0.01, 0.02, 0.04, 0.08)
 _PROOF = 32  # whole pipelines, not trained on, that must gain by the result
@@ -44,7 +44,7 @@ _CHUNK = 4  # pipelines whose tries lie in one file
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One row for each candidate that was tried; those of one moment have one `moment`."""
+    """One row for each candidate that was tried; rows of the same moment have the same number in `moment`."""
 
     stages: np.ndarray
     count: np.ndarray
@@ -55,7 +55,7 @@ class Samples:
 
     @classmethod
     def join(cls, parts: Sequence[Samples]) -> Samples:
-        """Moments are numbered anew, so that none are taken together."""
+        """Joins several sets. Moments are numbered anew, so that different ones stay apart."""
         firsts = np.cumsum([0, *(int(p.moment.max(initial=-1)) + 1 for p in parts[:-1])])
         columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)}
         columns["moment"] = np.concatenate([p.moment + first for p, first in zip(parts, firsts, strict=True)])
@@ -88,12 +88,12 @@ class Samples:
 
 
 def collect(pipelines: Iterable[int], judge: Advantage | None, seed: int) -> Samples:
-    """Tries candidates out along the life of these pipelines under the policy with that judge (None: the planner)."""
+    """Tries candidates out during the life of these pipelines under the policy with that judge (None: the planner)."""
     environment, rows, moment = Tuning(), [], 0
     for pipeline in pipelines:
         random = np.random.default_rng((5, seed, pipeline))
         environment.reset(seed=seed, options={"pipeline": pipeline})
-        free = 0.0  # from when on the planner may be left again
+        free = 0.0  # the time from which the planner's choice may be left again
         starts = [0.0, *(c.at for c in environment.scenario.changes)]
         while environment.simulator.now < environment.scenario.seconds - HORIZON:
             found, now = environment.found, environment.simulator.now
@@ -111,7 +111,7 @@ def collect(pipelines: Iterable[int], judge: Advantage | None, seed: int) -> Sam
 
 
 def _gains(environment: Tuning, tried: Sequence[tuple[float, float]]) -> list[float]:
-    """Of each but the first, as a share of what the first brought; busy cores have their price."""
+    """The gain of each try but the first, as a share of what the first brought; busy cores have their price."""
     cores = environment.simulator.truth.machine.cores * HORIZON * environment.scenario.interval_s
     values = [rows - PRICE_OF_CORES * used / cores * tried[0][0] for rows, used in tried]
     unit = max(tried[0][0], 0.02 * environment.unit * HORIZON * environment.scenario.interval_s)
@@ -120,7 +120,7 @@ def _gains(environment: Tuning, tried: Sequence[tuple[float, float]]) -> list[fl
 
 def teach(pipelines: int, rounds: int, seed: int, work: Path, *, processes: int,
           tell: Callable[[str], None]) -> tuple[Advantage, Samples]:
-    """`auto`'s networks. What lies in `work` already is not tried out again."""
+    """Trains `auto`'s networks. What lies in `work` already is not tried out again."""
     work.mkdir(parents=True, exist_ok=True)
     judge, parts = None, []
     for number in range(rounds):
@@ -141,7 +141,8 @@ def teach(pipelines: int, rounds: int, seed: int, work: Path, *, processes: int,
 
 
 def proven(judge: Advantage, pipelines: Iterable[int]) -> float:
-    """What whole pipelines gain by it over the planner, less 1.65 standard errors: moments add up to less."""
+    """What whole pipelines gain by these networks over the planner, less 1.65 standard errors. Gains at single moments
+    add up to less."""
     gains = []
     for number in pipelines:
         scenario = training(number)
@@ -169,7 +170,8 @@ def _chunk(one: tuple[list[int], Advantage | None, int, Path]) -> None:
 
 
 def fit(samples: Samples, seed: int) -> Advantage:
-    """The networks, with the caution that the pipelines kept apart call for. One seed, one result."""
+    """Fits the networks, with the caution that the pipelines kept apart require. The same seed gives the same
+    result."""
     import torch
 
     threads = torch.get_num_threads()
@@ -210,7 +212,7 @@ def _train(samples: Samples, seed: int) -> dict[str, np.ndarray]:
 
 
 def forward(w: Mapping[str, Any], stages: Any, present: Any, whole: Any) -> Any:
-    """What `Advantage.of` does, for many at once: member × row."""
+    """Does what `Advantage.of` does, for many rows at once; returns member × row."""
     import torch
 
     hidden = torch.relu(torch.einsum("mbsi,mij->mbsj", stages, w["stage_weight"]) + w["stage_bias"][:, None, None])
@@ -223,7 +225,7 @@ def forward(w: Mapping[str, Any], stages: Any, present: Any, whole: Any) -> Any:
 
 
 def _caution(unseen: np.ndarray, samples: Samples) -> tuple[float, float]:
-    """The spread and margin that bring most for certain in pipelines not trained on; NEVER if none brings anything."""
+    """The spread and margin with the largest certain gain in pipelines not trained on; NEVER if none brings any."""
     brought = {(spread, margin): _certain(samples, unseen.mean(0) - spread * unseen.std(0) - margin + _UNTRIED)
                for spread in _SPREADS for margin in _MARGINS}
     best = max(brought, key=lambda pair: brought[pair])
@@ -231,7 +233,7 @@ def _caution(unseen: np.ndarray, samples: Samples) -> tuple[float, float]:
 
 
 def _certain(samples: Samples, bounds: np.ndarray) -> float:
-    """What choosing by these bounds brings a moment, less 1.65 standard errors (over pipelines)."""
+    """The mean gain a moment of choosing by these bounds, less 1.65 standard errors (over pipelines)."""
     _, first = np.unique(samples.moment, return_index=True)
     gains, pipelines = chosen_gains(samples, bounds), samples.pipeline[first]
     means = np.array([gains[pipelines == p].mean() for p in np.unique(pipelines)])
@@ -239,7 +241,7 @@ def _certain(samples: Samples, bounds: np.ndarray) -> float:
 
 
 def chosen_gains(samples: Samples, bounds: np.ndarray) -> np.ndarray:
-    """Of each moment: the gain of the candidate with the highest bound above 0, else 0."""
+    """For each moment, the gain of the candidate with the highest bound above 0, or else 0."""
     gains = []
     for moment in np.unique(samples.moment):
         rows = np.flatnonzero(samples.moment == moment)
@@ -249,7 +251,7 @@ def chosen_gains(samples: Samples, bounds: np.ndarray) -> np.ndarray:
 
 
 def predict(weights: Mapping[str, np.ndarray], samples: Samples) -> np.ndarray:
-    """Member × row: the gains that the networks expect."""
+    """The gains that the networks expect: member × row."""
     import torch
 
     present = torch.arange(STAGES)[None, :] < torch.from_numpy(samples.count)[:, None]
@@ -260,7 +262,7 @@ def predict(weights: Mapping[str, np.ndarray], samples: Samples) -> np.ndarray:
 
 
 def save(advantage: Advantage, path: Path, told: Mapping[str, str]) -> None:
-    """As safetensors, with what made it (command, seed, table) in the metadata."""
+    """Saves the networks as safetensors, with what made them (command, seed, table) in the metadata."""
     from safetensors.numpy import save_file
 
     part = path.with_suffix(".part")

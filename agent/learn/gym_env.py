@@ -1,6 +1,6 @@
-"""Simulated pipelines as a gymnasium environment: `Tuning`. An action is a kind of candidate, a step one decision.
+"""Simulated pipelines as a gymnasium environment: `Tuning`. An action is a kind of candidate, and a step one decision.
 
-Where a kind is not to be had, or brings what the planner would do, its action is the planner's choice. The reward is
+Where a kind is not available, or equals what the planner would do, its action is the planner's choice. The reward is
 what the trainer took in the interval, in units of the pipeline's best rate.
 """
 
@@ -21,12 +21,12 @@ from sluice.agent.simulator.physics import steady
 from sluice.agent.simulator.random_pipelines import HELD_OUT_SEEDS, training
 from sluice.agent.simulator.scenario import Scenario
 
-STAGES = 9  # places; a shorter pipeline leaves the last ones 0
+STAGES = 9  # places for stages; a shorter pipeline leaves the last ones 0
 _BOUND = 100.0
 
 
 class Tuning(gymnasium.Env[np.ndarray, np.int64]):
-    """`reset(seed=n)` is a random pipeline of the training family (or of `scenario`, a seed → pipeline)."""
+    """The environment. `reset(seed=n)` starts a random pipeline of the training family, or `scenario(n)`."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  as gymnasium has it
 
@@ -63,7 +63,7 @@ class Tuning(gymnasium.Env[np.ndarray, np.int64]):
         return self._observation(), reward, self.simulator.killed, late, {"kind": chosen.kind}
 
     def take(self, chosen: Candidate) -> float:
-        """Does it and lets an interval pass: rows that the trainer took."""
+        """Carries out a candidate and lets an interval pass; returns the rows that the trainer took."""
         before = self.simulator.consumed
         if chosen.knobs != self.simulator.knobs:
             self.simulator.apply(chosen.knobs)
@@ -71,7 +71,8 @@ class Tuning(gymnasium.Env[np.ndarray, np.int64]):
         return self.simulator.consumed - before
 
     def try_out(self, chosen: Candidate, intervals: int) -> tuple[float, float]:
-        """Rows and processor seconds if it were done now and the planner went on; this pipeline stays as it is."""
+        """The rows and processor seconds if a candidate were chosen now and the planner went on; this pipeline does not
+        change."""
         other = copy.copy(self)
         other.simulator = self.simulator.fork()
         rows, used, state = other.take(chosen), -self.simulator.used_s, chosen.state

@@ -43,7 +43,7 @@ _GAIN_SCALE = 5.0
 
 @dataclass(slots=True)
 class Replay:
-    """What was lived through, the oldest forgotten first."""
+    """A memory of past decisions; the oldest are forgotten first."""
 
     inputs: np.ndarray
     steps: np.ndarray
@@ -65,7 +65,7 @@ class Replay:
         self.count += 1
 
     def sample(self, random: np.random.Generator) -> Iterator[np.ndarray]:
-        """Some of it, with the stages' places shuffled: which stage comes first means nothing."""
+        """Draws some of them, with the stages' places shuffled, as the order of stages means nothing."""
         rows = random.integers(min(self.count, len(self.rewards)), size=(_BATCH, 1))
         places = random.permuted(np.tile(np.arange(STAGES), (_BATCH, 1)), axis=1)
         wide = np.concatenate([places, np.tile(np.arange(STAGES, INPUTS), (_BATCH, 1))], axis=1)
@@ -74,7 +74,8 @@ class Replay:
 
 
 def learn(decisions: int, seed: int, *, model_latency: bool = True) -> tuple[Any, float]:
-    """The trained network and its mean reward over the last fifth of the decisions. One seed, one result."""
+    """The trained network and its mean reward over the last fifth of the decisions. The same seed gives the same
+    result."""
     import torch
 
     threads = torch.get_num_threads()

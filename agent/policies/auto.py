@@ -2,14 +2,14 @@
 
 At each decision the planner proposes (`sluice.agent.policies.learned.candidates`), a learned advantage
 (`sluice.agent.policies.learned.advantage`)
-tells what each candidate is worth beside the planner's own choice, and that choice is left only for the candidate with
-the highest lower bound, if the bound is above 0. What is chosen then goes on like a change of the planner's: measured,
-and taken back if it does harm. Until it is known what came of it, the planner is not left again, as it was not when the
-advantage was learned; from then on the difference to what was foretold corrects the bounds of its kind
+says what each candidate is worth compared with the planner's own choice, which is left only for the candidate with
+the highest lower bound, if the bound is above 0. That choice is then treated like a change of the planner's: measured,
+and taken back if it does harm. Until its result is known, the planner is not left again, as it was not when the
+advantage was learned; from then on the difference from the prediction corrects the bounds of its kind
 (`sluice.agent.policies.learned.residual`), in this run and in later ones on the same machine and schema.
-A shield stands above: no candidate that memory may not hold or that lies outside the limits, none while memory is
-short, and none once what such changes have cost exceeds `PRICE` of all rows.
-Without weights that can be read, it says so in one line and is the planner.
+A shield protects the run: no candidate is chosen that memory may not hold or that lies outside the limits, none while
+memory is short, and none once the cost of such changes exceeds `PRICE` of all rows.
+If its weights cannot be read, the policy says so in one line and acts as the planner.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from sluice.agent.tunable import Reason
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
-_FILLS = 3  # looks at the start: rows are still on their way, and what comes compares with nothing
+_FILLS = 3  # looks at the start: rows are still on their way, and there is nothing to compare with
 PRICE = 0.02  # of all rows: the most that leaving the planner's choice may have cost
 
 
 class GainEstimator(Protocol):
     def mean(self, candidate: Candidate) -> float:
-        """Rows more than by the planner's choice that are expected, as a share of what that brings."""
+        """The additional rows expected over the planner's choice, as a share of what that brings."""
 
     def lower_bound(self, candidate: Candidate) -> float:
-        """Those that are certain enough."""
+        """A cautious lower bound of these rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoState:
     planner: Planned
     left: int = 0
-    """Times that the planner's choice was left."""
+    """How many times the planner's choice was left."""
     cost_rows: float = 0.0
     trial: GainTrial | None = None
-    """What came of the last time is being measured."""
+    """The last departure from the planner's choice, while its result is being measured."""
     known: GainTrial | None = None
-    """That is known, and not told yet."""
+    """The last departure whose result is known but not reported yet."""
     residuals: Mapping[str, Residual] = field(default_factory=dict)
-    """By kind of candidate."""
+    """Kind of candidate → how results differed from predictions."""
 
 
 class Auto:
@@ -140,7 +140,7 @@ def _may_leave(snapshot: Snapshot, state: AutoState) -> bool:
 
 
 def _planned(choice: Candidate, snapshot: Snapshot, state: Planned) -> float:
-    """Rows a second that the planner's own choice is expected to bring."""
+    """The rows a second that the planner's own choice is expected to bring."""
     assert state.last is not None, "there is nothing to choose from before the second look"
     lately = rates((*state.window, state.last)[0], snapshot) or rates(state.last, snapshot)
     assert lately is not None, "without rows there is nothing to choose from"
@@ -149,7 +149,8 @@ def _planned(choice: Candidate, snapshot: Snapshot, state: Planned) -> float:
 
 
 def _measured(state: AutoState, snapshot: Snapshot) -> AutoState:
-    """What leaving the planner's choice has cost since the last look; at the end of its trial, what came is learned."""
+    """Adds what leaving the planner's choice has cost since the last look; at the end of the trial, learns from its
+    result."""
     before = state.planner.last
     seen = rates(before, snapshot) if before is not None else None
     if state.trial is None or before is None or seen is None:
@@ -168,7 +169,7 @@ def _measured(state: AutoState, snapshot: Snapshot) -> AutoState:
 
 
 def _told(state: AutoState, reason: Reason) -> tuple[AutoState, Reason]:
-    """With what came of leaving the planner's choice the last time, if that is news."""
+    """Adds to the reason the result of the last departure from the planner's choice, if it is not reported yet."""
     if state.known is None:
         return state, reason
     kind, foretold, came = state.known.kind, state.known.foretold, state.known.came

@@ -1,4 +1,4 @@
-"""`fixed`: the knobs stay as they were given. What every tuned run is compared with."""
+"""`fixed`: the knobs stay as they were given. Every tuned run is compared with this."""
 
 from __future__ import annotations
 

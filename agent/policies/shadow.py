@@ -1,4 +1,4 @@
-"""`shadow`: decides as `auto` would and says so, and touches nothing."""
+"""`shadow`: decides as the planner would and says so, but changes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.ingest.stats import Snapshot
 
 
 class Shadow:
-    """What the planner would do is in its reasons (`proposal`), which the controller logs."""
+    """Puts what the planner would do into its reasons (`proposal`), which the controller logs."""
 
     name = "shadow"
 

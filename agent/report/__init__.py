@@ -1,1 +1,1 @@
-"""The run folder, its page and its story."""
+"""Run folders, and what is made of them: the report's page and the explanation in words."""

@@ -1,4 +1,4 @@
-"""What a run's last verdict tells a person: what bounds it, what other means would bring, how well all is known."""
+"""Advice from a run's last verdict: what bounds the rate, what more resources would bring, how certain that is."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sluice.agent.report.format import count, percent
 from sluice.agent.report.operator_placement import placement
 from sluice.agent.report.run_folder import Run
 
-_SAME = 0.05  # of the rate: a difference that is none
+_SAME = 0.05  # of the rate: a smaller difference counts as none
 
 
 def advice(run: Run) -> list[str]:
-    """Sentences; none if the run ended without a verdict."""
+    """The advice as sentences; none if the run ended without a verdict."""
     verdicts = run.of("verdict")
     if not verdicts:
         return []
@@ -24,7 +24,7 @@ def advice(run: Run) -> list[str]:
 
 
 def _cases(cases: Mapping[str, Any], proposed: bool) -> list[str]:
-    """Beside what is in force; or `proposed` alone, and then that says how many rows are expected."""
+    """What other resources would bring beside the setting in force, or beside one that was only `proposed`."""
     now = (cases.get("as it is") or {}).get("rows_per_s")
     if not now:
         return []

@@ -1,4 +1,4 @@
-"""Line charts against time as inline SVG: axes with units, series, marks that tell why when pointed at."""
+"""Line charts against time as inline SVG: axes with units, series, and marks that explain a moment when pointed at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.ingest.knobs import format_bytes
 
 WIDTH, HEIGHT = 940, 210
 LEFT, RIGHT, TOP, BOTTOM = 66, 14, 22, 28
-MOST_POINTS = 600  # a series in the page; more cannot be told apart
+MOST_POINTS = 600  # points of a series in the page; more could not be distinguished
 COLOURS = 8
 _STEPS_S = (0.01, 0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200)
 
@@ -31,25 +31,25 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A moment that all charts show."""
+    """A moment that is marked in all charts."""
 
     at: float
     label: str
     title: str
     kind: str = "decision"
-    """Or `occasion`: what happened without one."""
+    """`decision`, or `occasion` for an event that no decision caused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """How the values of a chart are written."""
+    """A chart's vertical axis, and how its values are written."""
 
     form: Callable[[float], str]
     base: float = 10.0
     """Ticks are round in powers of this: 10, or 2 for bytes."""
     from_zero: bool = True
     top: float | None = None
-    """The axis' end, where it is fixed."""
+    """The upper end of the axis, where it is fixed."""
 
 
 ROWS = Axis(form=count)
@@ -60,7 +60,7 @@ SCORE = Axis(form=lambda value: f"{value:.4g}", from_zero=False)
 
 
 def decimate(points: Points, most: int = MOST_POINTS) -> Points:
-    """At most about `most` points: the lowest and highest of each stretch, so that no peak is lost."""
+    """Reduces a series to about `most` points: the lowest and highest of each stretch, so that no peak is lost."""
     if len(points) <= most:
         return points
     size = math.ceil(2 * len(points) / most)
@@ -91,7 +91,7 @@ def moments(end: float, about: int = 8) -> list[float]:
 
 def chart(title: str, series: Sequence[Series], marks: Sequence[Mark], *, end: float, axis: Axis,
           note: str = "") -> str:
-    """A figure, or nothing if no series has a point. `end`: the last moment of the run, the same in all charts."""
+    """A figure, or nothing if no series has a point. `end` is the last moment of the run, the same in all charts."""
     series = [s for s in series if s.points]
     if not series:
         return ""

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Writes numbers, choices and events as a person reads them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seconds(value: float) -> str:
 
 
 def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Between two choices of knobs as JSON has them: `read 1 → 4, prefetch 32 MiB → 64 MiB`."""
+    """The difference between two choices of knobs, given as in JSON: `read 1 → 4, prefetch 32 MiB → 64 MiB`."""
     found = []
     for key in ("workers", "backend"):
         was, now = before.get(key) or {}, after.get(key) or {}
@@ -41,7 +41,7 @@ def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 
 def line(event: Mapping[str, Any]) -> str:
-    """An event as one line for a person who watches."""
+    """An event as one line for a person who watches the run."""
     kind = event.get("kind")
     if kind == "decision":
         return f"decision {event['sequence']}: {event['reason']['text']}; now {Knobs.from_dict(event['after'])}"

@@ -1,4 +1,4 @@
-"""What happened to a run that no decision caused, what was done, and how long recovery took: `occasions`. Pure."""
+"""Events in a run that no decision caused, what the agent did, and how long recovery took: `occasions`. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sluice.agent.report.format import count, moves, seconds
 from sluice.agent.report.run_folder import Run
 
 RECOVERED = 0.95  # of the rate that a run settles at afterwards
-_TOGETHER_S = 15.0  # between a fault on purpose and its being noticed
-_AT_ONCE_S = 2.0  # what comes so soon after another shares what came of it
-_SMOOTH = 3  # metrics that a rate is the mean of
+_TOGETHER_S = 15.0  # at most between an injected fault and the moment when it is noticed
+_AT_ONCE_S = 2.0  # an event so soon after another shares its outcome
+_SMOOTH = 3  # a rate is the mean of so many metrics
 _WHAT = {"slow-transform": "workload", "cores": "cores", "memory-spike": "memory", "kill-worker": "worker",
          "stop-worker": "worker", "stall-store": "store", "corrupt": "store"}
 
@@ -21,21 +21,21 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """`what` is cores, memory, workload, schema, worker or store."""
+    """One such event. `what` is cores, memory, workload, schema, worker or store."""
 
     at: float
     label: str
     what: str
     text: str
     did: tuple[str, ...]
-    """What the agent turned from then on until the next occasion."""
+    """The knobs that the agent changed from then on until the next occasion."""
     noticed_s: float | None
-    """Until the agent knew; None where nobody knows when it happened."""
+    """Seconds until the agent noticed; None where nobody knows when the event happened."""
     before: float | None
-    """Rows a second before, and `after`, what they settled at."""
+    """Rows a second before the event; `after` is the rate at which they settled."""
     after: float | None
     recovered_s: float | None
-    """Until they were there for good; None if too little was seen of it."""
+    """Seconds until that rate was reached for good; None if too little of it was measured."""
 
     @property
     def sentence(self) -> str:
@@ -53,7 +53,7 @@ class Incident:
 
 
 def occasions(run: Run) -> list[Incident]:
-    """In order, each up to the next one after it."""
+    """All incidents in order; each lasts up to the next one."""
     found = _merged(sorted((one for one in map(_read, run.events) if one is not None), key=lambda one: one["at"]))
     times = [one["at"] for one in found]
     return [_occasion(run, one, chr(ord("A") + n % 26),
@@ -79,7 +79,7 @@ def _read(event: Line) -> dict[str, Any] | None:
 
 
 def _merged(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was done on purpose and then noticed is one occasion."""
+    """Joins an injected fault and the event that noticed it into one occasion."""
     kept: list[dict[str, Any]] = []
     for one in found:
         cause = next((k for k in reversed(kept) if k["what"] == one["what"] and k["noticed"] is None
@@ -105,7 +105,7 @@ def _occasion(run: Run, one: Mapping[str, Any], label: str, begin: float, end: f
 
 
 def recovery(at: float, rates: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
-    """The rate of the last third, and the seconds from the lowest rate's side back to it."""
+    """The rate of the last third, and the seconds from `at` until the rate, after its lowest point, is back there."""
     if len(rates) < 2 * _SMOOTH:
         return None, None
     last = [rate for _, rate in rates[-max(_SMOOTH, len(rates) // 3):]]

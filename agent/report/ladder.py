@@ -1,4 +1,4 @@
-"""A ladder in the report of a run: what each lever gave on the way from the plainest settings to this run's."""
+"""The report's section on a ladder: what each lever brought on the way from the plainest settings to this run's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sluice.agent.report.format import count
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.knobs import format_bytes
 
-_BAR = 120  # width of the longest
+_BAR = 120  # width of the longest bar
 
 
 def section(run: Run) -> str:
-    """Of the run's last event `ladder`; empty without one."""
+    """The section for the run's last event `ladder`; empty without one."""
     told = run.of("ladder")
     if not told:
         return ""

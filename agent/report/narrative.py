@@ -1,4 +1,4 @@
-"""A run in words and numbers: what it came to, each change with its reason and its effect. For report and `explain`."""
+"""A run in words and numbers: its outcome, and each change with its reason and effect. For the report and `explain`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sluice.agent.report.format import count, moves, percent, seconds
 from sluice.agent.report.incidents import occasions
 from sluice.agent.report.run_folder import Run
 
-SMOOTH = 0.02  # a stall up to this is no stall to a person
-_HARDLY = 0.1  # up to this, more could be gained elsewhere
-_LEAST = 3  # looks at a run that has started; fewer tell nothing
+SMOOTH = 0.02  # a stall up to this is reported as none
+_HARDLY = 0.1  # up to this stall, more could be gained elsewhere
+_LEAST = 3  # looks at a run that has started; fewer say nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionEffect:
-    """A decision, and what came of it."""
+    """A decision and its measured effect."""
 
     at: float
     number: int
     moves: str
-    """What was turned: `read 1 → 4`."""
+    """The knobs that were changed: `read 1 → 4`."""
     reason: str
     bottleneck: str
     effect: str
-    """`4.1 times the rows (18.5 k → 76.5 k rows/s), stall 100 % → 93 %`, or that nothing was measured."""
+    """`4.1 times the rows (18.5 k → 76.5 k rows/s), stall 100 % → 93 %`, or a note that nothing was measured."""
 
 
 def changes(run: Run) -> list[DecisionEffect]:
@@ -51,9 +51,9 @@ class RunOutcome:
     """The figures of a run, each None if it was not measured."""
 
     rows_per_s_first: float | None = None
-    """Before the first decision; without one, the whole run. What starting took is left out, here and below."""
+    """The rate before the first decision; without one, in the whole run. The start is left out, here and below."""
     rows_per_s_settled: float | None = None
-    """In the last third of the loader's time. None for a run that is too short for that."""
+    """The rate in the last third of the loader's time; None for a run that is too short for that."""
     stall_first: float | None = None
     stall_settled: float | None = None
     decisions: int = 0
@@ -62,16 +62,16 @@ class RunOutcome:
     auc: float | None = None
     bayes_auc: float | None = None
     stall_last: float | None = None
-    """In the last tenth."""
+    """The stall in the last tenth of the loader's time."""
     rows_per_s_whole: float | None = None
-    """As the consumer itself counted it at the end of the run, with its `stall_whole`."""
+    """The rate that the consumer itself counted at the end of the run; `stall_whole` is its stall."""
     stall_whole: float | None = None
     looks: int = 0
-    """At the loader."""
+    """How many times the loader was measured."""
     seconds: float = 0.0
     ended: bool = False
     faults: tuple[str, ...] = ()
-    """Of the tuning itself; those on purpose are occasions."""
+    """The faults of the tuning itself; injected ones are occasions."""
 
 
 def outcome(run: Run) -> RunOutcome:
@@ -99,7 +99,8 @@ def outcome(run: Run) -> RunOutcome:
 
 
 def started(loader: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Without the looks before the first rows came, and the one at which they did, at each of the run's starts."""
+    """The looks at the loader without those before and at the arrival of the first rows, at each of the run's
+    starts."""
     begin = next((n for n, look in enumerate(loader) if look.get("rows_per_s")), len(loader))
     return [look for look in loader[begin + 1 if begin else 0:] if look.get("rows", 1) and not look.get("began")]
 
@@ -110,7 +111,7 @@ def verdict(run: Run) -> str:
 
 
 def sentences(run: Run) -> list[str]:
-    """Those of the verdict, one by one."""
+    """The sentences of the verdict, one by one."""
     found = outcome(run)
     many = "one change" if found.decisions == 1 else f"{found.decisions} changes"
     parts = []
@@ -144,7 +145,7 @@ def sentences(run: Run) -> list[str]:
 
 
 def _bottleneck(stall: float) -> str:
-    """Of the last tenth, by the share of the trainer's time that waits."""
+    """Says what the bottleneck was in the last tenth, from the share of its time that the trainer waited."""
     if stall <= SMOOTH:
         return "The trainer is the bottleneck now."
     if stall <= _HARDLY:
@@ -153,7 +154,7 @@ def _bottleneck(stall: float) -> str:
 
 
 def tell(run: Run) -> str:
-    """The story of a run, for a terminal."""
+    """The story of a run as text for a terminal."""
     lines = [verdict(run), ""]
     for change in changes(run):
         lines += [f"{change.number:>3}. at {seconds(change.at)}: {change.moves}", f"     why: {change.reason}",

@@ -1,4 +1,4 @@
-"""Which operators would better be applied elsewhere, by the ETL or in the loader: `placement`, from measured costs."""
+"""Which operators should move to the ETL, or to the loader, by measured costs: `placement`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from sluice.agent.report.format import percent
 from sluice.agent.report.run_folder import Run
 
-_ONLINE = "online"  # how the name of the loader's stage begins that applies operators
-_MOST = 3  # columns that are named
-_NOTHING = 0.005  # of the rate
+_ONLINE = "online"  # the name of the loader's stage that applies operators begins so
+_MOST = 3  # at most so many columns are named
+_NOTHING = 0.005  # of the rate: a smaller gain counts as none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One column's operators, or several columns' together, to the other side."""
+    """Moving one column's operators, or several columns' together, to the other side."""
 
     what: str
-    """`log I2`"""
+    """What is moved, such as `log I2`."""
     to_etl: bool
     gain: float
-    """Of the rows a second: 0.31 is 31 % more, below 0: fewer."""
+    """The gain in rows a second: 0.31 is 31 % more; below 0: fewer."""
     more_bytes: float | None
-    """Of the table's bytes; None if that was not measured."""
+    """The growth of the table's bytes, as a share; None if that was not measured."""
 
     @property
     def sentence(self) -> str:
@@ -37,20 +37,20 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a run's rate is bounded by, as it stood at the end."""
+    """The bounds on a run's rate, as they were at its end."""
 
     stages: Mapping[str, tuple[float, float]]
     """Stage → (workers, useful seconds a row)."""
     online_cpu_s: float
     """Processor seconds a row of a stage that does nothing but apply operators; 0 where there is none."""
     cpu_s: float
-    """Of everything, a row; 0 if unknown."""
+    """Processor seconds a row of everything together; 0 if unknown."""
     cores: float
     demand: float
 
     @classmethod
     def of(cls, details: Mapping[str, Any], cores: float) -> Bounds:
-        """From a verdict's details."""
+        """Reads the bounds from a verdict's details."""
         by_cores = details.get("cores_rows_per_s")
         online = details["stages"].get(_ONLINE, {"cpu_us_a_row": 0.0})
         return cls(stages={n: (m["workers"], 1e-6 * m["busy_us_a_row"]) for n, m in details["stages"].items()},
@@ -60,12 +60,12 @@ class Bounds:
 
     @property
     def without(self) -> Bounds:
-        """With no operators left to the loader: their stage goes, with its copies and hand-overs."""
+        """The bounds without operators in the loader: their stage is gone, with its copies and hand-overs."""
         return replace(self, stages={n: s for n, s in self.stages.items() if n != _ONLINE}, online_cpu_s=0.0,
                        cpu_s=max(0.0, self.cpu_s - self.online_cpu_s))
 
     def rate(self, more_s: Mapping[str, float] = MappingProxyType({})) -> float:
-        """Rows a second if the operators in stages of the loader took so much longer for a row."""
+        """The rows a second if the operators in the loader's stages took so much longer for a row."""
         stages = dict(self.stages)
         for stage, seconds in more_s.items():
             name = next((n for n in stages if n.startswith(stage)), stage)
@@ -77,7 +77,7 @@ class Bounds:
 
 
 def moves(run: Run) -> list[Move]:
-    """The best first; none where operators or stages were not measured."""
+    """The moves that would help, the best first; none where operators or stages were not measured."""
     operators, verdicts = run.of("operators"), run.of("verdict")
     details = (verdicts[-1].get("details") or {}) if verdicts else {}
     loader = run.of("loader")
@@ -88,7 +88,7 @@ def moves(run: Run) -> list[Move]:
     stored = measured["row_bytes"]
 
     def stage_of(one: Mapping[str, Any]) -> str:
-        return str(one.get("stage", _ONLINE))  # older runs say none: it was always this
+        return str(one.get("stage", _ONLINE))  # older runs name none: it was always this one
 
     def move(some: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
         cost: dict[str, float] = {}
@@ -113,7 +113,7 @@ def moves(run: Run) -> list[Move]:
 
 
 def placement(run: Run) -> list[str]:
-    """Sentences for a person."""
+    """The recommended moves as sentences."""
     found = moves(run)
     to_etl = [m for m in found if m.to_etl]
     if to_etl and max(m.gain for m in to_etl) < _NOTHING:

@@ -21,11 +21,11 @@ from sluice.ingest.knobs import format_bytes
 _TEMPLATE = Path(__file__).with_name("report.html")
 _PARTS = ("tiles", "faults", "charts", "occasions", "decisions", "plan", "config")
 _HEADROOM = "headroom: what the trainer would take if it never waited"
-_OFF_SCALE = 3.0  # times the highest use: a limit farther away would flatten what is to be seen
+_OFF_SCALE = 3.0  # times the highest use: a limit above that would flatten the curves
 
 
 def write(run_path: str | os.PathLike[str]) -> Path:
-    """Makes `report.html` in the run folder, of whatever is there so far."""
+    """Makes `report.html` in the run folder from whatever is there so far."""
     run = Run.read(run_path)
     path = run.path / "report.html"
     new = path.with_suffix(".new")
@@ -49,7 +49,7 @@ def page(run: Run) -> str:
 
 
 def filled(*, title: str, name: str, verdict: str, rest: str, footer: str, **parts: str) -> str:
-    """The template with these texts, and with those of its `parts` that there are, which are HTML."""
+    """The template filled with these texts, and with the given `parts`, which are HTML."""
     texts = {"title": f"{title} · Sluice", "name": name, "verdict": verdict, "rest": rest, "footer": footer}
     return Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         {**dict.fromkeys(_PARTS, ""), **parts}, **{key: escape(text) for key, text in texts.items()})
@@ -87,7 +87,7 @@ def _faults(found: RunOutcome) -> str:
 
 
 def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
-    """(at, value) of each line that has one at this path."""
+    """The points (at, value) of all lines that have a value at this path."""
     found = []
     for line in lines:
         value: Any = line
@@ -99,7 +99,8 @@ def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
 
 
 def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
-    """What the trainer would take, as it was last seen to compute; nothing if that is far beyond what it gets."""
+    """The rate that the trainer would take, from its latest computing times; empty if that is far beyond what it
+    gets."""
     found = _points(loader, "demand_rows_per_s")
     most = max((rate for _, rate in _points(loader, "rows_per_s")), default=0.0)
     if not found or found[-1][1] > _OFF_SCALE * most:
@@ -122,7 +123,7 @@ def _charts(run: Run, story: Sequence[DecisionEffect], happened: Sequence[Incide
     loader, train, evaluations = run.of("loader"), run.of("train"), run.of("eval")
     marks = [Mark(at=c.at, label=str(c.number), title=f"{c.number}. {c.moves}\n{c.reason}\n{c.effect}") for c in story]
     marks += [Mark(at=o.at, label=o.label, title=f"{o.label}. {o.sentence}", kind="occasion") for o in happened]
-    # A decision turns its knobs at once, the next measurement shows them only a tick later.
+    # A decision changes its knobs at once; measurements show them only a tick later.
     turned = sorted([*loader, *({"at": d["at"], "knobs": d.get("after")} for d in run.of("decision"))],
                     key=lambda line: float(line["at"]))
     stages = _names(loader, "stages")

@@ -1,4 +1,4 @@
-"""The folder that a training or bench run leaves: who may write it, and how it is read again.
+"""The folder that a training or bench run leaves behind: who may write it, and how it is read.
 
     config.json     what was asked for
     events.jsonl    decisions, their effects, epochs, checkpoints, faults
@@ -30,10 +30,10 @@ class RunError(ValueError):
 
 
 class RunFolder:
-    """A run folder that this process writes. Lines are whole and on their way to the disk when a call returns; one that
-    the disk has no room for raises OSError and leaves nothing of itself.
+    """A run folder that this process writes. When a call returns, its line is complete and on its way to the disk; if
+    the disk has no room for a line, the call raises OSError and leaves nothing of it.
 
-    The lock is the kernel's (flock), so that a crash frees it. Safe to write from several threads."""
+    The lock is the kernel's (flock), so that a crash frees it. Several threads may write safely."""
 
     def __init__(self, path: Path, lock: TextIO, begun: float, clock: Callable[[], float]) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class RunFolder:
                clock: Callable[[], float] = time.monotonic) -> RunFolder:
         """Makes the folder, or with `resume` goes on in it: its clock then runs on from the last line.
 
-        Raises RunError for a folder in use, for one of something else, and for one that holds a run unless `resume`."""
+        Raises RunError for a folder in use, for one that is no run's, and for one that holds a run unless `resume`."""
         path = Path(path)
         check(path)
         try:
@@ -61,7 +61,7 @@ class RunFolder:
             if not resume and has_run(path):
                 go_on = ", or go on with it by --resume" if config.get("kind") == "train" else ""
                 raise RunError(f"{path}: already holds a run; choose another folder{go_on}")
-            if not resume:  # what a run that came to nothing noted
+            if not resume:  # what a run that failed early left there
                 for name in ("events", "metrics"):
                     (path / f"{name}.jsonl").unlink(missing_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
@@ -77,11 +77,11 @@ class RunFolder:
             raise
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """A line in events.jsonl, with `at` (seconds since the start) put in."""
+        """Writes a line in events.jsonl, with `at` (seconds since the start) added."""
         self._write("events", event)
 
     def metric(self, metric: Mapping[str, Any]) -> None:
-        """A line in metrics.jsonl, with `at` put in."""
+        """Writes a line in metrics.jsonl, with `at` added."""
         self._write("metrics", metric)
 
     def _write(self, name: str, line: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ class Run:
 
 
 def check(path: Path) -> None:
-    """Raises RunError for what can be no run's folder: a file, or a folder of something else."""
+    """Raises RunError for what cannot be a run folder: a file, or a folder of something else."""
     if path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose a folder for the run")
     held = {entry.name for entry in path.iterdir()} if path.exists() else set()
@@ -145,15 +145,15 @@ def check(path: Path) -> None:
 
 
 def has_run(path: Path) -> bool:
-    """Whether anything was measured or saved there. A run that came to nothing before, as one with a misspelt knob
-    does, is begun anew."""
+    """Whether anything was measured or saved there. A run that failed before that, for example by a misspelt knob, is
+    begun anew."""
     return any((path / "checkpoints").glob("*")) or bool(read_lines(path / "metrics.jsonl"))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON lines file; [] if there is none. A torn last line (a crash, a writer at work) is left out.
 
-    Any other line that is no object raises RunError with its number."""
+    Any other line that is not an object raises RunError with its number."""
     if not path.exists():
         return []
     whole, _, _torn = path.read_text(errors="replace").rpartition("\n")
@@ -195,7 +195,7 @@ def _append_to(path: Path) -> FileIO:
 
 
 def _append(file: FileIO, line: str) -> None:
-    """The whole line, or OSError and nothing of it."""
+    """Writes the whole line, or raises OSError and leaves nothing of it."""
     data, before = line.encode(), os.fstat(file.fileno()).st_size
     try:
         while data:
@@ -215,7 +215,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As strict JSON has it: infinities and NaN become null, paths and other strangers their text."""
+    """A value as strict JSON allows it: infinities and NaN become null, and paths and other objects their text."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,1 +1,1 @@
-"""What stands between the controller and the loader in a real run."""
+"""The parts between the controller and the loader in a real run."""

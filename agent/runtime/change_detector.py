@@ -1,5 +1,4 @@
-"""Notices what no decision caused: other cores, another memory limit, a workload that costs more or less.
-`ChangeDetector`."""
+"""`ChangeDetector` notices changes that no decision caused, in cores, memory limit or the cost of the workload."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from sluice.agent.costs.stage_cost import StageCost
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.stats import Snapshot
 
-_MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
-_OURS = 8  # snapshots after a change of workers in which what happens is taken for its effect
-_OTHER_LIMIT = 0.05  # of a memory limit: less is only what other programs took
+_MATTERS = 0.3  # of a stage's workers busy: below this, its cost makes no difference
+_OURS = 8  # snapshots after a change of workers in which events count as its effect
+_OTHER_LIMIT = 0.05  # of a memory limit: a smaller change is only memory that other programs took
 
 
 class ChangeDetector:
-    """Gets each snapshot; gives an event for each thing that has changed."""
+    """Takes each snapshot, and returns an event for each thing that has changed."""
 
     def __init__(self) -> None:
         self._services: dict[str, StageCost] = {}
@@ -24,7 +23,7 @@ class ChangeDetector:
         self._age = 0
 
     def look(self, now: Snapshot, seen: PipelineRates | None) -> list[dict[str, Any]]:
-        """`seen`: what happened since the last one."""
+        """Looks at one snapshot. `seen` has the rates since the last one."""
         before, self._last = self._last, now
         if before is None or seen is None:
             return []

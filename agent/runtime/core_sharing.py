@@ -1,8 +1,8 @@
-"""Jobs on one host that share its cores: `CoreClaims`, a folder in which each job that runs has a file.
+"""Shares a host's cores between its jobs: `CoreClaims`, a folder in which each running job has a file.
 
-A job says how many cores it has use for, or that it takes all it gets; what is left after the modest is divided by
-those. A file is locked by the job that it stands for, and the kernel frees that lock however the job ends: a file
-that can be locked is a dead job's, and goes. Claims are a courtesy: a folder that cannot be used costs one line.
+A job says how many cores it can use, or that it takes all it gets; the latter divide what the others leave. A file is
+locked by its job, and the kernel frees that lock however the job ends: a file that can be locked belongs to a dead job
+and is removed. Claims are voluntary: if the folder cannot be used, one line says so and the run goes on.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _SUFFIX = ".claim"
-_SMOOTH, _STALLS = 0.02, 0.1  # stall from which on a job has enough, and from which on it has not
-_CALM = 5  # looks without a stall before a job asks for no more than it uses
-_SPARE = 1.25  # times what it uses: what a calm job asks for
-_STEP = 0.25  # cores: claims are rounded up, as each change makes others plan anew
+_SMOOTH, _STALLS = 0.02, 0.1  # the stall below which a job has enough cores, and the one above which it has not
+_CALM = 5  # looks without a stall before a job claims no more than it uses
+_SPARE = 1.25  # times the cores in use: the claim of a calm job
+_STEP = 0.25  # cores: claims are rounded up to this, as each change makes others plan anew
 
 
 def fair(cores: float, wants: Sequence[float | None]) -> list[float]:
-    """Each one's part, max–min: nobody gets more than it wants, and who gets less than that gets as much as anybody.
-    None wants everything."""
+    """Each job's part, max–min fair: none gets more than it wants, and one that gets less gets as much as any other.
+    None means that a job wants everything."""
     parts, left = [0.0] * len(wants), cores
     asked = sorted((math.inf if want is None else want, n) for n, want in enumerate(wants))
     for served, (want, n) in enumerate(asked):
@@ -42,7 +42,7 @@ def fair(cores: float, wants: Sequence[float | None]) -> list[float]:
 
 
 class CoreClaims:
-    """A context, for as long as a job runs."""
+    """A job's claim. It is a context that lasts for as long as the job runs."""
 
     def __init__(self, folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None) -> None:
         self._folder, self._say = Path(folder) / _boot(), say
@@ -70,7 +70,7 @@ class CoreClaims:
             self._file = None
 
     def share(self, cores: float, wants: float | None) -> float:
-        """This job's part of the cores that it may use at all."""
+        """This job's part of the cores that it is allowed to use."""
         if self._file is None:
             return cores
         try:
@@ -93,10 +93,10 @@ class CoreClaims:
 
 
 class CoreSharingTunable:
-    """A Tunable that sees its part of the cores as all there are."""
+    """A Tunable whose snapshots show the job's part of the cores as all cores."""
 
     def __init__(self, tunable: Tunable, claims: CoreClaims, *, ranks: int = 1) -> None:
-        """`ranks`: how many on this host the tunable's snapshots are the mean of."""
+        """`ranks` is the number of this host's ranks, of which the tunable's snapshots are the mean."""
         self._tunable, self._claims, self._ranks = tunable, claims, ranks
         self._last: Snapshot | None = None
         self._calm = 0
@@ -134,7 +134,7 @@ class CoreSharingTunable:
 
 
 def _living(path: Path) -> list[float | None]:
-    """What a job wants, as a list of one; empty if it is dead, and then its file is gone, too."""
+    """What a job wants, as a list of one; empty if the job is dead, and then its file is removed."""
     try:
         with open(path) as file:
             try:
@@ -148,7 +148,7 @@ def _living(path: Path) -> list[float | None]:
 
 
 def _number(text: str) -> float | None:
-    """What is damaged, or just being written, wants everything."""
+    """A claim's number of cores; None, which means everything, if the text is damaged or just being written."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -157,7 +157,7 @@ def _number(text: str) -> float | None:
 
 
 def _boot() -> str:
-    """This host, until it starts anew: a folder may be seen by several hosts."""
+    """A name for this host until its next restart, as several hosts may see the same folder."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

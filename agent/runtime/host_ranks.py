@@ -1,6 +1,6 @@
-"""One agent for all ranks of a host: ranks publish what they did, the agent's knobs reach them all.
+"""One agent tunes all ranks of a host: ranks publish their snapshots, and the agent's knobs reach them all.
 
-It goes through a key-value store (a clone of torch's, of its own connection) with one overwritten key a rank and one a
+They use a key-value store (a clone of torch's, with its own connection) with one overwritten key a rank and one a
 host: `check` comes before `get`, and nothing ever waits. Ranks need not agree on a step, as the order of rows does not
 depend on knobs.
 
@@ -28,7 +28,7 @@ _WHOLE = {"items", "rows", "bytes", "batches", "held_back", "held_back_pressure"
 
 
 class RankStore(Protocol):
-    """What is used of `torch.distributed.Store`."""
+    """The part of `torch.distributed.Store` that is used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
 
@@ -60,13 +60,13 @@ class HostMember:
         self._applied = 0
         self.interval_s = interval_s
         self.fault: str | None = None
-        """Why it stopped by itself; training goes on with the knobs as they are."""
+        """Why the member stopped by itself; training goes on with the knobs as they are."""
         self.refused: str | None = None
-        """Why the last knobs could not be applied here; the next may."""
+        """Why the last knobs could not be applied here; the next ones may be."""
         self._ticker = Ticker("sluice-member", interval_s, self._safe_step)
 
     def step(self) -> None:
-        """Publishes once, and applies knobs that are new."""
+        """Publishes one snapshot, and applies knobs that are new."""
         self._store.set(self._snapshot_key, json.dumps(self._tunable.snapshot().to_dict()))
         published = _get(self._store, self._knobs_key)
         if published is not None and published["number"] > self._applied:
@@ -78,20 +78,20 @@ class HostMember:
                 self.refused = str(error)
 
     def start(self) -> HostMember:
-        """Steps in a thread of its own until `stop()`."""
+        """Runs steps in a separate thread until `stop()`."""
         self._ticker.start()
         return self
 
     def _safe_step(self) -> bool:
         try:
             self.step()
-        except Exception as error:  # a store that is gone, a pipeline that is closed: never the trainer's trouble
+        except Exception as error:  # a closed store or pipeline must never disturb the trainer
             self.fault = f"{type(error).__name__}: {error}"
             return False
         return True
 
     def stop(self) -> None:
-        """Ends the thread and publishes the last word. May be called twice."""
+        """Ends the thread and publishes a last snapshot. May be called twice."""
         self._ticker.stop()
         if self.fault is None:
             self._safe_step()
@@ -104,11 +104,12 @@ class HostMember:
 
 
 class HostTunable:
-    """The host's ranks as one pipeline: a rank's mean share of rows, work, cores and memory, and knobs for all.
+    """The host's ranks as one pipeline: a rank's mean share of rows, work, cores and memory, and the same knobs for
+    all.
 
-    A rank's snapshot tells the host's core quota and memory limit; here both are divided by the ranks that share them.
+    A rank's snapshot has the host's core quota and memory limit; here both are divided by the ranks that share them.
     The stall is the largest of any rank on any host: at each step all wait for the slowest, so the others look bound by
-    their trainer when it is another's input that they wait for. So cores are given back only if no rank stalls."""
+    their trainer although they wait for another rank's input. So cores are given back only if no rank stalls."""
 
     def __init__(self, store: RankStore, host: str, tunable: Tunable, *, ranks: Mapping[str, int]) -> None:
         """`tunable` is local rank 0's; `ranks` names all hosts and how many ranks each has."""
@@ -120,7 +121,7 @@ class HostTunable:
         self._latest: dict[tuple[str, int], Snapshot] = {}
         self._stalls: dict[tuple[str, int], float] = {}
         self._merged: Snapshot | None = None
-        self._sums: dict[tuple[str, str], float] = {}  # what the merged counters stand at, before they are rounded
+        self._sums: dict[tuple[str, str], float] = {}  # the merged counters before they are rounded
 
     @property
     def limits(self) -> Limits:
@@ -137,7 +138,7 @@ class HostTunable:
         self._knobs = knobs
 
     def snapshot(self) -> Snapshot:
-        """The same one again while no local rank has published anything new."""
+        """The merged snapshot; the same one again while no local rank has published anything new."""
         steps = self._collect()
         local = [s for (host, _), s in self._latest.items() if host == self._host]
         if self._merged is not None and not any(host == self._host for host, _ in steps):
@@ -147,7 +148,7 @@ class HostTunable:
         return self._merged
 
     def _collect(self) -> dict[tuple[str, int], tuple[Snapshot, Snapshot]]:
-        """Rank → (what it said before, what it says now), for those with news."""
+        """Rank → (its last snapshot, its new one), for ranks that have published a new one."""
         steps = {}
         for host, count in self._ranks.items():
             for rank in range(count):
@@ -157,7 +158,7 @@ class HostTunable:
                 now, then = Snapshot.from_dict(found), self._latest.get((host, rank))
                 self._latest[host, rank] = now
                 if then is None or now.sequence < then.sequence:
-                    continue  # its first word, or a restarted rank's: only what follows is news
+                    continue  # the first snapshot of a rank, or of a restarted one, has none before it
                 if now.sequence > then.sequence:
                     steps[host, rank] = (then, now)
                     wait = now.consumer_wait_s - then.consumer_wait_s
@@ -167,7 +168,7 @@ class HostTunable:
         return steps
 
     def _merge(self, local: Sequence[Snapshot], gains: Sequence[tuple[Snapshot, Snapshot]]) -> Snapshot:
-        """Counters go on by the mean of what the ranks gained; what is now is the largest, or a rank's share."""
+        """Merges snapshots: counters grow by the ranks' mean; present values are the largest, or a rank's share."""
         share, first = self._ranks[self._host], local[0]
 
         def gained(name: str) -> float:
@@ -201,5 +202,5 @@ class HostTunable:
 
 
 def _rise(gains: Sequence[tuple[Any, Any]], name: str) -> float:
-    """By how much a counter rose over all ranks. One that fell is a restarted rank's, and begins anew."""
+    """How much a counter rose over all ranks. One that fell belongs to a restarted rank, and begins anew."""
     return float(sum(max(0.0, getattr(now, name) - getattr(then, name)) for then, now in gains))

@@ -1,4 +1,4 @@
-"""Where a run's knobs start and where they end: `--knobs`, `--save-knobs` and `--registry`, one way in all programs."""
+"""Where a run's knobs come from and where they are kept: `--knobs`, `--save-knobs` and `--registry` in all programs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sluice.ingest.machine import Machine
 KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread "
          "or process, STAGE.fused=yes (a transform done by the workers of the one before), read_ahead_bytes=64MiB, "
          "prefetch_bytes=32MiB, several with commas between")
-_LEAST_TICKS = 3  # at a choice, before it may be called the best
-_SAME = 0.98  # of the best rate: as good, and then the later choice counts
+_LEAST_TICKS = 3  # ticks with a choice before it may count as the best
+_SAME = 0.98  # of the best rate: as good as the best, and the latest of such choices counts
 
 
 class Chains(Protocol):
-    """What is known of the operators that a table leaves to the loader."""
+    """The operators that a table leaves to the loader, and their measured costs."""
 
     @property
     def chains(self) -> Mapping[str, str]: ...
@@ -35,7 +35,7 @@ class Chains(Protocol):
 
 
 class Loading(Tunable, Protocol):
-    """What is asked of a loader."""
+    """What `KnobMemory` needs of a loader."""
 
     @property
     def layout(self) -> str: ...
@@ -52,7 +52,7 @@ class Loading(Tunable, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobOptions:
-    """What `add_options` asks for."""
+    """The values of the options that `add_options` adds."""
 
     knobs: str = ""
     save_knobs: str = ""
@@ -61,13 +61,13 @@ class KnobOptions:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> KnobOptions:
-        """What was said on a command line."""
+        """Reads the options of a command line."""
         said = {f.name: getattr(options, f.name, None) for f in fields(cls)}
         return cls(**{name: value for name, value in said.items() if value is not None})
 
 
 def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Without defaults, so that what was not said can be told from what was."""
+    """Adds the options, without defaults, so that one can see which were given."""
     add = parser.add_argument
     add("--knobs", metavar="NAME=N,…|FILE", help=f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote")
     add("--save-knobs", metavar="FILE", help="write the best knobs of the run as TOML, for --knobs")
@@ -77,11 +77,12 @@ def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
 
 
 class KnobMemory:
-    """`begin` before a run, `told` while it lasts, `end` after it."""
+    """Finds a run's first knobs and keeps its last: call `begin` before it, use `told` while it lasts, call `end` after
+    it."""
 
     def __init__(self, loader: Loading, wanted: KnobOptions, *, say: Callable[[str], None], ranks: int = 1,
                  machine: Machine | None = None) -> None:
-        """`ranks` of this machine share it."""
+        """`ranks` is the number of ranks that share this machine."""
         self._loader, self._wanted, self._say, self._ranks = loader, wanted, say, ranks
         self._registry = None if wanted.registry is None else Registry(wanted.registry or None, say=say)
         chains = list(loader.operators.chains.values())
@@ -94,7 +95,7 @@ class KnobMemory:
         """What a policy knew of these stages at the end of an earlier run; None if nothing is known."""
 
     def begin(self) -> bool:
-        """The loader gets the knobs to start with; whether the registry had some. Raises KnobError, too, for a file of
+        """Gives the loader its first knobs; returns whether the registry had some. Raises KnobError also for a file of
         knobs that `end` could not write."""
         if self._wanted.save_knobs:
             knobs_file.check_writable(self._wanted.save_knobs)
@@ -110,7 +111,7 @@ class KnobMemory:
 
     @contextmanager
     def sharing(self, tunable: Tunable) -> Iterator[Tunable]:
-        """It as the agent shall see it: with the cores that other jobs of the same registry leave."""
+        """The tunable as the agent should see it: with the cores that other jobs of the same registry leave."""
         if self._registry is None:
             yield tunable
             return
@@ -118,7 +119,7 @@ class KnobMemory:
             yield CoreSharingTunable(tunable, claims, ranks=self._ranks)
 
     def told(self, other: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-        """Hears of the controller's events or metrics before `other` does."""
+        """A function that takes the controller's events or metrics, notes them here, and passes them on to `other`."""
         def tell(line: dict[str, Any]) -> None:
             self._best.observe(line)
             other(line)
@@ -127,8 +128,8 @@ class KnobMemory:
 
     def end(self, *, policy: str, record: Callable[[dict[str, Any]], None] | None,
             learned: Mapping[str, Any] | None = None) -> None:
-        """Writes what was asked for. A run too short to compare choices keeps the last one. `record` gets what the
-        table's operators cost; `learned` is what the policy knows by now."""
+        """Keeps the best knobs where the options say. A run too short to compare choices keeps the last one. `record`
+        gets the costs of the table's operators; `learned` is what the policy knows by now."""
         costs, others = self._loader.operators.costs(), self._loader.operators.others()
         if record is not None and (costs or others):
             record({"kind": "operators", "loader": costs, "etl": others, "row_bytes": self._loader.stored_bytes})
@@ -148,7 +149,8 @@ class KnobMemory:
 
 
 class Best:
-    """Which choice brought most, of those that were in force for a while since machine or workload last changed."""
+    """Finds the choice with the highest rate of those that were in force for a while since machine or workload last
+    changed."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[float]] = {}
@@ -167,7 +169,7 @@ class Best:
             self._rates[knobs].append(line["rows_per_s"])
 
     def found(self) -> tuple[Knobs, float] | None:
-        """The choice and its rows a second; None if none lasted."""
+        """The best choice and its rows a second; None if no choice was in force long enough."""
         means = {k: sum(rates) / len(rates) for k, rates in self._rates.items() if len(rates) >= _LEAST_TICKS}
         top = max(means.values(), default=0.0)
         if top <= 0:

@@ -42,7 +42,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[Path]:
-    """What is written before it takes the place of `path`; it is gone afterwards."""
+    """A temporary file to write, which then takes the place of `path`; it is gone afterwards."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         yield temporary
@@ -54,8 +54,8 @@ def _written(path: Path) -> Iterator[Path]:
 
 
 def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Knobs:
-    """The knobs in a file; what it does not name is as in `Knobs()`. With `limits`, stages that the pipeline lacks and
-    values out of range are refused by name."""
+    """Reads the knobs in a file; those that it does not name are as in `Knobs()`. With `limits`, stages that the
+    pipeline lacks and values out of range are refused by name."""
     try:
         text = Path(path).read_text()
         values = tomllib.loads(text)
@@ -73,7 +73,7 @@ def load(path: str | os.PathLike[str], limits: Limits | None = None) -> Knobs:
 
 
 def is_file_name(text: str) -> bool:
-    """Whether a `--knobs` option names a file and is no list of settings."""
+    """Whether the value of `--knobs` names a file rather than being a list of settings."""
     return text.endswith(".toml") or ("=" not in text and Path(text).is_file())
 
 
@@ -98,7 +98,7 @@ def _knobs(values: Mapping[str, Any]) -> Knobs:
 
 
 def _key(stage: str) -> str:
-    """A bare key where TOML allows it."""
+    """A stage's name as a TOML key: bare where TOML allows it, else in quotes."""
     bare = stage.replace("_", "").replace("-", "")
     if bare.isascii() and bare.isalnum():
         return stage

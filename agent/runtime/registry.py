@@ -1,8 +1,8 @@
-"""What was learned, kept for the next run: `Registry`, one small JSON file per machine and schema.
+"""Keeps what a run has learned for the next one: `Registry`, one small JSON file per machine and schema.
 
 It lives in a folder, or at any URI that pyarrow knows (`s3://…`, `file://…`), for instance beside the table. A file
-appears in one step, so that two jobs may write at once: the last one wins. What is damaged, foreign or newer is
-ignored, and a place that cannot be written is no reason to stop: `say` gets one line.
+appears in one step, so that two jobs may write at once: the last one wins. Files that are damaged, foreign or newer
+are ignored, and a place that cannot be written is no reason to stop: `say` gets one line.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from sluice.ingest.machine import Machine, cache_folder
 
 FORMAT = 3
 ONLINE = "online"
-"""How the name of the stage begins that applies a table's operators."""
+"""The name of the stage that applies a table's operators begins with this."""
 _SUFFIX = ".sluice.json"
-_MOST_BYTES = 64 * 1024  # a larger file is none of ours
+_MOST_BYTES = 64 * 1024  # a larger file is not one of ours
 _MOST_ENTRIES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """What a choice of knobs depends on."""
+    """The place that a choice of knobs depends on: the machine, the schema, the size of rows, the operators."""
 
     machine: str
     schema: str
@@ -57,7 +57,8 @@ class RegistryEntry:
     operators: Mapping[str, float] = field(default_factory=dict)
     """Operators left to the loader → processor seconds a value."""
     learned: Mapping[str, Any] | None = None
-    """What the policy knew of the stages, as it tells it; None where that was elsewhere, or nothing."""
+    """What the policy knew of the stages, as its `learned` returns it; None if it learned that elsewhere, or
+    nothing."""
 
     def __post_init__(self) -> None:
         _positive("rows_per_s", self.rows_per_s)
@@ -65,8 +66,9 @@ class RegistryEntry:
             _positive(f"cost of {name}", cost)
 
     def scaled(self, here: Here) -> RegistryEntry:
-        """For rows of another size or other operators: buffers go with the size, the rate with the whole cost, and a
-        stage's workers with its part of that. With the same operators all have more, or less, to do: workers stay."""
+        """The entry for rows of another size or other operators: buffers scale with the size, the rate with the whole
+        cost, and a stage's workers with its part of that. With the same operators all stages change alike, so workers
+        stay."""
         times = here.row_bytes / self.here.row_bytes
         sizes = {n: max(1, round(times * getattr(self.knobs, n))) for n in ("read_ahead_bytes", "prefetch_bytes")}
         dearer = {name: self._dearer(here) if name.startswith(ONLINE) else times for name in self.stages}
@@ -76,12 +78,12 @@ class RegistryEntry:
                        knobs=replace(self.knobs, workers=workers, **sizes))
 
     def far(self, here: Here) -> float:
-        """How unlike that place is; 0: it is this one's like."""
+        """How different another place is from this entry's; 0: they are alike."""
         return abs(math.log(here.row_bytes / self.here.row_bytes)) + abs(math.log(self._dearer(here)))
 
     def _dearer(self, here: Here) -> float:
-        """Times that all operators left to the loader cost there what they cost here. One never met costs as much as
-        those known do on average; 1 if nothing is known."""
+        """How many times as much the operators left to the loader cost there as here. An unknown operator counts as
+        much as the known ones on average; 1 if nothing is known."""
         if not self.operators or not here.operators or not self.here.operators:
             return 1.0
         usual = sum(self.operators.values()) / len(self.operators)
@@ -106,7 +108,7 @@ class RegistryEntry:
 
 
 class Registry:
-    """`recall` before a run, `remember` after it."""
+    """The stored entries: call `recall` before a run, and `remember` after it."""
 
     def __init__(self, place: str | os.PathLike[str] | None = None, *, say: Callable[[str], None] = lambda line: None,
                  most: int = _MOST_ENTRIES) -> None:
@@ -116,12 +118,12 @@ class Registry:
 
     @property
     def here(self) -> Path:
-        """A folder of this host's own: the registry's, if it is one."""
+        """A local folder of this host: the registry's, if that is a folder."""
         return cache_folder() / "registry" if "://" in self.place else Path(self.place)
 
     def recall(self, here: Here, limits: Limits) -> RegistryEntry | None:
-        """The choice settled there; for a schema never seen, that of the nearest one on this machine, scaled by bytes a
-        row and by what operators cost. Within `limits`; None if nothing is known."""
+        """The choice settled for this place. For an unknown schema, it is that of the nearest one on this machine,
+        scaled by bytes a row and by the operators' costs. It is kept within `limits`; None if nothing is known."""
         found = [e for e in self._entries() if e.here.machine == here.machine]
         if not found:
             return None
@@ -130,7 +132,7 @@ class Registry:
         return replace(best, knobs=limits.clamp(best.knobs))
 
     def remember(self, entry: RegistryEntry) -> bool:
-        """Whether it was written."""
+        """Writes an entry; returns whether that worked."""
         try:
             system, folder = self._open()
             system.create_dir(folder, recursive=True)
@@ -159,13 +161,13 @@ class Registry:
         for info in files:
             try:
                 yield _read(system, info)
-            except FileNotFoundError:  # another job has put it aside for newer ones
+            except FileNotFoundError:  # another job has removed it to make room
                 continue
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 self._say(f"{info.path} is ignored: {_line(error)}")
 
     def _trim(self, system: Any, folder: str) -> None:
-        """The oldest go. Another job may have been quicker."""
+        """Removes the oldest files, unless another job has done so already."""
         files = sorted(_files(system, folder), key=lambda info: info.mtime_ns or 0)
         for info in files[:max(0, len(files) - self._most)]:
             with contextlib.suppress(FileNotFoundError):
@@ -181,7 +183,7 @@ class Registry:
 
 
 def machine_fingerprint(machine: Machine) -> str:
-    """Machines of one kind: the processor's model and the cores that may be used."""
+    """A name for machines of one kind: the processor's model and the cores that may be used."""
     return f"{machine.model()}, {machine.cores():g} cores"
 
 

@@ -1,4 +1,4 @@
-"""A thread that does something every so often until it is told to stop: `Ticker`."""
+"""A thread that calls a function at intervals until it is told to stop: `Ticker`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Ticker:
-    """`step()` is called in the thread, at once and then `interval_s` after each time, until it returns False."""
+    """Calls `step()` in a thread, at once and then `interval_s` after each call, until it returns False."""
 
     def __init__(self, name: str, interval_s: float, step: Callable[[], bool]) -> None:
         self._name, self._interval_s, self._step = name, interval_s, step

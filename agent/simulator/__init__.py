@@ -1,1 +1,1 @@
-"""Pipelines in numbers: scenarios, the best possible, a fake for tests."""
+"""Simulated pipelines: scenarios, the best possible settings, and a fake for tests."""

@@ -16,12 +16,12 @@ from sluice.agent.simulator.physics import TrueCosts
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
-CHUNK_S = 0.25  # noise, drift and the truth's changes are looked at this often
-_MARGIN = 0.97  # of the memory limit: what the governor fills
+CHUNK_S = 0.25  # noise, drift and the truth's changes are updated this often
+_MARGIN = 0.97  # of the memory limit: the governor fills so much
 
 
 class SimulatedPipeline:
-    """Time, truth, pools as they start up, queues, counters. One seed, one course."""
+    """The state of a simulated pipeline: time, truth, starting workers, queues, counters. One seed gives one course."""
 
     def __init__(self, truth_at: Callable[[float], TrueCosts], limits: Limits, knobs: Knobs, *, seed: int = 0,
                  governor: bool = True) -> None:
@@ -32,7 +32,7 @@ class SimulatedPipeline:
         self._random = np.random.default_rng(seed)
         self.now, self.killed, self.held_back = 0.0, False, 0.0
         self.governor_acted = False
-        """The governor stepped in at some moment: without it the course would be another."""
+        """Whether the governor has stepped in; without it the course would then be different."""
         names = self.names = [s.name for s in self.truth.stages]
         count = len(names)
         self._heads = [names.index(limits.head(self._knobs, n)) for n in names]
@@ -57,7 +57,7 @@ class SimulatedPipeline:
         self._sequence = 0
         self._drifted: tuple[TrueCosts, tuple[int, ...], TrueCosts] | None = None
 
-    # The Tunable's side.
+    # The methods of a Tunable.
 
     @property
     def limits(self) -> Limits:
@@ -82,7 +82,7 @@ class SimulatedPipeline:
                 self.ready[i], coming = 0.0, 0.0
                 self.backends[i] = backend
             more = count - self.ready[i] - coming
-            if more < 0:  # those that have not started yet go first
+            if more < 0:  # workers that have not started yet go first
                 self._starting = [entry for entry in self._starting if entry[1] != i]
                 self.ready[i] = min(self.ready[i], float(count))
                 more = count - self.ready[i]
@@ -95,7 +95,8 @@ class SimulatedPipeline:
 
     @staticmethod
     def _workers_of(name: str, knobs: Knobs) -> int:
-        """What is given to a fused stage is passed on at once, as by a worker who takes no time."""
+        """The workers of a stage; 1 for a fused one, which passes rows on at once, as by a worker that takes no
+        time."""
         return 1 if name in knobs.fused else knobs.workers[name]
 
     def snapshot(self) -> Snapshot:
@@ -118,7 +119,8 @@ class SimulatedPipeline:
         return snapshot
 
     def true_at(self, seconds: float) -> TrueCosts:
-        """The truth at a moment, with the costs as they have drifted by now (in steps of a tenth): for an oracle."""
+        """The truth at a moment, with the costs as they have drifted by now (in steps of a tenth). An oracle uses
+        it."""
         truth = self._truth_at(seconds)
         steps = tuple(round(w * 10) if s.drift else 0 for w, s in zip(self._walk, truth.stages, strict=True))
         if not any(steps):
@@ -130,7 +132,7 @@ class SimulatedPipeline:
         return self._drifted[2]
 
     def fork(self) -> Self:
-        """Another that goes on from here by itself, with the same chance: for trying one thing and another."""
+        """A copy that goes on from here by itself, with the same random numbers, to try one thing and another."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, list):
@@ -138,14 +140,14 @@ class SimulatedPipeline:
         other._random = copy.deepcopy(self._random)
         return other
 
-    # What both modes use.
+    # The methods that both modes use.
 
     def _pass_on(self, i: int, rows: float) -> None:
         self.done[i] += rows
-        self.bytes[i] += rows * self._row_bytes[i]  # as large as rows are now
+        self.bytes[i] += rows * self._row_bytes[i]  # with the present size of rows
 
     def _changed(self) -> None:
-        """Works out again what follows from the truth, knobs, pools and the sizes of rows: mostly they stay."""
+        """Works out again what follows from the truth, knobs, workers and the sizes of rows, as they change rarely."""
         stages, machine, last = self.truth.stages, self.truth.machine, len(self.names) - 1
         self._turning = any(a != s.held_bytes or b != s.bytes_per_row
                             for a, b, s in zip(self._item_bytes, self._row_bytes, stages, strict=True))
@@ -153,7 +155,7 @@ class SimulatedPipeline:
         self._worker_bytes = [sum(s.process_bytes if self.backends[j] == "process" else s.worker_bytes
                                   for j, s in enumerate(stages) if self._heads[j] == i) for i in range(last + 1)]
         self.queue_limits: list[float] = []
-        """Rows that may wait behind each stage. A queue takes at least one item of either neighbour."""
+        """How many rows may wait behind each stage. A queue takes at least one item of either neighbour."""
         for i, stage in enumerate(stages):
             after = stages[i + 1].rows_per_item if i < last else float(self.truth.consumer.batch_rows)
             if i == last:
@@ -170,14 +172,14 @@ class SimulatedPipeline:
             machine.base_bytes + sum(map(mul, self.ready, self._worker_bytes)))
 
     def _credit(self, shares: list[tuple[int, float, float]], useful: float, used: float, waited: float) -> None:
-        """Seconds of workers to the stages whose work they did: at work, on a core, and waiting for one."""
+        """Adds workers' seconds to the stages whose work they did: at work, on a core, and waiting for a core."""
         for j, time, cpu in shares:
             self.busy_s[j] += useful * time
             self.cpu_s[j] += used * cpu
             self.core_wait_s[j] += waited * cpu
 
     def _memory(self, seconds: float, in_flight: list[float]) -> float:
-        """Bytes in use now; freed memory goes back slowly."""
+        """The bytes in use now; freed memory is given back slowly."""
         target = self.truth.machine.base_bytes
         for n, size, rows, width, ready, own in zip(in_flight, self._item_bytes, self.queue, self._row_bytes,
                                                     self.ready, self._worker_bytes, strict=True):
@@ -188,7 +190,7 @@ class SimulatedPipeline:
         return target + (last - target) * math.exp(-seconds / lag)
 
     def governed(self) -> tuple[list[float], float]:
-        """Workers that the governor lets work, and the share of the queues' limits it leaves."""
+        """The numbers of workers that the governor lets work, and the share of the queues' limits that it leaves."""
         workers = self.ready
         if not self.governor:
             return workers, 1.0
@@ -196,7 +198,7 @@ class SimulatedPipeline:
         if self._in_hand + max(queued, self._waiting) <= self._room:
             return workers, 1.0
         self.governor_acted = True
-        # A worker without input asks for nothing.
+        # A worker without input needs nothing.
         asking = [min(n, a + 1) for n, a in zip(workers, self.active, strict=True)]
         share = min(1.0, max(0.0, self._room - queued) / max(1.0, sum(map(mul, asking, self._sizes))))
         admitted = [max(min(1.0, n), n * share) for n in asking]
@@ -204,7 +206,7 @@ class SimulatedPipeline:
         return admitted, min(1.0, max(0.0, self._room - held) / max(1.0, self._waiting))
 
     def _look(self, seconds: float) -> list[float]:
-        """Takes over what changed by itself since `seconds` ago; the factor on each stage's cost from now on."""
+        """Updates what changed by itself in the last `seconds`; returns the factor on each stage's cost from now on."""
         truth = self._truth_at(self.now)
         if truth is not self.truth:
             self.truth = truth
@@ -224,7 +226,7 @@ class SimulatedPipeline:
                 self._burst_until[i] = self.now + self._random.exponential(stage.burst_s)
                 self._burst_next[i] = self._burst_until[i] + self._random.exponential(stage.burst_every_s)
         if self._turning:
-            # What is in the workers' hands and in the queues turns over as fast as they work.
+            # Rows held by workers and queues are replaced as fast as the stages work.
             for i, stage in enumerate(self.truth.stages):
                 turned = -math.expm1(-seconds / max(stage.cost_s, 0.5))
                 self._item_bytes[i] += (stage.held_bytes - self._item_bytes[i]) * turned
@@ -236,7 +238,7 @@ class SimulatedPipeline:
         return [s.burst_factor if self.now < self._burst_until[i] else 1.0 for i, s in enumerate(self.truth.stages)]
 
     def _start(self) -> float:
-        """Workers that are ready join; cores that the starting ones use."""
+        """Lets workers that are ready join; returns the cores that the starting ones use."""
         if not self._starting:
             return 0.0
         joined = [entry for entry in self._starting if entry[0] <= self.now + 1e-9]

@@ -1,11 +1,11 @@
-"""A simulated pipeline from what a live one did with a few settings: `Calibration`. Pure.
+"""Fits a simulated pipeline to what a live one did with a few settings: `Calibration`. Pure.
 
-What a stage's item costs comes from its useful time and processor time. How that grows with its workers is read off
+The cost of a stage's item comes from its useful time and processor time. How that grows with its workers comes from
 the settings at which they worked side by side: a share that each further worker adds as waiting, or a cliff beyond
-some number of workers. What the governor held back for memory becomes a cliff or a cap on reading. Fitted last: how
-much dearer a row is when all cores work, from processor time; what switching wastes, and what the fluid's ideal
-hand-over leaves out, from the rates. Each choice of back ends is a pipeline of its own, as Python that holds the
-interpreter's lock slows all stages. Nothing is taken from settings that are to be predicted.
+some number of workers. Work that the governor held back for memory becomes a cliff or a cap on reading. Three things
+are fitted last: how much dearer a row is when all cores work, from processor time; what switching wastes, and what the
+fluid's ideal hand-over leaves out, from the rates. Each choice of back ends is a pipeline of its own, as Python that
+holds the interpreter's lock slows all stages. Nothing is taken from settings that are to be predicted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueC
 from sluice.ingest.knobs import MAX_WORKERS, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
-_SMT = tuple(1 - 0.05 * i for i in range(17))  # what a core's second thread is worth; where nothing tells, all of it
+_SMT = tuple(1 - 0.05 * i for i in range(17))  # what a core's second thread is worth; if unknown, all of it
 _SIGMA = tuple(0.02 * i for i in range(51))
 _SWITCH = (0.0, 0.02, 0.05, 0.1, 0.2)
-_SLACK = (0.85, 1.3)  # the most that rates may correct the costs by
-_SIMPLER = 2.0  # times better a cliff has to fit than a slope alone
-_CROWDED = 0.5  # of its workers that have to be at work, for a stage to show how they get in each other's way
+_SLACK = (0.85, 1.3)  # the limits of the factor by which rates may correct the costs
+_SIMPLER = 2.0  # times better than a slope alone a cliff has to fit
+_CROWDED = 0.5  # share of a stage's workers that must be at work to show how they disturb each other
 _LEAST_S = 1e-6
-_IN_HAND = 1.5  # times an item's bytes that a worker holds: what it makes, and part of what it makes it from
+_IN_HAND = 1.5  # times an item's bytes that a worker holds: its output, and part of its input
 
 
 class CalibrationError(ValueError):
@@ -36,7 +36,7 @@ class CalibrationError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A live pipeline with one setting, from one moment to another."""
+    """A measurement of a live pipeline with one setting, from one moment to another."""
 
     knobs: Knobs
     before: Snapshot
@@ -51,20 +51,20 @@ class Sighting:
 
     @property
     def held(self) -> bool:
-        """Whether work waited for memory meanwhile."""
+        """Whether work waited for memory during the measurement."""
         return self.after.held_back > self.before.held_back
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """A stage's item at one setting."""
+    """The cost of a stage's item at one setting."""
 
     workers: float
-    """At work at the same time, on average."""
+    """How many workers were at work at the same time, on average."""
     cpu_s: float
     wait_s: float
     crowd: float
-    """The share of the cores at work."""
+    """The share of the cores that were at work."""
 
     @property
     def busy_s(self) -> float:
@@ -73,7 +73,7 @@ class _Cost:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The pipelines that would have done what was seen, as nearly as the simulator can: one a choice of back ends."""
+    """The simulated pipelines that come nearest to what was seen: one for each choice of back ends."""
 
     truths: Mapping[tuple[str, ...], TrueCosts]
 
@@ -86,7 +86,7 @@ class Calibration:
         return cls({backends: _truth(some) for backends, some in chosen.items()})
 
     def rows_per_s(self, knobs: Knobs, *, warm_s: float = 5.0, seconds: float = 5.0) -> float:
-        """What the simulator brings with these knobs."""
+        """The rate that the simulator predicts with these knobs."""
         truth = self.truths.get(backends_of(knobs))
         if truth is None:
             raise CalibrationError(f"no sighting has the back ends of {knobs}; measure one that has")
@@ -104,7 +104,7 @@ def backends_of(knobs: Knobs) -> tuple[str, ...]:
 
 
 def _truth(sightings: Sequence[Sighting]) -> TrueCosts:
-    free = [s for s in sightings if not s.held] or sightings  # what memory held back tells of memory alone
+    free = [s for s in sightings if not s.held] or sightings  # held-back settings say something of memory alone
     costs = {s.name: [_cost(sighting, s.name) for sighting in free] for s in sightings[0].after.stages}
     smt = min(_SMT, key=lambda value: sum(_cpu_error(some, value) for some in costs.values()))
     stages = tuple(_stage(name, [_alone(c, smt) for c in some], free) for name, some in costs.items())
@@ -125,12 +125,13 @@ def _cost(sighting: Sighting, name: str) -> _Cost:
 
 
 def _dearer(crowd: float, smt: float) -> float:
-    """Times that processor time grows when such a share of the cores works: as the simulator reckons."""
+    """The factor on processor time when such a share of the cores works, as the simulator computes it."""
     return 1 + max(0.0, 2 * crowd - 1) * (2 / (1 + smt) - 1)
 
 
 def _cpu_error(costs: Sequence[_Cost], smt: float) -> float:
-    """How far apart the settings leave a stage's processor time; a stage counts by its share of it."""
+    """How much a stage's processor time differs between settings, once corrected; a stage counts by its share of the
+    time."""
     alone = [c.cpu_s / _dearer(c.crowd, smt) for c in costs if c.cpu_s > 0]
     if len(alone) < 2:
         return 0.0
@@ -164,7 +165,8 @@ class _Curve:
 
 
 def _curve(costs: Sequence[_Cost]) -> _Curve:
-    """The cost of an item among so many at work: a slope, and a cliff where that fits far better to two sightings."""
+    """The cost of an item as the number of workers at work grows: a slope, or a slope with a cliff where that fits far
+    better."""
     slope = _sloping(costs, 0)
     at_work = sorted(round(c.workers) for c in costs)
     cliffs = [_sloping(costs, n) for n in sorted(set(at_work)) if n < at_work[-min(2, len(at_work))]]
@@ -173,7 +175,7 @@ def _curve(costs: Sequence[_Cost]) -> _Curve:
 
 
 def _sloping(costs: Sequence[_Cost], cliff: int) -> _Curve:
-    """The best slope, if those with more than `cliff` at work (0: nobody) pay a factor."""
+    """The best slope, if settings with more than `cliff` workers at work (0: none) pay a factor."""
     best = None
     for sigma in _SIGMA:
         flat = [(round(c.workers) > cliff > 0, c.busy_s / (1 + sigma * (c.workers - 1))) for c in costs]
@@ -190,7 +192,7 @@ def _sloping(costs: Sequence[_Cost], cliff: int) -> _Curve:
 
 
 def _consumer(sightings: Sequence[Sighting]) -> Consumer:
-    """Its step, and the processor time that no stage accounts for."""
+    """The consumer: its step, and the processor time that no stage accounts for."""
     batches = sum(s.after.batches - s.before.batches for s in sightings) or 1
     rows = sum(s.after.rows - s.before.rows for s in sightings)
     step = sum(s.after.consumer_compute_s - s.before.consumer_compute_s for s in sightings) / batches
@@ -202,8 +204,8 @@ def _consumer(sightings: Sequence[Sighting]) -> Consumer:
 
 
 def _governed(stages: tuple[SimStage, ...], sightings: Sequence[Sighting]) -> tuple[SimStage, ...]:
-    """Where memory held work back, readers beyond the most that were free are as slow as those; where it always did,
-    they are capped."""
+    """Adds the governor's effect. With more readers than the most that memory never held back, reading is as slow as it
+    was measured there; where memory always held it back, reading is capped."""
     first = stages[0].name
     held, free = [s for s in sightings if s.held], [s for s in sightings if not s.held]
     if not held:
@@ -217,13 +219,13 @@ def _governed(stages: tuple[SimStage, ...], sightings: Sequence[Sighting]) -> tu
 
 
 def _base(sightings: Sequence[Sighting]) -> float:
-    """Memory that neither workers nor queues hold."""
+    """The memory that neither workers nor queues hold."""
     held = (s.after.memory_used - sum(stage.queue_bytes for stage in s.after.stages) for s in sightings)
     return max(0.0, float(min(held)))
 
 
 def _fitted(truth: TrueCosts, sightings: Sequence[Sighting]) -> TrueCosts:
-    """With what the rates of the settings themselves say: the cores' loss to switching, and slack in every cost."""
+    """The truth corrected by the settings' rates: the cores' loss to switching, and slack in every cost."""
     measured = [s.seen.rows_per_s for s in sightings]
     best, least = truth, math.inf
     for switch in _SWITCH:
@@ -243,5 +245,5 @@ def _rates(truth: TrueCosts, sightings: Iterable[Sighting]) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Geometric: twice and half cancel out."""
+    """The geometric mean: twice and half cancel out."""
     return math.exp(sum(math.log(v) for v in values) / len(values))

@@ -1,5 +1,5 @@
-"""The simulator's event mode: every item is taken, worked on and passed on in order. Slower than the fluid, and freer
-of its approximations: it is what the fluid is held against."""
+"""The simulator's event mode: every item is taken, worked on and passed on in order. It is slower than the fluid mode
+and has fewer approximations: the fluid mode is checked against it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sluice.ingest.knobs import Knobs, Limits
 @dataclass(slots=True)
 class _Item:
     left: float
-    """Share of its work still to do, in units of a mean item."""
+    """The share of the item's work still to do, in units of a mean item."""
     done: bool = False
 
 
 class EventSimulator(SimulatedPipeline):
-    """The same Tunable as `Simulator`, item by item."""
+    """The same Tunable as `Simulator`, simulated item by item."""
 
     def __init__(self, truth_at: Callable[[float], TrueCosts], limits: Limits, knobs: Knobs, *, seed: int = 0,
                  governor: bool = True) -> None:

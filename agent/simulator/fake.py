@@ -1,7 +1,7 @@
 """A pipeline without data for tests: `FakePipeline`, a Tunable over stages of known cost. Deterministic.
 
-Work is a fluid: in each slice of time a stage does what its workers can, what it is given and what there is room for,
-and all share the cores. So the best setting is known by arithmetic (`best_rows_per_s`).
+Work is a fluid: in each slice of time a stage does what its workers, its input and the room behind it allow, and all
+stages share the cores. So the best setting is known by arithmetic (`best_rows_per_s`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SLICE_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeStage:
-    """What one item costs a worker: processor time, and time waiting for a store."""
+    """One stage and the cost of its items to a worker: processor time, and time waiting for a store."""
 
     name: str
     cpu_s: float = 0.0
@@ -26,14 +26,15 @@ class FakeStage:
     item_bytes: int = 2**20
     most: int = 64
     bend: Callable[[int], float] = field(default=lambda workers: 1.0)
-    """Workers → factor on the waiting time: how they get in each other's way."""
+    """Number of workers → factor on the waiting time: how they disturb each other."""
 
     def service_s(self, workers: int) -> float:
         return self.cpu_s + self.wait_s * self.bend(workers)
 
 
 class FakePipeline:
-    """`advance(seconds)` moves its clock; the rest is Tunable. Public fields may be changed in the middle of a run."""
+    """The pipeline. `advance(seconds)` moves its clock; the rest is a Tunable. Public fields may be changed during a
+    run."""
 
     def __init__(self, stages: list[FakeStage], *, cores: float = 2.0, step_s: float = 0.0, rows: int = 1000,
                  workers: Mapping[str, int] | None = None, memory_limit: int = 2**34, base_bytes: int = 2**28) -> None:
@@ -71,7 +72,7 @@ class FakePipeline:
         self._taken += takes
         self._wait += _SLICE_S - takes * self.step_s
         done, limits = [0.0] * len(self.stages), ["workers"] * len(self.stages)
-        for i in reversed(range(len(self.stages))):  # from the end, so that room made after a stage is seen by it
+        for i in reversed(range(len(self.stages))):  # from the end, so that a stage sees the room made after it
             stage, workers = self.stages[i], self._knobs.workers[self.stages[i].name]
             can = workers * _SLICE_S / stage.service_s(workers)
             given = self._queues[i - 1] if i else math.inf
@@ -84,7 +85,7 @@ class FakePipeline:
         asked = sum(n * s.cpu_s for n, s in zip(done, self.stages, strict=True))
         share = min(1.0, self.cores * _SLICE_S / asked) if asked else 1.0
         for i, stage in enumerate(self.stages):
-            undone = done[i] * (1 - share)  # the cores were too few: that much is left for the next slice
+            undone = done[i] * (1 - share)  # there were too few cores: this is left for the next slice
             done[i] -= undone
             self._queues[i] -= undone
             if i:
@@ -102,8 +103,8 @@ class FakePipeline:
         self._cpu += items * stage.cpu_s
 
     def _room(self, i: int) -> float:
-        """Items that may wait behind a stage: by the knobs behind the first and last, what its workers do in two slices
-        in between."""
+        """How many items may wait behind a stage: behind the first and last, what the knobs say; in between, what its
+        workers do in two slices."""
         if i == len(self.stages) - 1:
             return self._knobs.prefetch_bytes / self.stages[i].item_bytes
         if i == 0:
@@ -137,6 +138,6 @@ class FakePipeline:
 
     @property
     def best_rows_per_s(self) -> float:
-        """The highest steady rate of any setting, memory aside."""
+        """The highest steady rate of any setting, if memory is no limit."""
         return self.rows_per_s({s.name: max(range(1, s.most + 1), key=lambda n, s=s: n / s.service_s(n))  # type: ignore[misc]
                                 for s in self.stages})

@@ -1,9 +1,8 @@
-"""A pipeline that exists only in numbers: a `Tunable` over a clock of its own, for training and judging policies.
+"""A simulated pipeline: a `Tunable` with its own clock, for training and judging policies.
 
 `advance(seconds)` lets time pass. Rows flow as a fluid between events (a queue runs empty or full, a worker is ready,
 a burst begins): the rates of each stretch come from `sluice.agent.simulator.physics.flow`.
-`sluice.agent.simulator.event_by_event` is its slower twin
-that moves every item. One seed, one course.
+`sluice.agent.simulator.event_by_event` is its slower twin that moves every item. One seed gives one course.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Simulator(SimulatedPipeline):
         self._load = None
 
     def _loaded(self, admitted: list[float], factors: list[float], bursts: list[float]) -> Load:
-        """The last load, as long as it would be the same."""
+        """The load; the last one is used again as long as nothing has changed."""
         key = (tuple(admitted), factors, bursts)
         if self._load is None or self._load[0] != key:
             workers = [max(n, 1e-6) for n in admitted]
@@ -70,7 +69,7 @@ class Simulator(SimulatedPipeline):
         return self._load[1]
 
     def _flowing(self, load: Load, empty: list[bool], full: list[bool], overhead: float) -> Flow:
-        """The last flow, as long as it would be the same."""
+        """The flow; the last one is used again as long as nothing has changed."""
         key = (load, empty, full, overhead, self._guess)
         if self._flow is None or self._flow[0] != key:
             self._flow = (key, flow(load, empty, full, overhead, self._guess))
@@ -78,11 +77,11 @@ class Simulator(SimulatedPipeline):
         return self._flow[1]
 
     def _stretch(self, now: Flow, limits: list[float], end: float, stretches: int) -> float:
-        """Seconds until the next event."""
+        """The seconds until the next event."""
         seconds = end - self.now
         for at, _, _ in self._starting:
             seconds = min(seconds, max(1e-6, at - self.now))
-        if stretches > 12:  # a queue flickers about its edge: finish the chunk at these rates
+        if stretches > 12:  # a queue switches to and fro at its limit: finish the chunk at these rates
             return seconds
         for i, waiting in enumerate(self.queue):
             gain = now.rates[i] - now.rates[i + 1]
@@ -98,11 +97,11 @@ class Simulator(SimulatedPipeline):
         for i, stage in enumerate(self.truth.stages):
             rows, after = rates[i] * seconds, rates[i + 1]
             self._pass_on(i, rows)
-            # A queue may pass its edge by what a millisecond brings; it is cut there and the rows are kept.
+            # A queue may pass its limit by a millisecond's rows; it is cut there and the rows are kept.
             queue = self.queue[i] = max(0.0, self.queue[i] + rows - after * seconds)
             active = admitted[i] * shares[i]
             useful = active * seconds
-            if stage.sigma:  # fewer at work disturb each other less: the inflation is that of those at work
+            if stage.sigma:  # fewer at work disturb each other less: only those at work count
                 calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
                 useful -= min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
             used = min(rows / stage.rows_per_item * now.cpu_per_item[i], useful)

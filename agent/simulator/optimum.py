@@ -1,4 +1,4 @@
-"""The best setting of a pipeline whose truth is known: what the clairvoyant does, and what others are held against."""
+"""Finds the best setting of a pipeline whose truth is known. The clairvoyant uses it; others are compared with that."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from sluice.agent.simulator.physics import Flow, TrueCosts, memory_need, steady
 from sluice.ingest.knobs import Knobs, Limits
 
-_WORTH = 1e-3  # a smaller gain is none
-_AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what the buffers should hold to smooth what varies
+_WORTH = 1e-3  # a smaller gain counts as none
+_AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what the buffers should hold to smooth variation
 
 
 class _Search:
     def __init__(self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float) -> None:
         self.truth, self.fill = truth, fill
-        self.also = list(dict.fromkeys((truth, *also)))  # mostly one and the same
+        self.also = list(dict.fromkeys((truth, *also)))  # mostly these are the same
         self.names = [s.name for s in truth.stages]
         self.range = [limits.workers[n] for n in self.names]
         self.limits = limits
@@ -28,7 +28,7 @@ class _Search:
         return _steady(self.truth, tuple(workers), tuple(backends), tuple(bursts))
 
     def buffers(self, truth: TrueCosts, workers: Sequence[int]) -> tuple[int, int]:
-        """Read-ahead and prefetch: what smooths, or a quarter of the memory between them."""
+        """The bytes of read-ahead and prefetch: enough to smooth variation, or a quarter of the memory between them."""
         first, last, room = truth.stages[0], truth.stages[-1], truth.machine.memory_limit / 8
         low_a, high_a = self.limits.read_ahead_bytes
         low_p, high_p = self.limits.prefetch_bytes
@@ -37,7 +37,8 @@ class _Search:
         return (min(max(int(ahead), low_a), high_a), min(max(int(fetch), low_p), high_p))
 
     def fits(self, workers: Sequence[int], backends: Sequence[str], now: Flow) -> bool:
-        """Workers hold an item while they work; queues before the slowest stage are full, those after it are not."""
+        """Whether memory is enough. Workers hold an item while they work; queues before the slowest stage are full,
+        others not."""
         slowest = max((i for i, busy in enumerate(now.busy) if busy > 0.98), default=0)
         for truth in self.also:
             sizes = [s.buffer_items * s.rows_per_item * s.bytes_per_row for s in truth.stages]
@@ -52,7 +53,7 @@ class _Search:
         return True
 
     def rate(self, workers: Sequence[int], backends: Sequence[str]) -> float:
-        """Rows a second, bursts averaged; negative if the memory does not do."""
+        """The rows a second, averaged over bursts; negative if there is too little memory."""
         key = (tuple(workers), tuple(backends))
         if key not in self.rated:
             now = self.steady(workers, backends)
@@ -68,7 +69,7 @@ class _Search:
         return self.rated[key]
 
     def grow(self, workers: list[int], backends: list[str]) -> float:
-        """Adds to the slowest stage while that helps."""
+        """Adds workers to the slowest stage while that helps."""
         best = self.rate(workers, backends)
         tired: set[int] = set()
         while len(tired) < len(workers):
@@ -90,7 +91,8 @@ class _Search:
         return best
 
     def polish(self, workers: list[int], backends: list[str], best: float) -> float:
-        """Single moves, and a pool given from one stage to another, until none helps; then the fewest workers."""
+        """Tries single moves, and moves of workers from one stage to another, until none helps; then drops needless
+        workers."""
         moved = True
         while moved:
             moved = False
@@ -122,7 +124,7 @@ class _Search:
         return best
 
     def headroom(self, workers: list[int], backends: list[str], best: float) -> None:
-        """A tenth more than just enough, where that costs nothing: items vary."""
+        """Adds a tenth more workers than just enough, where that costs nothing, as items vary."""
         for i, (_, high) in enumerate(self.range):
             tried = [*workers[:i], min(high, math.ceil(workers[i] * 1.1)), *workers[i + 1:]]
             more, now = self.steady(tried, backends).busy[i], self.steady(workers, backends).busy[i]
@@ -132,8 +134,8 @@ class _Search:
 
 def best_knobs(truth: TrueCosts, limits: Limits, *, also: Sequence[TrueCosts] = (), near: Knobs | None = None,
                fill: float = 0.95) -> Knobs:
-    """The knobs with the highest steady rate that fill at most this share of the memory, in `truth` and in each of
-    `also`; the fewest workers among equals, and a little headroom. `near`: a setting to start from as well."""
+    """The knobs with the highest steady rate that fill at most the share `fill` of the memory, in `truth` and in each
+    of `also`; the fewest workers among equals, and a little headroom. `near` is one more setting to start from."""
     search = _Search(truth, limits, also, fill)
     names = search.names
     starts = [[low for low, _ in search.range]]
@@ -156,7 +158,7 @@ def best_knobs(truth: TrueCosts, limits: Limits, *, also: Sequence[TrueCosts] = 
 
 @functools.lru_cache(maxsize=2**14)
 def _steady(truth: TrueCosts, workers: tuple[int, ...], backends: tuple[str, ...], bursts: tuple[float, ...]) -> Flow:
-    """The clairvoyant and the oracle ask for the same again and again."""
+    """Keeps results, as the clairvoyant and the oracle need the same ones again and again."""
     return steady(truth, workers, backends, bursts)
 
 
@@ -165,7 +167,7 @@ def _better(value: float, best: float) -> bool:
 
 
 def _back_ends(truth: TrueCosts) -> list[list[str]]:
-    """The first back end everywhere, then each stage that has another on that one, then all of them."""
+    """The choices to try: the first back end everywhere, then one stage on its other back end, then all of them."""
     plain = [s.backends[0] for s in truth.stages]
     free = [i for i, s in enumerate(truth.stages) if len(s.backends) > 1]
     choices = [plain]

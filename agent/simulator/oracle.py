@@ -1,8 +1,8 @@
-"""`oracle` and `clairvoyant`: they know how the pipeline truly is. In the simulator only, as the measure of the others.
+"""`oracle` and `clairvoyant`, which know how the pipeline truly is. They exist only in the simulator, as a yardstick.
 
 The oracle sets what is best for the truth at this moment; the clairvoyant sets what is best for the time until its next
-decision, and keeps within the memory that the next few seconds leave. Both pay for starting workers as all do, and
-neither moves a knob for a gain that is none.
+decision, and stays within the memory that the next few seconds leave. Both pay for starting workers as all do, and
+neither changes a knob for a negligible gain.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _FORESIGHT_S = 5.0
-_EVERY_S = 3.0  # while the truth moves all the time
+_EVERY_S = 3.0  # between decisions while the truth changes all the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Oracle:
         return OracleState(limits=limits, knobs=knobs)
 
     def _look(self, at: float) -> tuple[TrueCosts, ...]:
-        """The truth to choose for, then those whose memory must do as well."""
+        """The truth to choose for, then those under which memory must be enough as well."""
         return (self._truth_at(at),)
 
     def decide(self, snapshot: Snapshot, state: OracleState) -> tuple[Knobs, OracleState, Reason]:
@@ -51,7 +51,7 @@ class Oracle:
             text="what is best for the truth")
 
     def _moves(self, at: float) -> bool:
-        """Is this a slow change that goes on, rather than a step?"""
+        """Whether a slow change is going on, rather than a step."""
         moments = [self._truth_at(max(0.0, at + d)) for d in (-1.0, -0.5, 0.0)]
         return len({id(t) for t in moments}) == len(moments)
 

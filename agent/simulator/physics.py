@@ -1,9 +1,9 @@
-"""What slows a pipeline: the parts of a simulated one, and the rates at which rows flow through it.
+"""The physics of a simulated pipeline: its parts, what slows them, and the rates at which rows flow through it.
 
 A stage's item takes processor time, part of it under the interpreter lock or bound by memory bandwidth, and waiting
-time that needs no core. Cores, lock and bandwidth are shared: each has one factor by which everybody who uses it is
-slowed, the smallest at which its use fits its capacity. That is processor sharing, and it conserves work: a worker
-without input, or without room after it, uses nothing and leaves its share to the others.
+time that needs no core. Cores, lock and bandwidth are shared: each has one factor by which all its users are slowed,
+the smallest at which its use fits its capacity. That is processor sharing, and it conserves work: a worker without
+input, or without room after it, uses nothing and leaves its share to the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sluice.ingest.knobs import BACKENDS, MAX_WORKERS
 
 GIB = 2**30
 MIB = 2**20
-UNBOUNDED = 1e15  # rows/s of a consumer that only takes
+UNBOUNDED = 1e15  # rows/s of a consumer that takes all it can get
 
 
 class MechanismError(ValueError):
@@ -42,9 +42,9 @@ class SimStage:
     """Seconds one worker takes for an item while it has a core, the lock and the bandwidth to itself."""
     rows_per_item: float = 1024.0
     bytes_per_row: float = 160.0
-    """Bytes of a row passed on: what the queue behind the stage holds."""
+    """Bytes of a row that is passed on, as the queue behind the stage holds it."""
     cpu: float = 1.0
-    """Share of `cost_s` on a core. 1: computes all the time; 0: only waits, as for a far store."""
+    """Share of `cost_s` on a core. 1: it computes all the time; 0: it only waits, as for a far store."""
     lock: float = 0.0
     """Share of the processor time under the interpreter lock, for thread workers. 1: pure Python."""
     memory_bound: float = 0.0
@@ -57,34 +57,35 @@ class SimStage:
     """More workers than this pay `cliff_factor` on everything (a cache or a connection limit overflows); 0: none."""
     cliff_factor: float = 1.0
     cap_rows_per_s: float = 0.0
-    """Rows a second that no number of workers exceeds, as of a store; 0: none."""
+    """The most rows a second with any number of workers, as a store may impose; 0: no such limit."""
     tail: float = 0.0
     """Coefficient of variation of an item's cost; above 1 is heavy-tailed."""
     burst_factor: float = 1.0
-    """By how much the waiting part grows during a burst."""
+    """The factor by which the waiting part grows during a burst."""
     burst_every_s: float = 0.0
     """Mean seconds between bursts; 0: none."""
     burst_s: float = 0.0
     drift: float = 0.0
-    """Random walk of the cost's logarithm: standard deviation after a second (after t: times the root of t)."""
+    """The random walk of the cost's logarithm: its standard deviation after a second (after t seconds: times the root
+    of t)."""
     item_bytes: float = 0.0
-    """Memory of an item while a worker has it; 0: its rows' bytes."""
+    """Memory of an item while a worker holds it; 0: its rows' bytes."""
     worker_bytes: float = 0.0
-    """Memory a thread worker holds for itself."""
+    """Memory that a thread worker holds for itself."""
     process_bytes: float = 50.0 * MIB
-    """Memory a process worker holds for itself."""
+    """Memory that a process worker holds for itself."""
     start_s: float = 0.0
-    """Seconds until a new thread worker works."""
+    """Seconds until a new thread worker begins to work."""
     process_start_s: float = 1.0
     process_cost_s: float = 0.0
-    """Seconds more an item costs in a process, for crossing over."""
+    """Additional seconds that an item costs in a process, for the transfer."""
     backends: tuple[str, ...] = ("thread",)
     fusable: bool = False
-    """The workers of the stage before can do its work as well."""
+    """Whether the workers of the stage before can do this stage's work as well."""
     max_workers: int = 0
-    """Most workers; 0: as many as the host has cores (at least 8)."""
+    """The most workers; 0: as many as the host has cores (at least 8)."""
     buffer_items: float = 2.0
-    """Items that may wait behind the stage, where no knob says how much may."""
+    """Items that may wait behind the stage, where no knob sets a limit."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -109,32 +110,32 @@ class SimStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimMachine:
-    """Where the pipeline runs."""
+    """The machine on which the pipeline runs."""
 
     cores: float = 8.0
-    """Cores the pipeline may use: what a snapshot calls its quota."""
+    """Cores that the pipeline may use: the `cpu_quota` of a snapshot."""
     host_cores: int = 0
-    """Cores of the host, the most workers a stage may have unless it says otherwise; 0: `cores`."""
+    """Cores of the host, and the most workers of a stage that sets no other limit; 0: `cores`."""
     neighbour_cores: float = 0.0
-    """Cores that somebody else takes: no counter says so."""
+    """Cores that another program takes; no counter shows it."""
     speed: float = 1.0
     smt: float = 1.0
-    """What a core's second thread adds, as a share of the first: the upper half of `cores` are second threads."""
+    """What a core's second thread adds, as a share of the first. The upper half of `cores` are second threads."""
     bandwidth: float = 0.0
-    """Bytes of rows a second that memory can move for the memory-bound parts; 0: never short."""
+    """Bytes of rows a second that memory can move for the memory-bound parts; 0: unlimited."""
     convoy: float = 0.05
-    """How much of the interpreter lock each further contender wastes."""
+    """The share of the interpreter lock that each further contender wastes."""
     handover_s: float = 0.0
     """Processor seconds that an item takes from one stage's workers to the next one's."""
     switch_cost: float = 0.03
     """Share of the cores lost when twice as many threads as cores want to run."""
     memory_limit: float = 64.0 * GIB
     base_bytes: float = 512.0 * MIB
-    """Memory before the first worker."""
+    """Memory in use before the first worker starts."""
     memory_lag_s: float = 1.0
-    """Seconds after which freed memory has gone back (by two thirds)."""
+    """Seconds after which two thirds of freed memory are given back."""
     timer_noise: float = 0.02
-    """Standard deviation of what the timers report, as a share."""
+    """Standard deviation of the timers' reports, as a share."""
 
     def __post_init__(self) -> None:
         _check(self, 0.05, "cores")
@@ -151,13 +152,13 @@ class Consumer:
 
     batch_rows: int = 8192
     step_s: float = 0.0
-    """Seconds of a step without any wait; 0: it takes all that comes."""
+    """Seconds of a step without any wait; 0: the trainer takes all that comes."""
     cpu: float = 0.0
     """Share of the step that runs on cores of this machine."""
     cores: float = 1.0
-    """Cores it uses while it does."""
+    """Cores that it uses during that share."""
     interference: float = 0.0
-    """How much longer that share takes if as many threads as there are cores want to run beside it in vain."""
+    """How much longer that share takes if as many more threads as there are cores want to run but cannot."""
 
     def __post_init__(self) -> None:
         _check(self, 1, "batch_rows")
@@ -167,7 +168,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueCosts:
-    """A pipeline as it truly is at one moment. Equal to itself alone, which makes it a cheap key."""
+    """A pipeline as it truly is at one moment. It is equal only to itself, which makes it a cheap key."""
 
     machine: SimMachine
     stages: tuple[SimStage, ...]
@@ -175,9 +176,9 @@ class TrueCosts:
 
 
 class Load:
-    """A truth with so many workers of such back ends: plain numbers, made once per change, for the inner loop.
+    """A truth with given workers and back ends as plain numbers, made once per change, for the inner loop.
 
-    `heads` gives for each stage that whose workers do its work. A stage that is fused takes no time of its own."""
+    `heads` gives, for each stage, the stage whose workers do its work. A fused stage takes no time of its own."""
 
     __slots__ = ("bandwidth", "batch", "cap", "consumer_cores", "consumer_cpu", "consumer_wait", "convoy", "cores",
                  "cpu", "crowd", "handover", "kappa", "lock", "memory", "rows", "shares", "smt", "switch", "traffic",
@@ -195,7 +196,8 @@ class Load:
         contending = consumer.cores * consumer.cpu
         self.handover = [machine.handover_s / machine.speed * (i > 0) for i in range(len(truth.stages))]
         self.shares = [[(i, 1.0, 1.0)] for i in range(len(truth.stages))]
-        """Of each stage's workers: whose work they do, and its shares of their time and of their processor time."""
+        """For each stage's workers: the stages whose work they do, with their shares of the time and of the processor
+        time."""
         for i, stage in enumerate(truth.stages):
             n, factor = self.workers[heads[i] if heads else i], factors[i] if factors else 1.0
             process = backends[i] == "process"
@@ -216,7 +218,7 @@ class Load:
         for head in {h for i, h in enumerate(heads) if h != i}:
             self._fuse([i for i, h in enumerate(heads) if h == head])
         self.crowd = [1 + kappa * n * (n - 1) for kappa, n in zip(self.kappa, self.workers, strict=True)]
-        """By how much dearer a row is while all workers are at work."""
+        """The factor by which a row is dearer while all workers are at work."""
         self.batch = float(consumer.batch_rows)
         pressure = max(0.0, contending / self.cores - 1.0) if consumer.cpu else 0.0
         self.consumer_cpu = consumer.step_s * consumer.cpu / machine.speed * (1 + consumer.interference * pressure)
@@ -225,7 +227,7 @@ class Load:
 
 
     def _fuse(self, group: list[int]) -> None:
-        """The first stage's workers do the work of all."""
+        """Lets the first stage's workers do the work of all."""
         head = group[0]
         times = [self.rows[head] / self.rows[i] for i in group]
         cpu = [(self.cpu[i] + self.memory[i]) * n for i, n in zip(group, times, strict=True)]
@@ -241,7 +243,7 @@ class Load:
 
 
 class Flow:
-    """The rates at one moment. Lists have one entry a stage and, last, the consumer's."""
+    """The rates at one moment. Lists have one entry for each stage and, last, one for the consumer."""
 
     __slots__ = ("busy", "cpu_per_item", "factors", "rates", "used_cores")
 
@@ -250,17 +252,18 @@ class Flow:
         self.rates = rates
         """Rows a second."""
         self.busy = busy
-        """Share of the workers at work, 0 to 1."""
+        """Share of the workers that are at work, 0 to 1."""
         self.cpu_per_item = cpu_per_item
         self.used_cores = used_cores
         self.factors = factors
-        """Slow-down by cores, bandwidth, lock and second threads: the next call's first guess."""
+        """The slow-down by cores, bandwidth, lock and second threads, as the next call's first guess."""
 
 
 def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores: float = 0.0,
          guess: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)) -> Flow:
-    """Rates of all stages: each as fast as its workers can, but no faster than what comes in where the queue before it
-    is `empty`, nor than what goes out where the queue behind it is `full`. `overhead_cores` go to worker start-ups."""
+    """The rates of all stages. Each is as fast as its workers can be, but no faster than its input where the queue
+    before it is `empty`, or than its output where the queue behind it is `full`. `overhead_cores` are used by starting
+    workers."""
     count = len(load.workers)
     slow, slow_memory, slow_lock, smt = guess
     stages = list(zip(load.workers, load.rows, load.cpu, load.memory, load.lock, load.waiting, load.crowd, load.cap,
@@ -307,7 +310,7 @@ def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores
         used += rates[count] / load.batch * cpu_item[count]
         available = cores_for_work / (1 + load.switch * max(0.0, runnable / load.cores - 1))
         ratio = used / available
-        # Where much of the time is waiting, rates hardly answer to the factor: longer steps while the sign stays.
+        # Where much of the time is waiting, rates hardly depend on the factor: longer steps while the sign stays.
         stride = min(8.0, stride * 1.6) if (ratio > 1) == rising else max(0.6, stride * 0.4)
         rising = ratio > 1
         wanted = max(1.0, slow * ratio ** stride)
@@ -329,13 +332,13 @@ def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores
 
 def steady(truth: TrueCosts, workers: Sequence[float], backends: Sequence[str],
            bursts: Sequence[float] = ()) -> Flow:
-    """The rates once every queue has settled: all stages go at the pace of the slowest."""
+    """The rates once every queue has settled: all stages have the pace of the slowest."""
     linked = [True] * len(workers)
     return flow(Load(truth, workers, backends, bursts=bursts), linked, linked)
 
 
 def memory_need(truth: TrueCosts, workers: Sequence[float], backends: Sequence[str], queue_bytes: float) -> float:
-    """Bytes in use if every worker has an item and the queues hold `queue_bytes`."""
+    """The bytes in use if every worker has an item and the queues hold `queue_bytes`."""
     return truth.machine.base_bytes + queue_bytes + sum(
         n * (s.held_bytes + (s.process_bytes if b == "process" else s.worker_bytes))
         for s, n, b in zip(truth.stages, workers, backends, strict=True))

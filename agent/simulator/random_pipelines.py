@@ -22,7 +22,7 @@ _Values = dict[str, Any]
 
 
 def training(seed: int) -> Scenario:
-    """A pipeline to learn from; every other one changes on its way."""
+    """A pipeline to learn from; every other one changes during its run."""
     if not 0 <= seed < HELD_OUT_SEEDS:
         raise ValueError(f"seed {seed}: training's are from 0 to {HELD_OUT_SEEDS - 1}")
     random = np.random.default_rng((1, seed))
@@ -52,11 +52,11 @@ def training(seed: int) -> Scenario:
 
 
 def held_out(number: int, *, changing: bool) -> Scenario:
-    """The held-out pipeline of that number, with or without changes on its way."""
+    """The held-out pipeline of that number, with or without changes during its run."""
     random = np.random.default_rng((2, HELD_OUT_SEEDS + number, int(changing)))
     cores = int(random.choice([2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128]))
     count = int(random.integers(2, 10))
-    row_s = float(10 ** random.uniform(-5.5, -4))  # of the whole pipeline
+    row_s = float(10 ** random.uniform(-5.5, -4))  # seconds a row of the whole pipeline
     shares = random.dirichlet(np.full(count, 0.7))
     width = float(random.gamma(2, 120)) + 20
     stages = []
@@ -83,26 +83,27 @@ def held_out(number: int, *, changing: bool) -> Scenario:
 
 
 def _cores_bound(stages: list[SimStage], cores: float) -> float:
-    """Rows a second if only the cores counted."""
+    """The rows a second if only the cores limited them."""
     return cores / max(1e-12, sum(s.cost_s * max(s.cpu, 0.05) / s.rows_per_item for s in stages))
 
 
 def _memory(stages: list[SimStage], cores: float, generosity: float) -> float:
-    """A limit: what one item a stage needs at least, and `generosity` times what the cores could keep in flight."""
+    """A memory limit: the least for one item in each stage, and `generosity` times what the cores could keep in
+    flight."""
     least = 512 * MIB + sum(s.held_bytes + s.rows_per_item * s.bytes_per_row for s in stages)
     mean = sum(s.held_bytes for s in stages) / len(stages)
     return min(1024 * GIB, 1.5 * least + generosity * 2 * cores * mean + 200 * MIB)
 
 
 def _consumer(random: np.random.Generator, bound: float, batch: int) -> Consumer:
-    """Every third trainer takes all it can get; the others between a third of what the cores give and more."""
+    """A trainer. Every third one takes all it can get; the others take from 0.3 to 1.3 times what the cores allow."""
     if random.random() < 1 / 3:
         return Consumer(batch_rows=batch)
     return Consumer(batch_rows=batch, step_s=batch / (bound * float(random.uniform(0.3, 1.3))))
 
 
 def _changing(scenario: Scenario, random: np.random.Generator, first: float, second: float) -> Scenario:
-    """Two changes: something else than before from `first` on, something else again from `second` on."""
+    """Adds two changes to a scenario, one from `first` on and another from `second` on."""
     changes = []
     for at in (first, second):
         kind = random.choice(["cost", "cores", "demand"] if scenario.consumer.step_s else ["cost", "cores"])

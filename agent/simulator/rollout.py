@@ -1,4 +1,4 @@
-"""One policy through one scenario: `run` → `Rollout`, and what an outcome is worth beside the clairvoyant's."""
+"""Runs one policy through one scenario: `run` → `Rollout`, and compares the outcome with the clairvoyant's."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 
-_END_SHARE = 0.2  # of the scenario: what `end_score` looks at
+_END_SHARE = 0.2  # of the scenario: the part for `end_score`
 _WINDOW = 10  # intervals over which `worst_score` compares
 _START = 30  # intervals after the start, and after a change, that `worst_score` and `stall` leave out
-_SHORT, _FILL, _LEAN = 0.75, 0.95, 2.0  # of the memory limit: where it matters; what is filled by oneself; by leaning
+_SHORT, _FILL, _LEAN = 0.75, 0.95, 2.0  # of the memory limit: short; filled alone; with the governor
 _BACK = 0.95  # of the reference: recovered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What came of a run. The lists have one entry per interval."""
+    """The outcome of a run. The lists have one entry per interval."""
 
     scenario: Scenario
     rows: float
@@ -32,16 +32,16 @@ class Rollout:
     workers: tuple[int, ...]
     changed: tuple[bool, ...]
     peak_memory: float
-    """Largest memory as a share of the limit in force."""
+    """The largest memory use as a share of the limit in force."""
     killed: bool
     governor_acted: bool
-    """Where it did not, the run without it is this one."""
+    """Whether the governor stepped in; if not, a run without it would be the same."""
     knobs: Knobs
-    """At the end."""
+    """The knobs at the end."""
 
 
 class _Frozen:
-    """A policy that stops deciding at a moment: what never re-tuning would have given."""
+    """A policy that stops deciding at a moment, to show what never tuning again would have brought."""
 
     def __init__(self, policy: Policy, at: float) -> None:
         self.name, self._policy, self._at, self._last = policy.name, policy, at, None
@@ -59,7 +59,7 @@ class _Frozen:
 
 def run(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True,
         observe: Callable[[Snapshot, Knobs, Reason], None] | None = None) -> Rollout:
-    """The policy decides at the start and after every interval, on a fresh simulator."""
+    """Runs a policy, which decides at the start and after every interval, on a fresh simulator."""
     return _drive(scenario, _simulator(scenario, seed, governor), policy, observe)
 
 
@@ -99,7 +99,7 @@ def _drive(scenario: Scenario, simulator: Simulator, policy: Policy,
 def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
     """The clairvoyant's run under the governor: the denominator of every score.
 
-    Where memory is short it goes twice, once within the limit by itself and once leaning on the governor."""
+    Where memory is short, it runs twice: once within the limit by itself, and once relying on the governor."""
     def go(fill: float) -> Rollout:
         simulator = _simulator(scenario, seed, True)
         return _drive(scenario, simulator, Clairvoyant(simulator.true_at, fill=fill))
@@ -111,7 +111,7 @@ def reference(scenario: Scenario, *, seed: int = 0) -> Rollout:
 
 
 def frozen_rows(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True) -> float:
-    """Rows from the first change on, had the policy stopped deciding there."""
+    """The rows from the first change on, if the policy had stopped deciding there."""
     first = _change_intervals(scenario)[0]
     outcome = run(scenario, _Frozen(policy, first * scenario.interval_s), seed=seed, governor=governor)
     return sum(outcome.rates[first:])
@@ -152,12 +152,12 @@ def metric(condition: Condition, outcome: Rollout, best: Rollout, frozen: float 
 
 
 def score(outcome: Rollout, best: Rollout) -> float:
-    """Rows over the whole scenario, start and transients included, as a share of the clairvoyant's."""
+    """The rows over the whole scenario, start and transients included, as a share of the clairvoyant's."""
     return outcome.rows / max(1e-9, best.rows)
 
 
 def end_score(outcome: Rollout, best: Rollout) -> float:
-    """Rows in the last fifth as a share of the clairvoyant's there."""
+    """The rows in the last fifth as a share of the clairvoyant's there."""
     end = max(1, round(len(outcome.rates) * _END_SHARE))
     return sum(outcome.rates[-end:]) / max(1e-9, sum(best.rates[-end:]))
 
@@ -175,7 +175,7 @@ def _worst(outcome: Rollout, best: Rollout) -> float:
 
 
 def _recovery(outcome: Rollout, best: Rollout, change: int) -> float:
-    """Intervals after a change until three in a row reach 0.95 of the clairvoyant's together."""
+    """The intervals after a change until three in a row together reach 0.95 of the clairvoyant's."""
     for i in range(change, len(outcome.rates) - 2):
         if sum(outcome.rates[i:i + 3]) >= _BACK * sum(best.rates[i:i + 3]):
             return float(i - change)

@@ -25,7 +25,7 @@ class ScenarioError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledChange:
-    """From `at` on, `key` has another value; reached at once, or over `over` seconds."""
+    """A change of the pipeline: from `at` on, `key` goes to another value, at once or over `over` seconds."""
 
     at: float
     key: str
@@ -54,7 +54,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A pipeline and its fate. `truth_at(seconds)` is how it truly is at a moment."""
+    """A pipeline and all that happens to it. `truth_at(seconds)` is how it truly is at a moment."""
 
     name: str
     about: str = ""
@@ -87,7 +87,7 @@ class Scenario:
             raise ScenarioError(f"start: {error}") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to another process: the fields, not what was worked out from them."""
+        """What is sent to another process: the fields, not what was worked out from them."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def _check_memory(self, truth: TrueCosts, path: str) -> None:
@@ -100,7 +100,7 @@ class Scenario:
                                 f"one item in each stage; {math.ceil(least / 0.97)} would do")
 
     def truth_at(self, seconds: float) -> TrueCosts:
-        """How the pipeline truly is at that moment. The same object as long as nothing changes."""
+        """How the pipeline truly is at that moment. It is the same object as long as nothing changes."""
         done = tuple(min(1.0, max(0.0, (math.floor((seconds - c.at) / _STEP_S + 1e-6) * _STEP_S) / c.over))
                      if c.over else float(seconds >= c.at - 1e-9) for c in self.changes)
         return _truth(self._key, done)
@@ -121,13 +121,13 @@ class Scenario:
 
     @functools.cached_property
     def first_knobs(self) -> Knobs:
-        """One worker a stage, or what `start` says."""
+        """The knobs at the start: one worker a stage, or what `start` says."""
         return Knobs(workers={s.name: 1 for s in self.stages} | dict(self.start),
                      backend={s.name: s.backends[0] for s in self.stages})
 
 
 class _Identity:
-    """A scenario as a key: by what it is, not by what it equals (that would hash every stage each time)."""
+    """A scenario as a key, compared by identity and not by value (which would hash every stage each time)."""
 
     __slots__ = ("scenario",)
 
@@ -142,7 +142,7 @@ def _truth(key: _Identity, done: tuple[float, ...]) -> TrueCosts:
     for change, share in zip(scenario.changes, done, strict=True):
         if share > 0:
             before = values.get(change.key, value_of(scenario, change.key))
-            # Geometric where it can be: a cost that grows fivefold grows by the same share every second.
+            # The change is geometric where possible: a cost that grows fivefold grows by the same share every second.
             between = before * (change.value / before) ** share if before > 0 and change.value > 0 else (
                 before + (change.value - before) * share)
             values[change.key] = change.value if share == 1 else between

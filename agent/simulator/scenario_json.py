@@ -1,4 +1,4 @@
-"""Scenarios from JSON, as docs/scenarios.md describes it. Errors name the path of the key: `stages[1].cost_s`."""
+"""Reads scenarios from JSON, as docs/scenarios.md describes it. Errors name the path of the key: `stages[1].cost_s`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHIPPED = Path(__file__).parent / "scenarios"
 
 
 def load(path: str | Path) -> Scenario:
-    """The scenario of a file. Raises ScenarioError, naming the file and the path of the key."""
+    """Reads a scenario from a file. Raises ScenarioError, naming the file and the path of the key."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -37,7 +37,7 @@ def shipped() -> list[Scenario]:
 
 
 def parse(values: Any) -> Scenario:
-    """A scenario from what JSON holds."""
+    """Makes a scenario from parsed JSON."""
     given = _object(values, "", Scenario, leave={"family"})
     for name in ("name", "stages"):
         if name not in given:

@@ -24,7 +24,7 @@ class Summed:
 
 
 def damaged(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -> list[str]:
-    """What is wrong with those of the files that are not as they were written."""
+    """Says what is wrong with each of the named files that is not as it was written."""
     found = []
     for name in names:
         try:
@@ -38,7 +38,7 @@ def damaged(folder: Path, sums: Mapping[str, int], names: Iterable[str]) -> list
 
 
 def _sum(path: Path) -> int:
-    """Of what the disk holds, as far as the system lets go of what it has in memory."""
+    """The checksum of what the disk holds, as far as the system lets go of what it has in memory."""
     value = 0
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

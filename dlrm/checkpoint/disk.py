@@ -19,15 +19,15 @@ def _no_link(path: str, flags: int) -> int:
 
 
 class CheckpointDisk:
-    """A file system's."""
+    """These operations on a real file system."""
 
     def make(self, folder: Path) -> None:
-        """A folder; one that is there already stays as it is."""
+        """Makes a folder; one that is there already stays as it is."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, path: Path, parts: Iterable[Any]) -> None:
-        """A file of these bytes, one after the other; on the disk when this comes back, but perhaps not its name. A
-        link that waits under that name is an OSError."""
+        """Writes a file of these bytes, one after the other. When this returns, the bytes are on the disk, but perhaps
+        not the file's name. A link that waits under that name is an OSError."""
         with open(path, "wb", opener=_no_link) as file:
             for part in parts:
                 file.write(part)
@@ -35,8 +35,8 @@ class CheckpointDisk:
             os.fsync(file.fileno())
 
     def settle(self, folder: Path) -> None:
-        """The names in a folder are on the disk when this comes back. Some file systems of networks have no such call
-        for folders and refuse it; there it is left to them."""
+        """When this returns, the names in a folder are on the disk. Some network file systems refuse this call for
+        folders; there it is left to them."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -47,18 +47,18 @@ class CheckpointDisk:
             os.close(descriptor)
 
     def replace(self, old: Path, new: Path) -> None:
-        """Gives a file another's name, whole or not at all."""
+        """Gives one file the name of another, wholly or not at all."""
         os.replace(old, new)
 
     def remove(self, path: Path) -> None:
-        """A file, an empty folder, or a link (never what it leads to)."""
+        """Removes a file, an empty folder, or a link (never what it leads to)."""
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         else:
             path.unlink()
 
     def write_whole(self, path: Path, text: str) -> None:
-        """A small file whole or not at all, its name on the disk, too."""
+        """Writes a small file wholly or not at all; its name is then on the disk, too."""
         part = path.with_name(path.name + ".part")
         self.write(part, [text.encode()])
         self.replace(part, path)

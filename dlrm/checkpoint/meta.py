@@ -16,7 +16,7 @@ from sluice.etl.table.table import FeatureTable, TableError
 
 LATEST, BEST, META, LAYOUT = "LATEST", "BEST", "meta.json", "layout.json"
 PICKLED = ".metadata"
-"""What older programs had instead of layout.json."""
+"""The file that older programs wrote instead of layout.json."""
 
 
 class CheckpointError(ValueError):
@@ -25,12 +25,12 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta:
-    """Where a run stood, and what it was made of."""
+    """Where a run stood when it was saved, and what it was made of."""
 
     config: dict[str, Any]
     """The run's settings."""
     version: int
-    """Of the feature table."""
+    """The version of the feature table."""
     fingerprint: dict[str, str]
     columns: dict[str, int]
     """Sparse column → rows of its table, in the model's order."""
@@ -43,28 +43,27 @@ class CheckpointMeta:
     rows: int = 0
     """Rows trained since the start of the run."""
     since: int = 0
-    """Step at which this version of the table was taken up, at an epoch's beginning; 0 without --follow."""
+    """Step at which the run moved on to this version of the table, at an epoch's beginning; 0 without --follow."""
     loader: dict[str, Any] = field(default_factory=dict)
     """The loader's position: the next batch is the one after the last trained."""
     knobs: dict[str, Any] = field(default_factory=dict)
-    """What the agent had come to: a resumed run starts with them."""
+    """The knobs that the agent had arrived at: a resumed run starts with them."""
     agent: dict[str, Any] = field(default_factory=dict)
-    """What it had learned of the loader's stages, and on which machine."""
+    """What the agent had learned of the loader's stages, and on which machine."""
     software: dict[str, str] = field(default_factory=dict)
-    """Versions that wrote it."""
+    """The versions of the libraries that wrote the checkpoint."""
     sums: dict[str, int] = field(default_factory=dict)
-    """The checkpoint's other files and their checksums; none in those of older programs."""
+    """The checkpoint's other files and their checksums; empty if an older program wrote it."""
     trained: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Which rows it has seen, over all versions, to know them again: see `sluice.etl.table.census.Census`. Empty in
-    those of older
-    programs."""
+    """Which rows the run has seen, over all versions, so that they can be recognised: see
+    `sluice.etl.table.census.Census`. Empty if an older program wrote it."""
     saved: int = 0
-    """Which save of its run folder it is: a later one has a higher number, whatever its step. 0 in those of older
-    programs."""
+    """Number of this save in its run folder: a later one has a higher number, whatever its step. 0 if an older
+    program wrote it."""
 
     @classmethod
     def of(cls, table: FeatureTable, config: dict[str, Any]) -> CheckpointMeta:
-        """Of a run that has not begun."""
+        """The state of a run that has not begun."""
         return cls(config=config, version=table.version, software=_software(), **_shape(table),
                    trained=Census.of(table.records.values()).trained.to_json())
 
@@ -76,7 +75,7 @@ class CheckpointMeta:
         return replace(now, step=self.step, epoch=self.epoch, rows=self.rows, since=self.step, knobs=self.knobs)
 
     def seen(self) -> Census:
-        """The rows that it was trained on, as far as they can be known again."""
+        """The rows that the run was trained on, as far as they can be recognised."""
         if self.trained:
             return Census.from_json(self.trained)
         try:
@@ -85,7 +84,7 @@ class CheckpointMeta:
             return Census()
 
     def steps_in_all(self, steps: int, epochs: int) -> int:
-        """Of a run that goes on from here up to so many epochs, if one has so many steps from here on."""
+        """The steps of the whole run, if it goes on from here up to `epochs` epochs of `steps` steps each."""
         into = self.loader.get("step", 0)  # the epoch that is under way
         return int(self.step - into + steps * (epochs - self.epoch))
 
@@ -110,7 +109,7 @@ class CheckpointMeta:
             raise CheckpointError(f"the checkpoint does not fit {table.uri}: " + "; ".join(differences))
 
     def other_software(self) -> str | None:
-        """What was written by other versions than are here; None if all are the same."""
+        """Says which libraries had another version when this was written; None if all are the same."""
         now = _software()
         changed = [f"{name} {then} (here {now.get(name, 'none')})" for name, then in self.software.items()
                    if now.get(name) != then]
@@ -122,7 +121,7 @@ class CheckpointMeta:
 
     def write(self, folder: Path, sums: Mapping[str, int], files: CheckpointDisk) -> CheckpointMeta:
         """Makes a checkpoint's folder complete, then moves LATEST to it; CheckpointError if LATEST does not lead there
-        afterwards. Gives what was written."""
+        afterwards. Returns what was written."""
         number = 1 + max((one.number for one in whole(folder.parent)), default=0)
         written = replace(self, sums=dict(sums), saved=number)
         written.put(folder, files)
@@ -140,7 +139,7 @@ class Whole:
     """A complete checkpoint, as far as its place among the others of its run goes."""
 
     number: int
-    """Of its save; 0: unknown."""
+    """The number of its save; 0: unknown."""
     name: str
 
 
@@ -158,7 +157,7 @@ def whole(checkpoints: Path) -> list[Whole]:
 
 
 def superfluous(found: Iterable[Whole], keep: int, needed: Iterable[str]) -> list[str]:
-    """Which of a run's complete checkpoints go: all but the `keep` that were saved last, and none that is needed."""
+    """Which of a run's complete checkpoints may be removed: all but the last `keep`, and none that is needed."""
     names = [one.name for one in sorted(found, key=lambda one: (one.number, one.name))]
     stay = {*names[-keep:], *needed} if keep else set(needed)
     return [name for name in names if name not in stay]
@@ -186,18 +185,18 @@ def chosen(checkpoints: Path, *, take_best: bool) -> tuple[Path, CheckpointMeta]
 
 
 def check(path: Path) -> None:
-    """CheckpointError if a file is not as it was written."""
+    """Raises CheckpointError if a file is not as it was written."""
     refuse(path, damage(path))
 
 
 def damage(path: Path, *, rank: int = 0, ranks: int = 1) -> list[str]:
-    """What is wrong with this rank's part of a checkpoint's files: together the ranks look at all."""
+    """Says what is wrong with this rank's part of a checkpoint's files; together the ranks look at all of them."""
     sums = read_any(path).sums
     return damaged(path, sums, sorted(sums)[rank::ranks])
 
 
 def refuse(path: Path, wrong: list[str]) -> None:
-    """CheckpointError that says what is wrong and which other checkpoints there are, if anything is."""
+    """If anything is wrong, raises a CheckpointError that says what it is and which other checkpoints there are."""
     if not wrong:
         return
     others = [one.name for one in whole(path.parent) if one.name != path.name]
@@ -225,7 +224,7 @@ def mark_best(folder: Path, auc: float, files: CheckpointDisk | None = None) -> 
 
 
 def read(path: Path) -> CheckpointMeta:
-    """What a complete checkpoint says. One whose tensors lie in pickles is refused."""
+    """Reads what a complete checkpoint says of itself. One whose tensors lie in pickles is refused."""
     found = read_any(path)
     if pickled(path, found):
         raise CheckpointError(f"checkpoint {path} was written by an older version of this program, its layout as a "
@@ -235,7 +234,7 @@ def read(path: Path) -> CheckpointMeta:
 
 
 def read_any(path: Path) -> CheckpointMeta:
-    """As `read`, of one that an older program wrote, too."""
+    """Does what `read` does, but also for a checkpoint that an older program wrote."""
     try:
         values = json.loads((path / META).read_text())
         return CheckpointMeta(**{**values, "dense": tuple(values["dense"])})
@@ -244,12 +243,12 @@ def read_any(path: Path) -> CheckpointMeta:
 
 
 def pickled(path: Path, meta: CheckpointMeta) -> bool:
-    """Whether an older program wrote it."""
+    """Whether an older program wrote this checkpoint."""
     return LAYOUT not in meta.sums and (path / PICKLED).exists()
 
 
 def lead(pointer: Path) -> list[str]:
-    """The words of LATEST or BEST, the first of which is a folder beside it."""
+    """The words in LATEST or BEST, the first of which names a folder beside that file."""
     try:
         words = pointer.read_text().split()
     except (OSError, ValueError) as error:

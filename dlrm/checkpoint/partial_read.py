@@ -1,4 +1,4 @@
-"""Parts of a checkpoint's tensors, read without a process group and by any cut: `CheckpointReader`, `TensorBox`."""
+"""Reads any parts of a checkpoint's tensors, without a process group: `CheckpointReader`, `TensorBox`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TensorBox:
 
 
 class CheckpointReader:
-    """The tensors of one checkpoint folder. CheckpointError for one that is damaged, or goes while it is read."""
+    """The tensors of one checkpoint folder. CheckpointError if it is damaged, or disappears while it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,11 +39,11 @@ class CheckpointReader:
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of every tensor: weights under `model.`, the optimisers' states under `tables.` and `dense.`"""
+        """The size of every tensor: weights under `model.`, the optimisers' states under `tables.` and `dense.`"""
         return {key: about.size for key, about in self._tensors.items()}
 
     def read(self, pieces: Iterable[TensorBox]) -> None:
-        """Fills all of them, one file after the other."""
+        """Fills all the boxes, one file after the other."""
         parts: dict[str, list[tuple[str, Any, Any, TensorBox]]] = {}
         for piece in pieces:
             about = self._tensors.get(piece.key)
@@ -84,7 +84,7 @@ class CheckpointReader:
         return self.whole([key])[key]
 
     def rows(self, name: str) -> int:
-        """Of an embedding table."""
+        """The number of rows of an embedding table."""
         return self.sizes[self._weight(name)][0]
 
     def _weight(self, name: str) -> str:
@@ -102,7 +102,7 @@ class CheckpointReader:
 
 @contextmanager
 def _as_ours(path: Path) -> Iterator[None]:
-    """Every failure of the library as ours."""
+    """Turns every failure of the library into a CheckpointError."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, TypeError, IndexError, SafetensorError) as error:
@@ -111,7 +111,7 @@ def _as_ours(path: Path) -> Iterator[None]:
 
 
 def whole_rows(state: Tensor, rows: int) -> Tensor:
-    """A row-wise state of a table that may be cut by columns: [runs × rows], one number a row for each run of columns.
+    """One number for each whole row, from a table's row-wise state that may be cut by columns: [runs × rows].
 
-    Each is the mean of squares over its columns, so their mean is the whole row's."""
+    Each number is the mean of squares over its run of columns, so their mean is the whole row's."""
     return state.view(-1, rows).mean(0)

@@ -1,6 +1,5 @@
-"""Checkpoints: weights, both optimisers' states, and a `CheckpointMeta` with the loader's position. Saved by all ranks
-together,
-while training goes on.
+"""Saves and loads checkpoints: weights, both optimisers' states, and a `CheckpointMeta` with the loader's position. All
+ranks save together, while training goes on.
 
 Each lies in a folder of its own, complete once it holds meta.json; LATEST leads to the one that was saved last. Saved
 tables are cut anew for another number of ranks or another sharding. Nothing in a checkpoint is a pickle.
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoints:
-    """A run's, in one folder: those that were saved last stay, `keep` of them, and the best. Every rank has one and
+    """A run's checkpoints, in one folder: the last `keep` of them stay, and the best. Every rank has such an object and
     calls the same methods."""
 
     def __init__(self, folder: Path, parts: TrainingParts, world: Ranks, *, keep: int,
@@ -55,7 +54,7 @@ class Checkpoints:
         self._pending: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluice-checkpoint")
         self.path: Path | None = None
-        """Of the last one that `save` began."""
+        """The folder of the last checkpoint that `save` began."""
 
     def save(self, meta: CheckpointMeta) -> None:
         """Copies the state and returns; the copy is written meanwhile. LATEST moves when all ranks have written."""
@@ -83,7 +82,8 @@ class Checkpoints:
         self._pending = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Until the last one is complete; CheckpointError if it could not be written. Those before it stay."""
+        """Waits until the last checkpoint is complete; CheckpointError if it could not be written. Earlier ones
+        stay."""
         pending, self._pending = self._pending, None
         try:
             if pending is not None:
@@ -94,12 +94,12 @@ class Checkpoints:
             raise _unwritten(self.path or self.folder, _words(error)) from error
 
     def close(self) -> None:
-        """Ends the writing thread, after what it still writes."""
+        """Ends the writing thread, once it has written what it still has."""
         self._thread.shutdown()
 
     def _place(self, step: int) -> Path:
-        """An empty folder for a checkpoint of this step. Whole ones stay: another one of the same step may be the best,
-        or what LATEST leads to."""
+        """An empty folder for a checkpoint of this step. Complete ones stay: another one of the same step may be the
+        best, or the one that LATEST leads to."""
         self.files.make(self.folder)
         taken = {one.name for one in whole(self.folder)}
         name, number = f"step-{step:09d}", 1
@@ -113,7 +113,7 @@ class Checkpoints:
         return path
 
     def _write(self, path: Path, state: dict[str, Any], meta: CheckpointMeta) -> None:
-        """On all ranks the same way: what stops one of them stops all."""
+        """Writes the checkpoint in the same way on all ranks: what stops one of them stops all."""
         world = self._world
         held = [(key, value) for key, value, _ in _leaves(state)]
         whole_ones = {key: value.nbytes for key, value in held if _is_tensor(value) and not _is_cut(value)}
@@ -143,7 +143,7 @@ class Checkpoints:
         meta.write(path, sums, self.files)
 
     def _together(self, path: Path, act: Callable[[], Any]) -> list[Any]:
-        """What each rank's `act` came to, on every rank; CheckpointError on every rank if one of them failed."""
+        """The results of every rank's `act`, on every rank; CheckpointError on every rank if one of them failed."""
         found, wrong = None, None
         try:
             found = act()
@@ -159,7 +159,7 @@ class Checkpoints:
         raise _unwritten(path, failed[0])
 
     def _needed(self) -> set[str]:
-        """What LATEST and BEST lead to."""
+        """The checkpoints that LATEST and BEST lead to."""
         found = set()
         for name in (LATEST, BEST):
             if (self.folder / name).exists():
@@ -167,7 +167,7 @@ class Checkpoints:
         return found
 
     def _forget(self) -> None:
-        """Once the last one is whole: removes what is superfluous, and what others left half-written."""
+        """Removes superfluous checkpoints, and what others left half-written, once the last one is complete."""
         try:
             complete = whole(self.folder)
             gone = superfluous(complete, self._keep, self._needed())
@@ -179,8 +179,8 @@ class Checkpoints:
 
 
 def owners_of(ranks: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Which rank writes each tensor that is whole on several, if each rank has these, of so many bytes: as evenly as it
-    goes, and the same on every rank."""
+    """Which rank writes each tensor that several ranks hold as a whole. `ranks` has each rank's tensors and their
+    bytes. The work is spread as evenly as possible, and the answer is the same on every rank."""
     load: dict[int, int] = {}
     holders: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
@@ -218,13 +218,13 @@ def load(path: Path, parts: TrainingParts, world: Ranks, *, optimisers: bool = T
 
 
 def check(path: Path, world: Ranks) -> None:
-    """CheckpointError on every rank if a file is not as it was written; each reads its part of them."""
+    """Raises CheckpointError on every rank if a file is not as it was written; each rank reads its part of them."""
     wrong = world.gather_objects(damage(path, rank=world.rank, ranks=world.ranks))
     refuse(path, [text for texts in wrong for text in texts])
 
 
 def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
-    """A state's tensors with the saved ones; its other values become the saved ones."""
+    """Fills a state's tensors with the saved ones; its other values become the saved ones."""
     rows = {f"tables.state.{table}.{key}": state["model"][table].size(0)
             for table, values in state.get("tables", {}).get("state", {}).items() for key in values}
     pieces = []
@@ -245,8 +245,8 @@ def _fill(stored: CheckpointReader, state: dict[str, Any]) -> None:
 
 
 def _recut(now: Any, rows: torch.Tensor) -> None:
-    """A row-wise state of a table that was cut into other runs of columns than now: each run that is cut anew begins
-    with the whole row's."""
+    """Fills the row-wise state of a table that was cut into other runs of columns than now: each new run begins with
+    the state of the whole row."""
     for entry in _entries("", now):
         first = entry.first[0] % len(rows)
         entry.value().copy_(rows[first:first + entry.size[0]])
@@ -265,7 +265,7 @@ def _entries(key: str, value: Any) -> Iterator[TensorEntry]:
 
 
 def _leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
-    """What a state holds, by the names that a checkpoint has for it, and how to put something else in its place."""
+    """Each value of a state: the name that a checkpoint has for it, the value, and a function that replaces it."""
     for key, value in (list(values.items()) if isinstance(values, dict) else enumerate(values)):
         if isinstance(value, dict) or (isinstance(value, list) and any(map(_is_tensor, value))):
             yield from _leaves(value, f"{prefix}{key}.")
@@ -287,7 +287,7 @@ def _state(parts: TrainingParts) -> dict[str, Any]:
 
 
 def _copied(value: Any, world: Ranks) -> Any:
-    """A state's tensors in memory that training does not touch: on the CPU."""
+    """A copy of a state's tensors in memory that training does not touch: on the CPU."""
     if isinstance(value, dict):
         return {key: _copied(inner, world) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -300,7 +300,7 @@ def _copied(value: Any, world: Ranks) -> Any:
 
 
 def _compare(folder: Path, sums: Mapping[str, int]) -> None:
-    """With what the disk holds now."""
+    """Compares the checksums with what the disk holds now."""
     found = damaged(folder, sums, sums)
     if found:
         raise OSError("; ".join(found))

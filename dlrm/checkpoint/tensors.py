@@ -30,11 +30,11 @@ class TensorChunk:
     """A box of a tensor, and where it lies."""
 
     first: tuple[int, ...]
-    """Where it begins in each dimension."""
+    """Where the box begins in each dimension."""
     size: tuple[int, ...]
     file: str
     name: str
-    """In that file."""
+    """The name that it has in that file."""
 
     def __post_init__(self) -> None:
         if Path(self.file).name != self.file or self.file in ("", ".", ".."):
@@ -61,12 +61,12 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A piece that is to be written. `value()` gives it when its turn comes."""
+    """A piece of a tensor that is to be written. `value()` gives it when its turn comes."""
 
     key: str
     dtype: torch.dtype
     whole: tuple[int, ...]
-    """Size of the tensor that it is a piece of."""
+    """Size of the whole tensor that this is a piece of."""
     first: tuple[int, ...]
     size: tuple[int, ...]
     value: Callable[[], Tensor]
@@ -74,11 +74,11 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What layout.json holds."""
+    """The contents of layout.json."""
 
     tensors: Mapping[str, About]
     values: Mapping[str, Any]
-    """What is no tensor, as JSON."""
+    """All values that are not tensors, as JSON."""
 
     def to_json(self) -> str:
         tensors = {key: {"dtype": NAMES[about.dtype], "size": about.size,
@@ -88,7 +88,7 @@ class Index:
 
     @classmethod
     def read(cls, folder: Path) -> Index:
-        """CheckpointError if there is none, or one that makes no sense."""
+        """Reads a folder's layout.json; CheckpointError if there is none, or if it makes no sense."""
         try:
             found = json.loads((folder / LAYOUT).read_text())
             if found["format"] != FORMAT:
@@ -102,7 +102,7 @@ class Index:
 
     @classmethod
     def joined(cls, ranks: Iterable[Mapping[str, Any]], values: Mapping[str, Any]) -> Index:
-        """Of what `write` says of each rank's file. ValueError if a tensor is not there as a whole."""
+        """Makes one index of what `write` returned on each rank. ValueError if a part of a tensor is missing."""
         tensors: dict[str, tuple[torch.dtype, tuple[int, ...], list[TensorChunk]]] = {}
         for rank in ranks:
             for key, dtype, whole, first, size, name in rank["pieces"]:
@@ -116,8 +116,8 @@ class Index:
 
 
 def write(files: CheckpointDisk, folder: Path, file: str, entries: Sequence[TensorEntry]) -> dict[str, Any]:
-    """These pieces as a safetensors file; what a rank tells the others of it: `file`, its checksum `sum`, and the
-    `pieces` in it."""
+    """Writes these pieces as a safetensors file. Returns what a rank tells the others of it: `file`, its checksum
+    `sum`, and the `pieces` in it."""
     header: dict[str, Any] = {}
     pieces, at = [], 0
     for number, entry in enumerate(entries):
@@ -142,7 +142,7 @@ def _bytes(header: Mapping[str, Any], entries: Sequence[TensorEntry]) -> Iterato
 
 
 def overlap(first: Sequence[int], size: Sequence[int], chunk: TensorChunk) -> tuple[list[slice], list[slice]] | None:
-    """What a box shares with a chunk: its place in the box, and in the chunk; None if that is nothing."""
+    """The part that a box shares with a chunk: its place in the box, and in the chunk; None if they share nothing."""
     in_box, in_chunk = [], []
     for begin, length, other, other_length in zip(first, size, chunk.first, chunk.size, strict=True):
         low, high = max(begin, other), min(begin + length, other + other_length)

@@ -1,1 +1,1 @@
-"""AUC, and what to say of it."""
+"""How good a model is: AUC, other figures, and warnings about a model that learns nothing."""

@@ -1,4 +1,4 @@
-"""A model that learns nothing, noticed and explained: `stuck` looks at an evaluation and says what is likely wrong."""
+"""Notices a model that learns nothing: `stuck` looks at an evaluation and says what is likely wrong."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ NEAR = 0.01  # an AUC this close to 0.5 is of no use to anyone, however many row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known when a model is looked at. None: not measured."""
+    """What is known of a model when it is judged. None: not measured."""
 
     step: int
     rows: int
     """Rows of the evaluation."""
     positives: int
-    """Rows of it with label 1."""
+    """Rows of the evaluation with label 1."""
     auc: float | None
-    """0.5: no better than chance. Below: the order is turned round. None: the evaluation had one class only."""
+    """0.5: no better than chance. Less: the order is turned round. None: the evaluation had one class only."""
     ne: float | None = None
-    """Logloss over that of the mean rate. Far above 1: certain and wrong."""
+    """The logloss over that of always predicting the mean rate. Far above 1: certain and wrong."""
     train_ne: float | None = None
-    """The same on the last training batches. Well below 1 beside an AUC of 0.5: learned, but not what is asked."""
+    """`ne` on the last training batches. Well below 1 beside an AUC of 0.5: the model learned, but not what is
+    wanted."""
     spread: float | None = None
     """Standard deviation of the logits. 0: every row gets the same prediction."""
     largest_dense: tuple[str, float] | None = None
     """The dense column with the largest absolute value, and that value."""
     constant: tuple[str, ...] = ()
-    """Sparse columns that had a single id in all rows looked at."""
+    """Sparse columns that had a single id in all evaluated rows."""
     columns: int = 0
-    """Sparse columns there are."""
+    """The number of sparse columns."""
     lr: float | None = None
     """The tables' learning rate at this step."""
 
@@ -44,7 +45,7 @@ def chance(rows: int, positives: int) -> float:
 
 
 def stuck(e: Evidence, *, after: int) -> str | None:
-    """From step `after` on: the text of a warning if the model ranks no better than chance, else None."""
+    """The text of a warning if the model ranks no better than chance at step `after` or later, else None."""
     if e.step < after:
         return None
     if e.auc is None:
@@ -64,7 +65,7 @@ def stuck(e: Evidence, *, after: int) -> str | None:
 
 
 def _causes(e: Evidence) -> list[str]:
-    """What the evidence points at, the surest first."""
+    """The causes that the evidence points at, the surest first."""
     found = []
     if not all(math.isfinite(x) for x in (e.ne, e.train_ne, e.spread) if x is not None):
         found.append("predictions are no longer numbers: lower the learning rate, and fill missing dense features")

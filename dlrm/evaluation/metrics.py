@@ -1,4 +1,4 @@
-"""How good predictions are, exactly: AUC with ties, logloss, normalised entropy, calibration. Rows may have weights.
+"""Measures how good predictions are: AUC with ties, logloss, normalised entropy, calibration. Rows may have weights.
 
 All are over the whole split, in float64, from logits: a sigmoid rounds many large logits to one value.
 """
@@ -21,14 +21,14 @@ class Quality:
     """What an evaluation found. A value that the rows do not define is None."""
 
     auc: float | None
-    """Chance that a positive row is ranked above a negative one, ties counted half. 0.5: no better than chance; 1: a
-    perfect order. None: only one class was there."""
+    """The chance that a positive row is ranked above a negative one, ties counted half. 0.5: no better than chance; 1:
+    a perfect order. None: only one class was there."""
     ne: float | None
-    """Logloss over that of always predicting the mean rate. 1: nothing learned; near 0: certain and right."""
+    """The logloss over that of always predicting the mean rate. 1: nothing learned; near 0: certain and right."""
     logloss: float
-    """Mean −log of the probability given to what happened, in nats. ln 2: a coin; 0: certain and right."""
+    """The mean −log of the probability given to what happened, in nats. ln 2: as a coin; 0: certain and right."""
     calibration: float | None
-    """Predicted over observed positives. 1: right on average; above: too many expected."""
+    """Predicted over observed positives. 1: right on average; more: too many positives were expected."""
     rows: int
     """Rows with a weight above 0."""
 
@@ -54,7 +54,7 @@ def auc(logits: Array, labels: Array, weights: Array) -> float | None:
 
 
 def quality(logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike) -> Quality:
-    """All of it for one split. Rows of weight 0 (padding) count nowhere."""
+    """All measures for one split. Rows of weight 0 (padding) count nowhere."""
     logits, labels, weights = (np.asarray(a, dtype=np.float64) for a in (logits, labels, weights))
     kept = weights > 0
     logits, labels, weights = logits[kept], labels[kept], weights[kept]
@@ -62,7 +62,7 @@ def quality(logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike
 
 
 class Binned:
-    """As `quality`, for more rows than one wants to keep: sums are exact, the AUC is that of logits rounded to bins.
+    """Does what `quality` does, but keeps no rows: sums are exact, the AUC is that of logits rounded to bins.
 
     Bins are 1.5e-4 wide from -20 to 20; two rows in one bin count as a tie. `+` joins what two ranks saw."""
 
@@ -83,12 +83,12 @@ class Binned:
         return both
 
     def to_array(self) -> Array:
-        """For another rank."""
+        """All counts as one array, which can be sent to another rank."""
         return np.concatenate([self._counts.ravel(), self._total])
 
     @classmethod
     def of(cls, array: Array) -> Binned:
-        """What `to_array` gave."""
+        """Restores what `to_array` gave."""
         found = cls()
         found._counts, found._total = array[:2 * _BINS].reshape(2, _BINS), array[2 * _BINS:]
         return found
@@ -101,7 +101,7 @@ class Binned:
 
 
 def _sums(logits: Array, labels: Array, weights: Array) -> Array:
-    """Loss, expected positives, positives, weight, rows."""
+    """The sums of loss, expected positives, positives, weights, and rows."""
     # −log p(label), stable for large logits: log(1 + e^z) − y·z.
     loss = (weights * (np.logaddexp(0, logits) - labels * logits)).sum()
     expected = (weights * np.exp(-np.logaddexp(0, -logits))).sum()

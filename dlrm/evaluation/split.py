@@ -1,4 +1,4 @@
-"""A model looked at over a whole split: how good it is, also by slices, and what would explain it if it is no good."""
+"""Evaluates a model over a whole split: how good it is, also by slices, and what would explain a poor result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EvaluationBatches(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """Of one split, the same on every rank."""
+    """The results on one split, the same on every rank."""
 
     quality: Quality
     slices: Mapping[str, Mapping[int, Quality]]
@@ -59,8 +59,8 @@ class Findings:
 @torch.no_grad()
 def evaluate(parts: TrainingParts, feed: EvaluationBatches, guard: Guard, world: Ranks, *, slices: Sequence[str] = (),
              exact_rows: int = EXACT_ROWS, through: Callable[[Any], Iterable[Batch]] = iter) -> Findings:
-    """Over everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come `through` a gate
-    that may end it."""
+    """Evaluates on everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come `through`
+    a gate that may end the evaluation."""
     names = list(feed.sparse_names)
     places = [names.index(name) for name in slices]
     kept_rows: _Exact | _Rough | None = None
@@ -104,7 +104,7 @@ def evaluate(parts: TrainingParts, feed: EvaluationBatches, guard: Guard, world:
 
 
 class _Exact:
-    """All rows: logit, label, weight, and the ids of each column that is sliced."""
+    """Keeps all rows: logit, label, weight, and the ids of each column that is sliced."""
 
     def __init__(self) -> None:
         self._seen: list[Any] = []
@@ -120,7 +120,7 @@ class _Exact:
 
 
 class _Rough:
-    """Counts in bins. Sliced by the ids that are frequent in the first batch: later ones cannot be made up for."""
+    """Counts in bins. Its slices are the ids that are frequent in the first batch, as no row is kept to go back to."""
 
     def __init__(self, first: Any, world: Ranks) -> None:
         table = np.concatenate(world.gather_objects(first), axis=1)
@@ -146,6 +146,6 @@ class _Rough:
 
 
 def _frequent(ids: Any) -> list[int]:
-    """The most frequent, the most frequent first."""
+    """The most frequent ids, the most frequent first."""
     found, counts = np.unique(ids, return_counts=True)
     return [int(i) for i in found[np.argsort(-counts, kind="stable")][:SLICES]]

@@ -1,4 +1,4 @@
-"""What becomes of an evaluation: written down, told, compared with the best, and, if nothing is learned, explained."""
+"""Evaluates during training: logs each result, compares it with the best, and explains a model that learns nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Validator:
                  journal: Journal | Silence,
                  checkpoints: Checkpoints, steps_per_epoch: int, gate: SyncedBatches,
                  looked: Callable[[], None] = lambda: None) -> None:
-        """`looked()` comes after each evaluation of the validation split."""
+        """`looked()` is called after each evaluation of the validation split."""
         self._config, self._table, self._parts, self._world = config, table, parts, world
         self._journal, self._checkpoints = journal, checkpoints
         self._steps_per_epoch, self._gate, self._looked = steps_per_epoch, gate, looked
@@ -38,7 +38,7 @@ class Validator:
         """Step → AUC on the validation split."""
 
     def measure(self, split: str, meta: CheckpointMeta) -> Findings:
-        """Over a whole split; `Stopped` if the ranks are asked to stop meanwhile."""
+        """Evaluates a whole split; raises `Stopped` if the ranks are asked to stop meanwhile."""
         config, world = self._config, self._world
         sizes = {t.name: t.rows for t in self._parts.layout.columns}
         epochs = round(meta.epoch + (meta.step - meta.since) % self._steps_per_epoch / self._steps_per_epoch, 2)
@@ -58,7 +58,8 @@ class Validator:
         return found
 
     def good_enough(self, meta: CheckpointMeta) -> bool:
-        """Evaluates the validation split, if there is one; True if the AUC that was asked for is reached."""
+        """Evaluates the validation split, if there is one; True if the AUC at which training may end (`stop_auc`) is
+        reached."""
         if "validation" not in self._table.splits:
             return False
         try:

@@ -1,1 +1,1 @@
-"""Going on after the table changed."""
+"""How a run goes on after its table changed."""

@@ -1,5 +1,4 @@
-"""What a newer version of a feature table means for a model that was trained on an older one: `TableDiff`, by
-columns."""
+"""`TableDiff`: what a newer version of a feature table means, by columns, for a model trained on an older one."""
 
 from __future__ import annotations
 
@@ -21,22 +20,22 @@ _ANEW = "its vocabulary was learned anew, so its ids mean other values"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDiff:
-    """From one version to another. Sparse columns of neither list keep their tables as they are."""
+    """The differences between two versions. Sparse columns in none of the lists keep their tables as they are."""
 
     before: int
     after: int
     added: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     grown: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Column → rows before and now: ids are stable, so its rows stay and new ones follow."""
+    """Column → rows of its table before and now: ids are stable, so its rows stay and new ones follow."""
     anew: Mapping[str, str] = field(default_factory=dict)
     """Column → why its table begins anew although the name stayed."""
     dense_added: tuple[str, ...] = ()
     dense_dropped: tuple[str, ...] = ()
     dense_changed: Mapping[str, str] = field(default_factory=dict)
-    """Dense column → what is different about its numbers; its weights stay."""
+    """Dense column → how its numbers differ; its weights stay."""
     lost: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Column → share of its values that are missing or could not be read, before and now, where that has moved."""
+    """Column → share of its values that are missing or could not be read, before and now, where it has changed."""
 
     def keeps(self, column: str) -> bool:
         """Whether what was learned for a column that is there now still holds."""
@@ -44,7 +43,7 @@ class TableDiff:
 
     @property
     def text(self) -> str:
-        """For a person."""
+        """The differences as a person reads them."""
         lines = [f"new column {name!r}: a new table" for name in self.added]
         lines += [f"column {name!r} is gone, and its table with it" for name in self.dropped]
         lines += [f"column {name!r}: {old:,} rows become {new:,}" for name, (old, new) in self.grown.items()]
@@ -62,7 +61,7 @@ class TableDiff:
 
 
 def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
-    """Reads what both versions' operators had learned, where that may differ."""
+    """Compares two versions of a table. Reads what both versions' operators had learned, where that may differ."""
     old = {f.name: f.cardinality or 0 for f in before.fields if f.role in ("sparse", "id_list")}
     new = {f.name: f.cardinality or 0 for f in after.fields if f.role in ("sparse", "id_list")}
     dense = [tuple(f.name for f in table.fields if f.role == "dense") for table in (before, after)]
@@ -94,19 +93,19 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
 
 
 def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]:
-    """Of the newest jobs of both; those of older programs know less, and then less is compared."""
+    """Compares the newest jobs of both versions; those of older programs recorded less, and then less is compared."""
     known = before.unread is not None and after.unread is not None
     old, new = (shares(record.raw_nulls, record.unread if known else None) for record in (before, after))
     return {name: (old[name], new[name]) for name in sorted(new) if name in old and abs(new[name] - old[name]) >= MORE}
 
 
 def _columns(table: FeatureTable) -> dict[str, ColumnSpec]:
-    """How the spec makes each column; nothing is known of a table without one."""
+    """How the spec makes each column; empty for a table without a spec."""
     return {c.name: c for c in table.spec().columns} if table.record.spec else {}
 
 
 def _ids_stay(column: ColumnSpec, before: FittedState | None, after: FittedState | None) -> bool:
-    """Whether all that its operators had learned is still there, at the same places."""
+    """Whether all that a column's operators had learned is still there, at the same places."""
     if before is None or after is None:
         return True
     for key, _, _ in column.fitted:

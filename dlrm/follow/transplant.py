@@ -1,4 +1,4 @@
-"""A checkpoint into a model of other columns: rows, weights and states that still hold go where they belong."""
+"""Moves a checkpoint into a model of other columns: rows, weights and states that still hold go where they belong."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TABLES, _TOWER = "embedding_bags.", "tower."
 
 
 def carry(path: Path, parts: TrainingParts, *, before: CheckpointMeta, now: CheckpointMeta, changes: TableDiff) -> None:
-    """Fills fresh `parts`, which `now` tells of, from the checkpoint in `path`, which `before` tells of. Each rank
-    reads what it holds. What is new keeps its first values, and the dense layers do not heed it until it has learned.
+    """Fills fresh `parts`, which `now` describes, from the checkpoint in `path`, which `before` describes. Each rank
+    reads what it holds. New columns keep their first values, and the dense layers ignore them until they have learned.
     """
     stored = CheckpointReader(path)
     parts.dense.init_state()  # Adam makes its state at the first step only
@@ -62,7 +62,7 @@ def owners_of(layout: TableLayout) -> dict[str, str]:
 
 
 def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, rows_now: int) -> Iterator[TensorBox]:
-    """The first `rows` rows of a table of `rows_now`, or of a state of it, as far as they lie on this rank."""
+    """The first `rows` rows of a table of `rows_now`, or of its optimiser's state, as far as they lie on this rank."""
     if not hasattr(value, "local_shards"):
         if tuple(value.shape) == stored.sizes[key]:
             yield TensorBox(key, value)
@@ -82,7 +82,7 @@ def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, rows_now: i
 
 
 def _spread(old: Tensor, value: Any, rows: int, rows_now: int) -> None:
-    """The rows of a table whose ids are spread by the number of its rows: each goes to where its id is now."""
+    """Fills a table whose ids are spread by the number of its rows: each row goes to where its id is now."""
     ids, how = torch.arange(rows), Compression(kind="spread")
     was, now = (codes(ids, Table(name="", rows=n, width=4), how)[0] for n in (rows, rows_now))
     if old.dim() == 1:
@@ -98,7 +98,7 @@ def _spread(old: Tensor, value: Any, rows: int, rows_now: int) -> None:
 
 
 def _place(stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, tuple[Labels, Labels]]) -> None:
-    """A dense layer's weight, or an optimiser's state of it."""
+    """Fills a dense layer's weight, or the optimiser's state of it."""
     name = key.rpartition(_TOWER)[2] if key.startswith("model.") else key.rpartition(_TOWER)[2].rpartition(".")[0]
     old = stored.whole([key])[key]
     if name in labels and old.dim():
@@ -110,7 +110,8 @@ def _place(stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, 
 
 def _labels(before: CheckpointMeta, now: CheckpointMeta, layout: TableLayout,
             changes: TableDiff) -> dict[str, tuple[Labels, Labels]]:
-    """Weight → what its places were for, and what they are for now. A column that begins anew is none of the old."""
+    """Weight → the features that its places were for, and are for now. A column that begins anew counts as a new
+    one."""
     history = layout.history.name if layout.history is not None else None
     was = [name if changes.keeps(name) else f"{name}, before" for name in before.columns if name != history]
     model = Config.from_dict(now.config).model
@@ -120,7 +121,7 @@ def _labels(before: CheckpointMeta, now: CheckpointMeta, layout: TableLayout,
 
 
 def _flat(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
-    """Tensors by the names that a checkpoint has for them."""
+    """The tensors of a state by the names that a checkpoint has for them."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _flat(f"{prefix}.{key}", value)

@@ -1,4 +1,4 @@
-"""How a run takes up newer versions of its table: which one is next, and the `StartPoint` to go on with on it."""
+"""How a run moves on to newer versions of its table: which one is next, and the `StartPoint` from which to go on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sluice.etl.table.table import FeatureTable
 
 
 def view(table: FeatureTable, config: Config) -> FeatureTable:
-    """The rows of a version that are trained on: all, or, by parts, those that it added."""
+    """The rows of a version that are trained on: all of them, or, when following by parts, those that it added."""
     if config.follow != "parts":
         return table
     new = {job for job, record in table.records.items() if record.version == table.version}
@@ -28,7 +28,7 @@ def view(table: FeatureTable, config: Config) -> FeatureTable:
 
 
 def epochs_of(config: Config, meta: CheckpointMeta) -> int:
-    """Up to which epoch a stretch on one version goes: each part is passed once."""
+    """The epoch at which training on one version ends. When following by parts, each part is passed once."""
     if config.follow != "parts":
         return config.epochs
     finished = bool(meta.loader) and not meta.loader["step"]
@@ -36,7 +36,7 @@ def epochs_of(config: Config, meta: CheckpointMeta) -> int:
 
 
 def later(config: Config, meta: CheckpointMeta) -> int | None:
-    """The version to take up after this place of a run; None within an epoch, or if there is none."""
+    """The version to go on with after this place of a run; None within an epoch, or if there is none."""
     if not config.follow or not meta.loader or meta.loader["step"]:
         return None
     if config.follow == "epochs" and meta.epoch >= config.epochs:
@@ -48,8 +48,8 @@ def later(config: Config, meta: CheckpointMeta) -> int | None:
 
 
 def seen_in(table: FeatureTable, meta: CheckpointMeta, split_moved: str, *, split: str | None = None) -> str:
-    """What of a table's tests, or of one split, a run has trained on, in words; `SplitMoved` unless that is to be
-    accepted."""
+    """Says which rows of a table's tests, or of one split, a run has trained on; raises `SplitMoved` unless that is to
+    be accepted."""
     where = f"version {table.version} of {table.uri}"
     try:
         seen = trained_on(meta.seen(), Census.of(table.records.values()))
@@ -64,7 +64,7 @@ def seen_in(table: FeatureTable, meta: CheckpointMeta, split_moved: str, *, spli
 
 def taken_up(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *,
              split_moved: str = "refuse") -> StartPoint:
-    """The plan to go on with from a checkpoint on another version of its table."""
+    """The plan for going on from a checkpoint with another version of its table."""
     config = Config.from_dict(meta.config)
     before, after = (FeatureTable.open(config.data, v) for v in (meta.version, version))
     seen = seen_in(after, meta, split_moved)
@@ -76,7 +76,7 @@ def taken_up(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *,
 
 
 def _model(model: ModelConfig, changes: TableDiff) -> ModelConfig:
-    """Without what is said of columns that are gone."""
+    """The model's settings without those for columns that are gone."""
     for name in (model.history, model.target):
         if name and name in changes.dropped:
             raise ConfigError(f"version {changes.after} of the table has no column {name!r}, which {model.kind} reads; "
@@ -96,14 +96,14 @@ class StartPoint:
     """Where the run stands: at its beginning, or at the checkpoint in `resume`."""
     resume: Path | None
     go_on: bool
-    """In the run folder there is."""
+    """Whether the run goes on in an existing run folder."""
     pause: int | None = None
-    """Evaluations after which it saves and leaves."""
+    """The number of evaluations after which the run saves and ends."""
     before: CheckpointMeta | None = None
     """What the checkpoint says of itself, if `meta` is on a newer version of the table."""
     changes: TableDiff | None = None
-    """From the one to the other."""
+    """The differences between the table of `before` and that of `meta`."""
     split_moved: str = "refuse"
-    """Whether versions may be taken up whose tests were trained on."""
+    """Whether the run may go on with a version whose tests it has trained on."""
     seen: str = ""
-    """What of the table's tests was trained on, if that was accepted."""
+    """Says which rows of the table's tests were trained on, if that was accepted."""

@@ -19,7 +19,7 @@ _TOWER = "the dense features' own vector"  # no column has this name
 
 
 def labels_of(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> dict[str, Labels]:
-    """For the tower of these features, as `sluice.dlrm.model.towers.build` makes it."""
+    """The labels for the tower of these features, as `sluice.dlrm.model.towers.build` makes it."""
 
     def vector(name: str) -> list[Hashable]:
         return [(name, i) for i in range(config.width)]

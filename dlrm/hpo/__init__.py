@@ -1,1 +1,1 @@
-"""The search for settings."""
+"""The search for good settings of the trainer."""

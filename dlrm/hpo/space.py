@@ -1,4 +1,4 @@
-"""What a search may choose from: `Space`, settings of the trainer by the names of its flags, with their ranges."""
+"""What a search may choose from: a `Space` names flags of the trainer, each with its range."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DEFAULT: dict[str, Any] = {
     "dense-layers": ["64", "128,64", "256,128"],
     "over-layers": ["64", "256,128", "512,256"],
     "model": ["dlrm", "dcn"],
-    "cross-rank": [64],  # dcn's full matrices take several times as long, and come to no more
+    "cross-rank": [64],  # dcn's full matrices take several times as long and bring no more
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Flag → a list of values, or {low, high, log}; of whole numbers if both ends are."""
+    """Flag → a list of values, or {low, high, log}, which means whole numbers if both ends are whole."""
 
     choices: Mapping[str, Any]
 
@@ -45,7 +45,7 @@ class Space:
 
     @classmethod
     def read(cls, path: Path | None) -> Space:
-        """A JSON file's, or the default."""
+        """Reads a space from a JSON file; without one, the default."""
         if path is None:
             return cls(DEFAULT)
         try:
@@ -57,7 +57,7 @@ class Space:
         return cls(found)
 
     def distributions(self) -> dict[str, Any]:
-        """As Optuna has them."""
+        """The choices as Optuna's distributions."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         found: dict[str, Any] = {}
@@ -71,5 +71,5 @@ class Space:
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
-    """As the trainer's command line has them."""
+    """Settings as words of the trainer's command line."""
     return [word for name, value in settings.items() for word in (f"--{name}", str(value))]

@@ -30,19 +30,19 @@ _FIRST = 5  # trials at random, before there is anything to learn from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What a leg of a trial came to."""
+    """The result of a leg of a trial."""
 
     aucs: tuple[float, ...]
-    """On the validation split, since the trial's beginning."""
+    """The AUCs on the validation split, since the trial's beginning."""
     seconds: float
     processor_s: float = 0.0
     stopped: bool = False
-    """Before its end: it can go on."""
+    """Whether the trial stopped before its end, so that it can go on."""
     error: str = ""
 
 
 class TrialRunner(Protocol):
-    """Trains on from where the trial was, until it came to so many evaluations in all, or (None) to its end."""
+    """Trains on from where the trial was, until it has had `until` evaluations in all, or (None) to its end."""
 
     def __call__(self, number: int, settings: dict[str, Any], until: int | None) -> Ended: ...
 
@@ -58,24 +58,25 @@ class Found:
     processor_s: float = 0.0
     legs: int = 0
     state: str = "new"
-    """Then `complete`, `aside` or `fail`."""
+    """`new` at first; then `complete`, `aside` (it may go on later) or `fail`."""
 
     @property
     def auc(self) -> float | None:
-        """The best on the validation split; None if there was none."""
+        """The best AUC on the validation split; None if there was none."""
         return max(self.aucs, default=None)
 
     @property
     def at(self) -> int | None:
-        """Where it is set aside, of LEGS; None if it does not go on. An evaluation more may have slipped in."""
+        """The evaluation in LEGS at which the trial was set aside; None if it does not go on. It may have had one
+        more."""
         return max((n for n in LEGS if n <= len(self.aucs)), default=None) if self.state == "aside" else None
 
 
 class Search:
-    """One search in a folder. Reads what is there; `step` makes one leg of a trial."""
+    """One search, kept in a folder. It goes on from what is there; `step` runs one leg of a trial."""
 
     def __init__(self, folder: Path, space: Space, *, seed: int, plain: bool = False) -> None:
-        """`plain`: at random, and each to its end."""
+        """`plain`: trials are drawn at random, and each goes to its end."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = folder / "trials.jsonl"
@@ -86,7 +87,7 @@ class Search:
             if lines and lines[0].get(name) != value:
                 raise ConfigError(f"search: {folder} was begun with another {name}; choose another folder")
         self.legs = [Found(**{**line, "aucs": tuple(line["aucs"])}) for line in lines[1:]]
-        """What was known of its trial after each leg, in order."""
+        """All legs in order: for each, what was known of its trial afterwards."""
         # Written anew: a crash may have torn the last line.
         self._file.write_text("".join(json.dumps(line) + "\n" for line in lines or [asked]))
 
@@ -97,11 +98,11 @@ class Search:
 
     @property
     def seconds(self) -> float:
-        """Of all trials so far."""
+        """The seconds that all trials took so far."""
         return sum(one.seconds for one in self.found)
 
     def step(self, run: TrialRunner, *, more: bool = True) -> Found | None:
-        """One more leg: of the trial that is to go on, else, if there may be `more` of them, of a new one."""
+        """Runs one more leg: of the trial that is to go on, or else, if there may be `more` trials, of a new one."""
         found = self.found
         one = going_on(found, more=more)
         if one is None and not more:
@@ -120,7 +121,7 @@ class Search:
         return one
 
     def _proposed(self, found: Sequence[Found]) -> dict[str, Any]:
-        """Settings of the next trial: the same for the same trials before it."""
+        """The settings of the next trial. They are the same whenever the trials before it are."""
         seed = self._seed * 100_003 + len(found)
         sampler = optuna.samplers.RandomSampler(seed=seed) if self._plain else optuna.samplers.GPSampler(
             seed=seed, n_startup_trials=_FIRST)
@@ -133,7 +134,7 @@ class Search:
 
 
 def latest(legs: Sequence[Found]) -> list[Found]:
-    """Each trial after its last leg."""
+    """What is known of each trial after its last leg."""
     return list({one.number: one for one in legs}.values())
 
 
@@ -153,8 +154,8 @@ def going_on(found: Sequence[Found], *, more: bool = True) -> Found | None:
 
 
 def expected(found: Sequence[Found]) -> list[float]:
-    """The AUC at its end of each trial: where it was set aside, and what others gained from there on, on average. A
-    failed one has the least of all."""
+    """The AUC that each trial would have at its end: what it had when it was set aside, plus what others gained from
+    there on, on average. A failed one has the least of all."""
     def at(one: Found, evaluation: float) -> float:
         return max(one.aucs) if evaluation == math.inf else one.aucs[int(evaluation) - 1]
 

@@ -25,7 +25,7 @@ _LATE = ("sluice.dlrm.train", "sluice.dlrm.training.assemble", "sluice.dlrm.foll
          "sluice.dlrm.run_plan", "sluice.dlrm.training.trainer", "sluice.dlrm.training.signals",
          "sluice.agent.report.page", "pandas", "tensorboardX",
          "torch.distributed.optim", "torchrec.distributed.fbgemm_qcomm_codec")
-"""What the trainer, or a library of it, imports only once it begins."""
+"""Modules that the trainer, or one of its libraries, imports only once it begins."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _import() -> None:
-    """Nothing here starts a GPU: that is left to the trainer."""
+    """Imports all that a trainer needs. This starts no GPU: that is left to the trainer."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # libraries ask for one while they are imported
     for name in _LATE:
         import_module(name)
@@ -55,7 +55,7 @@ def _import() -> None:
 
 
 def _train(asked: dict[str, Any]) -> NoReturn:
-    """In the new process: as the trainer's own command line would, its output in the log."""
+    """Trains in the new process as the trainer's own command line would, with its output in the log."""
     from sluice.dlrm import train
     from sluice.dlrm.liveness.rank_exit import RankExit, with_launcher
 

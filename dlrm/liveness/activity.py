@@ -1,4 +1,4 @@
-"""Whether all ranks go on: what each says of itself (`Activity`, `Beat`), and what follows from it (`verdict`)."""
+"""Tells whether all ranks go on: each reports what it does (`Activity`, `Beat`), and `verdict` judges the reports."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ _LEAST_S, _TIMES, _MEASURED = 10.0, 20.0, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What a rank is at."""
+    """One report of a rank: what it is doing."""
 
     count: int
-    """Phases it has begun. Ranks go through the same ones together, so the one with the fewest is waited for."""
+    """How many phases the rank has begun. Ranks go through the same phases together, so all wait for the one with the
+    fewest."""
     phase: str
     waits: bool
-    """Whether it waits there for the other ranks alone."""
+    """Whether the rank does nothing in this phase but wait for the other ranks."""
     age_s: float
-    """Since it last got anywhere in this phase."""
+    """The seconds since it last made progress in this phase."""
     limit_s: float | None
-    """After which that is too long; None: it may take as long as it likes."""
+    """The age at which it counts as standing still; None: this phase may take any time."""
     silence_s: float
-    """How long it may say nothing at all before it counts as standing still."""
+    """How long the rank may report nothing at all before it counts as standing still."""
     process: int
     parent: int
     over: bool = False
-    """It has nothing to do any more."""
+    """Whether the rank has finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Ranks that stand still, and what is to be said of it."""
+    """Ranks that stand still, and what to tell the user."""
 
     ranks: tuple[int, ...]
     silent: bool
-    """Nothing at all is heard of them."""
+    """Whether nothing at all is heard of these ranks."""
     text: str
 
 
 def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
-    """What to think of the ranks' last words, if each is so many seconds old. None: they go on, or may yet.
+    """Judges the ranks' last reports, each with its age in seconds. None: the ranks go on, or may yet.
 
-    No rank stands still as long as another gets anywhere: they meet before every batch."""
+    No rank stands still as long as another makes progress: they meet before every batch."""
     there = {rank: (beat, silent) for rank, (beat, silent) in beats.items() if not beat.over}
     silent = {rank: beat for rank, (beat, seconds) in there.items() if seconds > beat.silence_s}
     if silent:
@@ -72,7 +73,8 @@ def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
 
 
 class Activity:
-    """A rank's own. The main thread says what it begins; another one may ask for the `Beat` at any time."""
+    """What this rank is doing. The main thread says what it begins; another thread may ask for the `Beat` at any
+    time."""
 
     def __init__(self, *, most_s: float = MOST_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._most_s, self._clock = most_s, clock
@@ -88,7 +90,8 @@ class Activity:
 
     @property
     def step_limit_s(self) -> float:
-        """For what belongs to a step: by the slowest of the last hundred steps, once there are a few."""
+        """The limit for what belongs to a step: it follows the slowest of the last hundred steps, once there are a
+        few."""
         if not self._measured:
             return self._unmeasured_s
         return min(self._most_s, max(_LEAST_S, _TIMES * max(self._steps)))
@@ -99,11 +102,12 @@ class Activity:
 
     @property
     def _unmeasured_s(self) -> float:
-        """Where nothing says how long is usual: pipelines fill and kernels are compiled before the first batches."""
+        """The limit while no usual length is known: pipelines fill and kernels are compiled before the first
+        batches."""
         return max(self._most_s, MOST_S)
 
     def fetches(self, number: int, work: Callable[[], Any]) -> None:
-        """It waits for its next batch; as long as `work()` changes, its loader gets somewhere."""
+        """The rank waits for its next batch; as long as `work()` changes, its loader makes progress."""
         now = self._clock()
         with self._lock:
             if self._stepped is not None:
@@ -127,7 +131,8 @@ class Activity:
 
     @contextmanager
     def apart(self, what: str) -> Iterator[None]:
-        """While it lasts the rank does something that has no usual length, and no part in a step's."""
+        """While this context lasts, the rank does something that has no usual length and does not count as part of a
+        step."""
         before, began = (self._phase, self._waits, self._limit, self._work), self._clock()
         self._begin(what, limit=None)
         try:

@@ -1,4 +1,4 @@
-"""Ranks hear of each other: each says every second what it is at, two judge, and all end if one stands still."""
+"""Heartbeats: every second each rank reports what it is doing, two judge, and all end if one stands still."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ def _key(rank: int) -> str:
 
 
 class Heartbeat:
-    """A context around training, with a thread that speaks through a clone of the process group's store: `check` comes
+    """A context around training, with a thread that reports through a clone of the process group's store: `check` comes
     before `get`, and nothing ever waits."""
 
     def __init__(self, store: Any, rank: int, ranks: int, activity: Activity, ending: RankExit, *,
                  workers: Callable[[], str] = str, every_s: float = 1.0,
                  clock: Callable[[], float] = time.monotonic,
                  kill: Callable[[list[Beat]], None] | None = None) -> None:
-        """`workers()` gives the stacks of worker processes. `kill` ends ranks beside this one that say nothing."""
+        """`workers()` gives the stacks of worker processes. `kill` ends other ranks on this machine that report
+        nothing."""
         self._store, self._rank, self._ranks = store.clone(), rank, ranks
         self._activity, self._ending, self._every_s, self._clock = activity, ending, every_s, clock
         self._workers, self._kill = workers, kill or _ended
@@ -46,7 +47,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="sluice-pulse", daemon=True)
 
     def __enter__(self) -> Heartbeat:
-        # A rank whose interpreter is held by a library says no more than this: it needs no lock of it.
+        # This works even in a rank whose interpreter is held by a library: it does not need the interpreter's lock.
         faulthandler.register(signal.SIGUSR2, file=sys.__stderr__ or 2, all_threads=True)
         self._thread.start()
         return self
@@ -63,7 +64,7 @@ class Heartbeat:
             self._say(over=True)
 
     def step(self) -> None:
-        """Says what this rank is at; then judges, if it is one of those that do, and does what was judged."""
+        """Reports what this rank is doing; then judges, if it is one of the judges, and acts on the verdict."""
         self._say()
         found = self._judge() if self._rank < _JUDGES else None
         if found is not None and not self._store.check([_VERDICT]):
@@ -80,8 +81,8 @@ class Heartbeat:
         return verdict({rank: (_beat(text), silent) for rank, (text, silent) in self._listen().items()})
 
     def _listen(self) -> Mapping[int, tuple[bytes, float]]:
-        """Rank → its last word, and for how long it said nothing else. Time in which this rank itself did not listen
-        counts for nothing: it may have stood still with all others."""
+        """Rank → its last report, and for how long it has sent no other. Time in which this rank itself did not listen
+        does not count: it may have stood still with all others."""
         now = self._clock()
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self._every_s)
         self._looked = now
@@ -111,8 +112,8 @@ def _beat(text: bytes) -> Beat:
 
 
 def _ended(beats: list[Beat]) -> None:
-    """Ranks of this machine's own torchrun that say nothing: asked for their stacks, then ended. One that was stopped
-    answers nothing, and heeds no other signal."""
+    """Ends ranks of this machine's own torchrun that report nothing, after asking for their stacks. A stopped process
+    gives no answer, and obeys no other signal."""
     for number, wait_s in ((signal.SIGUSR2, _ANSWER_S), (signal.SIGKILL, 0.0)):
         for beat in beats:
             with suppress(OSError):

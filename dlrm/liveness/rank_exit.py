@@ -1,4 +1,4 @@
-"""How a rank ends when its main thread cannot: it says why, gives back what others would miss, and is gone."""
+"""Ends a rank whose main thread cannot: it says why, gives back what others would miss, and ends the process."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ _GRACE_S = 3.0
 
 
 class RankExit:
-    """Whoever ends the process first has the last word: the main thread, after `mine()`, or another one by `leave`."""
+    """Lets exactly one thread end the process: the main thread, after `mine()`, or another one by `leave`."""
 
     def __init__(self, *, first: bool, leave: Callable[[int], None] = os._exit) -> None:
         self.before: list[Callable[[], None]] = []
-        """What is done before the process is gone, the last one first; what hangs is left after a while."""
+        """What is called before the process ends, the last one first; a call that hangs is left after a while."""
         self.first = first
-        """Whether its words are those of all ranks: a line of JSON on standard output is among them."""
+        """Whether this rank speaks for all ranks; that includes a line of JSON on standard output."""
         self._leave = leave
         self._word = threading.Lock()
 
     def mine(self) -> None:
-        """The main thread goes on to end the process. It comes back only if no other thread does so."""
+        """Says that the main thread will end the process. It returns only if no other thread is doing so."""
         self._word.acquire()
 
     def leave(self, text: str, *, speak: bool | None = None) -> None:
-        """Ends the process with 1, from any thread, unless the main thread is about to. `speak`: instead of `first`."""
+        """Ends the process with 1, from any thread, unless the main thread is about to. `speak` takes the place of
+        `first`."""
         if not self._word.acquire(blocking=False):
             return
         with suppress(OSError):  # whoever read it may be gone
@@ -51,15 +52,15 @@ class RankExit:
 
 
 def with_torchrun(ending: RankExit) -> None:
-    """As `with_launcher`, if it was torchrun that started this process; a person's shell may go."""
+    """Does what `with_launcher` does if torchrun started this process; a person's shell may end before it."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         with_launcher(ending)
 
 
 def with_launcher(ending: RankExit) -> None:
-    """From now on this process ends soon after the one that started it, should that be killed outright: torchrun tells
-    its ranks only of an end that it lives to see. A thread waits for it; the system's own signal for this would come
-    when the thread that started us ends, which torchrun's may at any time."""
+    """From now on, this process ends soon after the one that started it, should that one be killed outright, as
+    torchrun then cannot tell its ranks. A thread waits for that; the system's own signal for this would come when the
+    thread that started us ends, which torchrun's may at any time."""
     launcher = os.getppid()
     try:
         descriptor = os.pidfd_open(launcher)

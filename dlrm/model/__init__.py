@@ -1,1 +1,1 @@
-"""Tables in, logits out."""
+"""The model: how tables are laid out and made smaller, and the layers that turn a batch into logits."""

@@ -1,4 +1,4 @@
-"""How much each id of a bag counts in its column's vector: `Weighing`, a number an id, made from the bags' lengths."""
+"""How much each id of a bag counts in its column's vector: `Weighing` makes weights from the bags' lengths."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ KINDS = ("sum", "mean", "sqrt", "decay")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighing:
-    """`sum`: 1 each. `mean`: 1 / n of n ids. `sqrt`: 1 / √n, which keeps the length of a vector of n unlike ids.
-    `decay`: the last id 1, the one before it `rate`, then rate², …: for bags whose newest id comes last."""
+    """How the ids of a bag are weighted. `sum`: 1 each. `mean`: each of n ids gets 1 / n. `sqrt`: 1 / √n, which keeps
+    the length of a vector of n unlike ids. `decay`: the last id gets 1, the one before it `rate`, then rate², …: for
+    bags whose newest id comes last."""
 
     kind: str
     rate: float = 1.0
@@ -29,7 +30,7 @@ class Weighing:
 
     @classmethod
     def read(cls, text: str) -> Weighing:
-        """`sum`, `mean`, `sqrt`, `decay:RATE`."""
+        """Reads `sum`, `mean`, `sqrt`, or `decay:RATE`."""
         kind, _, rate = text.partition(":")
         if bool(rate) != (kind == "decay"):
             raise ConfigError(f"bags: {text!r}: write sum, mean, sqrt or decay:RATE")
@@ -40,7 +41,7 @@ class Weighing:
                 f"bags: {text!r}: {rate!r} is no number") from None
 
     def weights(self, lengths: Tensor) -> Tensor:
-        """Of each id, for the bags of these lengths, one after the other."""
+        """The weight of each id, for bags of these lengths, one after the other."""
         count, lengths = int(lengths.sum()), lengths.long()
         if self.kind == "sum":
             return torch.ones(count)

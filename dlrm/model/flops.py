@@ -1,4 +1,4 @@
-"""How many parameters a model's dense side has, and how many operations a sample costs forwards. Needs no torch.
+"""How many parameters a model's dense side has, and how many operations a forward pass costs a sample. Needs no torch.
 
 An operation is a multiplication or an addition of a matrix product: two for each weight that a sample meets. Biases,
 activations, and sums over single elements are left out, as published tables do.
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Of one layer, or of many: counts add."""
+    """The counts of one layer, or of many: counts add."""
 
     parameters: int = 0
     flops: int = 0
-    """For one sample, forwards. Backwards costs about twice as many again."""
+    """Operations for one sample in the forward pass. The backward pass costs about twice as many again."""
 
     def __add__(self, other: LayerCost) -> LayerCost:
         return LayerCost(self.parameters + other.parameters, self.flops + other.flops)
@@ -37,7 +37,7 @@ def mlp(sizes: Sequence[int]) -> LayerCost:
 
 
 def dots(vectors: int, width: int) -> LayerCost:
-    """All pairs, each once; the fused product does both triangles."""
+    """The dot products of all pairs, each counted once, although the fused product computes both triangles."""
     return LayerCost(0, 2 * comb(vectors, 2) * width)
 
 
@@ -60,13 +60,13 @@ def second_order(columns: int, width: int) -> LayerCost:
 
 
 def interests(width: int, steps: int) -> LayerCost:
-    """DIEN's two GRUs and its attention, over a history of so many items."""
+    """DIEN's two GRUs and its attention, over a history of `steps` items."""
     gru = LayerCost(6 * width * width + 6 * width, 12 * width * width * steps)
     return gru + gru + LayerCost(width * width, 2 * width * width + 2 * width * steps)
 
 
 def count(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> dict[str, LayerCost]:
-    """Part → its count, for a tower as `sluice.dlrm.model.towers.build` makes it; `total` last. Embedding tables are
+    """Part → its count, for a tower as `sluice.dlrm.model.towers.build` makes it; `total` is last. Embedding tables are
     not in it."""
     width, over = config.width, [*config.over_layers, 1]
     everything = dense + columns * width

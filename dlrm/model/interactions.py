@@ -133,7 +133,8 @@ class Interests(nn.Module):
 
     @staticmethod
     def auxiliary(states: Tensor, history: Tensor, negatives: Tensor, lengths: Tensor) -> Tensor:
-        """How badly each state tells its next item from one that did not come: mean logloss over all that have one."""
+        """How badly each state tells its next item from one that did not come: the mean logloss over all states with a
+        next item."""
         before, after, other = states[:, :-2], history[:, 1:], negatives[:, 1:]
         real = _within(lengths - 1, after).to(states.dtype)
         softplus = nn.functional.softplus
@@ -147,7 +148,7 @@ def _within(lengths: Tensor, steps: Tensor) -> Tensor:
 
 
 def attention(states: Tensor, query: Tensor, lengths: Tensor) -> Tensor:
-    """Softmax over a history's real steps of ⟨state, query⟩: [B, T]. Zeros for an empty one."""
+    """The softmax of ⟨state, query⟩ over a history's real steps: [B, T]. An empty history gets zeros."""
     real = _within(lengths, states)
     scores = torch.einsum("btw,bw->bt", states, query)
     # A large finite number: minus infinity would make an empty history's weights, and all gradients, NaN.

@@ -1,4 +1,4 @@
-"""Dense features that are no finite numbers: counted by column, and masked where a run asks for it."""
+"""Counts dense features that are not finite numbers, by column, and masks them, if a run is set to do so."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class MissingNumbers:
-    """Counts over a run. What is not a finite number becomes 0, which a normalised column has as its middle."""
+    """Counts over a run. A value that is not a finite number becomes 0, which is the middle of a normalised column."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = tuple(columns)
         self._counts = torch.zeros(len(self._columns), dtype=torch.int64)
 
     def mask(self, dense: Tensor) -> Tensor:
-        """A batch [B, D] without them: the batch itself if it has none."""
+        """The batch [B, D] with those values masked; the batch itself if it has none."""
         if bool(torch.isfinite(dense.sum())):  # one fast pass; a sum of finite numbers may overflow, so look then
             return dense
         wrong = ~torch.isfinite(dense)

@@ -1,5 +1,4 @@
-"""The model: sharded tables over the feature table's columns under a tower, and first weights that no sharding can
-change."""
+"""The model: sharded tables for the table's columns, a tower on top, and first weights that no sharding changes."""
 
 from __future__ import annotations
 
@@ -27,10 +26,10 @@ _BLOCK = 65_536  # rows of a table that get their first weights from one generat
 
 
 class TableLayout:
-    """Which ordinary tables a model has for its columns, and a batch's ids as rows of them."""
+    """Decides which ordinary tables a model has for its columns, and turns a batch's ids into their rows."""
 
     def __init__(self, config: ModelConfig, columns: Sequence[Table], missing: MissingNumbers | None = None) -> None:
-        """`missing` masks dense features that are no finite numbers."""
+        """`missing` masks dense features that are not finite numbers."""
         self.columns, self.missing = tuple(columns), missing
         dien = config.kind == "dien"
         if (bool(config.history), bool(config.target)) != (dien, dien):
@@ -45,7 +44,7 @@ class TableLayout:
                           ) if "wide" in INPUTS[config.kind] else ()
         self.tables = (*self.compressor.tables, *self.wide, *((self.history,) if self.history else ()))
         self.keys = {t.name: [t.name] for t in self.tables}
-        """Table → the features that are looked up in it: of a history, each place by itself."""
+        """Table → the features that are looked up in it: for a history, each of its places is a feature."""
         if self.history is not None:
             self.keys[self.history.name] = [f"{self.history.name}@{n}" for n in range(self.history.longest)]
         self._names = [key for keys in self.keys.values() for key in keys]
@@ -53,10 +52,10 @@ class TableLayout:
         for name in config.bags:
             _named(name, "bags", kept)
         self.weighed = tuple(Weighing.read(config.bags.get(t.name, "sum")) for t in kept) if config.bags else ()
-        """How the ids of each column but the history are weighed; empty: summed up, without weights."""
+        """How the ids of each column but the history are weighted; empty: they are summed up, without weights."""
 
     def features(self, batch: Batch, device: torch.device) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-        """What the model takes, made of a batch; without a copy where nothing is compressed or wide."""
+        """The model's inputs, made from a batch; nothing is copied where nothing is compressed or wide."""
         values, lengths, dense = batch.values, batch.lengths, batch.dense
         if self.missing is not None:
             dense = self.missing.mask(dense)
@@ -85,7 +84,8 @@ class TableLayout:
         return torch.cat([how.weights(n) for how, n in zip(self.weighed, bags, strict=True)])
 
     def _without_history(self, values: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The other columns' ids and lengths; the history's, place by place: all first items, then all second ones."""
+        """The other columns' ids and lengths, and the history's place by place: all first items, then all second
+        ones."""
         assert self.history is not None
         number = self.columns.index(self.history)
         rows = lengths.view(len(self.columns), -1)
@@ -106,10 +106,10 @@ def _named(name: str, what: str, columns: Sequence[Table]) -> Table:
 
 
 class Ranker(nn.Module):
-    """A batch in, one logit a row out."""
+    """The whole model: takes a batch and gives one logit a row."""
 
     def __init__(self, config: ModelConfig, layout: TableLayout, dense: int, *, decay: float = 0.0) -> None:
-        """`decay`: of the vectors that a batch looks up, see OptimConfig.table_decay."""
+        """`decay` pulls the vectors that a batch looks up towards 0, see OptimConfig.table_decay."""
         super().__init__()
         # Tables start without memory: each rank makes only its part, when they are sharded.
         self.tables = EmbeddingBagCollection(device=torch.device("meta"), is_weighted=bool(layout.weighed), tables=[
@@ -141,9 +141,9 @@ class Ranker(nn.Module):
 
 
 class _Decay(torch.autograd.Function):
-    """Nothing forwards; backwards the gradient of decay/2 · ‖x‖², the mean over the rows of a rank.
+    """Does nothing forwards; backwards it adds the gradient of decay/2 · ‖x‖², the mean over the rows of a rank.
 
-    The fused kernels' own weight decay is none on a CPU, without a word; this is the same everywhere."""
+    The fused kernels silently ignore weight decay on a CPU; this is the same everywhere."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, decay: float) -> torch.Tensor:
@@ -164,8 +164,8 @@ def decayed(x: torch.Tensor, decay: float) -> torch.Tensor:
 
 
 def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Weighted cross-entropy over the rows of this rank. Divided by the number of rows, not of weights: the mean over
-    ranks is then that over the global batch."""
+    """Weighted cross-entropy over the rows of this rank. It is divided by the number of rows, not by the sum of
+    weights, so that the mean over ranks is the mean over the global batch."""
     return nn.functional.binary_cross_entropy_with_logits(logits, label, weight, reduction="sum") / len(label)
 
 
@@ -193,7 +193,7 @@ def first_weights(model: nn.Module, seed: int, starts: Mapping[str, tuple[float,
 
 @torch.no_grad()
 def first_bias(model: Any, rate: float) -> None:
-    """The last layer begins at the labels' rate, so that the first steps need not learn it."""
+    """Lets the last layer begin at the labels' rate, so that the first steps need not learn it."""
     rate = min(max(rate, 1e-4), 1 - 1e-4)
     last = [p for name, p in model.named_parameters() if ".tower.over." in f".{name}" and name.endswith("bias")][-1]
     last.fill_(math.log(rate / (1 - rate)))

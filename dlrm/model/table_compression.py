@@ -1,4 +1,4 @@
-"""Smaller tables for many ids, as a choice for each: an id becomes a few codes, each a row of an *ordinary* table.
+"""Smaller tables for many ids, chosen per column: an id becomes a few codes, each a row of an *ordinary* table.
 
 So a compressed table is several EmbeddingBag tables to everything below: sharded, updated, saved and resumed as any
 other. `Compressor` has their list, turns a batch's ids into codes before the model, and `Combine` makes one vector of a
@@ -42,11 +42,12 @@ class Compression:
 
     kind: str = "full"
     rows: int = 0
-    """Of the smaller table; of the remainders' table; of each part's table (the largest prime up to it)."""
+    """The rows of the smaller table; of the remainders' table; of each part's table (the largest prime up to
+    `rows`)."""
     combine: str = "multiply"
-    """Of `quotient`."""
+    """How `quotient` joins its two vectors: `multiply`, `add` or `concat`."""
     parts: int = 4
-    """Of `product`."""
+    """The number of tables that `product` has."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -64,7 +65,8 @@ class Compression:
 
     @classmethod
     def read(cls, text: str) -> Compression:
-        """`full`, `spread`, `modulo:ROWS`, `hash:ROWS`, `quotient:ROWS[:add|concat]`, `product:ROWS[:PARTS]`."""
+        """Reads `full`, `spread`, `modulo:ROWS`, `hash:ROWS`, `quotient:ROWS[:add|concat]` or
+        `product:ROWS[:PARTS]`."""
         kind, *rest = text.split(":")
         try:
             values: dict[str, Any] = {"kind": kind}
@@ -165,21 +167,21 @@ def codes(ids: Tensor, table: Table, how: Compression) -> tuple[Tensor, ...]:
 
 
 def _stride(rows: int) -> int:
-    """How far apart two neighbouring ids are spread: near rows / golden ratio, where any run of ids is spread evenly;
-    prime to rows, so that each id has a row of its own."""
+    """How far apart two neighbouring ids are spread: near rows / golden ratio, where any run of ids is spread evenly,
+    and coprime to rows, so that each id has a row of its own."""
     near = max(1, round(rows * (math.sqrt(5) - 1) / 2))
     return next(n for n in range(near, 0, -1) if math.gcd(n, rows) == 1)
 
 
 def _mix(name: str) -> tuple[int, int]:
-    """A column's own two numbers: the same on each start, and two columns do not collide alike."""
+    """Two numbers of a column's own. They are the same in each run, and two columns do not have the same collisions."""
     digest = hashlib.sha256(name.encode()).digest()
     return (1 + int.from_bytes(digest[:8], "little") % (_PRIME - 1),
             int.from_bytes(digest[8:16], "little") % _PRIME)
 
 
 class Compressor:
-    """Columns' tables as chosen: the list of ordinary tables, and a batch's ids as their rows."""
+    """The columns' tables, compressed as chosen: lists the ordinary tables, and turns a batch's ids into their rows."""
 
     def __init__(self, tables: Sequence[Table], choices: Mapping[str, Compression]) -> None:
         names = [t.name for t in tables]
@@ -190,7 +192,7 @@ class Compressor:
         self.choices = tuple(choices.get(t.name, Compression()) for t in tables)
         self.parts = tuple(part_tables(t, how) for t, how in zip(self.columns, self.choices, strict=True))
         self.tables = tuple(part for parts in self.parts for part in parts)
-        """What the model's EmbeddingBagCollection holds, in the order of `expand`'s keys."""
+        """The tables of the model's EmbeddingBagCollection, in the order of `expand`'s keys."""
         if len({t.name for t in self.tables}) < len(self.tables):
             raise ConfigError("compression: two tables have one name; rename the columns that have an @ in theirs")
 
@@ -207,7 +209,8 @@ class Compressor:
 
     def expand(self, values: Tensor, lengths: Tensor, weights: Tensor | None = None,
                ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """A batch's bags, key-major, one key a column → one key a table. Ids must be within their columns' rows."""
+        """Turns a batch's bags, key-major, from one key a column into one key a table. Ids must be within their
+        columns' rows."""
         per_column = lengths.view(len(self.columns), -1)
         ends = per_column.sum(1, dtype=torch.int64).tolist()
         bags = torch.split(values, ends)
@@ -229,7 +232,7 @@ class Compressor:
 
 
 class Combine(nn.Module):
-    """After the lookup: the parts of each column, pooled, become its one vector. [B, F, W], columns in order."""
+    """Makes one vector of each column's pooled parts after the lookup: [B, F, W], columns in order."""
 
     def __init__(self, compressor: Compressor) -> None:
         super().__init__()
@@ -240,7 +243,7 @@ class Combine(nn.Module):
                          for parts, how in zip(compressor.parts, compressor.choices, strict=True)]
 
     def forward(self, pooled: Any) -> Tensor:
-        """`pooled` has a tensor [B, width] by table: a KeyedTensor, or a dict."""
+        """`pooled` has a tensor [B, width] for each table: a KeyedTensor, or a dict."""
         found = []
         for names, combine in self._columns:
             parts = [pooled[name] for name in names]

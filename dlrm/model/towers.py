@@ -34,7 +34,7 @@ INPUTS = {
 
 
 def build(config: ModelConfig, *, dense: int, columns: int) -> nn.Module:
-    """The tower for so many dense features and pooled embeddings."""
+    """The tower for `dense` dense features and `columns` pooled embeddings."""
     if dense < 1 or columns < 1:
         raise ConfigError(f"a model needs a dense and a sparse column or more, not {dense} and {columns}")
     kinds: dict[str, type[nn.Module]] = {"dlrm": Dlrm, "dcn": Dcn, "wide_deep": WideDeep, "deepfm": DeepFm,
@@ -43,7 +43,8 @@ def build(config: ModelConfig, *, dense: int, columns: int) -> nn.Module:
 
 
 class Dlrm(nn.Module):
-    """Dense features through one tower; its output and all embeddings multiplied pair by pair; a second tower."""
+    """DLRM: dense features go through one tower; its output and all embeddings are multiplied pair by pair; then a
+    second tower follows."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class Dlrm(nn.Module):
 
 
 class Dcn(nn.Module):
-    """As DLRM, but cross layers over all of it take the place of the dot products."""
+    """DCN-v2: as DLRM, but cross layers over all vectors take the place of the dot products."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class Dcn(nn.Module):
 
 
 class WideDeep(nn.Module):
-    """A linear model over ids and dense features, plus a deep one over embeddings and dense features."""
+    """Wide & Deep: a linear model over ids and dense features, plus a deep one over embeddings and dense features."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ class WideDeep(nn.Module):
 
 
 class DeepFm(WideDeep):
-    """Wide & Deep, plus a factorisation machine over the same embeddings."""
+    """DeepFM: Wide & Deep, plus a factorisation machine over the same embeddings."""
 
     def forward(self, dense: Tensor, pooled: Tensor, wide: Tensor) -> Tensor:
         logits: Tensor = super().forward(dense, pooled, wide)
@@ -102,7 +103,8 @@ class DeepFm(WideDeep):
 
 
 class Dien(nn.Module):
-    """Interests that evolve: a history read with an eye on the item in question, then a tower over all there is."""
+    """DIEN: interests that evolve. A history is read with attention to the item in question, then a tower takes all
+    vectors."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()

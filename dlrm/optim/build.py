@@ -1,4 +1,4 @@
-"""Two optimisers: one inside the backward pass for tables, one of its own for the dense layers."""
+"""Makes both optimisers: one for tables, inside the backward pass, and a separate one for the dense layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DENSE = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch
 
 
 def fuse_tables(tables: nn.Module, config: OptimConfig) -> None:
-    """Before sharding: from then on a backward pass updates the rows it saw and keeps no gradient of a table.
+    """Call it before sharding: from then on a backward pass updates the rows it saw and keeps no gradient of a table.
 
     Row-wise Adagrad's state is one number a row: V += mean(g²), and the row moves by lr · g / (√V + eps)."""
     kind, settings = _TABLES[config.table_optimiser]
@@ -29,20 +29,20 @@ def fuse_tables(tables: nn.Module, config: OptimConfig) -> None:
 
 def dense_parameters(model: Any) -> dict[str, nn.Parameter]:
     """Every parameter of a sharded model that is not a table's."""
-    # By the plan, not by what is fused here: tables of other ranks are parameters of this rank, too, of no rows.
+    # The plan decides, not what is fused here: tables of other ranks are parameters of this rank, too, without rows.
     tables = {f"{path}.embedding_bags.{name}.weight" for path, tables in model.plan.plan.items() for name in tables}
     return {name: p for name, p in model.named_parameters() if name not in tables}
 
 
 def dense_optimiser(model: Any, config: OptimConfig) -> KeyedOptimizerWrapper:
-    """After sharding: over the dense layers. Its state is keyed by the parameters' names."""
+    """The dense layers' optimiser, to be made after sharding. Its state is keyed by the parameters' names."""
     kind: Any = _DENSE[config.dense_optimiser]
     return KeyedOptimizerWrapper(dense_parameters(model), lambda params: kind(
         params, lr=config.dense_lr, weight_decay=config.dense_decay))
 
 
 class LearningRates:
-    """Both optimisers' learning rates, by their schedules."""
+    """Sets both optimisers' learning rates by their schedules."""
 
     def __init__(self, model: Any, dense: KeyedOptimizerWrapper, config: OptimConfig, steps_per_epoch: int) -> None:
         self._all = (
@@ -51,6 +51,6 @@ class LearningRates:
             Scheduled(dense, RateSchedule.read(config.dense_schedule), steps_per_epoch=steps_per_epoch))
 
     def begin(self, step: int) -> None:
-        """Before the forward pass of step number `step`, the run's first being 0."""
+        """Call it before the forward pass of step number `step`, the run's first being 0."""
         for one in self._all:
             one.begin(step)

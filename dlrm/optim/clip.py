@@ -1,4 +1,4 @@
-"""Gradients of the dense layers kept to a length, and refused when they are no numbers."""
+"""Limits the length of the dense layers' gradients, and refuses gradients that are not numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def clip(parameters: Iterable[tuple[str, nn.Parameter]], limit: float) -> float:
     """Scales all gradients so that their common length is at most `limit`; returns the length before.
 
     Call it after the backward pass: the ranks' mean gradients are then the same everywhere, so all ranks clip (or
-    refuse) alike without a word between them. Tables that are updated within the backward pass have no gradient here;
+    refuse) alike without any message. Tables that are updated within the backward pass have no gradient here;
     their kernels limit single elements (`gradient_clipping`, `max_gradient`)."""
     named = [(name, p) for name, p in parameters if p.grad is not None]
     gradients = [p.grad for _, p in named if p.grad is not None]

@@ -1,4 +1,4 @@
-"""LAMB for the dense layers: Adam's direction, each layer's step as long as the layer is large. For large batches."""
+"""LAMB for the dense layers and large batches: Adam's direction, each layer's step in proportion to its weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lamb(Optimizer):
     def _update(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[p]
         if not state:
-            # Tensors all: a checkpoint then loads them in place.
+            # All of these are tensors, so that a checkpoint loads them in place.
             state |= {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         state["step"] += 1
         first, second = group["betas"]

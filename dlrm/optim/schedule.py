@@ -1,4 +1,4 @@
-"""How a learning rate goes through a run: a pure function of the step, and what hands its value to an optimiser.
+"""How a learning rate changes over a run: a pure function of the step, and a class that sets it in an optimiser.
 
 Nothing is remembered from step to step, so a resumed run goes on with the right rate by itself."""
 
@@ -20,9 +20,9 @@ class RateSchedule:
     All lengths are in `by`'s unit; with none of them, the rate is constant."""
 
     warmup: float = 0.0
-    """Length of the rise. The first step is one part of it, not nothing."""
+    """Length of the rise. The first step already has one part of the rate, not 0."""
     decay_start: float = 0.0
-    """Where the decay begins, from the run's start."""
+    """Where the decay begins, counted from the run's start."""
     decay: float = 0.0
     """Length of the decay; 0: none."""
     power: float = 2.0
@@ -50,7 +50,8 @@ class RateSchedule:
 
     @classmethod
     def read(cls, text: str) -> RateSchedule:
-        """`constant`, or `warmup=1000,decay_start=5000,decay=20000,power=2,floor=0.01,by=epoch`, any part left out."""
+        """Reads `constant`, or `warmup=1000,decay_start=5000,decay=20000,power=2,floor=0.01,by=epoch`, any part left
+        out."""
         known = [f.name for f in fields(cls)]
         values: dict[str, Any] = {}
         for part in [] if text == "constant" else text.split(","):
@@ -72,7 +73,7 @@ class RateSchedule:
                        decay_start=self.decay_start * steps_per_epoch)
 
     def factor(self, step: int) -> float:
-        """What the base rate is multiplied by for step number `step`, the run's first being 0."""
+        """The factor of the base rate at step number `step`, the run's first being 0."""
         if self.by != "step":
             raise ConfigError("schedule: lengths are in epochs; ask in_steps first")
         if step < self.warmup:
@@ -106,7 +107,7 @@ class Scheduled:
         self._base = [float(group["lr"]) for group in optimiser.param_groups]
 
     def begin(self, step: int) -> float:
-        """Sets the rates for this step; returns the first group's, 0 on a rank that holds nothing of it."""
+        """Sets the rates for this step; returns the first group's, or 0 on a rank that holds no part of it."""
         factor = self._schedule.factor(step)
         for group, base in zip(self._optimiser.param_groups, self._base, strict=True):
             group["lr"] = base * factor

@@ -1,1 +1,1 @@
-"""The server."""
+"""The server: from requests over HTTP to predictions."""

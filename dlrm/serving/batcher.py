@@ -1,10 +1,10 @@
-"""Requests that wait at the same time are worked on together: `Batcher`.
+"""Works on requests that wait at the same time together: `Batcher`.
 
-There is no timer: once a batch is done, all that came meanwhile is the next one, so one request alone waits for
-nobody, and the more there are, the larger the batches grow, up to what is done within BATCH_S. A batch that takes a
-moment is done on the event loop's own thread: in a thread beside it, each answer that was sent would hand the
-interpreter's lock to that thread, and take it back milliseconds later. One that takes longer than INLINE_S goes to a
-thread, so that the loop goes on to answer what needs no model.
+There is no timer: once a batch is done, all requests that came meanwhile are the next one. So a single request waits
+for nobody, and the more there are, the larger the batches grow, up to what is done within BATCH_S. A short batch runs
+on the event loop's own thread: in a thread beside it, each answer that was sent would hand the interpreter's lock to
+that thread, and take it back milliseconds later. One that takes longer than INLINE_S goes to a thread, so that the
+loop goes on to answer what needs no model.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from sluice.dlrm.serving.pace import Pace
 INLINE_S = 0.01
 BATCH_S = 0.1
 _TURNS = 3
-"""Of the event loop before a batch: in them it sends what was answered, and reads what has come."""
+"""Turns of the event loop before a batch: in them it sends answers that are ready, and reads what has come."""
 
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 
 class Turns:
-    """Lets `most` pass in each turn of the event loop: however many come at once, others have their say in between."""
+    """Lets `most` callers pass in each turn of the event loop: however many come at once, others have turns in
+    between."""
 
     def __init__(self, most: int) -> None:
         self._most, self._passed = most, 0
@@ -52,14 +53,14 @@ class Full(Exception):
 
 
 class Batcher(Generic[Q, A]):
-    """Belongs to one event loop; `work` answers each request of a list."""
+    """Collects requests into batches on one event loop; `work` answers each request of a list."""
 
     def __init__(self, work: Callable[[Sequence[Q]], Sequence[A]], *, size: Callable[[Q], int], most: int,
                  together: int, waiting: int, units: Callable[[Q], int] = lambda _: 1, within: float = float("inf"),
                  pace: Pace | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """A batch has at most `together` requests and, if it has several, a `size` of `most` in all, and as many
-        `units` of work as take BATCH_S at the `pace` of those before; at most `waiting` requests wait, and none that
-        would not be answered `within` seconds."""
+        """A batch has at most `together` requests. If it has several, their `size` is at most `most` in all, and they
+        have at most as many `units` of work as take BATCH_S at the `pace` of earlier batches. At most `waiting`
+        requests wait, and none that would not be answered `within` seconds."""
         self._work, self._size, self._most, self._together, self._limit = work, size, most, together, waiting
         self._units, self._within, self._clock = units, within, clock
         self.pace = pace or Pace()
@@ -69,7 +70,7 @@ class Batcher(Generic[Q, A]):
         self._busy = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.sizes: Callable[[int], None] = lambda _: None
-        """Told how many requests each batch has."""
+        """Called with the number of requests in each batch."""
 
     @property
     def waiting(self) -> int:
@@ -77,12 +78,13 @@ class Batcher(Generic[Q, A]):
 
     @property
     def ahead_s(self) -> float:
-        """How long all that waits and is worked on will take."""
+        """The seconds that all work will take that waits or has begun."""
         began, takes = self._begun or (self._clock(), 0.0)
         return self.pace.seconds(self._queued) + max(0.0, began + takes - self._clock())
 
     async def ask(self, request: Q) -> A:
-        """The answer; raises Full at once, or what `work` raised. Whoever stops waiting is left out, if not begun."""
+        """The answer to a request; raises Full at once, or what `work` raised. A request whose caller stops waiting is
+        left out, unless its batch has begun."""
         if len(self._queue) >= self._limit:
             raise Full(f"{self._limit} requests wait already")
         units = max(1, self._units(request))
@@ -130,7 +132,7 @@ class Batcher(Generic[Q, A]):
             self._busy = False
 
     def _next(self) -> tuple[list[tuple[Q, asyncio.Future[A]]], int]:
-        """The next batch, and its units."""
+        """Takes the next batch from the queue; returns it with its units of work."""
         batch: list[tuple[Q, asyncio.Future[A]]] = []
         size = held = 0
         room = self.pace.units_within(BATCH_S)

@@ -1,6 +1,6 @@
-"""A server's connections: how many may be open, which goes when one more comes, and what a request must look like.
+"""A server's connections: how many may be open, which one is closed for a new one, and what a request must look like.
 
-`Connections` decides, and knows nothing of sockets; `protocol` is uvicorn's, held to it.
+`Connections` decides, and knows nothing of sockets; `protocol` makes uvicorn's protocol obey it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)")
 
 
 class Connections(Generic[C]):
-    """The open ones. A request is under way from the end of its head to the end of its answer: without one, a
-    connection is idle, and the longest idle one goes when too many are open."""
+    """The open connections. A request is under way from the end of its head to the end of its answer. A connection
+    without one is idle, and the longest idle one is closed when too many are open."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -32,7 +32,8 @@ class Connections(Generic[C]):
         return len(self._idle) + len(self._busy)
 
     def opened(self, new: C) -> C | None:
-        """Which connection is to be closed for this one, if any: itself if all others have a request under way."""
+        """Which connection is to be closed for the new one, if any: the new one itself if all others have a request
+        under way."""
         gone = None
         if len(self) >= self._most:
             gone = next(iter(self._idle), new)
@@ -42,13 +43,13 @@ class Connections(Generic[C]):
         return gone
 
     def begins(self, one: C) -> None:
-        """A request is under way."""
+        """Notes that a connection's request is under way."""
         if one in self._idle:
             del self._idle[one]
             self._busy.add(one)
 
     def ends(self, one: C) -> None:
-        """Its answer is complete."""
+        """Notes that the answer to a connection's request is complete."""
         if one in self._busy:
             self._busy.discard(one)
             self._idle[one] = None
@@ -59,8 +60,8 @@ class Connections(Generic[C]):
 
 
 class _Lines(ReceiveBuffer):
-    """Lines end in a carriage return and a line feed, and headers do not go on in a next line: programs before this
-    one may read such bytes otherwise, and see two requests where this one sees one."""
+    """Accepts only lines that end in a carriage return and a line feed, and headers of one line: a proxy before this
+    server may read other bytes differently, and see two requests where this one sees one."""
 
     def _extract(self, count: int) -> bytearray:
         self._extracted = super()._extract(count)
@@ -76,7 +77,7 @@ class _Lines(ReceiveBuffer):
 
 
 class _Strict(h11.Connection):
-    """Refuses what says its own length in two ways."""
+    """Refuses a request that gives its length in two ways."""
 
     why = ""
 
@@ -102,8 +103,8 @@ class _Strict(h11.Connection):
 
 
 def protocol(seconds: float, most: int) -> type[H11Protocol]:
-    """uvicorn's protocol, with an end to waiting for a request's head, `most` open connections, and no doubtful
-    request."""
+    """uvicorn's protocol, which waits at most `seconds` for a request's head, keeps at most `most` connections open,
+    and refuses doubtful requests."""
     open_ones: Connections[H11Protocol] = Connections(most)
 
     class Held(H11Protocol):
@@ -149,7 +150,7 @@ def protocol(seconds: float, most: int) -> type[H11Protocol]:
             self._say(400, "Bad Request", f"this is no proper HTTP request: {self.conn.why or msg}"[:300])
 
         def _say(self, status: int, phrase: str, text: str, headers: str = "") -> None:
-            """The last that this connection hears; nothing if an answer is half sent."""
+            """Sends a last answer and closes the connection; sends nothing if an answer is half sent."""
             if not self.transport.is_closing() and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                 body = json.dumps({"error": text})
                 self.transport.write(f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n{headers}"
@@ -157,7 +158,7 @@ def protocol(seconds: float, most: int) -> type[H11Protocol]:
             self.transport.close()
 
         def _between(self) -> bool:
-            """No request has begun whose answer is not complete."""
+            """Whether no request has begun whose answer is not complete."""
             return self.cycle is None or self.cycle.response_complete
 
         def _in_time(self) -> None:

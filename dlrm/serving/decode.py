@@ -1,4 +1,4 @@
-"""What a request for predictions holds: `Decoder` turns JSON or Arrow into rows of raw features, or refuses it.
+"""Decodes requests for predictions: `Decoder` turns JSON or Arrow into rows of raw features, or refuses the request.
 
 Values are judged as the ETL job judges them, so that a row has the features here that it had in training.
 """
@@ -35,13 +35,13 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """What one request asks about: rows as JSON has them, or columns."""
+    """The rows of one request: objects as JSON has them, or columns."""
 
     count: int
     objects: Sequence[Mapping[str, Any]] = ()
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Feature → rows in which it is not named: the spec's default stands there."""
+    """Feature → number of rows in which it is not named: the spec's default stands there."""
 
 
 class Decoder:
@@ -50,14 +50,14 @@ class Decoder:
     def __init__(self, spec: Spec, fingerprint: str, *, most_rows: int) -> None:
         needed = _needed(spec)
         self.kinds = {name: kind for name, kind in spec.input.columns.items() if name in needed}
-        """Raw feature → its type in the spec: what a request is to bring."""
+        """Raw feature → its type in the spec: what a request should bring."""
         self._known = spec.input.columns
         self._fingerprint, self._most = fingerprint, most_rows
-        # A text file cannot tell an empty text from none.
+        # A text file cannot distinguish an empty text from a missing one.
         self._empty_is_none = spec.input.format in ("tsv", "csv")
 
     def read(self, content_type: str, body: bytes) -> RequestRows:
-        """Raises Refusal."""
+        """Reads a request's body; raises Refusal if it cannot be answered."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind == JSON:
             return self._json(body)
@@ -180,7 +180,8 @@ class Decoder:
 
 
 def rows_at_most(content_type: str, body: bytes) -> int:
-    """An upper bound of the rows that a request asks about, at no cost: nothing is decoded, or believed."""
+    """An upper bound of the rows in a request. It is cheap: nothing is decoded, and no number in the request is
+    trusted."""
     if content_type.partition(";")[0].strip().lower() == JSON:
         return body.count(b"{")
     try:
@@ -191,7 +192,7 @@ def rows_at_most(content_type: str, body: bytes) -> int:
 
 
 def _needed(spec: Spec) -> set[str]:
-    """What the model's columns are made from, and what joins and histories are looked up by."""
+    """The raw features that the model's columns are made from, and those by which joins and histories are looked up."""
     found = {name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources}
     for history in spec.rows.histories:
         if history.name in found:
@@ -210,7 +211,7 @@ def _line(error: BaseException) -> str:
 
 
 def _table(body: bytes, few: Callable[[int], None]) -> pa.Table:
-    """All batches of a stream, checked to the last offset: what it says of itself may be a lie."""
+    """All batches of a stream, checked to the last offset, as its own description may be false."""
     batches = []
     rows = 0
     with pa.ipc.open_stream(_uncompressed(body)) as stream:
@@ -223,7 +224,8 @@ def _table(body: bytes, few: Callable[[int], None]) -> pa.Table:
 
 
 def _uncompressed(body: bytes) -> bytes:
-    """Refuses what may grow when it is read: of compressed bytes and of dictionaries a few stand for many."""
+    """Refuses a stream that may grow when it is read: few bytes of compressed data or of a dictionary can stand for
+    many."""
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
         if message.type not in ("schema", "record batch"):
             raise Refusal(415, "Arrow columns must not be dictionary-encoded")
@@ -233,7 +235,7 @@ def _uncompressed(body: bytes) -> bytes:
 
 
 def _compressed(message: bytes) -> bool:
-    """Whether a record batch's flatbuffer names a compression: Arrow's Python reader does not tell."""
+    """Whether a record batch's flatbuffer names a compression; Arrow's Python reader does not say."""
     root = struct.unpack_from("<I", message, 0)[0]
     header = _field(message, root, _HEADER)
     if not header:
@@ -243,7 +245,7 @@ def _compressed(message: bytes) -> bool:
 
 
 def _length(message: bytes) -> int:
-    """The rows that a record batch's flatbuffer names."""
+    """The number of rows that a record batch's flatbuffer gives."""
     root = struct.unpack_from("<I", message, 0)[0]
     header = _field(message, root, _HEADER)
     place = _field(message, header + struct.unpack_from("<I", message, header)[0], 0) if header else 0
@@ -251,7 +253,7 @@ def _length(message: bytes) -> int:
 
 
 def _field(message: bytes, table: int, number: int) -> int:
-    """Where a flatbuffer's table has a field; 0 if it has not."""
+    """The place of a field in a flatbuffer's table; 0 if it is not there."""
     vtable = table - struct.unpack_from("<i", message, table)[0]
     size = struct.unpack_from("<H", message, vtable)[0]
     place = 4 + 2 * number

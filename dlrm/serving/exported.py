@@ -1,4 +1,4 @@
-"""A run's dense side as a program of its own: `Head`, exported by torch.export, compiled by AOTInductor, checked."""
+"""A run's dense side as a separate program: `Head`, exported by torch.export, compiled by AOTInductor, and checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.dlrm.config import ModelConfig
 from sluice.dlrm.model.towers import INPUTS, WIDE, build
 
 SIZES = (1, 2, 7, 64, 1000)
-"""Batch sizes at which an exported program is held against the model."""
+"""Batch sizes at which an exported program is compared with the model."""
 TOLERANCE = 1e-5
 
 Inputs = tuple[Tensor, ...]
@@ -24,7 +24,7 @@ class NotEqual(RuntimeError):
 
 
 class Head(nn.Module):
-    """The tower between dense features with pooled embeddings, as `sluice.dlrm.model.towers` describes them, and a
+    """The tower: takes dense features and pooled embeddings, as `sluice.dlrm.model.towers` describes them, and gives a
     logit a row."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
@@ -40,7 +40,7 @@ class Head(nn.Module):
 
 
 def example(config: ModelConfig, *, dense: int, columns: int, longest: int, rows: int) -> Inputs:
-    """Inputs of the right shapes, the same ones for the same arguments."""
+    """Example inputs of the right shapes, always the same ones for the same arguments."""
     generator = torch.Generator().manual_seed(rows)
     shapes = {"dense": (rows, dense), "pooled": (rows, columns, config.width), "wide": (rows, columns, WIDE),
               "history": (rows, longest, config.width), "target": (rows, config.width)}
@@ -49,7 +49,7 @@ def example(config: ModelConfig, *, dense: int, columns: int, longest: int, rows
 
 
 def exported(head: Head, inputs: Inputs) -> torch.export.ExportedProgram:
-    """For any number of rows."""
+    """Exports the tower as a program for any number of rows."""
     rows = torch.export.Dim("rows", min=1)
     with warnings.catch_warnings():
         # torch's own GRU keeps its weights twice; they are parameters all the same.
@@ -58,7 +58,7 @@ def exported(head: Head, inputs: Inputs) -> torch.export.ExportedProgram:
 
 
 def compiled(program: torch.export.ExportedProgram, path: Path) -> Callable[..., Tensor]:
-    """The program as machine code, in a package that needs no Python; as it is loaded again."""
+    """Compiles the program to machine code, in a package that needs no Python; returns it as loaded from there."""
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
     with warnings.catch_warnings():
@@ -70,7 +70,7 @@ def compiled(program: torch.export.ExportedProgram, path: Path) -> Callable[...,
 
 @torch.no_grad()
 def difference(head: Head, program: Callable[..., Tensor], batches: Sequence[Inputs]) -> float:
-    """The largest between two logits, relative to those above 1; NotEqual beyond TOLERANCE."""
+    """The largest difference between two logits, relative for logits above 1; raises NotEqual beyond TOLERANCE."""
     largest = 0.0
     for inputs in batches:
         want, got = head(*inputs), program(*inputs)

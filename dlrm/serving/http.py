@@ -26,29 +26,29 @@ from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
 from sluice.etl.common.suggest import nearest
 
 _EACH_TURN = 8
-"""Requests for predictions that are taken in before others, such as /health, have their turn."""
+"""How many requests for predictions are accepted before others, such as /health, have their turn."""
 ROUTES = ("/predict", "/model", "/health", "/metrics")
 
 
 class Beside(Protocol):
-    """What runs beside a server, and says how it goes."""
+    """A task that runs beside a server, and reports how it is doing."""
 
     async def __call__(self, service: HttpApp) -> None: ...
     def about(self) -> dict[str, Any]: ...
 
 
 def at(moment: float) -> str:
-    """A time of the clock on the wall, as text."""
+    """A moment in seconds since 1970, as text."""
     return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat(timespec="seconds")
 
 
 class HttpApp:
-    """Answers with one model, and after `take` with another; nothing that was asked before is lost."""
+    """Answers with one model, and after `take` with another; requests that came before are still answered."""
 
     def __init__(self, scorer: Scorer, limits: ServerLimits, *, beside: Beside | None = None,
                  clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
                  pace: Pace | None = None) -> None:
-        """`beside` runs as long as the server does; `pace` is how fast the model is, as far as that is known."""
+        """`beside` runs as long as the server does; `pace` says how fast the model is, as far as that is known."""
         self.served = ServerMetrics()
         self.scorer, self.limits = scorer, limits
         self._beside, self._clock, self._now = beside, clock, now
@@ -65,7 +65,7 @@ class HttpApp:
             exception_handlers={404: _nowhere, 405: _not_so, 500: _failed})
 
     def take(self, scorer: Scorer) -> None:
-        """From the next batch on."""
+        """Answers with this model from the next batch on."""
         self.served.model(scorer.servable.about())
         self.scorer, self._since = scorer, self._now()
 

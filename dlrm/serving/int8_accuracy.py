@@ -1,4 +1,4 @@
-"""What narrower tables cost: a run's model with float32 tables and with narrow ones, over the same rows."""
+"""Measures what narrower tables cost in accuracy: compares float32 and narrow tables over the same rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BATCH = 8192
 
 
 def compared(servable: Servable, split: str, rows: int) -> tuple[Quality, Quality]:
-    """(float32 tables, the servable's own) on up to `rows` rows of a split, both over the same ones."""
+    """The quality with float32 tables, and with the servable's own, over the same rows of a split, at most `rows`."""
     trained = Config.from_dict(servable.meta.config)
     config = replace(trained, ranks=1, batch_size=_BATCH)
     wide, _ = ranker(trained, servable.layout, len(servable.meta.dense), CheckpointReader(servable.path), "fp32")

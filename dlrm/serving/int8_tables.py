@@ -21,7 +21,7 @@ _BLOCK = 2**16
 
 
 class NarrowTables(nn.Module):
-    """Takes the place of a Ranker's `tables`: ids in, the sum of each bag's rows out, by feature."""
+    """Takes the place of a Ranker's `tables`: takes ids and gives the sum of each bag's rows, by feature."""
 
     def __init__(self, tables: Sequence[Table], keys: Mapping[str, Sequence[str]], kind: str) -> None:
         """`keys` are the features that are looked up in each table."""
@@ -35,7 +35,7 @@ class NarrowTables(nn.Module):
         self._features = [key for t in tables for key in keys[t.name]]
 
     def fill(self, name: str, rows: Iterable[Tensor]) -> None:
-        """A table's weights from its float32 rows, given in order, some at a time."""
+        """Sets a table's weights from its float32 rows, given in order, some at a time."""
         group = next(g for g in self._groups if name in g.first)
         at = group.first[name]
         for some in rows:
@@ -51,7 +51,7 @@ class NarrowTables(nn.Module):
 
     @property
     def wide_bytes(self) -> int:
-        """What float32 would take."""
+        """The bytes that the tables would take in float32."""
         return sum(t.bytes for t in self._tables.values())
 
     def forward(self, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ class NarrowTables(nn.Module):
 
 
 class _Group:
-    """Tables of one width, one below the other."""
+    """Tables of one width, stacked in one array."""
 
     def __init__(self, tables: Sequence[Table], keys: Mapping[str, Sequence[str]], kind: str) -> None:
         self.first: dict[str, int] = {}
@@ -94,7 +94,7 @@ class _Group:
             return
         scale = (block.abs().amax(1, keepdim=True) / 127).clamp(min=_LEAST_SCALE).half()
         self.scales[at:stop] = scale
-        # By the scale as it is stored: its rounding must not be made twice.
+        # Divides by the scale as it is stored, so that its rounding does not count twice.
         self.weights[at:stop] = (block / scale.float()).round().clamp(-127, 127).to(torch.int8)
 
     def pooled(self, values: Tensor, lengths: Tensor, weights: Tensor | None, single: bool) -> dict[str, Tensor]:

@@ -1,5 +1,4 @@
-"""What a server lets in: `ServerLimits`, and `Bucket`, which lets a steady rate of requests pass. No clock of its
-own."""
+"""A server's limits: `ServerLimits`, and `Bucket`, which passes a steady rate of requests. The clock is handed in."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from sluice.dlrm.config import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Of one server."""
+    """Limits of one server."""
 
     body_bytes: int = 4 * 2**20
     rows: int = 4096
-    """Of one request."""
+    """Rows in one request."""
     seconds: float = 10.0
-    """For a request's head, for its body, and for its answer, each."""
+    """Seconds for a request's head, and the same for its body and for its answer."""
     rate: float = 0.0
     """Requests a second; 0: any number."""
     waiting: int = 1024
@@ -37,7 +36,7 @@ class ServerLimits:
 
 
 class Bucket:
-    """Holds a second's worth of requests at most, and fills at `rate` a second."""
+    """Holds permits for at most a second's worth of requests, and fills at `rate` a second."""
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
         self._rate, self._clock = rate, clock

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus: `ServerMetrics`."""
+"""A server's counters for Prometheus: `ServerMetrics`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class ServerMetrics:
-    """A server's own registry."""
+    """A server's counters, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

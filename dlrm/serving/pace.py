@@ -1,12 +1,12 @@
-"""How long a batch takes, learned from what batches took: `Pace`, and what it means for one more request. Pure."""
+"""`Pace` predicts how long a batch takes, from earlier ones, and when one more request can be answered. Pure."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-_KEPT = 0.9  # of what was seen, at each new batch
-_JUMP = 4.0  # one batch that was held up, or cut short, says little
+_KEPT = 0.9  # share of earlier observations that is kept at each new batch
+_JUMP = 4.0  # a batch counts as at most so many times slower or faster than expected: one says little
 _LEAST = 1e-9
 _ALIKE = 1e-3  # sizes that differ less say nothing about which part of the time each unit takes
 
@@ -18,13 +18,13 @@ class Pace:
     fixed: float = 1e-3
     each: float = 1e-5
     seen: tuple[float, ...] = field(default=(), compare=False, repr=False)
-    """Sums over batches (1, units, units², seconds, units × seconds), each batch by 1 / seconds², so that what is off
-    counts as a share of its own time, and the older the less."""
+    """Sums over batches of (1, units, units², seconds, units × seconds), each batch weighted by 1 / seconds², so that
+    an error counts as a share of the batch's own time; older batches count less."""
 
     @classmethod
     def of(cls, small: tuple[int, float], large: tuple[int, float]) -> Pace:
-        """From two batches, each (units, seconds). Held up, the small one may have taken as long: at least half of the
-        large one's time is its units'."""
+        """The pace from two batches, each (units, seconds). The small one may have been held up and have taken as long,
+        so at least half of the large one's time counts as spent on its units."""
         each = max(large[1] - small[1], large[1] / 2) / (large[0] - small[0])
         return cls(max(_LEAST, min(small[1], large[1]) - each * small[0]), each)
 
@@ -32,7 +32,7 @@ class Pace:
         return self.fixed + self.each * units if units else 0.0
 
     def after(self, units: int, seconds: float) -> Pace:
-        """What a batch teaches: the line that fits those seen best."""
+        """The pace after one more batch: the line that fits all batches best."""
         expected = self.seconds(units)
         took = min(max(seconds, expected / _JUMP), expected * _JUMP)
         seen = self.seen or _sums(*(_terms(n, self.seconds(n)) for n in (1, 1000)))
@@ -49,12 +49,12 @@ class Pace:
         return Pace(fixed, each, seen)
 
     def units_within(self, seconds: float) -> int:
-        """At least one, as a request cannot be cut."""
+        """How many units fit into so many seconds; at least one, as a request cannot be cut."""
         return max(1, int((seconds - self.fixed) / self.each))
 
     def retry_after(self, ahead_s: float, units: int, within: float) -> int:
-        """0 if a request of so many units, with `ahead_s` of work before it, is answered within so many seconds; else
-        after how many it may be. With nothing before it, it always gets its try."""
+        """0 if a request of so many units, with `ahead_s` seconds of work before it, is answered `within` seconds; else
+        the seconds after which it may be. With nothing before it, a request is always tried."""
         late = ahead_s + self.seconds(units) - within
         return max(1, math.ceil(late)) if ahead_s > 0 and late > 0 else 0
 

@@ -1,4 +1,4 @@
-"""A server's model follows its run: `Reload` looks for a newer checkpoint, and hands it over when it is whole."""
+"""Keeps a server's model up to date: `Reload` looks for newer checkpoints, and hands over a complete one's model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sluice.etl.table.store import StoreError
 from sluice.etl.table.table import TableError
 
 ERRORS = (CheckpointError, ConfigError, TableError, StateError, StoreError, SpecError, OperatorError, OSError)
-"""What can be wrong with a run, its table or its state."""
+"""The errors of a damaged or missing run, table or fitted state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,14 @@ class Failure:
 
     error: str
     times: int
-    """Looks one after the other that met it."""
+    """How many looks in a row met this error."""
     first: float
     last: float
 
 
 class Reload:
-    """The old model answers until the new one is loaded. One that cannot be loaded is said once, and tried again at
-    each look: whatever is wrong with it, that ends neither the server nor the looking."""
+    """Lets the old model answer until the new one is loaded. One that cannot be loaded is reported once, and tried
+    again at each look: whatever is wrong with it, the server and its looks go on."""
 
     def __init__(self, run: Path, load: Callable[[], Scorer], *, every_s: float, say: Callable[[str], None],
                  take_best: bool = False, now: Callable[[], float] = time.time) -> None:
@@ -49,13 +49,13 @@ class Reload:
         self._failures = 0
 
     async def __call__(self, service: HttpApp) -> None:
-        """Until it is cancelled."""
+        """Looks every `every_s` seconds, until it is cancelled."""
         while True:
             await asyncio.sleep(self._every_s)
             await self.look(service)
 
     async def look(self, service: HttpApp) -> bool:
-        """Whether a newer model took over."""
+        """Looks once for a newer model; returns whether one took over."""
         try:
             scorer = await asyncio.to_thread(self._newer, service.scorer.servable)
             if scorer is not None:
@@ -74,13 +74,13 @@ class Reload:
         return True
 
     def about(self) -> dict[str, Any]:
-        """How the looking goes, for `/health`."""
+        """The state of these looks, for `/health`."""
         last = self._failure
         return {"failing": self._failing, "failures": self._failures, "last_failure": last and {
             "error": last.error, "times": last.times, "first": at(last.first), "last": at(last.last)}}
 
     def _newer(self, servable: Servable) -> Scorer | None:
-        """The model to be served, unless it is already."""
+        """The model to be served, unless it is served already."""
         found = chosen(self._run / "checkpoints", take_best=self._take_best)
         return None if found == (servable.path, servable.meta) else self._load()
 

@@ -1,4 +1,4 @@
-"""Many requests, one pass through the model: `Scorer`. It knows nothing of HTTP, threads or clocks."""
+"""Answers many requests by one pass through the model: `Scorer`. It knows nothing of HTTP, threads or clocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluice.dlrm.serving.decode import JSON, Decoder, Refusal, RequestRows, rows
 from sluice.dlrm.serving.pace import Pace
 from sluice.dlrm.serving.served_model import BadValue, Servable
 
-_PASS_ROWS = 8192  # of a batch in one go, so that its memory is bounded
+_PASS_ROWS = 8192  # rows of a batch that pass at once, so that its memory is bounded
 _ROW_BYTES = 512
 _WARM_ROWS, _WARM_TIMES = 1024, 3
 
@@ -25,7 +25,7 @@ class PredictRequest:
 
     @property
     def units(self) -> int:
-        """Of work: a row is one, and so are so many bytes as a row may have."""
+        """Units of work: each row is one, and so is each _ROW_BYTES of the body."""
         return rows_at_most(self.content_type, self.body) + len(self.body) // _ROW_BYTES
 
 
@@ -37,21 +37,21 @@ class Answer:
     step: int
     version: int
     missing: Mapping[str, int] = field(default_factory=dict)
-    """Feature → rows in which the spec's default stood for it."""
+    """Feature → number of rows in which the spec's default stood for it."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"probabilities": self.probabilities, "step": self.step, "version": self.version}
 
 
 class Scorer:
-    """One model; another takes over by `scorer = Scorer(…)`, while this one finishes what it has begun."""
+    """Answers with one model; another takes over by `scorer = Scorer(…)`, while this one finishes what it has begun."""
 
     def __init__(self, servable: Servable, *, most_rows: int) -> None:
         self.servable = servable
         self.decoder = Decoder(servable.spec, servable.fingerprint, most_rows=most_rows)
 
     def warmed_up(self, clock: Callable[[], float] = time.perf_counter) -> Pace:
-        """How fast it is, on rows that name no feature; what is made at a first use is made then."""
+        """Measures how fast it is, on rows that name no feature; things that are built at first use are built then."""
         best = []
         for rows in (1, _WARM_ROWS):
             request = PredictRequest(JSON, b'{"rows":[%s]}' % b",".join([b"{}"] * rows))
@@ -64,7 +64,7 @@ class Scorer:
         return Pace.of(best[0], best[1])
 
     def answer(self, requests: Sequence[PredictRequest]) -> list[Answer | Refusal]:
-        """One for each: a request that cannot be answered costs the others nothing."""
+        """One answer for each request: one that cannot be answered does not affect the others."""
         found: list[Answer | Refusal | None] = [None] * len(requests)
         read: list[tuple[int, RequestRows]] = []
         for place, request in enumerate(requests):

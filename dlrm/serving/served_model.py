@@ -1,4 +1,4 @@
-"""A run's model as it is served: `Servable`. Raw features in, probabilities out, by the code of ETL and training."""
+"""A run's model as it is served: `Servable` turns raw features into probabilities with the code of ETL and training."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ class Servable:
     model: Ranker
     tables: NarrowTables
     rows: Serving
-    """What joins and histories know of other rows."""
+    """What joins and histories need to know of other rows."""
     features: Features
     online: Mapping[str, Online]
 
     @classmethod
     def load(cls, run: Path, kind: str, *, take_best: bool = False, allow_code: Permission | Iterable[str] = ()
              ) -> Servable:
-        """The newest checkpoint of a run, or the best, its tables as `kind` (`sluice.dlrm.serving.int8_tables.KINDS`).
-        CheckpointError,
-        TableError or StateError if there is none, it is damaged, or its table's version is gone; OperatorError if the
-        table's spec names a function that `allow_code` (names of modules) does not cover."""
+        """Loads the newest checkpoint of a run, or the best, with tables of `kind`
+        (`sluice.dlrm.serving.int8_tables.KINDS`). CheckpointError, TableError or StateError if there is none, it is
+        damaged, or its table's version is gone; OperatorError if the table's spec names a function that `allow_code`
+        (names of modules) does not cover."""
         path, meta = chosen(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
         table = FeatureTable.open(config.data, meta.version, allow_code=allow_code)
@@ -80,7 +80,8 @@ class Servable:
                    online=online_of(table, state))
 
     def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
-        """Raw columns as the loader brings them; BadValue for rows in which a number is missing that nothing fills."""
+        """Turns raw columns into a batch as the loader would; BadValue for rows in which a number is missing that
+        nothing fills."""
         made = self.features.inputs(self.rows.complete(columns))
         rows = len(next(iter(columns.values())))
         dense = np.empty((len(self.meta.dense), rows), np.float32)
@@ -113,14 +114,14 @@ class Servable:
                      step=0)
 
     def probabilities(self, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.float64]:
-        """One for each row."""
+        """The predicted probability of each row."""
         with torch.inference_mode():
             logits = self.model(*self.layout.features(self.batch(columns), torch.device("cpu")))
             found: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
         return found
 
     def about(self) -> dict[str, Any]:
-        """What a client may want to know."""
+        """What a client may want to know of the model."""
         return {"checkpoint": self.path.name, "step": self.meta.step, "epoch": self.meta.epoch,
                 "version": self.meta.version, "fingerprint": self.fingerprint,
                 "model": self.meta.config["model"]["kind"], "tables": self.tables.kind,
@@ -128,17 +129,18 @@ class Servable:
 
     @property
     def fingerprint(self) -> str:
-        """Of the features; a request may name it, to be refused when the model has moved on to others."""
+        """The fingerprint of the features. A request may name it, so that it is refused once the model has other
+        features."""
         return self.meta.fingerprint["layout"]
 
 
 def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, Online]:
-    """What the table leaves to the loader, by column."""
+    """The operators that the table leaves to the loader, by column."""
     return {f.name: ops.online(f, state) for f in table.fields if f.online}
 
 
 def layout_of(config: Config, table: FeatureTable) -> TableLayout:
-    """As training has it."""
+    """The same layout of tables that training has."""
     dense = tuple(f.name for f in table.fields if f.role == "dense")
     missing = MissingNumbers(dense) if config.missing == "mask" else None
     return TableLayout(config.model, tables_of(table.fields, config.model), missing)
@@ -146,7 +148,7 @@ def layout_of(config: Config, table: FeatureTable) -> TableLayout:
 
 def ranker(config: Config, layout: TableLayout, dense: int, weights: CheckpointReader,
            kind: str) -> tuple[Ranker, NarrowTables]:
-    """A whole model in this process, with a checkpoint's weights."""
+    """Builds a whole model in this process, with a checkpoint's weights."""
     with torch.random.fork_rng():
         model = Ranker(config.model, layout, dense)
     tables = NarrowTables(layout.tables, layout.keys, kind)

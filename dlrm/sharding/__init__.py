@@ -1,1 +1,1 @@
-"""Which rank holds what."""
+"""Decides which rank holds which tables, and has TorchRec do so."""

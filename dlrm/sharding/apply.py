@@ -1,6 +1,6 @@
-"""From settings to a placement of tables on the ranks there are, and from a placement to TorchRec's sharded model.
+"""Makes a placement of tables on the ranks from the settings, and TorchRec's sharded model from a placement.
 
-What goes where is `sluice.dlrm.sharding.placement`'s arithmetic; `shard` alone hands its result to TorchRec.
+`sluice.dlrm.sharding.placement` works out what goes where; `shard` alone hands its result to TorchRec.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 def placed(config: Config, tables: Sequence[Table], machine: TrainingMachine) -> ModelPlacement:
-    """A place for every table of a run; PlacementError if they do not fit, or cannot be cut as asked."""
+    """Finds a place for every table of a run; PlacementError if they do not fit, or cannot be cut as the settings
+    say."""
     storage = Storage(optimiser=config.optim.table_optimiser)
     if config.sharding == "torchrec":
         from sluice.dlrm.sharding.torchrec_planner import propose
@@ -35,8 +36,8 @@ def placed(config: Config, tables: Sequence[Table], machine: TrainingMachine) ->
 
 
 def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
-    """What `--sharding` says of each table: nothing (`auto`), one kind, or a JSON file of {table: kind} or
-    {table: kind:kernel}. With one kind for all, tables too small to be cut stay whole."""
+    """The kind that `--sharding` demands of each table: none (`auto`), one kind for all, or a JSON file of {table:
+    kind} or {table: kind:kernel}. With one kind for all, tables too small to be cut stay whole."""
     if how == "auto":
         return {}
     if how in KINDS:
@@ -112,7 +113,7 @@ def _sharder(codecs: Any = None) -> Any:
 
 
 def torchrecs_plan(tables: torch.nn.Module, placement: ModelPlacement, world: Ranks, sharder: Any = None) -> Any:
-    """A placement in TorchRec's words."""
+    """A placement as TorchRec's plan."""
     from torchrec.distributed.sharding_plan import (
         column_wise,
         construct_module_sharding_plan,

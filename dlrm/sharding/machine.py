@@ -1,4 +1,4 @@
-"""A machine that tables are placed on, told by its figures alone: `TrainingMachine`. Standard library only.
+"""A machine that tables are placed on, described by its figures alone: `TrainingMachine`. Standard library only.
 
 `8x80GB` is eight ranks of 80 GB; what its name does not say has the figures of an 80 GB A100 (published by its maker):
 2.0 TB/s of memory, 300 GB/s each way between ranks of a host, 25 GB/s of network a rank, eight ranks a host.
@@ -24,7 +24,7 @@ class TrainingMachine:
 
     ranks: int
     memory_bytes: int
-    """Of one rank's accelerator (or its part of the host's memory, on a CPU)."""
+    """The memory of one rank's accelerator (on a CPU, its part of the host's memory)."""
     ranks_per_host: int = 8
     memory_bandwidth: float = 2.0e12
     """Bytes a second that a rank reads from its own memory."""
@@ -33,9 +33,9 @@ class TrainingMachine:
     network_bandwidth: float = 25e9
     """Bytes a second that a rank sends to other hosts."""
     host_memory_bytes: int = 0
-    """Of the host's memory, a rank's part that tables may spill to, read through the accelerator (UVM). 0: none."""
+    """A rank's part of the host's memory that tables may spill to, read through the accelerator (UVM). 0: none."""
     device: str = "cuda"
-    """`cuda` or `cpu`: which kernels there are."""
+    """`cuda` or `cpu`, which decides what kernels there are."""
     reserve: float = 0.15
     """Part of a rank's memory kept for what is not a table: dense layers, activations, buffers of the exchange."""
 
@@ -59,7 +59,7 @@ class TrainingMachine:
 
     @property
     def usable_bytes(self) -> int:
-        """What tables and their optimiser's state may take of one rank."""
+        """The bytes that tables and their optimiser's state may take on one rank."""
         return int(self.memory_bytes * (1 - self.reserve))
 
     @property
@@ -67,7 +67,7 @@ class TrainingMachine:
         return -(-self.ranks // self.ranks_per_host)
 
     def send_seconds(self, byte_count: float) -> float:
-        """For one rank to send so many bytes, spread evenly over all other ranks."""
+        """The time for one rank to send so many bytes, spread evenly over all other ranks."""
         if self.ranks == 1:
             return 0.0
         near = min(self.ranks, self.ranks_per_host) - 1
@@ -77,7 +77,7 @@ class TrainingMachine:
 
 
 def read(text: str) -> TrainingMachine:
-    """`8x80GB`, or the path of a JSON file with Machine's fields (bytes may be written `80GB`)."""
+    """Reads `8x80GB`, or the path of a JSON file with TrainingMachine's fields (bytes may be written `80GB`)."""
     match = re.fullmatch(r"(\d+)x(.+)", text)
     if match and not Path(text).exists():
         try:

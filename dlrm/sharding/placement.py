@@ -30,7 +30,7 @@ from sluice.dlrm.tables import share
 
 KINDS = ("row", "table", "column")
 ASKED_ONLY = ("table_row", "data")
-TARGET = 1.1  # largest over mean load of a rank: what a placement is asked for
+TARGET = 1.1  # largest over mean load of a rank that a placement should reach
 MIN_COLUMNS = 4  # the fused kernels take widths in fours
 _WHOLE = "whole: on the least loaded rank"
 _ALL_TRIED = 64  # up to so many tables each number of cuts is tried; beyond, numbers that double
@@ -38,7 +38,7 @@ _ALL_TRIED = 64  # up to so many tables each number of cuts is tried; beyond, nu
 
 def place(tables: Sequence[TableLike], machine: TrainingMachine, storage: Storage | None = None,
           asked: Mapping[str, str] | None = None) -> ModelPlacement:
-    """A place for every table. `asked` has KIND or KIND:KERNEL for those that must not be decided here."""
+    """Finds a place for every table. `asked` has KIND or KIND:KERNEL for those that are not to be decided here."""
     storage, asked = storage or Storage(), dict(asked or {})
     if not tables:
         raise PlacementError("no tables to place")
@@ -62,7 +62,7 @@ def place(tables: Sequence[TableLike], machine: TrainingMachine, storage: Storag
 
 def _asked(tables: Sequence[TableLike], machine: TrainingMachine, asked: Mapping[str, str],
            ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
-    """Table → (kind, why), table → kernel, of those that were asked for."""
+    """Table → (kind, why), and table → kernel, for the tables in `asked`."""
     kinds, chosen = {}, {}
     for t in tables:
         if t.name not in asked:
@@ -93,7 +93,8 @@ def _asked(tables: Sequence[TableLike], machine: TrainingMachine, asked: Mapping
 
 def _fitted(load: _Loads, machine: TrainingMachine, fixed: Mapping[str, tuple[str, str]], free: Sequence[TableLike],
             ) -> tuple[ModelPlacement, int]:
-    """The best balanced placement that fits, or the one that lacks least, and the bytes that it lacks on a rank."""
+    """The best balanced placement that fits, or else the one that lacks the least memory; and the bytes that it
+    lacks."""
     # A load above the target's share of one rank can never be balanced whole; above its memory it cannot even be held.
     heavy = sorted((t for t in free if cuts(t, machine.ranks)), key=lambda t: (-load.share(t), t.name))
     must = sum(load.share(t) * machine.ranks > TARGET or load.size(t) > machine.usable_bytes for t in heavy)
@@ -124,14 +125,15 @@ def _does_not_fit(load: _Loads, machine: TrainingMachine, missing: int, fixed: b
 
 
 def cuts(t: TableLike, ranks: int) -> list[str]:
-    """Ways in which a table can be cut over so many ranks, the better first."""
+    """The ways in which a table can be cut over so many ranks, the better one first."""
     if ranks == 1:
         return []
     return ["row"] * (t.rows >= ranks) + ["column"] * (_pieces(t, ranks) > 1)
 
 
 def _counts(least: int, most: int) -> list[int]:
-    """Numbers of tables to cut, fewest first, as a whole table needs the least exchange; then those below `least`."""
+    """Numbers of tables to cut that are to be tried: from `least` up, as whole tables need the least exchange; then
+    those below `least`."""
     steps, step = [least], 1
     while steps[-1] < most:
         steps.append(min(most, steps[-1] + step))
@@ -152,11 +154,11 @@ class _Loads:
         return self._kernels.get(t.name, "fused")
 
     def spill(self, name: str) -> None:
-        """This table's bytes go to the hosts."""
+        """Moves this table's bytes to the hosts' memory."""
         self._kernels[name] = "uvm_caching"
 
     def size(self, t: TableLike) -> int:
-        """Bytes that it takes of ranks' own memory."""
+        """The bytes that a table takes of the ranks' own memory."""
         return types.split(self._storage.total(t.rows, t.width), self.kernel(t))[0]
 
     def part(self, t: TableLike, rank: int, rows: int, width: int, lookups: float) -> TableShard:
@@ -166,7 +168,7 @@ class _Loads:
         return lookups * self._storage.weights(1, width)
 
     def share(self, t: TableLike) -> float:
-        """The larger of its parts of all bytes and of all reads."""
+        """A table's share of all bytes, or of all reads if that is larger."""
         reads = self._read(t.lookups, t.width) / self._reads if self._reads else 0.0
         return max(self.size(t) / self.bytes, reads)
 
@@ -179,7 +181,8 @@ class _Loads:
         return f"{fair:.0%} of a rank's share" if fair > TARGET else "cut to balance the ranks"
 
     def spread(self, cut: Mapping[str, tuple[str, str]]) -> ModelPlacement:
-        """The tables in `cut` as it says; all others whole, heaviest first, each where it hurts least."""
+        """Places the tables in `cut` as it says, and all others whole, the heaviest first, each where it adds least to
+        the largest load."""
         ranks = range(self._machine.ranks)
         held, read = [0.0 for _ in ranks], [0.0 for _ in ranks]
         found: dict[str, TablePlacement] = {}
@@ -201,7 +204,7 @@ class _Loads:
             return sorted(sorted(ranks, key=after)[:wanted])
 
         def by_rows(t: TableLike, over: Sequence[int]) -> list[TableShard]:
-            # As TorchRec cuts: equal blocks, the last one shorter.
+            # Cuts as TorchRec does: into equal blocks, the last one shorter.
             block = -(-t.rows // len(over))
             ends = [min(t.rows, n * block) for n in range(len(over) + 1)]
             return [self.part(t, r, high - low, t.width, t.lookups * share(t.use, t.rows, low, high))
@@ -231,5 +234,5 @@ class _Loads:
 
 
 def _pieces(t: TableLike, ranks: int) -> int:
-    """Into how many equal runs of columns a table can be cut, at most one a rank."""
+    """The largest number of equal runs of columns that a table can be cut into, at most one a rank."""
     return max((n for n in range(1, ranks + 1) if not t.width % n and not t.width // n % MIN_COLUMNS), default=1)

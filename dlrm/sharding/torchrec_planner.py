@@ -1,4 +1,4 @@
-"""What TorchRec's own planner would do, told as a `ModelPlacement`, so that both can be held against one measure."""
+"""The placement that TorchRec's own planner would choose, as a `ModelPlacement`, so that the two can be compared."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.types import ModelPlacement, PlacementError, Storage, TableLike, TablePlacement, part
 
-_STATES = ("rowwise_adagrad",)  # what its arithmetic can be told of here
+_STATES = ("rowwise_adagrad",)  # the optimisers that its arithmetic can take into account here
 
 
 def propose(tables: Sequence[TableLike], machine: TrainingMachine, *, batch_size: int, storage: Storage | None = None,
             ) -> ModelPlacement:
-    """Its plan for these tables on this machine, each with its mean number of lookups. Float32 weights only."""
+    """TorchRec's plan for these tables on this machine, each with its mean number of lookups. Float32 weights only."""
     import torch
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -29,7 +29,7 @@ def propose(tables: Sequence[TableLike], machine: TrainingMachine, *, batch_size
                              f"{storage.optimiser}")
 
     class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
-        """The kinds that this trainer can apply, on a CPU too."""
+        """Offers the kinds that this trainer can apply, on a CPU too."""
 
         def sharding_types(self, compute_device_type: str) -> list[str]:
             return ["table_wise", "row_wise", "column_wise"]

@@ -1,4 +1,4 @@
-"""Where a table's bytes lie on a rank: in the accelerator's memory, or in the host's, read through it. Sizes only."""
+"""The parts of a placement and their sizes. A table's bytes lie in an accelerator's memory, or in its host's."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from sluice.dlrm import tables as use
 from sluice.dlrm.sharding import types
 from sluice.dlrm.sharding.machine import TrainingMachine
 
-# Kernel → part of a table that takes the accelerator's memory. What is left takes the host's.
+# Kernel → share of a table that lies in the accelerator's memory. The rest lies in the host's.
 # `uvm_caching` keeps a fifth of the rows, those in use, beside the processor that reads them: FBGEMM's usual share.
 DEVICE_PART = {"fused": 1.0, "uvm": 0.0, "uvm_caching": 0.2}
-# As TorchRec calls them.
+# The kernels' names are TorchRec's.
 NAMES = {"fused": "fused", "uvm": "fused_uvm", "uvm_caching": "fused_uvm_caching"}
-# Also on a CPU; there is nothing to spill from there.
+# The kernels that a CPU has, too: it has no other memory to spill to.
 ANYWHERE = ("fused",)
 
 
 def split(bytes_: int, kernel: str) -> tuple[int, int]:
-    """(of the accelerator, of the host)"""
+    """Splits a table's bytes: (those in the accelerator's memory, those in the host's)."""
     device = round(bytes_ * DEVICE_PART[kernel])
     return device, bytes_ - device
 
 
-# What an optimiser keeps for a table, in bytes a row and in bytes an element.
+# The state that an optimiser keeps for a table, in bytes a row and in bytes an element.
 STATES = {"rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8), "sgd": (0, 0)}
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
@@ -43,7 +43,7 @@ class DoesNotFit(PlacementError):
 
 
 class TableLike(Protocol):
-    """What must be known of a table; `sluice.dlrm.config.Table` has it."""
+    """What a placement needs to know of a table; `sluice.dlrm.config.Table` has it."""
 
     @property
     def name(self) -> str: ...
@@ -59,7 +59,7 @@ class TableLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """How many bytes a weight takes, and what the optimiser keeps beside it."""
+    """How many bytes a weight takes, and how many the optimiser keeps beside it."""
 
     dtype: str = "fp32"
     optimiser: str = "rowwise_adagrad"
@@ -83,24 +83,25 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableShard:
-    """What one rank holds of one table."""
+    """The part of one table that one rank holds."""
 
     rank: int
     rows: int
     width: int
     bytes: int
-    """Weights and optimiser's state, in the rank's own memory."""
+    """Weights and the optimiser's state in the rank's own memory."""
     host_bytes: int
-    """In its host's, read through it."""
+    """The same in its host's memory, read through the accelerator."""
     reads: float
     """Bytes read for one sample."""
     sends: int
-    """Bytes of its pooled vector: whole or a run of columns, or, of some rows, a partial sum of full width."""
+    """Bytes of its pooled vector: a whole one, a run of its columns, or, for some of the rows, a partial sum of full
+    width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlacement:
-    """Where one table lives."""
+    """The ranks on which one table lies, and its part on each."""
 
     name: str
     kind: str
@@ -132,12 +133,14 @@ class ModelPlacement:
 
     @property
     def balance(self) -> tuple[float, float]:
-        """Largest over mean, of bytes and of reads. 1: all ranks alike; the number of ranks: one holds everything."""
+        """The largest over the mean, of bytes and of reads. 1: all ranks are alike; the number of ranks: one holds
+        everything."""
         return (_uneven([self.bytes_on(r) for r in range(self.ranks)]),
                 _uneven([self.reads_on(r) for r in range(self.ranks)]))
 
     def step_time(self, machine: TrainingMachine, batch: int) -> dict[str, float]:
-        """Seconds of the slowest rank for one global batch, forwards: reading its rows, sending what it pooled."""
+        """The slowest rank's seconds for one global batch, forwards: reading its rows, and sending its pooled
+        vectors."""
         sent = [sum(p.sends for place in self.places for p in place.parts if p.rank == r) for r in range(self.ranks)]
         away = batch * (self.ranks - 1) / self.ranks
         return {"read_s": max(self.reads_on(r) for r in range(self.ranks)) * batch / machine.memory_bandwidth,
@@ -158,7 +161,7 @@ def part(storage: Storage, rank: int, rows: int, width: int, *, lookups: float, 
 
 
 def gb(count: float) -> str:
-    """Bytes as accelerators' memories are sold."""
+    """Bytes as text, in the decimal units in which accelerators' memory is sold."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(count) >= size:
             return f"{count / size:.1f} {unit}"

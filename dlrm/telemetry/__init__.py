@@ -1,1 +1,1 @@
-"""Where a run tells of itself: journal, progress, metrics."""
+"""How a run reports on itself: its journal, its progress on the terminal, its metrics."""

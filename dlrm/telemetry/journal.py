@@ -1,4 +1,4 @@
-"""Where a run's events and metrics go: the run folder, TensorBoard's files, a person's terminal. On the first rank."""
+"""Takes a run's events and metrics, on the first rank, to the run folder, TensorBoard's files and the terminal."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TOLD = ("decision", "occasion", "fault")
 
 
 class Journal:
-    """Takes events and metrics and passes them on. A context; closing it frees the run folder.
+    """Takes events and metrics and passes them on. It is a context; closing it frees the run folder.
 
-    What has no room on the disk is left out, and the first file that it concerns is named: a log stops no training."""
+    What has no room on the disk is left out, and the first file affected is named: a log never stops the training."""
 
     def __init__(self, folder: RunFolder, progress: TrainingProgress, mllog: MlLog | None = None) -> None:
         from sluice.dlrm.telemetry.tensorboard import TensorBoardLog
@@ -34,7 +34,7 @@ class Journal:
 
     @classmethod
     def of(cls, path: Path, config: Config, *, resume: bool) -> Journal:
-        """For a run in a new folder, or, with `resume`, in the one there is."""
+        """The journal of a run in a new folder, or, with `resume`, in the existing one."""
         folder = RunFolder.create(path, {"kind": "train", **config.to_dict()}, resume=resume)
         mllog = MlLog(open(path / "mllog.txt", "a"), time.time) if config.mllog else None  # noqa: SIM115
         return cls(folder, TrainingProgress(), mllog)
@@ -51,11 +51,12 @@ class Journal:
         self.folder.close()
 
     def expect(self, steps: int) -> None:
-        """How many the run has in all. Others, once it takes up another version of its table."""
+        """Says how many steps the run has in all. The number changes when the run moves on to another version of its
+        table."""
         self._progress.steps = steps
 
     def tell(self, other: Callable[[Mapping[str, Any]], None]) -> None:
-        """Who gets every event and metric besides."""
+        """Names one more function that gets every event and metric."""
         self._told = other
 
     def event(self, event: Mapping[str, Any]) -> None:
@@ -84,7 +85,7 @@ class Journal:
                 self._board.scalar(name, value, self._step)
 
     def milestone(self, key: str, epochs: float, value: Any = None) -> None:
-        """A line of MLPerf's log, if one is written."""
+        """Writes a line of MLPerf's log, if the run writes one."""
         if self.mllog is not None:
             with self._room():
                 self.mllog.write(key, value, epoch_num=epochs)
@@ -94,7 +95,7 @@ class Journal:
 
     @contextmanager
     def _room(self) -> Iterator[None]:
-        """Around each writing: a disk that is full, or fails, is said once."""
+        """Wraps everything that is written: a disk that is full, or fails, is reported once."""
         try:
             yield
         except OSError as error:
@@ -108,7 +109,7 @@ def _nothing(_line: Mapping[str, Any]) -> None: ...
 
 
 class Silence:
-    """What the other ranks have instead; they, too, tell their endpoint."""
+    """What the other ranks have instead of a journal; they, too, pass everything on to their endpoint."""
 
     def __init__(self) -> None:
         self._told: Callable[[Mapping[str, Any]], None] = _nothing

@@ -1,4 +1,4 @@
-"""MLPerf's log lines, for those whose tools read them: one line an event, written at once."""
+"""Writes MLPerf's log lines, for tools that read them: one line an event, written at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, TextIO
 
-# Begin and end of a stretch; every other key is a point in time.
+# The keys for the begin and the end of an interval; every other key is a point in time.
 _STRETCHES = ("init", "run", "epoch", "block", "eval", "staging")
 
 
@@ -17,7 +17,8 @@ class MlLog:
         self._stream, self._clock = stream, clock
 
     def write(self, key: str, value: Any = None, **metadata: Any) -> None:
-        """`metadata`: what the key asks for, such as epoch_num (a fraction of an epoch), or status for run_stop."""
+        """Writes one line. `metadata` is what the key requires: epoch_num (a fraction of an epoch), or status for
+        run_stop."""
         name, _, edge = key.rpartition("_")
         kind = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}.get(edge if name in _STRETCHES else "",
                                                                        "POINT_IN_TIME")
@@ -31,7 +32,7 @@ class MlLog:
 
     def settings(self, *, batch_size: int, seed: int, train_rows: int, eval_rows: int, optimiser: str, lr: float,
                  eps: float, warmup_steps: int = 0, decay_start_step: int = 0, decay_steps: int = 0) -> None:
-        """What the rules for a recommender ask to be said before a run."""
+        """Writes the settings that the rules for a recommender require before a run."""
         said = {"global_batch_size": batch_size, "gradient_accumulation_steps": 1, "seed": seed,
                 "train_samples": train_rows, "eval_samples": eval_rows, "opt_name": optimiser,
                 "opt_base_learning_rate": lr, "opt_learning_rate_warmup_steps": warmup_steps,

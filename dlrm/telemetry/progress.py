@@ -1,4 +1,4 @@
-"""What a person sees while training: one live line on a terminal, now and then a plain one elsewhere."""
+"""Shows the progress of training: one live line on a terminal, now and then a plain line elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TrainingProgress:
 
     def __init__(self, *, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.steps = 0
-        """Of the run in all, as far as is known."""
+        """The steps of the whole run, as far as is known."""
         self._out = sys.stderr if out is None else out
         self._clock = clock
         self._live = self._out.isatty()
@@ -23,7 +23,7 @@ class TrainingProgress:
         self._open = False
 
     def observe(self, metric: Mapping[str, Any]) -> None:
-        """A metric of training; other kinds are not for this line."""
+        """Takes a metric; only those of training are shown in this line."""
         if metric.get("kind") != "train" or (not self._live and self._clock() < self._next):
             return
         self._next = self._clock() + _PLAIN_EVERY_S
@@ -34,7 +34,7 @@ class TrainingProgress:
         self._out.flush()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         self._out.write(("\n" if self._open else "") + text + "\n")
         self._open = False
         self._out.flush()

@@ -1,4 +1,4 @@
-"""A rank's figures for Prometheus: `Endpoint`. Looked up when they are asked for; training does nothing for them."""
+"""A rank's figures for Prometheus: `Endpoint`. They are looked up on request; training does nothing for them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _WHOLE_NOW = {"memory_used": "Bytes in use", "memory_limit": "Bytes that may be 
 
 
 class Endpoint:
-    """A collector, and a context in which it is served. `observe` takes what the trainer's log takes."""
+    """A collector of figures, and a context in which it is served. `observe` takes the lines that the trainer's log
+    takes."""
 
     def __init__(self, rank: int, host: str = "127.0.0.1", port: int | None = None) -> None:
-        """Without a port it is only a collector."""
+        """Without a port, the endpoint only collects and serves nothing."""
         self._rank, self._host, self._port = rank, host, port
         self._train: dict[str, float] = {}
         self._evals: dict[str, dict[str, float]] = {}
@@ -40,7 +41,7 @@ class Endpoint:
 
     @classmethod
     def at(cls, where: str, rank: int, local_rank: int) -> Endpoint:
-        """`where` is [HOST:]PORT, and a machine's rank n takes PORT + n; empty: it is not served."""
+        """The endpoint at `where`, [HOST:]PORT; a machine's rank n takes PORT + n. Empty: it is not served."""
         if not where:
             return cls(rank)
         host, _, port = where.rpartition(":")
@@ -64,11 +65,11 @@ class Endpoint:
             self._thread.join()
 
     def reads(self, snapshot: Callable[[], Snapshot] | None, version: int) -> None:
-        """From whose loader the figures are from now on; None: there is none."""
+        """Says which loader's figures to show from now on; None: there is no loader."""
         self._snapshot, self._version = snapshot, version
 
     def observe(self, line: Mapping[str, Any]) -> None:
-        """A metric or an event of the run."""
+        """Takes a metric or an event of the run."""
         if line["kind"] == "train":
             self._train = {name: line[name] for name in _TRAIN if line.get(name) is not None}
         elif line["kind"] == "eval":

@@ -1,4 +1,4 @@
-"""What libraries say on every start and nobody here can act on, kept silent: in one place, each by its own words."""
+"""Silences, all in one place, warnings that libraries give on every start and nobody here can act on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WARNINGS = (
 
 
 def quiet() -> None:
-    """Called once by a program, before it builds the model."""
+    """Silences these warnings. A program calls it once, before it builds the model."""
     for text, category in _WARNINGS:
         warnings.filterwarnings("ignore", message=text.replace(".", r"\."), category=category)
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)  # "is_fx_tracing will return true for …"

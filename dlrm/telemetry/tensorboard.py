@@ -20,8 +20,8 @@ _FLUSH_S = 10.0
 
 
 class TensorBoardLog:
-    """Its file is made with the first event. Raises OSError once if that cannot be written, and does nothing from then
-    on: what follows a torn event could not be read."""
+    """Writes a run's curves; the file is made with the first event. Raises OSError once if an event cannot be written,
+    and does nothing from then on, because what follows a torn event could not be read."""
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         """`clock` tells seconds since 1970."""

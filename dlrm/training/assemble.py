@@ -1,4 +1,4 @@
-"""From settings to parts: the sharded model with its optimisers, and a loader under its host's agent."""
+"""Makes the trainer's parts from the settings: the sharded model, its optimisers, and a loader tuned by the agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sluice.ingest.loader import Loader
 
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
-    """A model on its ranks, and what trains it."""
+    """A model on its ranks, with its optimisers and learning rates."""
 
     layout: TableLayout
     model: Any
@@ -38,7 +38,7 @@ class TrainingParts:
 
 def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement: ModelPlacement, world: Ranks, *,
              steps_per_epoch: int = 1) -> TrainingParts:
-    """The model with its first weights, spread over the ranks, and its optimisers."""
+    """Makes the model with its first weights, spread over the ranks, and its optimisers."""
     torch.manual_seed(config.seed)  # the dense layers' weights, the same on every rank
     plain = Ranker(config.model, layout, dense_columns, decay=config.optim.table_decay)
     fuse_tables(plain.tables, config.optim)
@@ -53,9 +53,9 @@ def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement:
 def tuned(config: Config, loader: Loader, world: Ranks, kept: KnobMemory, *,
           record: Callable[[Mapping[str, Any]], None],
           observe: Callable[[Mapping[str, Any]], None], agent: Mapping[str, Any]) -> Iterator[Controller | None]:
-    """The loader under its host's agent, for as long as the context lasts; what that came to is kept. `agent` is what
-    a checkpoint has of it, which counts where the place is the same; elsewhere it is what the registry has. It runs
-    beside local rank 0; other ranks get None."""
+    """Lets the host's agent tune the loader for as long as the context lasts; what it has learned is kept. `agent` is
+    what a checkpoint has of an earlier one, which counts if machine and schema are the same; otherwise the registry's
+    counts. The agent runs beside local rank 0; other ranks get None."""
     hosts = world.gather_objects(str(world.host))
     host = str(world.host)
     member = HostMember(world.store.clone(), host, world.local_rank, loader)
@@ -75,7 +75,7 @@ def tuned(config: Config, loader: Loader, world: Ranks, kept: KnobMemory, *,
 
 
 def agent_of(controller: Controller | None, kept: KnobMemory) -> dict[str, Any]:
-    """For a checkpoint: what the agent has learned, and where."""
+    """What the agent has learned, and where, to be kept in a checkpoint."""
     return {} if controller is None else {**_place(kept), "learned": controller.learned()}
 
 

@@ -1,5 +1,5 @@
-"""Looks for bad ids and labels in the statistics of a table's files, before the first step: no data page is read; and
-for where a value stands that was seen in the middle of training, in the data."""
+"""Looks for bad ids and labels in the statistics of a table's files before the first step, without reading data pages.
+It also checks every batch, and finds the place in the files of a bad value that was seen in the middle of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
-    """A rank's part of a table's files."""
+    """Checks a rank's part of a table's files."""
     label = next(f.name for f in table.fields if f.role == "label")
     # A bag's ids lie within bytes, of which statistics say nothing; others the loader is yet to make.
     sizes = {f.name: f.cardinality for f in table.fields
@@ -32,8 +32,8 @@ def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
 
 
 def find(table: FeatureTable, split: str, column: str | None, value: float) -> str | None:
-    """`FILE, row group N`: the first place where a column (None: the label) has a value; None if it is stored nowhere
-    so, for instance as the loader made it of another, or within a bag."""
+    """`FILE, row group N`: the first place where a column (None: the label) has a value; None if no file holds it, for
+    instance because the loader made it from another value, or it lies within a bag."""
     name = column or next(f.name for f in table.fields if f.role == "label")
     for path in (f.path for f in table.files_of(split)):
         with _opened(path) as file:
@@ -81,12 +81,13 @@ class BadData(ValueError):
 
 
 class Guard:
-    """Looks at each batch before the model does. Costs one pass over the ids, far below a step."""
+    """Checks each batch before the model gets it. That costs one pass over the ids, far less than a step."""
 
     def __init__(self, cardinalities: Mapping[str, int], dense: Sequence[str], source: str, *,
                  missing: str = "refuse", find: Callable[[str | None, float], str | None] = lambda *_: None) -> None:
-        """`missing`: whether a dense feature that is no finite number ends the run, or is masked later (`mask`).
-        `find` says in which file and row group a column (None: the label) has a value; asked only when one is wrong."""
+        """`missing` says whether a dense feature that is not a finite number ends the run, or is masked later (`mask`).
+        `find` says in which file and row group a column (None: the label) has a value; it is called only for a bad
+        one."""
         self._names = list(cardinalities)
         self._sizes = torch.tensor(list(cardinalities.values()), dtype=torch.int64)
         self._dense = list(dense)

@@ -13,30 +13,31 @@ from sluice.ingest.loader import Loader, LoaderError
 from sluice.ingest.machine import Machine
 from sluice.ingest.tools.run_conditions import RunConditions
 
-# Of a machine's memory; the rest is for tables, dense layers and their gradients.
+# The loaders' share of a machine's memory; the rest is for tables, dense layers and their gradients.
 LOADERS_PART = 0.5
 
 
 def conditions(config: Config, run: Path, rank: int) -> RunConditions:
-    """Errors, stores and faults of a rank's training."""
+    """How a rank's training treats bad rows, remote stores and injected faults."""
     return RunConditions(config.data, config.conditions, run / f"quarantine.rank{rank}.jsonl")
 
 
 def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int, around: RunConditions) -> Loader:
-    """A rank's batches of the train split."""
+    """The loader of a rank's batches of the train split."""
     return _loader(config, table, rank, local_ranks, split="train", epochs=config.epochs, seed=config.seed,
                    **around.for_loader())
 
 
 def keeping(config: Config, loader: Loader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:
-    """Where the loader's knobs start and where they end, as was asked for."""
+    """Remembers the loader's knobs: where they start and where they are kept, as the settings say."""
     return KnobMemory(loader, KnobOptions(knobs=config.knobs, save_knobs=config.save_knobs, registry=config.registry),
                       say=say,
                       ranks=local_ranks)
 
 
 def evaluation(config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int) -> Loader:
-    """A rank's part of every row of a split; the last batch is filled up with rows of weight 0."""
+    """The loader of a rank's part of a split, which passes every row once; the last batch is padded with rows of weight
+    0."""
     return _loader(config, table, rank, local_ranks, split=split, shuffle=False, last="pad")
 
 

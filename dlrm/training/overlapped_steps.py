@@ -45,7 +45,7 @@ class ModelInput(Pipelineable):  # type: ignore[misc]
 
 
 class _Lookup(nn.Module):
-    """All that the pipeline must know of a model: that the tables take the sample's ids as they are."""
+    """Shows the pipeline the only thing that it must know of a model: the tables take the sample's ids as they are."""
 
     def __init__(self, tables: nn.Module) -> None:
         super().__init__()
@@ -56,13 +56,14 @@ class _Lookup(nn.Module):
 
 
 class OverlappedSteps:
-    """Makes steps. `pause()` before the model is used for anything else: the next step goes on where it was."""
+    """Makes training steps. Call `pause()` before the model is used for anything else; the next step goes on from
+    there."""
 
     def __init__(self, parts: TrainingParts, device: torch.device, update: Callable[[], None]) -> None:
         """`update` is called after each backward pass."""
         self._parts, self._device, self._update = parts, device, update
         self._step = 0
-        # It takes this for its optimiser.
+        # The pipeline takes this object for its optimiser.
         self._pipeline: Any = TrainPipelineSparseDist(_Lookup(parts.model.module.tables), self, device,
                                                       custom_model_fwd=self._forward)
 
@@ -79,7 +80,7 @@ class OverlappedSteps:
         return loss, loss.detach()
 
     def steps(self, batches: Iterator[Fetched], first: int, look: Callable[[Batch], None]) -> Iterator[Taken]:
-        """Over all of them; the first is number `first`. `look` sees each batch as it comes."""
+        """Makes a step of each batch; the first is number `first`. `look` is called with each batch as it comes."""
         coming: deque[Taken] = deque()
         waited = 0.0
 

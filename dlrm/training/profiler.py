@@ -1,4 +1,4 @@
-"""A trace of a few steps, for chrome://tracing or Perfetto. The loader's wait is `## next_batch ##` in it."""
+"""Traces a few steps, for chrome://tracing or Perfetto. The wait for the loader appears as `## next_batch ##`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FIRST = 10  # steps before are of the start
+FIRST = 10  # earlier steps belong to the start
 
 
 @contextmanager
 def traced(steps: int, folder: Path) -> Iterator[Callable[[], None]]:
-    """Gives what is to be called after each step; the trace of `steps` steps becomes trace.json. 0: none."""
+    """Gives a function to be called after each step; the trace of `steps` steps becomes trace.json. 0: no trace."""
     if not steps:
         yield lambda: None
         return

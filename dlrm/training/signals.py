@@ -1,4 +1,4 @@
-"""What reaches a rank from outside: signals, and why another rank ended.
+"""What reaches a rank from outside: signals, and the reason why another rank ended.
 
 Python runs a signal's handler only when the main thread is back from C, and that may sit in a collective. A small
 thread sees the signal at once, so that an interrupt is answered in time.
@@ -20,14 +20,14 @@ _FAULT = "sluice/fault"
 
 
 class Watch:
-    """A context around training. `stop` says that SIGTERM asked to save and leave."""
+    """A context around training. `stop` is set once SIGTERM has asked the run to save and end."""
 
     def __init__(self, store: Any, rank: int, *, leave: Callable[[int], None] = os._exit) -> None:
         self.stop = threading.Event()
         self.workers: Callable[[], str] = str
-        """Gives the stacks of worker processes, for SIGUSR1."""
+        """Returns the stacks of worker processes, for SIGUSR1."""
         self.stalled: Callable[[], None] = lambda: None
-        """Ends what the main thread may still wait for a while after SIGTERM."""
+        """Called a while after SIGTERM: ends the wait that the main thread may still be in."""
         self._store = store.clone()
         self._rank = rank
         self._leave = leave
@@ -39,7 +39,7 @@ class Watch:
         os.set_blocking(self._write, False)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._term = signal.signal(signal.SIGTERM, lambda *_: self.stop.set())
-        self._user = signal.signal(signal.SIGUSR1, lambda *_: None)  # told from the thread: a hang is asked about
+        self._user = signal.signal(signal.SIGUSR1, lambda *_: None)  # the thread does it: the main one may hang
         self._thread.start()
         return self
 
@@ -54,16 +54,17 @@ class Watch:
         os.close(self._write)
 
     def worker_stacks(self) -> str:
-        """What worker processes do now."""
+        """The stacks of the worker processes: what they do now."""
         return self.workers()
 
     def fault(self, text: str) -> None:
-        """Tells the other ranks why this one ends, before its connections close. The first to tell counts."""
+        """Tells the other ranks why this one ends, before its connections close. Only the first rank's reason
+        counts."""
         if not self._store.check([_FAULT]):
             self._store.set(_FAULT, f"rank {self._rank}: {text}")
 
     def told(self) -> str | None:
-        """Why another rank ended, if one said so."""
+        """The reason why another rank ended, if one has given it."""
         return self._store.get(_FAULT).decode() if self._store.check([_FAULT]) else None
 
     def _run(self) -> None:

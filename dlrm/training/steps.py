@@ -1,4 +1,4 @@
-"""What travels between a loader and the trainer: `Fetched` batches, `Taken` steps, and where they come from."""
+"""What passes between a loader and the trainer: `Fetched` batches, `Taken` steps, and the protocol of a loader."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A batch that every rank has its part of."""
+    """A batch of which every rank has its part."""
 
     batch: Batch
     wait_s: float
-    """In the loader's raw `next()`."""
+    """Seconds spent in the loader's raw `next()`."""
     position: dict[str, Any]
-    """The loader's, after this batch and no other."""
+    """The loader's position after this batch and no other."""
 
 
 class TrainingBatches(Protocol):
@@ -30,10 +30,10 @@ class TrainingBatches(Protocol):
     def __len__(self) -> int: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch is; its "epoch" is the number of epochs that are finished."""
+        """The position of the next batch; its "epoch" is the number of epochs that are finished."""
 
     def close(self) -> None:
-        """From any thread; whoever waits for a batch gets a LoaderError."""
+        """Closes the loader, from any thread; a caller that waits for a batch gets a LoaderError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,6 @@ class Taken:
     rows: int
     loss: torch.Tensor
     wait_s: float
-    """In the loader's raw `next()`."""
+    """Seconds spent in the loader's raw `next()`."""
     position: dict[str, Any]
-    """The loader's, after this step's batch and no other."""
+    """The loader's position after this step's batch and no other."""

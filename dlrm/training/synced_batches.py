@@ -1,4 +1,4 @@
-"""The way from the loader into training: `SyncedBatches` lets batches through, the same number on every rank."""
+"""The gate between the loader and training: `SyncedBatches` lets the same number of batches through on every rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stopped(Exception):
 
 
 def work_of(feed: Any) -> Callable[[], Any]:
-    """What a loader has done so far: anything that changes as long as it gets somewhere."""
+    """A function that tells what a loader has done so far: its result changes as long as the loader makes progress."""
     snapshot = getattr(feed, "snapshot", None)
 
     def work() -> Any:
@@ -38,12 +38,12 @@ def work_of(feed: Any) -> Callable[[], Any]:
 
 
 class SyncedBatches:
-    """All ranks meet before each batch, and end before the same one if any of them was asked to stop. So none is in the
-    middle of a step while another still waits for its batch, and that wait can be ended: by `stalled`."""
+    """Lets all ranks meet before each batch, and end before the same one if any of them was asked to stop. So none is
+    in the middle of a step while another still waits for its batch, and `stalled` can end that wait."""
 
     def __init__(self, world: Ranks, asked_to_stop: Callable[[], bool], clock: Callable[[], float],
                  activity: Activity | None = None) -> None:
-        """`activity` is told what this rank is at."""
+        """`activity` is told what this rank is doing."""
         self._world, self._asked_to_stop, self._clock = world, asked_to_stop, clock
         self._activity = activity or Activity()
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class SyncedBatches:
         self.stopped = False
 
     def batches(self, feed: TrainingBatches) -> Iterator[Fetched]:
-        """What the feed has left of its epoch, or what comes before the stop."""
+        """The batches that the feed has left in its epoch, or those before the stop."""
         batches = iter(feed)
         work = work_of(feed)
         try:
@@ -70,14 +70,15 @@ class SyncedBatches:
             self._activity.rests()
 
     def whole(self, feed: TrainingBatches) -> Iterator[Batch]:
-        """All that the feed brings, for what is worth nothing by halves: Stopped if the ranks were asked to stop."""
+        """All batches of the feed, for work that is worthless unless complete: raises Stopped if the ranks were asked
+        to stop."""
         for fetched in self.batches(feed):
             yield fetched.batch
         if self.stopped:
             raise Stopped
 
     def stalled(self) -> None:
-        """From another thread, once this rank was asked to stop: ends the wait for a batch, if there is one."""
+        """Ends the wait for a batch, if there is one. Another thread calls it once this rank was asked to stop."""
         with self._lock:
             if self._waits_for is not None:
                 self._waits_for.close()

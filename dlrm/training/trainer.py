@@ -1,4 +1,4 @@
-"""The training loop: batches in, weights out. All that it works with is handed in; it makes none of it."""
+"""The training loop: it turns batches into weights. All that it works with is handed in; it makes none of it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class NotANumber(RuntimeError):
 
 @dataclass(slots=True)
 class Timing:
-    """Where the trainer's time went, over all its ranks."""
+    """How the trainer spent its time, over all its ranks."""
 
     rows: float = 0.0
     wait_s: float = 0.0
-    """In the loader's raw `next()`, nothing else."""
+    """Time spent in the loader's raw `next()`, and nothing else."""
     compute_s: float = 0.0
-    """In the step: forward, backward, both optimisers, and waiting for other ranks."""
+    """Time spent in steps: forward, backward, both optimisers, and waiting for other ranks."""
     seconds: float = 0.0
-    """Mean over ranks of both."""
+    """The mean over ranks of both together."""
 
     def add(self, rows: float, wait_s: float, compute_s: float, ranks: int) -> None:
         self.rows += rows
@@ -59,27 +59,27 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
-    """What a call of `train` came to."""
+    """The result of a call of `train`."""
 
     meta: CheckpointMeta
     timing: Timing
     first_batch_s: float
-    """Wait for the first batch, which the stall leaves out: the pipeline fills then."""
+    """The wait for the first batch, while the pipeline fills; the stall does not count it."""
     stopped: bool
-    """Ended early, because it was asked to."""
+    """Whether training ended early because it was asked to."""
     good: bool
-    """Ended because the model was good enough."""
+    """Whether training ended because the model was good enough."""
     peak_bytes: int
-    """Most memory that this rank was seen to use."""
+    """The most memory that this rank was seen to use."""
 
 
 class Trainer:
     """Trains a sharded model on a feed. Ranks meet before each step, in its collectives, and every `log_every` steps to
     put together what they saw.
 
-    `save(meta)` writes a checkpoint, `evaluate(meta)` says whether the model is good enough to stop; `tick()` comes
-    after each step; `moved(meta)` says after an epoch whether its end is the end here, as the rows are others now.
-    `ahead`: whether steps look ahead, as `sluice.dlrm.training.overlapped_steps` has it (default: on a GPU)."""
+    `save(meta)` writes a checkpoint, `evaluate(meta)` says whether the model is good enough to stop; `tick()` is called
+    after each step; `moved(meta)` says after an epoch whether to end here because the table has a newer version.
+    `ahead` says whether steps look ahead, as in `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
 
     def __init__(self, *, config: Config, world: Ranks, parts: TrainingParts, guard: Guard,
                  save: Callable[[CheckpointMeta], None], evaluate: Callable[[CheckpointMeta], bool],
@@ -100,14 +100,14 @@ class Trainer:
             self._ahead = OverlappedSteps(parts, world.device, self._update)
 
     def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
-        """All epochs that `meta` leaves, with a checkpoint and an evaluation after each."""
+        """Trains all epochs that `meta` has left, with a checkpoint and an evaluation after each."""
         timing, gate, good, moved, saved_at = Timing(), self._gate, False, False, meta.step
         first_batch_s: float | None = None
         steps = len(feed)
         looks = {steps * k // self._config.evals for k in range(1, self._config.evals)}
         while meta.epoch < self._config.epochs and not (gate.stopped or good or moved):
             mine = torch.zeros(4, dtype=torch.float64)  # loss·rows, rows, wait, compute
-            loss = torch.zeros((), dtype=torch.float64, device=self._world.device)  # summed where it is: no wait a step
+            loss = torch.zeros((), dtype=torch.float64, device=self._world.device)  # on its device: no step waits
             self._begun = meta.step > 0
             before = self._clock()
             taken: Taken | None = None
@@ -152,13 +152,13 @@ class Trainer:
                                peak_bytes=self._peak_bytes)
 
     def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[Taken]:
-        """One batch after the other."""
+        """Makes a step of one batch after the other."""
         for number, fetched in enumerate(batches, step):
             self._look(fetched.batch)
             yield Taken(fetched.batch.rows, self._step(fetched.batch, number), fetched.wait_s, fetched.position)
 
     def _look(self, batch: Batch) -> None:
-        """At each batch, before the model gets it."""
+        """Checks each batch before the model gets it."""
         if not self._begun:
             self._begun = True
             self._start(batch)
@@ -192,7 +192,7 @@ class Trainer:
             self._ahead.pause()
 
     def _agree(self, mine: torch.Tensor, meta: CheckpointMeta, timing: Timing) -> None:
-        """Ranks put together what they saw since the last time."""
+        """Sums up over the ranks what each saw since the last time."""
         self._peak_bytes = max(self._peak_bytes, self._memory_used())
         loss, rows, wait, compute = self._world.sum(mine).tolist()
         if not math.isfinite(loss):

@@ -18,7 +18,7 @@ def machine(tmp_path, repo):
     """A checkout on a bare machine: a few tools on the path, no apt, no Java, no Python unless a test adds them."""
     home = tmp_path / "checkout"
     (home / ".ci").mkdir(parents=True)
-    for name in (".ci/setup", "pyproject.toml", "requirements.lock", "requirements-dev.lock"):
+    for name in (".ci/setup", "pyproject.toml", "setup.py", "requirements.lock", "requirements-dev.lock"):
         shutil.copy(repo / name, home / name)
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -14,7 +14,7 @@ from tests.petastorm_own import STAND_IN, Result, Suite, results_of
 
 READ = """
 import json, sys
-from petastorm_on_arrow import compat
+from petastorm_compat import compat
 compat(trust=True)
 import pyarrow as pa, pyarrow.parquet as pq
 from petastorm import make_batch_reader

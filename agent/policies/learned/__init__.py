@@ -1,1 +1,1 @@
-"""What is learned above the planner."""
+"""What `auto` adds to the planner: candidates, their learned advantage, and corrections from each machine."""

@@ -1,8 +1,8 @@
-"""What a candidate is worth beside the planner's choice, as learned: `Advantage`. Numpy only;
+"""What a candidate is worth compared with the planner's choice, as learned: `Advantage`. It needs only numpy;
 `sluice.agent.learn.advantage_training` fits it.
 
-One small network looks at every stage alike, so that pipelines of any length fit; what it makes of them, their mean and
-their largest, goes with the numbers of the whole through two more layers. Several such networks, each fitted to another
+One small network looks at every stage alike, so that pipelines of any length fit; the mean and the largest of its
+outputs go with the numbers of the whole through two more layers. Several such networks, each fitted to another
 draw of the samples, agree where they have seen enough: their mean less a multiple of their spread is the lower bound.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from sluice.agent.policies.learned.candidates import STAGE_INPUTS, WHOLE_INPUTS, Candidate
 
 MEMBERS = 6
-NEVER = 1e3  # a margin that nothing exceeds: nothing that was learned is worth leaving the planner for
+NEVER = 1e3  # a margin that nothing exceeds: nothing learned justifies leaving the planner's choice
 STAGE_UNITS, UNITS = 16, 32
 FORMAT = "1"
 WEIGHTS = Path(__file__).with_name("auto.safetensors")
@@ -35,17 +35,18 @@ class WeightsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Advantage:
-    """Rows more than by the planner's choice over the next seconds, as a share of what that would bring."""
+    """Predicts how many more rows than the planner's choice a candidate brings over the next seconds, as a share."""
 
     weights: Mapping[str, np.ndarray]
 
     @property
     def never(self) -> bool:
-        """Training found no bound that pays in pipelines it had not seen: the planner's choice always stands."""
+        """Whether training found no bound that pays in pipelines it had not seen; the planner's choice then always
+        stands."""
         return bool(self.weights["caution"][1] >= NEVER)
 
     def of(self, candidate: Candidate) -> np.ndarray:
-        """What each network thinks."""
+        """The prediction of each network."""
         w = self.weights
         hidden = np.maximum(candidate.stages @ w["stage_weight"] + w["stage_bias"][:, None], 0)
         whole = np.broadcast_to(candidate.whole, (MEMBERS, WHOLE_INPUTS))
@@ -64,7 +65,7 @@ class Advantage:
 
 
 def load(path: Path = WEIGHTS) -> Advantage:
-    """Raises WeightsError for a file that is damaged, foreign or newer."""
+    """Loads the weights. Raises WeightsError for a file that is damaged, foreign or newer."""
     from safetensors import SafetensorError, safe_open
 
     try:

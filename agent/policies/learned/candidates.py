@@ -1,8 +1,8 @@
-"""What might be done at this moment beside the planner's choice: `candidates`. Pure.
+"""What could be done at this moment instead of the planner's choice: `candidates`. Pure.
 
-The planner's own choice comes first. Whatever is chosen goes on as a change of the planner's: it is measured, and taken
-back if it did harm. Each candidate comes with what a judge of it may know: `stages` has a row of numbers for each
-stage, so that a pipeline of any length can be judged, `whole` has those of the pipeline.
+The planner's own choice comes first. Any choice is then treated like a change of the planner's: it is measured, and
+taken back if it did harm. Each candidate comes with the numbers by which it is judged: `stages` has a row for each
+stage, so that a pipeline of any length can be judged, and `whole` has those of the pipeline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sluice.ingest.stats import Snapshot
 KINDS = ("planner", "hold", "half", "bold", "latest", "lean", "probe", "switch", "buffers")
 STAGE_INPUTS = 13
 WHOLE_INPUTS = 16 + len(KINDS)
-_FULL = 0.7  # of the memory limit: from here on buffers may be given back early
+_FULL = 0.7  # of the memory limit: from here on buffers may shrink early
 _PROBE = 1.5  # times the workers of the busiest stage
 _CHANGES = {"half": "grow", "bold": "grow", "latest": "grow", "lean": "release", "probe": "probe", "switch": "switch",
             "buffers": "memory"}
@@ -33,7 +33,7 @@ _CHANGES = {"half": "grow", "bold": "grow", "latest": "grow", "lean": "release",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One thing that could be done, and the planner's state if it is."""
+    """One choice that could be made, and the planner's state afterwards."""
 
     kind: str
     knobs: Knobs
@@ -46,7 +46,7 @@ class Candidate:
 def candidates(planner: Planner, snapshot: Snapshot, state: PlannerState) -> list[Candidate]:
     """The planner's choice and, once every stage is known, the others that differ from it and from each other.
 
-    While a change of the planner's is on trial there are none: nobody would take it back if it does harm."""
+    While a change of the planner's is on trial there are no others: a harmful one would not be taken back."""
     knobs, after, reason = planner.decide(snapshot, state)
     seen = rates(state.last, snapshot) if state.last is not None else None
     look = planner.look(after, seen) if seen is not None else None
@@ -76,7 +76,7 @@ def candidates(planner: Planner, snapshot: Snapshot, state: PlannerState) -> lis
 
 def _others(look: Forecast, seen: PipelineRates, now: Knobs, chosen: Knobs,
             snapshot: Snapshot) -> Iterator[tuple[str, Knobs]]:
-    """Kind and knobs. Those that memory would not hold are none."""
+    """The kind and knobs of each other candidate, without those that memory would not hold."""
     yield "hold", now
     free = {name: look.limits.workers[name] for name in look.services}
     fixed = {name: (now.workers[name], now.workers[name]) for name in look.services}
@@ -98,7 +98,8 @@ def _others(look: Forecast, seen: PipelineRates, now: Knobs, chosen: Knobs,
 
 
 def _as_of(look: Forecast, seen: PipelineRates) -> Forecast:
-    """As if every row cost what the latest one did: ahead of what was learned where a workload has just changed."""
+    """The forecast if every row cost what the latest one did: faster than learning where a workload has just
+    changed."""
     services = dict(look.services)
     for name, service in look.services.items():
         stage = seen.stages.get(name)
@@ -110,7 +111,7 @@ def _as_of(look: Forecast, seen: PipelineRates) -> Forecast:
 
 
 class _Inputs:
-    """What is known at this moment, as numbers about −3 to 3; ratios as logarithms."""
+    """What is known at this moment, as numbers from about −3 to 3; ratios are logarithms."""
 
     def __init__(self, look: Forecast, seen: PipelineRates, before: PlannerState, after: PlannerState,
                  chosen: Knobs) -> None:

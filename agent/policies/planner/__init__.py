@@ -1,1 +1,1 @@
-"""The planner: why it changes what, and what came of it."""
+"""The planner: how it decides on changes, tries them, and takes them back."""

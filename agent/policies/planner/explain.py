@@ -11,7 +11,7 @@ from sluice.ingest.knobs import Knobs, format_bytes
 
 
 def why(bottleneck: str, look: Forecast, since: PipelineRates) -> str:
-    """What bounds the rate, in a sentence's first half."""
+    """The first half of a sentence: what bounds the rate."""
     if bottleneck == "cores":
         theirs = (look.slow - 1) * since.cpu_quota
         others = f", and other programs would use {theirs:.2g}" if look.slow > 1.05 else ""
@@ -26,7 +26,7 @@ def why(bottleneck: str, look: Forecast, since: PipelineRates) -> str:
 
 
 def moves(before: Knobs, after: Knobs) -> str:
-    """`read 1 → 4, prefetch 32 MiB → 64 MiB`."""
+    """The difference between two settings as text: `read 1 → 4, prefetch 32 MiB → 64 MiB`."""
     found = [f"{name} {count} → {after.workers[name]}" for name, count in before.workers.items()
              if count != after.workers[name]]
     found += [f"{name} {before.backend.get(name, 'thread')} → {backend}" for name, backend in after.backend.items()

@@ -8,10 +8,10 @@
     `sluice.agent.costs.allocation`)
 
 A change is followed by a pause in which its effect is measured (`sluice.agent.policies.planner.trial_change`). One
-that brought nothing is undone,
-and its stages are left alone for a while; each failure doubles the pause before the next try, so that a steady load
-soon sees no change. Workers that wait for each other are moved to the stage's other back end; stages are fused where
-cores are short, and split where they are too narrow together (`sluice.agent.costs.restructure`).
+that brought nothing is undone, and its stages are left alone for a while; each failure doubles the pause before the
+next try, so that a steady load soon sees no change. Workers that wait for each other are moved to the stage's other
+back end; stages are fused where cores are short, and split where they are too narrow together
+(`sluice.agent.costs.restructure`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from sluice.ingest.knobs import Knobs, Limits, format_bytes
 from sluice.ingest.stats import Snapshot
 
 WORTH = 1.08  # a predicted gain below this is not worth a change
-GROWTH, FURTHER = 8, 4  # times one worker, times the most ever seen if those paid in full: beyond, it is a guess
-CAREFUL = 2  # the same where others use the cores as well
-OURS = 3 * PATIENCE  # snapshots after a change in which what happens is taken for its effect
-MATTERS = 0.3  # of a stage's workers busy: below, what it costs makes no difference
+GROWTH, FURTHER = 8, 4  # times one worker, times the most ever seen if those paid off in full: more would be a guess
+CAREFUL = 2  # the same where other programs use the cores as well
+OURS = 3 * PATIENCE  # snapshots after a change in which events count as its effect
+MATTERS = 0.3  # of a stage's workers busy: below this, its cost makes no difference
 LATELY = 0.25  # weight of the latest interval in an average
-CROWD, SLIM = 1.5, 0.9  # times the threads that run want a core: so much fewer workers may do as well
-MEMORY_ALARM = 0.95  # of the limit in use: something is given back at once
+CROWD, SLIM = 1.5, 0.9  # times the running threads want a core: workers are tried at this share or less
+MEMORY_ALARM = 0.95  # of the limit in use: memory is given back at once
 
 
 class Planner:
@@ -52,7 +52,7 @@ class Planner:
                             services={s: StageCost(name=s) for s in limits.workers})
 
     def learned(self, state: PlannerState) -> dict[str, Any]:
-        """What stages cost, as plain data: for `recall`, in another process on such a machine."""
+        """The stages' costs as plain data, for `recall` in another process on such a machine."""
         return {"other_cpu_s": state.other_cpu_s,
                 "services": {name: s.to_dict() for name, s in state.services.items() if s.points}}
 
@@ -74,11 +74,11 @@ class Planner:
                 text="no time has passed since the last look")
         learned = _learn(state, snapshot, seen)
         other_machine = snapshot.cpu_quota != state.last.cpu_quota
-        # Costs that move soon after a change were moved by it, and the trial tells whether that did good.
+        # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
         other_workload = state.age > OURS and any(
             learned.services[n].drifts > state.services[n].drifts and stage.busy >= MATTERS * stage.workers
             for n, stage in seen.stages.items() if n in state.services)
-        if other_machine or other_workload:  # what was measured before says nothing about what comes now
+        if other_machine or other_workload:  # earlier measurements say nothing about what comes now
             learned = replace(learned, held={}, tried=frozenset(), quiet_until=0, failures=0, spare=SPARE,
                               spare_needed=SPARE, trial=None, window=(), demands=())
         state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
@@ -106,21 +106,22 @@ class Planner:
             state = replace(state, trial=None, failures=0 if state.trial.rises else state.failures)
         if len(state.window) < SETTLE:
             return state.knobs, state, Reason(text="looking at how the present knobs do")
-        # Full buffers hide for a moment that the input has become slower: what came last is nearer the truth.
+        # Full buffers hide for a moment that the input has become slower: the latest interval is nearer the truth.
         return _plan(state, seen, replace(since, rows_per_s=min(since.rows_per_s, seen.rows_per_s or math.inf)))
 
 
     def look(self, state: PlannerState, seen: PipelineRates) -> Forecast:
-        """What is expected of other settings."""
+        """The forecast of other settings."""
         return _look(state, seen)
 
     def begin(self, state: PlannerState, knobs: Knobs, kind: str, seen: PipelineRates,
               predicted: float) -> PlannerState:
-        """The state after a change that somebody else chose: it is measured and taken back like one of its own."""
+        """The state after a change that another policy chose: it is measured and taken back like one of the planner's
+        own."""
         return _change(state, knobs, kind, seen, Reason(text="", predicted_rows_per_s=predicted))[1]
 
     def explain(self, state: PlannerState) -> dict[str, Any]:
-        """The stage models, and what the pipeline would do with other means; empty while nothing is known."""
+        """The stage models, and the expected rates with more or fewer resources; empty while nothing is known."""
         seen = _rates(state, state.window[0], state.window[-1]) if state.window else None
         look = _look(state, seen) if seen is not None else None
         if seen is None or look is None or not look.services:
@@ -150,12 +151,12 @@ def _learn(state: PlannerState, snapshot: Snapshot, seen: PipelineRates) -> Plan
 
 
 def _undo(state: PlannerState, trial: TrialChange, since: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
-    """Back to what was before, and what was learned from it."""
+    """Goes back to the setting before, and keeps what was learned."""
     gain = trial.gain(since)
     text = (f"the last change brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is "
             f"undone: {moves(state.knobs, trial.before)}")
-    if trial.kind in ("probe", "switch", "fuse", "split"):  # that it may fail is why it was one
-        undone = state  # what it saw is in the curve now
+    if trial.kind in ("probe", "switch", "fuse", "split"):  # a trial of these kinds was expected to fail now and then
+        undone = state  # its measurements are in the curve now
     else:
         undone = replace(state, held=taught(state, trial.before, since),
                          failures=state.failures + 1, spare=0,
@@ -213,7 +214,7 @@ def _plan(state: PlannerState, seen: PipelineRates, since: PipelineRates) -> tup
                 text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
                      f"trying {moves(state.knobs, knobs)}",
                 bottleneck=name, predicted_rows_per_s=hope, details=details(look, since, knobs, hope)))
-    # Where growing did harm while others use the cores, the cores it is that are short.
+    # Where growing did harm while other programs use the cores, the cores are what is short.
     short = look.contended and bool(state.held)
     if bottleneck not in ("consumer", "cores") and not short:
         return state.knobs, replace(state, spare=0), Reason(
@@ -223,9 +224,9 @@ def _plan(state: PlannerState, seen: PipelineRates, since: PipelineRates) -> tup
 
 def _reshape(state: PlannerState, look: Forecast, since: PipelineRates,
              found: Iterable[Restructuring]) -> tuple[Knobs, PlannerState, Reason] | None:
-    """A stage on its other back end, fused or split: the first that is worth it."""
+    """Moves a stage to its other back end, fuses or splits it: the first change that is worth it."""
     now = min(look.rate(state.knobs.workers), since.rows_per_s)  # waits for a lock are in no stage's curve
-    free = replace(state, held={})  # what failed while workers waited for a lock may do without
+    free = replace(state, held={})  # what failed while workers waited for a lock may succeed without
     for shape in found:
         if shape.key in state.tried:
             continue
@@ -249,7 +250,7 @@ def _reshape(state: PlannerState, look: Forecast, since: PipelineRates,
 
 
 def _range(state: PlannerState, name: str, contended: bool) -> tuple[int, int]:
-    """Fewest and most workers to think of now."""
+    """The fewest and most workers to consider now."""
     least, most = state.limits.workers[name]
     held = state.held.get(name)
     if held is not None and state.tick < held.until:
@@ -262,14 +263,14 @@ def _range(state: PlannerState, name: str, contended: bool) -> tuple[int, int]:
 
 
 def _probe(state: PlannerState, look: Forecast, since: PipelineRates) -> tuple[str, int, float] | None:
-    """The busiest stage at a number of workers not seen yet, where its curve leaves room for a real gain."""
+    """The busiest stage with a number of workers not seen yet, where its curve leaves room for a real gain."""
     share = {n: since.stages[n].busy / state.knobs.workers[n] for n in look.services if n in since.stages}
     name = max(share, key=lambda n: share[n], default=None)
     if name is None or share[name] < 0.7:
         return None
     service, workers, now = look.services[name], state.knobs.workers, look.rate(state.knobs.workers)
     least, most = _range(state, name, look.contended)
-    most = max(workers[name], most, service.most_seen)  # between two settings that were seen, one may look
+    most = max(workers[name], most, service.most_seen)  # between two settings seen, any may be tried
     worth = {}
     for count, hope in service.hopes(since.cpu_quota, WORTH).items():
         unbent = replace(look, services={**look.services, name: service.unbent(count)})
@@ -285,8 +286,8 @@ def _probe(state: PlannerState, look: Forecast, since: PipelineRates) -> tuple[s
 
 def _thin(state: PlannerState, look: Forecast, since: PipelineRates,
           ranges: Mapping[str, tuple[int, int]]) -> tuple[Knobs, PlannerState, Reason] | None:
-    """Fewer workers where ours, rather than other programs', may be the ones that crowd the cores: as many as what runs
-    of them now would keep busy."""
+    """Takes workers away where our own threads, rather than other programs', may crowd the cores. As many stay as the
+    threads that run now would keep busy."""
     if not look.contended or since.wanting < CROWD * since.running:
         return None
     alone = replace(look.alone, stage_cores=since.running)
@@ -302,16 +303,16 @@ def _thin(state: PlannerState, look: Forecast, since: PipelineRates,
 
 
 def _lean(state: PlannerState, look: Forecast, ranges: Mapping[str, tuple[int, int]]) -> Knobs:
-    """The present knobs less the workers that are not needed for the best rate."""
+    """The present knobs without the workers that are not needed for the best rate."""
     lean, _ = look.best(ranges, fewest=True)
     return replace(state.knobs, workers={n: min(count, lean.workers[n]) for n, count in state.knobs.workers.items()})
 
 
 def _release(state: PlannerState, look: Forecast, since: PipelineRates, ranges: Mapping[str, tuple[int, int]],
              calm: Reason) -> tuple[Knobs, PlannerState, Reason]:
-    """Trainer or cores are the bottleneck: workers beyond what those need go back, once that has lasted."""
+    """Gives workers back that are not needed, once the trainer or the cores have been the bottleneck for a while."""
     now = state.knobs
-    alone = look if calm.bottleneck == "consumer" else look.alone  # perhaps our own threads are what slows us
+    alone = look if calm.bottleneck == "consumer" else look.alone  # perhaps our own threads slow us
     knobs = _lean(state, alone, ranges)
     spare = now.total_workers - knobs.total_workers
     gain = alone.rate(knobs.workers) / alone.rate(now.workers)
@@ -326,7 +327,7 @@ def _release(state: PlannerState, look: Forecast, since: PipelineRates, ranges: 
 
 def _change(state: PlannerState, knobs: Knobs, kind: str | None, since: PipelineRates,
             reason: Reason) -> tuple[Knobs, PlannerState, Reason]:
-    """Makes `knobs` the ones in force; with a `kind`, on trial."""
+    """Puts `knobs` in force; with a `kind`, on trial."""
     more = {n: stage.rows_per_s for n, stage in since.stages.items() if knobs.workers[n] > state.knobs.workers[n]}
     trial = TrialChange(kind=kind, before=state.knobs, rows_per_s=since.rows_per_s, stages=more,
                   predicted=reason.predicted_rows_per_s or since.rows_per_s) if kind else None

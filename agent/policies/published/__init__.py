@@ -1,1 +1,1 @@
-"""Tuners that others have published, as we read them."""
+"""Tuners that others have published, as we understand them, and simple rules for comparison."""

@@ -37,8 +37,8 @@ def empty_chance(production_rate: float, consumption_rate: float, places: float)
 def latency(costs: Sequence[float], workers: Sequence[int], consumer_s: float) -> float:
     """Modelled seconds that the consumer waits for an element; `costs` are a worker's seconds for one.
 
-    As tf.data has it: a buffer's consumer is all that comes after it, and it has a place for each worker that takes
-    from it."""
+    This follows tf.data: a buffer's consumer is all that comes after it, and the buffer has a place for each worker
+    that takes from it."""
     alone = [cost / count for cost, count in zip(costs, workers, strict=True)]
     places = [*workers[1:], workers[-1]]
     waits = 0.0
@@ -119,6 +119,6 @@ class AutotuneAdaptive(Autotune):
 
 
 def _costs(known: Mapping[str, float], seen: PipelineRates) -> dict[str, float]:
-    """Useful seconds a row of each stage, the newest where there are any."""
+    """The useful seconds a row of each stage, from the newest measurement if there is one."""
     now = {n: s.busy / s.rows_per_s for n, s in seen.stages.items() if s.rows_per_s > 0}
     return {**known, **now}

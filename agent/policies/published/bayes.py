@@ -18,7 +18,7 @@ _SETTLE, _WINDOW = 1, 2
 
 
 def propose(limits: Limits, most: int, history: tuple[tuple[Knobs, float], ...]) -> dict[str, int]:
-    """The next setting to try, after these."""
+    """The next setting to try, after those in `history`."""
     import optuna
     import torch
 

@@ -25,7 +25,7 @@ class CachewState:
     workers: int = 1
     direction: int = 1
     rate: float = 0.0
-    """Rows a second before the step being judged, or those settled at."""
+    """Rows a second before the step that is being judged, or those settled at."""
     settled: bool = False
     watch: Stopwatch = field(default_factory=Stopwatch)
 

@@ -1,4 +1,4 @@
-"""`cores`: as many workers as there are cores, in every stage. Plumber's HEURISTIC arm, and what many start with."""
+"""`cores`: as many workers as there are cores, in every stage. It is Plumber's HEURISTIC, and a common first choice."""
 
 from __future__ import annotations
 

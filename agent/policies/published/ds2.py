@@ -26,12 +26,13 @@ _STEPS = 3
 
 
 def parallelism(rows_per_useful_s: Mapping[str, float], target: float) -> dict[str, int]:
-    """Workers of each stage that carry `target` rows a second."""
+    """The workers that each stage needs for `target` rows a second."""
     return {name: max(1, math.ceil(target / rate - 1e-9)) for name, rate in rows_per_useful_s.items()}
 
 
 def target_rate(seen: PipelineRates) -> float:
-    """What the trainer would take; at most what the cores can do with the processor time that a row costs."""
+    """The rate that the trainer would take, but at most what the cores can do at the processor time that a row
+    costs."""
     cpu = sum(s.cpu / s.rows_per_s for s in seen.stages.values() if s.rows_per_s > 0)
     bound = seen.cpu_quota / cpu if cpu > 0 else math.inf
     return min(bound, seen.demand_rows_per_s or math.inf)

@@ -1,4 +1,4 @@
-"""`offline-grid`: measures settings of a grid, one after the other, and keeps the best: a person with an afternoon.
+"""`offline-grid`: measures settings of a grid, one after the other, and keeps the best, as a patient person would.
 
 The grid has four levels a stage: 1, a quarter, half and all of the cores. Of its settings 32 at most are measured,
 spread evenly, together with the diagonal; what the search costs counts as in a real run.

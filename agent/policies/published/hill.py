@@ -23,10 +23,10 @@ _LONGEST_PAUSE = 256
 class HillState:
     limits: Limits
     knobs: Knobs
-    """The best so far."""
+    """The best knobs so far."""
     rate: float = 0.0
     turn: int = 0
-    """Stage and direction that is tried: the stages upwards, then downwards."""
+    """The number of the stage and direction to try: all stages upwards, then all downwards."""
     step: int = 1
     tried: Knobs | None = None
     idle: int = 0

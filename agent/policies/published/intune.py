@@ -38,7 +38,7 @@ class IntuneWeightsError(ValueError):
 
 
 def reward(rows_per_s: float, used: float, limit: float) -> float:
-    """Throughput × (1 − memory used / memory limit); 0 and not less where more is used than there is."""
+    """Throughput × (1 − memory used / memory limit); never below 0, even where more is used than the limit."""
     return rows_per_s * max(0.0, 1 - used / limit)
 
 
@@ -57,8 +57,8 @@ def observe(seen: PipelineRates, snapshot: Snapshot, *, model_latency: bool = Tr
 
 
 def move(knobs: Knobs, limits: Limits, steps: list[int], cores: float) -> Knobs:
-    """The knobs after one step in each stage, those down first. If all together would exceed the cores, the steps up
-    are cut from the last stage on; no stage falls below its least."""
+    """The knobs after one step in each stage, steps down first. If all together would exceed the cores, steps up are
+    cut, beginning with the last stage; no stage falls below its least."""
     workers = dict(knobs.workers)
     for name, step in sorted(zip(limits.workers, steps, strict=False), key=lambda pair: pair[1] > 0):
         low, high = limits.workers[name]
@@ -85,7 +85,7 @@ class InTune:
         return IntuneState(limits=limits, knobs=limits.clamp(knobs))
 
     def values(self, inputs: np.ndarray) -> np.ndarray:
-        """Stage × step: what each step is worth."""
+        """The worth of each step in each stage: stage × step."""
         for weight, bias in self._layers[:-1]:
             inputs = np.maximum(weight @ inputs + bias, 0)
         weight, bias = self._layers[-1]
@@ -103,7 +103,7 @@ class InTune:
 
 
 def load(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Weight and bias of each layer. Raises WeightsError for a file that is not such a network."""
+    """Loads the weight and bias of each layer. Raises IntuneWeightsError for a file that is not such a network."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

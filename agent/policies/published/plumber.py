@@ -19,11 +19,11 @@ from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _ROUNDS, _SETTLE, _TRACE = 3, 1, 3
-_ROUNDING = 0.05  # of a worker: what a trace may be off
+_ROUNDING = 0.05  # of a worker: so much may a trace be off
 
 
 def solve(cpu_per_row: Sequence[float], most: Sequence[float], cores: float) -> tuple[float, list[float]]:
-    """Rows a second, and cores of each stage, at the optimum of the linear programme."""
+    """The rows a second, and the cores of each stage, at the optimum of the linear programme."""
     from scipy.optimize import linprog
 
     count = len(cpu_per_row)

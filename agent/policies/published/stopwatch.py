@@ -1,4 +1,4 @@
-"""What policies that try things share: a `Stopwatch` that lets a change settle, then measures its rates."""
+"""For policies that try settings: a `Stopwatch` lets a change settle, then measures its rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluice.ingest.stats import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Stopwatch:
-    """Make a new one with each change; show it every snapshot after."""
+    """Measures the rates after a change. Make a new one with each change, and show it every snapshot afterwards."""
 
     ticks: int = 0
     anchor: Snapshot | None = None

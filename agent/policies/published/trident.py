@@ -31,7 +31,8 @@ _FILL = 0.85
 
 
 def process(seen: Sequence[tuple[float, float]], at: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation at `at`, given pairs (place, value): squared-exponential kernel, constant mean."""
+    """The process's mean and deviation at `at`, given pairs (place, value); squared-exponential kernel, constant
+    mean."""
     x, y = np.array([p for p, _ in seen]), np.array([v for _, v in seen])
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -46,7 +47,7 @@ def process(seen: Sequence[tuple[float, float]], at: Sequence[float]) -> tuple[n
 
 
 def ladder(low: int, high: int) -> list[int]:
-    """Numbers of workers to choose from: all the small ones, then in steps of about a sixth."""
+    """The numbers of workers to choose from: all the small ones, then in steps of about a sixth."""
     rungs, n = [], low
     while n < high:
         rungs.append(n)
@@ -72,7 +73,7 @@ def allocate(rungs: Sequence[Sequence[int]], capacity: Sequence[Sequence[float]]
         limit, one = np.zeros(count), np.zeros(count)
         limit[0], limit[here], one[here] = 1.0, -np.asarray(rate) / unit, 1.0
         room[here] = np.asarray(options) * bytes_each[i] / max(1.0, memory)
-        objective[here] = 1e-6 * np.asarray(options)  # the fewest workers among equals
+        objective[here] = 1e-6 * np.asarray(options)  # among equal optima, the fewest workers
         rows += [limit, one]
         low += [-np.inf, 1.0]
         high += [0.0, 1.0]
