@@ -32,7 +32,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sluice.dlrm import run_plan as setting
+from sluice.dlrm import run_plan
 from sluice.dlrm.config import (
     OPTIMISERS,
     TABLE_OPTIMISERS,
@@ -217,7 +217,7 @@ def start(args: argparse.Namespace, _here: Ranks) -> dict[str, Any]:
 
 def learned(config: Config, table: FeatureTable, steps: int, here: Ranks) -> dict[str, Any]:
     """What so many steps come to."""
-    now = setting.of(config, table, machine(1, 1))
+    now = run_plan.plan_run(config, table, machine(1, 1))
     with Loader(table, batch_size=config.batch_size, seed=config.seed) as loader:
         parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=len(loader))
         began, rows = time.perf_counter(), 0
@@ -287,12 +287,12 @@ def _copies(batches: Iterable[Batch]) -> Iterator[Batch]:
                       lengths=b.lengths.clone())
 
 
-def _run_of(args: argparse.Namespace) -> tuple[Config, FeatureTable, setting.RunPlan]:
+def _run_of(args: argparse.Namespace) -> tuple[Config, FeatureTable, run_plan.RunPlan]:
     if not args.data:
         raise UsageError("--data is missing: which feature table")
     table = FeatureTable.open(args.data)
     config = Config(data=table.uri, version=table.version, batch_size=args.batch_size)
-    return config, table, setting.of(config, table, machine(1, 1))
+    return config, table, run_plan.plan_run(config, table, machine(1, 1))
 
 
 CASES = {f.__name__: f for f in (plain, cached, evaluation, start, optimisers, models, compress, seeds)}

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     from sluice.dlrm.telemetry.silence_warnings import quiet
 
     quiet()
-    from sluice.dlrm import run_plan as setting
+    from sluice.dlrm import run_plan
     from sluice.dlrm.checkpoint import save_load
     from sluice.dlrm.evaluation.split import evaluate
     from sluice.dlrm.ranks import machine, world
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
 
     with (world() as here,
           loaders.evaluation(config, table, args.split, rank=here.rank, local_ranks=here.local_ranks) as batches):
-        now = setting.of(config, table, machine(here.ranks, here.local_ranks))
+        now = run_plan.plan_run(config, table, machine(here.ranks, here.local_ranks))
         parts = assemble.parts_of(config, now.layout, len(batches.dense_names), now.placement, here)
         save_load.load(path, parts, here, optimisers=False)
         guard = Guard({t.name: t.rows for t in now.layout.columns}, batches.dense_names, f"split {args.split!r}",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The plan of one run, as `of` makes it."""
+    """The plan of one run, as `plan_run` makes it."""
 
     layout: TableLayout
     placement: ModelPlacement
@@ -45,7 +45,7 @@ class RunPlan:
                 "bytes_per_step": self.bytes_per_step}
 
 
-def of(config: Config, table: FeatureTable, machine: TrainingMachine) -> RunPlan:
+def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> RunPlan:
     """Makes the plan, or raises what is wrong with the settings."""
     columns = tables_of(table.fields, config.model, profile_of(table))
     if config.optim.table_optimiser == "adam" and machine.device == "cpu":

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from sluice.dlrm.ranks import Ranks
     from sluice.dlrm.telemetry.journal import Journal, Silence
     from sluice.dlrm.telemetry.prometheus import Endpoint
-    from sluice.dlrm.training.signals import Watch
+    from sluice.dlrm.training.signals import StopSignals
     from sluice.dlrm.training.trainer import TrainingOutcome
 
 INPUT_ERRORS = (ConfigError, CheckpointError, TableError, BadData, RunError, KnobError, PlanError,
@@ -106,8 +106,8 @@ def _plan(args: argparse.Namespace) -> StartPoint:
         if not meta.trained:  # an older program wrote it: from here on the rows are recorded
             meta = replace(meta, trained=meta.seen().to_json())
         meta = replace(meta, config=config.to_dict())
-        if (version := versions.later(config, meta)) is not None:
-            return versions.taken_up(args.run, path, meta, version, split_moved=args.split_moved)
+        if (version := versions.next_version(config, meta)) is not None:
+            return versions.start_on(args.run, path, meta, version, split_moved=args.split_moved)
         table = FeatureTable.open(config.data, config.version, allow_code=allowed)
         meta.check(table)
         seen = versions.seen_in(table, meta, args.split_moved)
@@ -128,25 +128,25 @@ def _plan(args: argparse.Namespace) -> StartPoint:
 
 def _check(args: argparse.Namespace, plan: StartPoint) -> dict[str, Any]:
     """Checks everything that can be known before training; raises what is wrong."""
-    from sluice.dlrm import run_plan as setting
+    from sluice.dlrm import run_plan
     from sluice.dlrm.ranks import machine
     from sluice.dlrm.training import loaders
 
     config, table = plan.config, plan.table
-    now = setting.of(config, table, machine(config.ranks, config.ranks))
+    planned = run_plan.plan_run(config, table, machine(config.ranks, config.ranks))
     check_files(table)
-    around = loaders.conditions(config, plan.run, 0)
-    with loaders.training(config, table, rank=0, local_ranks=config.ranks, around=around) as loader:
-        loaders.keeping(config, loader, config.ranks, say).begin()
+    conditions = loaders.conditions(config, plan.run, 0)
+    with loaders.training(config, table, rank=0, local_ranks=config.ranks, conditions=conditions) as loader:
+        loaders.knob_memory(config, loader, config.ranks, say).start()
         steps = len(loader)
         if plan.meta.loader:
             loader.load_state_dict(plan.meta.loader)
     run_folder.check(args.run)
     if not args.resume and run_folder.has_run(args.run):
         raise RunError(f"{args.run}: already holds a run; choose another folder, or go on with it by --resume")
-    say(now.text)
+    say(planned.text)
     return {"ok": True, "rows": steps * config.batch_size, "steps": steps, "epochs": config.epochs,
-            **now.to_dict(), "settings": config.to_dict()}
+            **planned.to_dict(), "settings": config.to_dict()}
 
 
 def _train(plan: StartPoint, ending: RankExit) -> dict[str, Any] | None:
@@ -155,31 +155,32 @@ def _train(plan: StartPoint, ending: RankExit) -> dict[str, Any] | None:
     quiet()
     from sluice.dlrm.liveness.heartbeat import Heartbeat
     from sluice.dlrm.ranks import world
-    from sluice.dlrm.training.signals import Watch
+    from sluice.dlrm.training.signals import StopSignals
 
     activity = Activity(most_s=plan.config.stall_after)
-    with (world() as here, Watch(here.store, here.rank) as watch,
-          Heartbeat(here.store, here.rank, here.ranks, activity, ending, workers=watch.worker_stacks)):
+    with (world() as ranks, StopSignals(ranks.store, ranks.rank) as watch,
+          Heartbeat(ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=watch.worker_stacks)):
         try:
-            return _run(plan, here, watch, activity, ending)
+            return _run(plan, ranks, watch, activity, ending)
         except Exception as error:
             # The rank that reports first knows the cause; the others only see its connections close.
-            cause = watch.told()
+            cause = watch.other_ranks_error()
             if cause is None:
-                watch.fault(str(error))
+                watch.report_error(str(error))
                 raise
             raise Elsewhere(cause) from error
 
 
-def _run(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, ending: RankExit) -> dict[str, Any] | None:
+def _run(plan: StartPoint, ranks: Ranks, watch: StopSignals, activity: Activity, ending: RankExit
+         ) -> dict[str, Any] | None:
     """Trains in one stretch after another, each on one version of the table; without --follow there is only one."""
     from sluice.dlrm.telemetry.prometheus import Endpoint
 
-    looked = _pausing(plan.pause, watch)
+    on_evaluation = _pause_after(plan.pause, watch)
     with ExitStack() as whole:
         journals: list[Journal | Silence] = []  # made once the first stretch knows that it can begin
-        endpoint = whole.enter_context(Endpoint.at(plan.config.metrics_port, here.rank, here.local_rank))
-        hold = whole.enter_context(Hold(f"train-{plan.run.name}", say)) if here.first else None
+        endpoint = whole.enter_context(Endpoint.at(plan.config.metrics_port, ranks.rank, ranks.local_rank))
+        hold = whole.enter_context(Hold(f"train-{plan.run.name}", say)) if ranks.first else None
         if hold is not None:
             ending.before.append(hold.release)
         found: dict[str, Any] = {}
@@ -188,13 +189,13 @@ def _run(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, ending
             plan = following
             if hold is not None:
                 hold.take(plan.table.uri, plan.table.version)
-            here.barrier()  # pinned before any rank looks whether all files are there
+            ranks.barrier()  # pinned before any rank looks whether all files are there
             gc.collect()  # what held the model before is gone, and this holds the next one
-            found, following = _stretch(plan, here, watch, activity, ending, whole=whole, journals=journals,
-                                        endpoint=endpoint, looked=looked)
-    if not here.first:
+            found, following = _train_on_version(plan, ranks, watch, activity, ending, whole=whole, journals=journals,
+                                                 endpoint=endpoint, on_evaluation=on_evaluation)
+    if not ranks.first:
         return None
-    return {**found, "ranks": here.ranks, "run": str(plan.run), "report": _report(plan.run)}
+    return {**found, "ranks": ranks.ranks, "run": str(plan.run), "report": _report(plan.run)}
 
 
 def _report(run: Path) -> str | None:
@@ -209,14 +210,14 @@ def _report(run: Path) -> str | None:
         return None
 
 
-def _stretch(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, ending: RankExit, *, whole: ExitStack,
-             journals: list[Journal | Silence], endpoint: Endpoint,
-             looked: Callable[[], None]) -> tuple[dict[str, Any], StartPoint | None]:
+def _train_on_version(plan: StartPoint, ranks: Ranks, watch: StopSignals, activity: Activity, ending: RankExit, *,
+                      whole: ExitStack, journals: list[Journal | Silence], endpoint: Endpoint,
+                      on_evaluation: Callable[[], None]) -> tuple[dict[str, Any], StartPoint | None]:
     """Trains on one version of the table; returns the result, and the plan for the next version, if there is one."""
-    from sluice.dlrm import run_plan as setting
+    from sluice.dlrm import run_plan
     from sluice.dlrm.checkpoint import save_load
     from sluice.dlrm.evaluation.validation import Validator
-    from sluice.dlrm.follow.transplant import carry
+    from sluice.dlrm.follow.transplant import transplant
     from sluice.dlrm.ranks import machine
     from sluice.dlrm.telemetry.journal import Journal, Silence
     from sluice.dlrm.training import assemble, loaders
@@ -227,29 +228,29 @@ def _stretch(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, en
 
     began = time.perf_counter()
     config, table = replace(plan.config, epochs=versions.epochs_of(plan.config, plan.meta)), plan.table
-    now = setting.of(config, table, machine(here.ranks, here.local_ranks))
-    check_files(table, here.rank, here.ranks)
+    planned = run_plan.plan_run(config, table, machine(ranks.ranks, ranks.local_ranks))
+    check_files(table, ranks.rank, ranks.ranks)
     with ExitStack() as stack:
-        around = loaders.conditions(config, plan.run, here.rank)
-        loader = stack.enter_context(loaders.training(config, table, rank=here.rank, local_ranks=here.local_ranks,
-                                                      around=around))
+        conditions = loaders.conditions(config, plan.run, ranks.rank)
+        loader = stack.enter_context(loaders.training(config, table, rank=ranks.rank, local_ranks=ranks.local_ranks,
+                                                      conditions=conditions))
         watch.workers = loader.stacks
-        ending.before.append(around.give_back)
-        stack.callback(ending.before.remove, around.give_back)
+        ending.before.append(conditions.give_back)
+        stack.callback(ending.before.remove, conditions.give_back)
         steps = len(loader)
         if not journals:
             journals.append(whole.enter_context(Journal.of(plan.run, plan.config, resume=plan.go_on))
-                            if here.first else Silence())
+                            if ranks.first else Silence())
         journal = journals[0]
         journal.expect(plan.meta.steps_in_all(steps, config.epochs))
         journal.tell(endpoint.observe)
         endpoint.reads(loader.snapshot, table.version)
         stack.callback(endpoint.reads, None, table.version)
-        journal.say(now.text)
+        journal.say(planned.text)
         journal.say(f"a rank's loader needs at least {loader.memory_need}")
-        kept = loaders.keeping(config, loader, here.local_ranks, journal.say)
-        known = kept.begin()
-        parts = assemble.parts_of(config, now.layout, len(loader.dense_names), now.placement, here,
+        knob_memory = loaders.knob_memory(config, loader, ranks.local_ranks, journal.say)
+        known = knob_memory.start()
+        parts = assemble.parts_of(config, planned.layout, len(loader.dense_names), planned.placement, ranks,
                                   steps_per_epoch=steps)
         if plan.seen:
             journal.event({"kind": "warning", "step": plan.meta.step, "text": plan.seen})
@@ -257,11 +258,11 @@ def _stretch(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, en
         if plan.resume is not None:
             if plan.changes is not None and plan.before is not None:
                 journal.say(plan.changes.text)
-                save_load.check(plan.resume, here)
-                carry(plan.resume, parts, before=plan.before, now=plan.meta, changes=plan.changes)
+                save_load.check(plan.resume, ranks)
+                transplant(plan.resume, parts, before=plan.before, now=plan.meta, changes=plan.changes)
                 loader.load_state_dict({**loader.state_dict(), "epoch": plan.meta.epoch})
             else:
-                save_load.load(plan.resume, parts, here)
+                save_load.load(plan.resume, parts, ranks)
                 loader.load_state_dict(plan.meta.loader)
                 journal.say(_onward(plan.meta, config))
             # What the registry has for a changed table was scaled to it.
@@ -271,79 +272,80 @@ def _stretch(plan: StartPoint, here: Ranks, watch: Watch, activity: Activity, en
                 journal.say(differs)
         if plan.changes is not None:
             journal.event({"kind": "follow", "step": plan.meta.step, "epoch": plan.meta.epoch,
-                           "seconds": round(time.perf_counter() - began, 3), **plan.changes.to_dict(), **now.to_dict()})
+                           "seconds": round(time.perf_counter() - began, 3), **plan.changes.to_dict(),
+                           **planned.to_dict()})
         else:
-            journal.event({"kind": "start", "ranks": here.ranks,
+            journal.event({"kind": "start", "ranks": ranks.ranks,
                            "steps": plan.meta.steps_in_all(steps, config.epochs), "resumed_at": plan.meta.step,
-                           "data": table.uri, "version": table.version, **now.to_dict()})
-        saved = save_load.Checkpoints(plan.run / "checkpoints", parts, here, keep=config.keep, record=journal.event)
+                           "data": table.uri, "version": table.version, **planned.to_dict()})
+        saved = save_load.Checkpoints(plan.run / "checkpoints", parts, ranks, keep=config.keep, record=journal.event)
         stack.callback(saved.close)
-        gate = SyncedBatches(here, watch.stop.is_set, time.perf_counter, activity)
+        gate = SyncedBatches(ranks, watch.stop.is_set, time.perf_counter, activity)
         watch.stalled = gate.stalled
-        judge = Validator(config=config, table=table, parts=parts, world=here, journal=journal, checkpoints=saved,
-                          steps_per_epoch=steps, gate=gate, looked=looked)
+        validator = Validator(config=config, table=table, parts=parts, world=ranks, journal=journal, checkpoints=saved,
+                          steps_per_epoch=steps, gate=gate, on_evaluation=on_evaluation)
         if config.follow == "parts" and plan.changes is not None:
             journal.say("before it is trained on:")
             with suppress(Stopped):
-                judge.measure("train", plan.meta)
+                validator.measure("train", plan.meta)
 
         def save(at: CheckpointMeta) -> None:
             with activity.apart("saved a checkpoint"):
-                saved.save(replace(at, knobs=loader.knobs.to_dict(), agent=assemble.agent_of(controller, kept)))
+                saved.save(replace(at, knobs=loader.knobs.to_dict(), agent=assemble.agent_of(controller, knob_memory)))
             if not at.loader["step"]:
                 journal.event({"kind": "epoch", "epoch": at.epoch, "step": at.step, "rows": at.rows,
                                "order_hash": loader.order_hash})
 
-        def good_enough(at: CheckpointMeta) -> bool:
+        def evaluate_and_check(at: CheckpointMeta) -> bool:
             with activity.apart("evaluated"):
-                return judge.good_enough(at)
+                return validator.evaluate_and_check(at)
 
-        def moved(at: CheckpointMeta) -> bool:
-            return here.gather_objects(versions.later(config, at) if here.first else None)[0] is not None
+        def table_changed(at: CheckpointMeta) -> bool:
+            return ranks.gather_objects(versions.next_version(config, at) if ranks.first else None)[0] is not None
 
-        guard = Guard({t.name: t.rows for t in now.layout.columns}, loader.dense_names, "split 'train'",
+        guard = Guard({t.name: t.rows for t in planned.layout.columns}, loader.dense_names, "split 'train'",
                       missing=config.missing, find=partial(find, table, "train"))
-        with (around.around(loader, journal.event),
-              assemble.tuned(config, loader, here.apart(f"version {table.version}"), kept, record=journal.event,
+        with (conditions.inject_faults(loader, journal.event),
+              assemble.tuned(config, loader, ranks.apart(f"version {table.version}"), knob_memory, record=journal.event,
                              observe=journal.metric, agent=plan.meta.agent) as controller,
-              traced(config.profile if here.first else 0, plan.run) as tick):
-            trainer = Trainer(config=config, world=here, parts=parts, guard=guard, save=save, observe=journal.metric,
-                              evaluate=good_enough, gate=gate, tick=tick, moved=moved,
+              traced(config.profile if ranks.first else 0, plan.run) as tick):
+            trainer = Trainer(config=config, world=ranks, parts=parts, guard=guard, save=save, observe=journal.metric,
+                              evaluate=evaluate_and_check, gate=gate, tick=tick, table_changed=table_changed,
                               memory_used=Machine().memory_used)
             outcome = trainer.train(loader, plan.meta)
             saved.wait()
         loader.close()  # its threads and memory are free for the evaluation
-        following = None if outcome.stopped or outcome.good else _following(plan, outcome.meta, here, watch)
+        following = None if outcome.stopped or outcome.good else _following(plan, outcome.meta, ranks, watch)
         if following is not None:
             return {}, following
         split = None if outcome.stopped else next((s for s in ("test", "validation") if s in table.splits), None)
         quality = None
         try:
-            quality = judge.measure(split, outcome.meta).quality if split else None
+            quality = validator.measure(split, outcome.meta).quality if split else None
         except Stopped:
             outcome = replace(outcome, stopped=True)
         if outcome.stopped:
             journal.say(f"asked to stop: saved at step {outcome.meta.step}" if outcome.meta.step else
                         "asked to stop before the first step: there is nothing to save")
-        found = _summary(outcome, quality, here)
+        found = _summary(outcome, quality, ranks)
         found |= {"split": split, "decisions": controller.decisions if controller else 0, "version": table.version,
-                  "bytes_per_step": now.bytes_per_step, "masked": setting.masked(now.layout, here),
-                  "rows_set_aside": sum(here.gather_objects(loader.quarantined["rows_set_aside"])),
-                  "input": around.outcome(loader)}
+                  "bytes_per_step": planned.bytes_per_step, "masked": run_plan.masked(planned.layout, ranks),
+                  "rows_set_aside": sum(ranks.gather_objects(loader.quarantined["rows_set_aside"])),
+                  "input": conditions.outcome(loader)}
         journal.event({"kind": "end", **found})
-    return {**found, "plan": {p.name: [p.kind, *p.ranks] for p in now.placement.places}}, None
+    return {**found, "plan": {p.name: [p.kind, *p.ranks] for p in planned.placement.places}}, None
 
 
-def _pausing(evaluations: int | None, watch: Watch) -> Callable[[], None]:
+def _pause_after(evaluations: int | None, watch: StopSignals) -> Callable[[], None]:
     """A function to be called at each evaluation of the validation split, on every rank: at the last of so many it asks
     to stop."""
     left = count((evaluations or 0) - 1, -1)
 
-    def looked() -> None:
+    def on_evaluation() -> None:
         if next(left) == 0:
             watch.stop.set()
 
-    return looked
+    return on_evaluation
 
 
 def _onward(meta: CheckpointMeta, config: Config) -> str:
@@ -354,25 +356,25 @@ def _onward(meta: CheckpointMeta, config: Config) -> str:
     return f"nothing left to train: {done} done"
 
 
-def _following(plan: StartPoint, meta: CheckpointMeta, here: Ranks, watch: Watch) -> StartPoint | None:
+def _following(plan: StartPoint, meta: CheckpointMeta, ranks: Ranks, watch: StopSignals) -> StartPoint | None:
     """The plan for the next version of the table, the same on every rank. With --follow-wait, it waits for one."""
     end = time.monotonic() + (plan.config.follow_wait if plan.config.follow == "parts" else 0)
     while True:
-        version = versions.later(plan.config, meta) if here.first else None
+        version = versions.next_version(plan.config, meta) if ranks.first else None
         over = time.monotonic() >= end or watch.stop.is_set()
-        version, over = here.gather_objects((version, over))[0]
+        version, over = ranks.gather_objects((version, over))[0]
         if version is not None:
             path, meta = latest(plan.run / "checkpoints")
-            return versions.taken_up(plan.run, path, meta, version, split_moved=plan.split_moved)
+            return versions.start_on(plan.run, path, meta, version, split_moved=plan.split_moved)
         if over:
             return None
         watch.stop.wait(1.0)
 
 
-def _summary(outcome: TrainingOutcome, quality: Quality | None, here: Ranks) -> dict[str, Any]:
+def _summary(outcome: TrainingOutcome, quality: Quality | None, ranks: Ranks) -> dict[str, Any]:
     """Sums up the results of training, over all ranks."""
-    peaks = here.gather_objects(outcome.peak_bytes)
-    firsts = here.gather_objects(outcome.first_batch_s)
+    peaks = ranks.gather_objects(outcome.peak_bytes)
+    firsts = ranks.gather_objects(outcome.first_batch_s)
     judged = dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows")) if quality is None else quality.to_dict()
     return {**judged, "samples_per_s": round(outcome.timing.samples_per_s, 1),
             "stall_fraction": round(outcome.timing.stall, 5), "first_batch_s": round(max(firsts), 3),

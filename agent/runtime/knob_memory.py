@@ -77,8 +77,8 @@ def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
 
 
 class KnobMemory:
-    """Finds a run's first knobs and keeps its last: call `begin` before it, use `told` while it lasts, call `end` after
-    it."""
+    """Finds a run's first knobs and keeps its last: call `start` before it, use `observing` while it
+    lasts, call `finish` after it."""
 
     def __init__(self, loader: Loading, wanted: KnobOptions, *, say: Callable[[str], None], ranks: int = 1,
                  machine: Machine | None = None) -> None:
@@ -94,9 +94,9 @@ class KnobMemory:
         self.learned: Mapping[str, Any] | None = None
         """What a policy knew of these stages at the end of an earlier run; None if nothing is known."""
 
-    def begin(self) -> bool:
+    def start(self) -> bool:
         """Gives the loader its first knobs; returns whether the registry had some. Raises KnobError also for a file of
-        knobs that `end` could not write."""
+        knobs that `finish` could not write."""
         if self._wanted.save_knobs:
             knobs_file.check_writable(self._wanted.save_knobs)
         loader, knobs = self._loader, self._wanted.knobs
@@ -118,7 +118,7 @@ class KnobMemory:
         with CoreClaims(self._registry.here / "claims", say=self._say) as claims:
             yield CoreSharingTunable(tunable, claims, ranks=self._ranks)
 
-    def told(self, other: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    def observing(self, other: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """A function that takes the controller's events or metrics, notes them here, and passes them on to `other`."""
         def tell(line: dict[str, Any]) -> None:
             self._best.observe(line)
@@ -126,7 +126,7 @@ class KnobMemory:
 
         return tell
 
-    def end(self, *, policy: str, record: Callable[[dict[str, Any]], None] | None,
+    def finish(self, *, policy: str, record: Callable[[dict[str, Any]], None] | None,
             learned: Mapping[str, Any] | None = None) -> None:
         """Keeps the best knobs where the options say. A run too short to compare choices keeps the last one. `record`
         gets the costs of the table's operators; `learned` is what the policy knows by now."""

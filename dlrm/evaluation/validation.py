@@ -29,11 +29,11 @@ class Validator:
     def __init__(self, *, config: Config, table: FeatureTable, parts: TrainingParts, world: Ranks,
                  journal: Journal | Silence,
                  checkpoints: Checkpoints, steps_per_epoch: int, gate: SyncedBatches,
-                 looked: Callable[[], None] = lambda: None) -> None:
-        """`looked()` is called after each evaluation of the validation split."""
+                 on_evaluation: Callable[[], None] = lambda: None) -> None:
+        """`on_evaluation()` is called after each evaluation of the validation split."""
         self._config, self._table, self._parts, self._world = config, table, parts, world
         self._journal, self._checkpoints = journal, checkpoints
-        self._steps_per_epoch, self._gate, self._looked = steps_per_epoch, gate, looked
+        self._steps_per_epoch, self._gate, self._looked = steps_per_epoch, gate, on_evaluation
         self._aucs: dict[int, float] = {}
         """Step → AUC on the validation split."""
 
@@ -57,7 +57,7 @@ class Validator:
         self._journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {found.quality}")
         return found
 
-    def good_enough(self, meta: CheckpointMeta) -> bool:
+    def evaluate_and_check(self, meta: CheckpointMeta) -> bool:
         """Evaluates the validation split, if there is one; True if the AUC at which training may end (`stop_auc`) is
         reached."""
         if "validation" not in self._table.splits:

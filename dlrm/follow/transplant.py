@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _TABLES, _TOWER = "embedding_bags.", "tower."
 
 
-def carry(path: Path, parts: TrainingParts, *, before: CheckpointMeta, now: CheckpointMeta, changes: TableDiff) -> None:
+def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, now: CheckpointMeta, changes: TableDiff
+               ) -> None:
     """Fills fresh `parts`, which `now` describes, from the checkpoint in `path`, which `before` describes. Each rank
     reads what it holds. New columns keep their first values, and the dense layers ignore them until they have learned.
     """

@@ -35,7 +35,7 @@ def epochs_of(config: Config, meta: CheckpointMeta) -> int:
     return meta.epoch + (not finished)
 
 
-def later(config: Config, meta: CheckpointMeta) -> int | None:
+def next_version(config: Config, meta: CheckpointMeta) -> int | None:
     """The version to go on with after this place of a run; None within an epoch, or if there is none."""
     if not config.follow or not meta.loader or meta.loader["step"]:
         return None
@@ -62,7 +62,7 @@ def seen_in(table: FeatureTable, meta: CheckpointMeta, split_moved: str, *, spli
     return told
 
 
-def taken_up(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *,
+def start_on(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *,
              split_moved: str = "refuse") -> StartPoint:
     """The plan for going on from a checkpoint with another version of its table."""
     config = Config.from_dict(meta.config)

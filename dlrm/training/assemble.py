@@ -68,10 +68,10 @@ def tuned(config: Config, loader: Loader, world: Ranks, kept: KnobMemory, *,
     policy = policies.make(config.tuning)
     same = all(agent.get(name) == value for name, value in _place(kept).items())
     with (kept.sharing(ranks) as tunable,
-          Controller(tunable, policy, record=kept.told(record), observe=kept.told(observe),
+          Controller(tunable, policy, record=kept.observing(record), observe=kept.observing(observe),
                      learned=agent["learned"] if same else kept.learned) as controller, member):
         yield controller
-    kept.end(policy=policy.name, record=record, learned=controller.learned())
+    kept.finish(policy=policy.name, record=record, learned=controller.learned())
 
 
 def agent_of(controller: Controller | None, kept: KnobMemory) -> dict[str, Any]:

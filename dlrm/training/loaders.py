@@ -22,13 +22,13 @@ def conditions(config: Config, run: Path, rank: int) -> RunConditions:
     return RunConditions(config.data, config.conditions, run / f"quarantine.rank{rank}.jsonl")
 
 
-def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int, around: RunConditions) -> Loader:
+def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int, conditions: RunConditions) -> Loader:
     """The loader of a rank's batches of the train split."""
     return _loader(config, table, rank, local_ranks, split="train", epochs=config.epochs, seed=config.seed,
-                   **around.for_loader())
+                   **conditions.for_loader())
 
 
-def keeping(config: Config, loader: Loader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:
+def knob_memory(config: Config, loader: Loader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:
     """Remembers the loader's knobs: where they start and where they are kept, as the settings say."""
     return KnobMemory(loader, KnobOptions(knobs=config.knobs, save_knobs=config.save_knobs, registry=config.registry),
                       say=say,

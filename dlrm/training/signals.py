@@ -19,7 +19,7 @@ _INTERRUPTED = 130
 _FAULT = "sluice/fault"
 
 
-class Watch:
+class StopSignals:
     """A context around training. `stop` is set once SIGTERM has asked the run to save and end."""
 
     def __init__(self, store: Any, rank: int, *, leave: Callable[[int], None] = os._exit) -> None:
@@ -34,7 +34,7 @@ class Watch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sluice-watch", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> StopSignals:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -57,13 +57,13 @@ class Watch:
         """The stacks of the worker processes: what they do now."""
         return self.workers()
 
-    def fault(self, text: str) -> None:
+    def report_error(self, text: str) -> None:
         """Tells the other ranks why this one ends, before its connections close. Only the first rank's reason
         counts."""
         if not self._store.check([_FAULT]):
             self._store.set(_FAULT, f"rank {self._rank}: {text}")
 
-    def told(self) -> str | None:
+    def other_ranks_error(self) -> str | None:
         """The reason why another rank ended, if one has given it."""
         return self._store.get(_FAULT).decode() if self._store.check([_FAULT]) else None
 

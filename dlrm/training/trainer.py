@@ -78,18 +78,18 @@ class Trainer:
     put together what they saw.
 
     `save(meta)` writes a checkpoint, `evaluate(meta)` says whether the model is good enough to stop; `tick()` is called
-    after each step; `moved(meta)` says after an epoch whether to end here because the table has a newer version.
+    after each step; `table_changed(meta)` says after an epoch whether to end here, as the table has a newer version.
     `ahead` says whether steps look ahead, as in `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
 
     def __init__(self, *, config: Config, world: Ranks, parts: TrainingParts, guard: Guard,
                  save: Callable[[CheckpointMeta], None], evaluate: Callable[[CheckpointMeta], bool],
                  observe: Callable[[dict[str, Any]], None], gate: SyncedBatches,
                  memory_used: Callable[[], int], tick: Callable[[], None] = lambda: None,
-                 moved: Callable[[CheckpointMeta], bool] = lambda _: False, ahead: bool | None = None,
+                 table_changed: Callable[[CheckpointMeta], bool] = lambda _: False, ahead: bool | None = None,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self._config, self._world, self._parts, self._guard = config, world, parts, guard
         self._save_to, self._evaluate, self._observe = save, evaluate, observe
-        self._memory_used, self._tick, self._clock, self._moved = memory_used, tick, clock, moved
+        self._memory_used, self._tick, self._clock, self._table_changed = memory_used, tick, clock, table_changed
         self._gate = gate
         self._peak_bytes = 0
         self._begun = False
@@ -101,11 +101,11 @@ class Trainer:
 
     def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains all epochs that `meta` has left, with a checkpoint and an evaluation after each."""
-        timing, gate, good, moved, saved_at = Timing(), self._gate, False, False, meta.step
+        timing, gate, good, table_changed, saved_at = Timing(), self._gate, False, False, meta.step
         first_batch_s: float | None = None
         steps = len(feed)
         looks = {steps * k // self._config.evals for k in range(1, self._config.evals)}
-        while meta.epoch < self._config.epochs and not (gate.stopped or good or moved):
+        while meta.epoch < self._config.epochs and not (gate.stopped or good or table_changed):
             mine = torch.zeros(4, dtype=torch.float64)  # loss·rows, rows, wait, compute
             loss = torch.zeros((), dtype=torch.float64, device=self._world.device)  # on its device: no step waits
             self._begun = meta.step > 0
@@ -146,7 +146,7 @@ class Trainer:
                     saved_at = meta.step
             if not (gate.stopped or good):
                 good = self._judge(meta)
-                moved = not good and self._moved(meta)
+                table_changed = not good and self._table_changed(meta)
         return TrainingOutcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0, stopped=gate.stopped,
                                good=good,
                                peak_bytes=self._peak_bytes)

@@ -9,7 +9,15 @@ from sluice.etl.apply.learned_rows import learned_from
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spark.job_run import Job
 from sluice.etl.spark.vocabulary.large import may_be_stored
-from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, VALUE_BYTES, collected, head, ways
+from sluice.etl.spark.vocabulary.strategy import (
+    BROADCAST,
+    HELD,
+    JOIN,
+    VALUE_BYTES,
+    choose_lookup,
+    driver_limit,
+    hot_values,
+)
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.spec import Spec
 
@@ -18,12 +26,12 @@ def explain(job: Job) -> tuple[list[str], dict[str, Any]]:
     """Returns lines for a person, and the same as plain values."""
     spec, learning = job.spec, job.before is None or job.update_state
     passes = (max(1, spec.levels) if learning else 1) + spec.rows.relational
-    known = ways(spec, job.before, job.worker_bytes) if job.before and not learning else {}
+    known = choose_lookup(spec, job.before, job.worker_bytes) if job.before and not learning else {}
     about: dict[str, Any] = {
         "mode": job.mode, "base_version": job.base.version, "columns": len(spec.columns), "levels": spec.levels,
         "passes": passes + 1, "fitted": [learned.key for learned in spec.fitted] if learning else [],
         "online": [c.name for c in spec.columns if c.online is not None], "worker_bytes": job.worker_bytes,
-        "collected_values": collected(job.worker_bytes), "ways": known,
+        "collected_values": driver_limit(job.worker_bytes), "ways": known,
         "joins": [f"{join.path}: {'as of a time' if join.time else 'by size'}" for join in spec.rows.joins],
         "key": [column.name for column in spec.rule.columns],
         "file_rows": spec.table.file_rows, "row_group_rows": spec.table.row_group_rows}
@@ -59,12 +67,12 @@ def _ways(spec: Spec, known: dict[str, str], worker_bytes: int) -> list[str]:
                  if (keys := [key for key, chosen in known.items() if chosen == way])]
         return ["what was learned is applied by:", *lines] if lines else []
     may = [learned.key for learned in spec.fitted if may_be_stored(spec, learned)]
-    most = collected(worker_bytes) if may else MAX_VALUES
+    most = driver_limit(worker_bytes) if may else MAX_VALUES
     lines = [f"the driver collects at most {most:,} learned values and broadcasts them"]
     if may:
         lines.append(f"  beyond, the largest of {', '.join(may)} stay in files: held by each worker as long as all it "
                      f"holds is within {worker_bytes / 2**20:,.0f} MiB ({VALUE_BYTES} bytes a value), else met by a "
-                     f"shuffle join, of which workers hold the {head(worker_bytes):,} most frequent values")
+                     f"shuffle join, of which workers hold the {hot_values(worker_bytes):,} most frequent values")
     return lines
 
 

@@ -22,7 +22,7 @@ from sluice.etl.spark.read_input import InputError, Raw
 from sluice.etl.spark.rejects import check_rejects, write_rejects
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spark.vocabulary.large import Large
-from sluice.etl.spark.vocabulary.strategy import JOIN, WORKER_BYTES, collected, head, ways
+from sluice.etl.spark.vocabulary.strategy import JOIN, WORKER_BYTES, choose_lookup, driver_limit, hot_values
 from sluice.etl.spark.write import write
 from sluice.etl.spec.row_identity import ACCEPT, Identity, SplitMoved
 from sluice.etl.spec.spec import Spec
@@ -139,7 +139,7 @@ class Job:
             with progress.stage("fitting" if learning else "counting rows"):
                 state, counted = self._learned(raw) if learning else (self.before or FittedState(), count(raw))
             self._judge(raw, counted, progress)
-            met = ways(self.spec, state, self.worker_bytes)
+            met = choose_lookup(self.spec, state, self.worker_bytes)
             told = {key: met[key] for key in state.stored} | raw.joins
             for key, way in told.items():
                 progress.say(f"  {key}: {way}")
@@ -150,7 +150,7 @@ class Job:
                 placement = FileAssignment.of(self.spec, counted.rows, counted.pairs)
                 sketches = write(raw, state, placement, self.store.spark_url(folder_of(self.name)),
                                  Joins.of(self.spec, [key for key, way in met.items() if way == JOIN],
-                                          head(self.worker_bytes)), rows=counted.rows, before=self.rule_before)
+                                          hot_values(self.worker_bytes)), rows=counted.rows, before=self.rule_before)
                 if self.spec.rows.looks_back:
                     write_tails(raw, self.store, self.name)
             with progress.stage("checking"):
@@ -193,7 +193,8 @@ class Job:
         return {name: self.store.spark_url(folder) for name, folder in folders.items() if self.store.files(folder)}
 
     def _learned(self, raw: Raw) -> tuple[FittedState, Counted]:
-        return fit(raw, Large(raw.spark, self.store, self._files_of_state, collected(self.worker_bytes)), self.before)
+        large = Large(raw.spark, self.store, self._files_of_state, driver_limit(self.worker_bytes))
+        return fit(raw, large, self.before)
 
     def _judge(self, raw: Raw, counted: Counted, progress: JobProgress) -> None:
         """Sets rejects aside, and refuses a job that has too many, or no rows."""

@@ -184,8 +184,8 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     if arguments.step_ms < 0 or arguments.store_latency_ms < 0:
         raise UsageError("--step-ms and --store-latency-ms are not below 0")
     policy = policies.make(arguments.tuning)
-    around = RunConditions(arguments.table, wishes.RunOptions.of(arguments), arguments.quarantine)
-    table = table_of(around.table, roles_of(arguments.roles), code_options.given(arguments))
+    conditions = RunConditions(arguments.table, wishes.RunOptions.of(arguments), arguments.quarantine)
+    table = table_of(conditions.table, roles_of(arguments.roles), code_options.given(arguments))
     latency_s = arguments.store_latency_ms / 1000
 
     def before_read(_read: Read) -> None:
@@ -202,14 +202,15 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         loader = stack.enter_context(Loader(
             table, batch_size=arguments.batch_size, split=arguments.split, seed=arguments.seed, epochs=sys.maxsize,
             memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored,
-            shuffle=not arguments.no_shuffle, fill=arguments.fill, **around.for_loader()))
+            shuffle=not arguments.no_shuffle, fill=arguments.fill, **conditions.for_loader()))
         kept = knob_memory.KnobMemory(loader, knob_memory.KnobOptions.of(arguments), say=say)
-        kept.begin()
+        kept.start()
         run = stack.enter_context(RunFolder.create(arguments.run, vars(arguments))) if arguments.run else None
         left = f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)" if loader.plan.dropped else ""
         say(f"{table.uri} version {table.version}: {loader.plan.rows:,} rows, {len(loader)} steps an epoch{left}; "
             f"needs at least {loader.memory_need}; {loader.knobs}")
-        groups = RowGroupReader(table.files_of(arguments.split), Columns.of(table.fields).names, stored, around.files())
+        groups = RowGroupReader(table.files_of(arguments.split), Columns.of(table.fields).names, stored,
+                                conditions.files())
         stack.callback(groups.close)
         limit = DecodeLimit(source_of(arguments.reader, groups), groups)
         limit.measure()
@@ -229,14 +230,14 @@ def main(argv: list[str]) -> Mapping[str, Any]:
 
         peak = stack.enter_context(Peak(loader.memory_used))
         tuned = stack.enter_context(kept.sharing(loader))
-        controller = stack.enter_context(Controller(tuned, policy, record=kept.told(record),
-                                                    observe=kept.told(observe), learned=kept.learned))
-        with on_signal(loader.stacks), around.around(loader, record):
+        controller = stack.enter_context(Controller(tuned, policy, record=kept.observing(record),
+                                                    observe=kept.observing(observe), learned=kept.learned))
+        with on_signal(loader.stacks), conditions.inject_faults(loader, record):
             found = consume(loader, arguments.seconds, step)
         controller.stop()
         peak_bytes = peak.bytes  # taken before the decoder is measured alone, to which the limit does not apply
         knobs, settled = loader.knobs, found.rows_per_s(_SETTLED) or found.rows_per_s()
-        kept.end(policy=policy.name, record=run.event if run is not None else None, learned=controller.learned())
+        kept.finish(policy=policy.name, record=run.event if run is not None else None, learned=controller.learned())
         loader.close()
         limit.measure()
         outcome = {"rows_per_s": round(found.rows_per_s()), "rows_per_s_settled": round(settled),
@@ -244,7 +245,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
                    "stall_fraction": round(found.stall_fraction(), 4),
                    "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "peak_bytes": peak_bytes,
                    "decisions": controller.decisions, "knobs": knobs.to_dict(), "order_hash": found.order_hash,
-                   "rows": found.rows, "tuning": policy.name, "reader": arguments.reader, **around.outcome(loader)}
+                   "rows": found.rows, "tuning": policy.name, "reader": arguments.reader, **conditions.outcome(loader)}
         if run is not None:
             run.event({"kind": "end", **outcome})
     if run is not None:

@@ -38,7 +38,7 @@ class RunConditions:
         return {"errors": self._wishes.policy, "quarantine": self._quarantine, "files": self._files}
 
     @contextmanager
-    def around(self, loader: Loader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    def inject_faults(self, loader: Loader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:
         """A context in which faults happen."""
         if not self._wishes.faults:
             yield
@@ -47,7 +47,7 @@ class RunConditions:
             yield
 
     def give_back(self) -> None:
-        """Undoes what would outlast a process that ends within `around`, without leaving it."""
+        """Undoes what would outlast a process that ends within `inject_faults`, without leaving it."""
         if self._injection is not None:
             self._injection.give_back()
 

@@ -69,10 +69,10 @@ def test_what_was_good_before_the_workload_changed_counts_no_more():
 def _ended(tmp_path, **wanted):
     loader, said = _loader(), []
     kept = KnobMemory(loader, KnobOptions(registry=str(tmp_path / "registry"), **wanted), say=said.append)
-    known = kept.begin()
+    known = kept.start()
     loader.advance(5.0)
     events = []
-    kept.end(policy="planner", record=events.append, learned={"services": {"read": len(events)}})
+    kept.finish(policy="planner", record=events.append, learned={"services": {"read": len(events)}})
     assert [e["kind"] for e in events] == ["operators"]
     return loader, known, said
 
@@ -96,7 +96,7 @@ def test_what_a_policy_knew_of_the_stages_is_there_for_the_next_run_of_the_same_
         loader = _loader()
         loader.layout = layout
         kept = KnobMemory(loader, KnobOptions(registry=str(tmp_path / "registry")), say=print)
-        kept.begin()
+        kept.start()
         return kept.learned
 
     assert begun() is None
@@ -118,7 +118,7 @@ def test_a_file_for_another_pipeline_names_the_nearest_stage(tmp_path):
     (tmp_path / "k.toml").write_text("[workers]\nonlin = 2\n")
     kept = KnobMemory(_loader(), KnobOptions(knobs=str(tmp_path / "k.toml")), say=print)
     with pytest.raises(KnobError, match="did you mean 'online'"):
-        kept.begin()
+        kept.start()
 
 
 def test_what_was_not_said_is_told_from_what_was():

@@ -18,9 +18,9 @@ from sluice.etl.synth.small_table import small_table
 def test_it_goes_on_with_what_it_knew_on_the_same_machine_alone(tmp_path, same):
     table = small_table(tmp_path / "table", rows=2000, values=20, row_group_rows=512)
     config = Config(data=table.uri, version=table.version, batch_size=256, reader="arrow")
-    around = loaders.conditions(config, tmp_path, 0)
-    with world() as here, loaders.training(config, table, rank=0, local_ranks=1, around=around) as loader:
-        kept = loaders.keeping(config, loader, 1, print)
+    conditions = loaders.conditions(config, tmp_path, 0)
+    with world() as here, loaders.training(config, table, rank=0, local_ranks=1, conditions=conditions) as loader:
+        kept = loaders.knob_memory(config, loader, 1, print)
         known = StageCost(name="read", backend="thread", points={7: Point(busy_s=1e-6, cpu_s=5e-7)})
         before = {"machine": kept.here.machine if same else "another", "schema": kept.here.schema,
                   "learned": {"other_cpu_s": 0.0, "services": {"read": known.to_dict()}}}

@@ -16,7 +16,7 @@ from sluice.dlrm import cli as options
 from sluice.dlrm.config import Config
 from sluice.dlrm.train import INPUT_ERRORS
 from sluice.dlrm.training import loaders, signals
-from sluice.dlrm.training.signals import Watch
+from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.options import RunOptions
@@ -84,8 +84,8 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path):
     table = FeatureTable.open(tmp_path / "table")
     config = Config(data=table.uri, version=0, batch_size=256, ranks=2, registry=str(tmp_path / "registry"))
     with loaders.training(config, table, rank=1, local_ranks=2,
-                          around=loaders.conditions(config, tmp_path, 1)) as loader:
-        assert loaders.keeping(config, loader, 2, print).begin()
+                          conditions=loaders.conditions(config, tmp_path, 1)) as loader:
+        assert loaders.knob_memory(config, loader, 2, print).start()
         assert loader.knobs.workers["read"] == 3  # where the next run of two ranks on this machine begins
 
 
@@ -117,7 +117,7 @@ def test_a_table_in_s3_is_trained_on_and_kept_on_this_disk(tmp_path, monkeypatch
 def test_a_person_is_told_what_a_deaf_main_thread_does(monkeypatch):
     told, event = [], threading.Event()
     monkeypatch.setattr(signals, "tell", lambda workers: (told.append(workers()), event.set()))
-    with Watch(dist.HashStore(), 0) as watch:
+    with StopSignals(dist.HashStore(), 0) as watch:
         watch.workers = lambda: "the workers' stacks"
         os.kill(os.getpid(), signal.SIGUSR1)
         assert event.wait(10)

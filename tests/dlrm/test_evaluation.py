@@ -135,7 +135,7 @@ def test_a_stop_ends_an_evaluation_and_leaves_nothing_of_it(judged):
         looks.append(len(looks))
         return len(looks) > 2  # once before a batch is fetched and once after it
 
-    assert not make(asked_to_stop=asked_to_stop).good_enough(replace(META, step=10))
+    assert not make(asked_to_stop=asked_to_stop).evaluate_and_check(replace(META, step=10))
     assert len(looks) == 4  # of three batches, one was looked at
     assert (lines.metrics, lines.said, best(folder)) == ([], [], None)
 
@@ -143,11 +143,11 @@ def test_a_stop_ends_an_evaluation_and_leaves_nothing_of_it(judged):
 def test_the_best_checkpoint_is_marked_and_a_worse_one_is_not(judged):
     make, lines, shown, folder = judged
     judge = make()
-    assert not judge.good_enough(replace(META, step=10))
+    assert not judge.evaluate_and_check(replace(META, step=10))
     first = best(folder)
     assert first[0].name == "step-000000010"
     shown["sense"] = 0.2
-    assert not judge.good_enough(replace(META, step=20))
+    assert not judge.evaluate_and_check(replace(META, step=20))
     assert best(folder) == first
     assert [m["step"] for m in lines.metrics] == [10, 20]
     assert "validation after 0.5 epochs: auc" in lines.said[0]
@@ -156,17 +156,17 @@ def test_the_best_checkpoint_is_marked_and_a_worse_one_is_not(judged):
 
 def test_training_may_end_at_the_auc_that_was_asked_for(judged):
     make, lines, *_ = judged
-    assert make(stop_auc=0.8).good_enough(replace(META, step=10))
-    assert not make(stop_auc=0.99).good_enough(replace(META, step=10))
+    assert make(stop_auc=0.8).evaluate_and_check(replace(META, step=10))
+    assert not make(stop_auc=0.99).evaluate_and_check(replace(META, step=10))
     assert [e["kind"] for e in lines.events] == ["reached"]
 
 
 def test_a_model_at_chance_is_a_warning_with_likely_causes(judged):
     make, lines, shown, _ = judged
     shown["sense"] = 0.0
-    make().good_enough(replace(META, step=9))
+    make().evaluate_and_check(replace(META, step=9))
     assert not lines.events
-    make().good_enough(replace(META, step=10))
+    make().evaluate_and_check(replace(META, step=10))
     assert lines.events[0]["kind"] == "warning"
     assert "column 'd1' reaches 2000" in lines.events[0]["text"]
 
@@ -177,7 +177,7 @@ def test_a_score_that_falls_from_an_epoch_to_the_next_is_a_warning(judged):
     judge = make()
     for step, sense in ((10, 1.0), (20, 0.6), (30, 1.0), (40, 0.45)):
         shown["sense"] = sense
-        judge.good_enough(replace(META, step=step))
+        judge.evaluate_and_check(replace(META, step=step))
     assert [(e["kind"], e["step"]) for e in lines.events] == [("warning", 40)]
     assert lines.said[-1].startswith("warning: validation AUC fell from 0.")
 

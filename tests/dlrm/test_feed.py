@@ -16,8 +16,8 @@ from sluice.ingest.knobs import KnobError, Knobs
 def _knobs(table, text):
     config = Config(data=table.uri, version=table.version, batch_size=64, knobs=text, reader="arrow")
     with loaders.training(config, table, rank=0, local_ranks=1,
-                          around=loaders.conditions(config, Path(table.uri).parent, 0)) as loader:
-        loaders.keeping(config, loader, 1, print).begin()
+                          conditions=loaders.conditions(config, Path(table.uri).parent, 0)) as loader:
+        loaders.knob_memory(config, loader, 1, print).start()
         return loader.knobs
 
 

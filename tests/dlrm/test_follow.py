@@ -19,7 +19,7 @@ import torch
 
 from sluice.agent.report.incidents import occasions
 from sluice.agent.report.run_folder import Run
-from sluice.dlrm import run_plan as setting
+from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
 from sluice.dlrm.config import Config, ConfigError, ModelConfig, OptimConfig
@@ -155,13 +155,13 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser)
             config = Config(data=table.uri, version=table.version, batch_size=BATCH, model=ModelConfig(
                 width=8, dense_layers=(8,), over_layers=(8,), compress=compress), optim=OptimConfig(
                 table_optimiser=optimiser, lr=0.1), reader="arrow")
-            now = setting.of(config, table, machine(1, 1))
+            now = run_plan.plan_run(config, table, machine(1, 1))
             dense = sum(f.role == "dense" for f in table.fields)
             return config, build.parts_of(config, now.layout, dense, now.placement, here)
 
         config, parts = made(first)
         with loaders.training(config, first, rank=0, local_ranks=1,
-                              around=loaders.conditions(config, tmp_path, 0)) as batches:
+                              conditions=loaders.conditions(config, tmp_path, 0)) as batches:
             for batch in batches:
                 parts.dense.zero_grad()
                 parts.model(*parts.layout.features(batch, here.device)).square().sum().backward()
@@ -174,8 +174,8 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser)
         fresh = {t.name: after.model.state_dict()[f"tables.embedding_bags.{t.name}.weight"].local_shards()[0]
                  .tensor.clone() for t in after.layout.tables}
         changes = between(first, second)
-        transplant.carry(latest(tmp_path)[0], after, before=meta, now=CheckpointMeta.of(second, after_config.to_dict()),
-                         changes=changes)
+        transplant.transplant(latest(tmp_path)[0], after, before=meta,
+                              now=CheckpointMeta.of(second, after_config.to_dict()), changes=changes)
 
         def rows(of, name: str) -> torch.Tensor:
             return of.model.state_dict()[f"tables.embedding_bags.{name}.weight"].local_shards()[0].tensor

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from sluice.dlrm import run_plan as setting
+from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
@@ -98,7 +98,7 @@ def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, 
     assert asked.num_rows >= 10_000
     trained: list[torch.Tensor] = []
     with world() as here:
-        now = setting.of(config, table, machine(1, 1))
+        now = run_plan.plan_run(config, table, machine(1, 1))
         parts = assemble.parts_of(config, now.layout, len(wide.meta.dense), now.placement, here)
         save_load.load(wide.path, parts, here, optimisers=False)
         for split in ("train", "validation"):

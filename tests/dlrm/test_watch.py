@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from sluice.dlrm.training import signals
-from sluice.dlrm.training.signals import Watch
+from sluice.dlrm.training.signals import StopSignals
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_an_interrupt_is_seen_while_the_main_thread_is_deaf(left):
     codes, event, leave = left
     old = signal.signal(signal.SIGINT, lambda *_: None)  # as deaf as a main thread within a collective
     try:
-        with Watch(dist.HashStore(), 0, leave=leave):
+        with StopSignals(dist.HashStore(), 0, leave=leave):
             os.kill(os.getpid(), signal.SIGINT)
             assert event.wait(10)
     finally:
@@ -35,7 +35,7 @@ def test_an_interrupt_is_seen_while_the_main_thread_is_deaf(left):
 def test_sigterm_asks_to_stop_and_ends_nothing(left):
     codes, _, leave = left
     old = signal.getsignal(signal.SIGTERM)
-    with Watch(dist.HashStore(), 0, leave=leave) as watch:
+    with StopSignals(dist.HashStore(), 0, leave=leave) as watch:
         assert not watch.stop.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         assert watch.stop.wait(10)
@@ -48,7 +48,7 @@ def test_a_while_after_sigterm_a_wait_for_input_is_ended(left):
     ended = threading.Event()
     old = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        with Watch(dist.HashStore(), 0, leave=left[2]) as watch:
+        with StopSignals(dist.HashStore(), 0, leave=left[2]) as watch:
             signal.signal(signal.SIGTERM, lambda *_: None)
             watch.stalled = ended.set
             os.kill(os.getpid(), signal.SIGTERM)
@@ -60,8 +60,8 @@ def test_a_while_after_sigterm_a_wait_for_input_is_ended(left):
 
 def test_the_first_fault_counts_and_other_ranks_are_told(left):
     store = dist.HashStore()
-    with Watch(store, 1, leave=left[2]) as watch:
-        assert watch.told() is None
-        watch.fault("a wrong id")
-        watch.fault("connection closed")
-        assert watch.told() == "rank 1: a wrong id"
+    with StopSignals(store, 1, leave=left[2]) as watch:
+        assert watch.other_ranks_error() is None
+        watch.report_error("a wrong id")
+        watch.report_error("connection closed")
+        assert watch.other_ranks_error() == "rank 1: a wrong id"

@@ -15,7 +15,7 @@ from sluice.etl.apply.features import Features
 from sluice.etl.spark.explain import explain
 from sluice.etl.spark.job_run import Job
 from sluice.etl.spark.vocabulary.join import Joins
-from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, collected, ways
+from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, choose_lookup, driver_limit
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.fitted_state import FileBackedState, FittedState, StateError, digest_of
@@ -186,9 +186,10 @@ def test_the_choice_goes_by_size_alone_and_explain_says_by_which():
     state = FittedState(tables=tables)
     assert state.tables["joint/i"].num_rows == 1500
     # The last is needed whole: another operator learns from what comes of it.
-    assert ways(spec, state, 64 * 902_000) == {"few/0": BROADCAST, "joint/i": HELD, "seen/0": HELD, "seen/1": BROADCAST}
-    assert ways(spec, state, 64 * 901_000)["joint/i"] == JOIN
-    assert collected(2**28) == 2**21
+    assert choose_lookup(spec, state, 64 * 902_000) == {"few/0": BROADCAST, "joint/i": HELD, "seen/0": HELD,
+                                                        "seen/1": BROADCAST}
+    assert choose_lookup(spec, state, 64 * 901_000)["joint/i"] == JOIN
+    assert driver_limit(2**28) == 2**21
 
 
 def test_a_digest_does_not_depend_on_batches():

@@ -1,4 +1,4 @@
-"""Chooses how rows meet what was learned: `ways`, by size alone. Nothing here needs Spark."""
+"""Chooses how rows meet what was learned: `choose_lookup`, by size alone. Nothing here needs Spark."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _COLLECTED_BYTES = 128  # bytes of a value on the driver, which sorts what it co
 _HEAD_BYTES = 1024  # a worker that does not hold a vocabulary holds one value for so many bytes it might
 
 
-def collected(worker_bytes: int) -> int:
+def driver_limit(worker_bytes: int) -> int:
     """The number of values that the driver collects at most, if some may stay in files instead."""
     return max(1, worker_bytes // _COLLECTED_BYTES)
 
 
-def head(worker_bytes: int) -> int:
+def hot_values(worker_bytes: int) -> int:
     """The number of a joined vocabulary's values that workers hold all the same: the most frequent, which would crowd a
     task."""
     return max(1, worker_bytes // _HEAD_BYTES)
 
 
-def ways(spec: Spec, state: FittedState, worker_bytes: int) -> dict[str, str]:
+def choose_lookup(spec: Spec, state: FittedState, worker_bytes: int) -> dict[str, str]:
     """Returns how rows meet each fitted table. The driver has the tables that it collected, and sends them; of the
     others, which are kept in files, workers hold the smaller ones as long as there is room, and rows meet the rest by a
     join."""
