@@ -27,9 +27,10 @@ import numpy as np
 
 from benchmarks.results import Results, table
 from sluice.agent.simulator.calibration import Calibration, Sighting
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.etl.synth.small_table import small_table
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 from sluice.ingest.tools.live_bench import CALIBRATION, SETUPS, TABLE, Session, Setup
@@ -168,4 +169,4 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(TableError,))
+    run(main)

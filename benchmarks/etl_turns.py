@@ -36,7 +36,8 @@ import pyarrow as pa
 
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.parse import InputParser
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.etl.common.suggest import nearest
 from sluice.etl.spark.job_run import Job
 from sluice.etl.spark.progress import JobProgress

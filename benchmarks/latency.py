@@ -24,10 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.etl.synth.small_table import small_table
-from sluice.etl.table.table import FeatureTable, TableError
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import Loader
 from sluice.ingest.row_order import Read
 from sluice.ingest.tools.bench import consume
@@ -129,4 +130,4 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(TableError, KnobError))
+    run(main)

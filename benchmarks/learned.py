@@ -46,8 +46,9 @@ from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueC
 from sluice.agent.simulator.random_pipelines import held_out
 from sluice.agent.simulator.rollout import run
 from sluice.agent.tunable import Policy, Reason
-from sluice.etl.common.program import UsageError, say
+from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
+from sluice.etl.common.program import say
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 

@@ -25,9 +25,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.etl.synth.small_table import small_table
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
 from sluice.ingest.loader import Loader
 from sluice.ingest.read.reader import RowGroupReader, source_of
@@ -222,4 +223,4 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(TableError,))
+    run(main)

@@ -31,7 +31,8 @@ import torch
 from benchmarks.loaders import Contender, decode_only, made_table, ours
 from benchmarks.peers.peer import PEERS, Kind, Peer, PeerError
 from benchmarks.peers.serve import Job
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.etl.common.suggest import nearest
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns

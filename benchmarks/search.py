@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import table
-from sluice.agent.report.run_folder import RunError
-from sluice.dlrm.config import ConfigError
 from sluice.dlrm.hpo.space import Space
 from sluice.dlrm.hpo.study import Found, Search, latest
 from sluice.dlrm.search import Trainers, Trial
@@ -97,4 +95,4 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(ConfigError, RunError))
+    run(main)

@@ -29,7 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.loaders import Contender, decode_only, ours
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.etl.common.suggest import nearest
 from sluice.etl.synth.small_table import small_table
 from sluice.ingest.columns import Columns

@@ -37,7 +37,6 @@ from sluice.dlrm.config import (
     OPTIMISERS,
     TABLE_OPTIMISERS,
     Config,
-    ConfigError,
     ModelConfig,
     OptimConfig,
     Table,
@@ -53,8 +52,9 @@ from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training import loaders
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
 from sluice.dlrm.training.input_checks import Guard
-from sluice.etl.common.program import UsageError, run, say
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
+from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import Loader
 from sluice.ingest.stages.batch import Batch
 
@@ -314,4 +314,4 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main, input_errors=(ConfigError, TableError))
+    run(main)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.dlrm import tables as use
 from sluice.dlrm.liveness.activity import MOST_S
+from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import Field
 from sluice.ingest.options import RunOptions
 
@@ -27,7 +28,7 @@ FOLLOWS = ("", "epochs", "parts")
 """`epochs`: the newest version, at each epoch's end. `parts`: one version after the other, what each added once."""
 
 
-class ConfigError(ValueError):
+class ConfigError(UsageError):
     """A run that cannot be: its message names the setting or column, its value and what would do."""
 
 

@@ -136,7 +136,7 @@ def _loaded(path: Path, offset: int, length: int) -> Any:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, input_errors=(CheckpointError,))
+    run(main)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.ingest.machine import Machine
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,12 +14,14 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sluice.dlrm.checkpoint.meta import CheckpointError, check, latest
-from sluice.dlrm.config import Config, ConfigError
+from sluice.dlrm.checkpoint.meta import check, latest
+from sluice.dlrm.config import Config
 from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.program import run, say
 from sluice.etl.spec import code_options
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.faults.faults import FaultError
+from sluice.ingest.options import ArgumentError
 
 NOT_EXPORTED = {
     "embedding tables": "they are sharded, and too large for one program: look rows up where they are kept, and hand "
@@ -84,7 +86,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, input_errors=(ConfigError, CheckpointError, TableError))
+    run(main, unexpected=(ArgumentError, FaultError))  # of the run's settings, which nobody gives here
 
 
 if __name__ == "__main__":

@@ -7,16 +7,17 @@ import json
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from sluice.dlrm.config import ConfigError, ModelConfig, Table, profile_of, tables_of
+from sluice.dlrm.config import ModelConfig, Table, profile_of, tables_of
 from sluice.dlrm.sharding.apply import asked, describe
-from sluice.dlrm.sharding.machine import MachineError, read
+from sluice.dlrm.sharding.machine import read
 from sluice.dlrm.sharding.placement import KINDS, place
 from sluice.dlrm.sharding.types import DTYPES, STATES, DoesNotFit, ModelPlacement, PlacementError, Storage, gb
 from sluice.dlrm.tables import spread_out
 from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.etl.spec import code_options
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.table import FeatureTable
 
 _EXAMPLES = """
 examples:
@@ -138,7 +139,7 @@ def _in_words(placed: ModelPlacement | PlacementError) -> str:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, input_errors=(ConfigError, MachineError, PlacementError, TableError))
+    run(main)
 
 
 if __name__ == "__main__":

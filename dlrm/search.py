@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sluice.agent.report import page as report
-from sluice.agent.report.run_folder import RunError, read_lines
-from sluice.dlrm.config import ConfigError
+from sluice.agent.report.run_folder import read_lines
 from sluice.dlrm.hpo.space import DEFAULT, Space, words
 from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.etl.spec import code_options
 
 _EVALS = 9
@@ -171,7 +171,7 @@ def _page(folder: Path, found: Any) -> Path:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, input_errors=(ConfigError, RunError))
+    run(main)
 
 
 if __name__ == "__main__":

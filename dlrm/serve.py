@@ -31,15 +31,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sluice.dlrm.config import ConfigError
 from sluice.dlrm.serving.int8_tables import KINDS
 from sluice.dlrm.serving.limits import ServerLimits
 from sluice.dlrm.serving.pace import Pace
 from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.common.program import UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
 from sluice.etl.spec import code_options
 from sluice.etl.table.pins import Hold
+from sluice.ingest.errors import LoadingError
+from sluice.ingest.faults.faults import FaultError
 from sluice.ingest.knobs import format_bytes, parse_bytes
+from sluice.ingest.memory.governor import MemoryLimitError
+from sluice.ingest.options import ArgumentError
+from sluice.ingest.row_order import PlanError
 
 _SWITCH_S = 1e-4
 """The longest time for which a large batch, in its thread, keeps the interpreter's lock from the event loop."""
@@ -47,6 +52,8 @@ _ACCEPTED = 256
 """How many connections are accepted before one that they push out is closed."""
 _FILES = _ACCEPTED + 256
 """Files that the process needs beside the open connections."""
+_UNEXPECTED = (ArgumentError, FaultError, LoadingError, MemoryLimitError, PlanError)
+"""What the run's settings hold wrongly, or what the comparison with float32 tables meets: a failure."""
 
 
 def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
@@ -114,7 +121,7 @@ def _serve(args: argparse.Namespace, limits: ServerLimits, listener: socket.sock
 
     from sluice.dlrm.serving.connections import protocol
     from sluice.dlrm.serving.http import HttpApp
-    from sluice.dlrm.serving.reload import ERRORS, Reload
+    from sluice.dlrm.serving.reload import Reload
     from sluice.dlrm.serving.scorer import Scorer
     from sluice.dlrm.serving.served_model import Servable
     from sluice.dlrm.telemetry.silence_warnings import quiet
@@ -136,7 +143,9 @@ def _serve(args: argparse.Namespace, limits: ServerLimits, listener: socket.sock
         first, pace = load()
         servable = first.servable
         say(_tables(servable, args.measure_rows))
-    except ERRORS as error:
+    except _UNEXPECTED:
+        raise
+    except (UsageError, OSError) as error:
         raise UsageError(str(error)) from None
 
     follow = Reload(args.run, lambda: load()[0], every_s=args.reload_every, say=say,
@@ -226,7 +235,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, input_errors=(ConfigError,))
+    run(main, unexpected=_UNEXPECTED)
 
 
 if __name__ == "__main__":

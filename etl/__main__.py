@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.common.program import FAILED, UsageError, run, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import FAILED, run, say
 from sluice.etl.show import describe_table, draw_table
 from sluice.etl.spec import code_options
 from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape
 from sluice.etl.synth.raw_logs import FORMATS, synthesize
-from sluice.etl.table.fitted_state import StateError
-from sluice.etl.table.store import StoreError, TableStore
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import vacuum
 
 
@@ -125,7 +125,7 @@ def _synth(args: argparse.Namespace) -> dict[str, Any]:
 
 def program() -> NoReturn:
     """Runs the whole program, as its command does."""
-    run(main, input_errors=(TableError, StoreError, StateError))
+    run(main)
 
 
 if __name__ == "__main__":

@@ -144,20 +144,12 @@ def program() -> NoReturn:
               "--conf spark.pyspark.python=.venv/bin/python", file=sys.stderr)
         sys.exit(2)
     from sluice.etl.common.program import run
+    from sluice.etl.ops import OperatorError
     from sluice.etl.spark.errors import SparkFailure
-    from sluice.etl.spark.read_input import InputError
-    from sluice.etl.spec.row_identity import SplitMoved
-    from sluice.etl.spec.toml_keys import SpecError
     from sluice.etl.table.commit import CommitConflict
-    from sluice.etl.table.data_files import CommitError
-    from sluice.etl.table.fitted_state import StateError
-    from sluice.etl.table.profile import DriftError
-    from sluice.etl.table.store import StoreError
-    from sluice.etl.table.table import TableError
 
-    run(main, input_errors=(SpecError, StateError, StoreError, TableError, CommitError, InputError, DriftError,
-                            SplitMoved),
-        failures=(SparkFailure, CommitConflict))
+    # What the spec says wrongly of an operator is a SpecError; the others come from a function while it works.
+    run(main, failures=(SparkFailure, CommitConflict), unexpected=(OperatorError,))
 
 
 if __name__ == "__main__":

@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from sluice.agent.report.run_folder import RunError
-from sluice.etl.common.program import UsageError, run
-from sluice.etl.table.table import TableError
-from sluice.ingest.columns import ColumnError
-from sluice.ingest.faults.faults import FaultError
-from sluice.ingest.knobs import KnobError, nearest
-from sluice.ingest.loader import LoaderError
-from sluice.ingest.memory.governor import MemoryLimitError
-from sluice.ingest.options import ArgumentError
-from sluice.ingest.pipeline import PipelineError
-from sluice.ingest.read.parquet_files import ParquetError
-from sluice.ingest.read.reader import SourceError
-from sluice.ingest.row_order import PlanError
-from sluice.ingest.stages.transform import TransformError
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run
+from sluice.etl.ops import OperatorError
+from sluice.etl.spec.toml_keys import SpecError
+from sluice.etl.table.fitted_state import StateError
+from sluice.ingest.knobs import nearest
 from sluice.ingest.tools import bench, doctor, headroom_cli
-from sluice.ingest.tools.headroom import HeadroomError
 
 COMMANDS = {"bench": bench.main, "doctor": doctor.main, "headroom": headroom_cli.main}
-INPUT_ERRORS = (TableError, RunError, ColumnError, MemoryLimitError, KnobError, LoaderError, PipelineError, PlanError,
-                SourceError, ParquetError, HeadroomError, ArgumentError, TransformError, FaultError)
+_UNEXPECTED = (OperatorError, SpecError, StateError)
+"""What a table's own record holds, which its reader did not write."""
 USAGE = """\
 usage: sluice COMMAND …
 
@@ -47,7 +38,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 
 def program() -> NoReturn:
     """Runs the whole program, as its command does."""
-    run(main, input_errors=INPUT_ERRORS)
+    run(main, unexpected=_UNEXPECTED)
 
 
 if __name__ == "__main__":

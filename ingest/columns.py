@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from sluice.etl.schema import Field
+from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
 
 _WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -16,7 +17,7 @@ _BAGS = re.compile(r"(large_)?binary|(large_)?list<(\w+: )?u?int(8|16|32|64)( no
 _GUESSED_BAG = 8.0  # ids in a bag; only for reserving memory before the first bags are seen
 
 
-class ColumnError(ValueError):
+class ColumnError(LoadingError):
     """A column that cannot be loaded: its message names the column and what would do."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.common.suggest import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
 BACKENDS = ("thread", "process")
@@ -22,7 +23,7 @@ MAX_WORKERS = 4096
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
-class KnobError(ValueError):
+class KnobError(UsageError):
     """A knob that cannot be: its message names the knob, the value and what would do."""
 
 

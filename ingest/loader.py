@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from sluice.etl.schema import Fingerprint
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.columns import Columns
+from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
 from sluice.ingest.machine import Machine
 from sluice.ingest.pipeline import Pipeline, PipelineParts
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
-class LoaderError(ValueError):
+class LoaderError(LoadingError):
     """A loader that is asked for what it cannot do: the message says what would do."""
 
 

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
 from sluice.ingest.process.child_main import load
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from sluice.ingest.stages.transform import Function
 
 
-class ArgumentError(ValueError):
+class ArgumentError(UsageError):
     """Words that say nothing: the message names the option and what would do."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.ingest.columns import Columns
+from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import BACKENDS, Knobs, Limits
 from sluice.ingest.machine import Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
@@ -38,7 +39,7 @@ PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their
 FIXED = ("read", "shuffle", "batch", "collate")
 
 
-class PipelineError(ValueError):
+class PipelineError(LoadingError):
     """A pipeline that cannot be: its message says what would do."""
 
 

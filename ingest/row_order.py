@@ -27,13 +27,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sluice.etl.common.errors import UsageError
+
 STREAMS = 8
 WINDOW_ROWS = 32768
 _EARLY = 3  # windows of an eighth, a quarter and half the size begin a stream
 LAST = ("drop", "pad")
 
 
-class PlanError(ValueError):
+class PlanError(UsageError):
     """A plan that cannot be, or a position of another one: its message names the value and what would do."""
 
 

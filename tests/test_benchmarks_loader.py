@@ -12,7 +12,7 @@ import pytest
 from benchmarks import race, shapes, shuffle
 from benchmarks.peers.peer import Peer, PeerError
 from benchmarks.peers.serve import Job
-from sluice.etl.common.program import UsageError
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.row_order import RowsPlan
 
 JOB = Job(("a.parquet",), ("I1", "label"), ("C1",), 64, "here")

@@ -21,6 +21,7 @@ import numpy as np
 from sluice.agent.controller import Controller
 from sluice.agent.costs.rates import rates
 from sluice.agent.tunable import Policy, Tunable
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 
@@ -30,7 +31,7 @@ _DRAWS = 4000
 _FIXED = ("cores", "best", "best again", "lean")
 
 
-class LiveError(ValueError):
+class LiveError(UsageError):
     """A pipeline that brought no rows: the message says with which knobs."""
 
 

@@ -24,19 +24,22 @@ from typing import Any
 
 import numpy as np
 
-from sluice.agent.evaluate.live import LiveError, contest
+from sluice.agent.evaluate.live import contest
 from sluice.agent.evaluate.live import table as live_table
 from sluice.agent.policies import POLICIES, make
 from sluice.agent.simulator.oracle import Oracle
 from sluice.agent.simulator.random_pipelines import held_out
 from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, reference, run, score
-from sluice.agent.simulator.scenario import Scenario, ScenarioError
+from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.simulator.scenario_json import load, shipped
 from sluice.agent.tunable import Reason
 from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.common.program import UsageError, say
+from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
-from sluice.ingest.knobs import KnobError, Knobs
+from sluice.etl.common.program import say
+from sluice.ingest.errors import LoadingError
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.memory.governor import MemoryLimitError
 from sluice.ingest.stats import Snapshot
 from sluice.ingest.tools.live_bench import SETUPS, TABLE
 
@@ -317,4 +320,4 @@ def _progress(done: int, of: int) -> None:
 
 
 if __name__ == "__main__":
-    program(main, input_errors=(ScenarioError, KnobError, LiveError))
+    program(main, unexpected=(LoadingError, MemoryLimitError))  # of the live pipelines

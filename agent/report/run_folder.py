@@ -21,11 +21,13 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
+from sluice.etl.common.errors import UsageError
+
 LOCK = "lock"
 FORMAT = 1
 
 
-class RunError(ValueError):
+class RunError(UsageError):
     """A run folder that cannot be used or read: its message names the path and what to do."""
 
 

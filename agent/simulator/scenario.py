@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts, memory_need
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 
 _STEP_S = 0.25  # a ramp's values change this often
 
 
-class ScenarioError(ValueError):
+class ScenarioError(UsageError):
     """A scenario that cannot be: its message starts with the path of the key."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from sluice.dlrm.checkpoint.checksums import damaged
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.etl.common.errors import UsageError
 from sluice.etl.table.census import Census
 from sluice.etl.table.table import FeatureTable, TableError
 
@@ -19,7 +20,7 @@ PICKLED = ".metadata"
 """The file that older programs wrote instead of layout.json."""
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UsageError):
     """A checkpoint that cannot be used: its message says which and what differs."""
 
 

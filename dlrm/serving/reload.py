@@ -10,19 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sluice.dlrm.checkpoint.meta import CheckpointError, chosen
-from sluice.dlrm.config import ConfigError
+from sluice.dlrm.checkpoint.meta import chosen
 from sluice.dlrm.serving.http import HttpApp, at
 from sluice.dlrm.serving.scorer import Scorer
 from sluice.dlrm.serving.served_model import Servable
-from sluice.etl.ops import OperatorError
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.fitted_state import StateError
-from sluice.etl.table.store import StoreError
-from sluice.etl.table.table import TableError
+from sluice.etl.common.errors import UsageError
 
-ERRORS = (CheckpointError, ConfigError, TableError, StateError, StoreError, SpecError, OperatorError, OSError)
-"""The errors of a damaged or missing run, table or fitted state."""
+_ERRORS = (UsageError, OSError)
+"""What can be wrong with a run, its table or its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +80,7 @@ class Reload:
         return None if found == (servable.path, servable.meta) else self._load()
 
     def _refuse(self, error: BaseException, service: HttpApp) -> None:
-        text = str(error) if isinstance(error, ERRORS) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, _ERRORS) else f"{type(error).__name__}: {error}"
         now, before = self._now(), self._failure
         again = self._failing and before is not None and before.error == text
         self._failure = replace(before, times=before.times + 1, last=now) if again and before else Failure(

@@ -11,10 +11,11 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.knobs import KnobError, nearest, parse_bytes
 
 
-class MachineError(ValueError):
+class MachineError(UsageError):
     """A machine that cannot be: its message names the figure, its value and what would do."""
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from sluice.dlrm import tables as use
 from sluice.dlrm.sharding import types
 from sluice.dlrm.sharding.machine import TrainingMachine
+from sluice.etl.common.errors import UsageError
 
 # Kernel → share of a table that lies in the accelerator's memory. The rest lies in the host's.
 # `uvm_caching` keeps a fifth of the rows, those in use, beside the processor that reads them: FBGEMM's usual share.
@@ -30,7 +31,7 @@ STATES = {"rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8), "sgd": (
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
-class PlacementError(ValueError):
+class PlacementError(UsageError):
     """Tables that cannot be placed as asked: its message names the table and what would do."""
 
 

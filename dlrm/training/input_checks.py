@@ -12,6 +12,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import torch
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.table.table import FeatureTable, TableError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _check_group(group: pq.RowGroupMetaData, where: str, sizes: Mapping[str, int
                 raise BadData(f"{where}: column {name!r} holds id {value}, outside its table of {sizes[name]} rows")
 
 
-class BadData(ValueError):
+class BadData(UsageError):
     """Data that the model cannot take: its message names the column, the value, what it may be, and where it was."""
 
 

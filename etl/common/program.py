@@ -12,12 +12,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from sluice.etl.common.errors import UsageError
+
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs
-
-
-class UsageError(ValueError):
-    """Wrong usage or input: its message says what, where, and what to do. The program ends with 2."""
 
 
 def say(text: str) -> None:
@@ -31,15 +29,16 @@ def _leave(code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, input_errors: tuple[type[Exception], ...] = (),
-        failures: tuple[type[Exception], ...] = (), argv: list[str] | None = None, at_once: bool = False) -> NoReturn:
+def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, failures: tuple[type[Exception], ...] = (),
+        unexpected: tuple[type[UsageError], ...] = (), argv: list[str] | None = None,
+        at_once: bool = False) -> NoReturn:
     """Runs `main(argv)`, prints what it returns as the last line, and exits as this module's docstring says.
 
-    `input_errors` are the room's own exceptions that mean wrong input rather than a failure; `failures` are those whose
-    message says it all, so that no traceback is shown. `at_once` leaves out the interpreter's tear-down, in which a
-    library's native threads may abort a run that is over."""
+    A `UsageError` means wrong usage or input. `unexpected` are those kinds of it that in this program tell of a failure
+    while it ran. `failures` are other exceptions whose message says it all, so that no traceback is shown. `at_once`
+    leaves out the interpreter's tear-down, in which a library's native threads may abort a run that is over."""
     try:
-        _run(main, input_errors, failures, sys.argv[1:] if argv is None else argv)
+        _run(main, failures, unexpected, sys.argv[1:] if argv is None else argv)
     except SystemExit as end:
         if not at_once:
             raise
@@ -48,8 +47,8 @@ def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, input_errors: 
         os._exit(end.code if isinstance(end.code, int) else DONE if end.code is None else FAILED)
 
 
-def _run(main: Callable[[list[str]], Mapping[str, Any] | None], input_errors: tuple[type[Exception], ...],
-         failures: tuple[type[Exception], ...], argv: list[str]) -> NoReturn:
+def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[type[Exception], ...],
+         unexpected: tuple[type[UsageError], ...], argv: list[str]) -> NoReturn:
     def interrupted(_signum: int, _frame: object) -> None:
         watchdog = threading.Timer(_GRACE_S, os._exit, (INTERRUPTED,))
         watchdog.daemon = True
@@ -64,15 +63,15 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], input_errors: tu
         say("interrupted")
         sys.stdout.flush()
         os._exit(INTERRUPTED)
-    except input_errors + (UsageError,) as error:  # noqa: RUF005  mypy follows a sum of tuples only
-        say(f"error: {error}")
-        _leave(USAGE)
     except failures as error:
         say(f"failed: {error}")
         _leave(FAILED)
     except BrokenPipeError:
         os._exit(FAILED)
     except Exception as error:
+        if isinstance(error, UsageError) and not isinstance(error, unexpected):
+            say(f"error: {error}")
+            _leave(USAGE)
         traceback.print_exc()
         say(f"failed: {type(error).__name__}: {error}")
         _leave(FAILED)

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.common.errors import UsageError
+
 SCALARS = ("text", "number", "id")
 LISTS = {"text": "texts", "number": "numbers", "id": "ids"}
 KINDS = (*SCALARS, *LISTS.values(), "row")
@@ -32,7 +34,7 @@ MAX_VALUES = 20_000_000
 collects."""
 
 
-class OperatorError(ValueError):
+class OperatorError(UsageError):
     """Parameters that cannot be: the message names the parameter and what would do."""
 
 

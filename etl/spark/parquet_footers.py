@@ -10,13 +10,15 @@ from collections.abc import Collection, Iterable, Mapping
 from multiprocessing.pool import ThreadPool
 from typing import TYPE_CHECKING, Any
 
+from sluice.etl.common.errors import UsageError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _READERS = 8
 
 
-class InputError(ValueError):
+class InputError(UsageError):
     """Input that cannot be read: its message names the path, and what is wrong."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.common.suggest import nearest
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _READABLE = {("int", "float"), ("float", "int"), ("text", "int"), ("text", "floa
 ACCEPT = "--split-moved accept"
 
 
-class SplitMoved(ValueError):
+class SplitMoved(UsageError):
     """Rows change their split, or it cannot be known whether they do: what was trained on would be tested on."""
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.common.suggest import nearest
 
 
-class SpecError(ValueError):
+class SpecError(UsageError):
     """A spec that cannot be used: its message names the file, the key's path and what would do."""
 
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import Field
 from sluice.etl.table.job_record import FileRecord
 from sluice.etl.table.profile import Profile
@@ -25,7 +26,7 @@ Each = Callable[[Callable[[str], Any], Sequence[str]], Iterable[Any]]
 """Calls a function on every path, in order: `map`, or one that spreads the calls over a cluster."""
 
 
-class CommitError(ValueError):
+class CommitError(UsageError):
     """A commit that cannot be asked for, or files that are not what the job meant to write."""
 
 

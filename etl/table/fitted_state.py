@@ -15,13 +15,14 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.table.store import TableStore
 
 _EVEN_ROWS = 1 << 20
 SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
 
 
-class StateError(ValueError):
+class StateError(UsageError):
     """Fitted state that is missing, damaged or another spec's: its message says which and what to do."""
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.ops.base import FIRST, NO_NUMBER, NULL
 from sluice.etl.schema import Field
 
@@ -24,7 +25,7 @@ _TOP = 16
 _LEAST = 1e-4  # a share below it counts as this much: an empty bin would make the index infinite
 
 
-class DriftError(ValueError):
+class DriftError(UsageError):
     """A version that differs too much from the one before; nothing of it was published."""
 
 

@@ -13,12 +13,13 @@ from urllib.parse import parse_qsl, quote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.table import local_folder
 
 _CHUNK = 8 * 2**20
 
 
-class StoreError(ValueError):
+class StoreError(UsageError):
     """A place that cannot be read or written: its message names it and says what to do."""
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import DataFile, Field, Fingerprint, Version
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
@@ -28,7 +29,7 @@ from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.verify import verify
 
 
-class TableError(ValueError):
+class TableError(UsageError):
     """A table that cannot be read: its message names the table, or the file, and what to do."""
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.knobs import format_bytes
 
 _LOOK_S, _PATIENCE_S, _PRESSURE_S = 0.05, 0.25, 1.0
@@ -27,7 +28,7 @@ _STARTS = 256  # starts differ by 1/256 of what a process holds: a minimum once 
 _PRESSED = 20.0  # per cent of the time in which something waits for memory
 
 
-class MemoryLimitError(ValueError):
+class MemoryLimitError(UsageError):
     """A memory limit below what the plan needs: its message holds the number that would do."""
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import DataFile, Field
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.knobs import nearest
@@ -34,7 +35,7 @@ Roles = Mapping[str, str | Sequence[str]]
 ["C*"]}`."""
 
 
-class ParquetError(ValueError):
+class ParquetError(UsageError):
     """Files that cannot be loaded together: the message names the file or the column, and what to do."""
 
 

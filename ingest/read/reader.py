@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.etl.schema import DataFile
+from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.decoding import Decoding, decoding_of
@@ -35,7 +36,7 @@ Work = Callable[[ReadTask, Charge], Decoded]
 MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Decoded]"]
 
 
-class SourceError(ValueError):
+class SourceError(LoadingError):
     """A file that cannot be read: its message names the file and the row group."""
 
 

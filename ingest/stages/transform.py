@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.ingest.columns import Columns
+from sluice.ingest.errors import LoadingError
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.stages.batch import Stretch, columns_of, joined, lengths_name
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
@@ -26,7 +27,7 @@ Given = Mapping[str, npt.NDArray[Any]] | None
 Function = Callable[[Any], Any]
 
 
-class TransformError(ValueError):
+class TransformError(LoadingError):
     """A user's function gave back what does not fit: the message names it, the column and the batch."""
 
 

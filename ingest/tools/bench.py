@@ -19,7 +19,8 @@ from sluice.agent.report.incidents import occasions
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime import knob_memory
 from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.common.program import UsageError, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import say
 from sluice.etl.spec import code_options
 from sluice.ingest import options as wishes
 from sluice.ingest.columns import Columns

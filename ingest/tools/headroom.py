@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.loader import Loader
 from sluice.ingest.stats import Snapshot
 
@@ -24,7 +25,7 @@ Step = Callable[[Any], object]
 Clock = Callable[[], float]
 
 
-class HeadroomError(ValueError):
+class HeadroomError(UsageError):
     """Nothing that could be measured: the message says why."""
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from sluice.agent.runtime.knob_memory import KNOBS
 from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.common.program import UsageError, say
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import say
 from sluice.etl.spec import code_options
 from sluice.ingest.loader import Loader
 from sluice.ingest.options import function_of, roles_of

@@ -17,7 +17,7 @@ from sluice.agent.simulator.physics import SimMachine, SimStage
 from sluice.agent.simulator.rollout import Rollout, reference, run
 from sluice.agent.simulator.scenario import Scenario, ScenarioError
 from sluice.agent.simulator.scenario_json import shipped
-from sluice.etl.common.program import UsageError
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.knobs import KnobError
 from sluice.ingest.tools import live_bench
 from sluice.ingest.tools.live_bench import Setup

@@ -16,7 +16,7 @@ from sluice.agent.learn.gym_env import STAGES, Tuning
 from sluice.agent.policies.learned.advantage import NEVER, SHAPES, load
 from sluice.agent.policies.learned.candidates import KINDS, STAGE_INPUTS, WHOLE_INPUTS, Candidate
 from sluice.agent.policies.learned.residual import TRIAL_S, Residual
-from sluice.etl.common.program import UsageError
+from sluice.etl.common.errors import UsageError
 
 
 def test_the_environment_keeps_the_rules():

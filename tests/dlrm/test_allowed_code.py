@@ -22,7 +22,6 @@ from sluice.etl.spec import code_options
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.__main__ import INPUT_ERRORS
 from sluice.ingest.__main__ import main as ingest_main
 from sluice.ingest.loader import Loader
 from tests.dlrm import clicks_table
@@ -84,9 +83,9 @@ def ran(hostile, monkeypatch) -> Callable[[], bool]:
     return (hostile / "mark").exists
 
 
-def ended(main: Callable[[list[str]], Any], errors: tuple[type[Exception], ...], *words: object) -> int:
+def ended(main: Callable[[list[str]], Any], *words: object) -> int:
     with pytest.raises(SystemExit) as end:
-        run(main, argv=[str(word) for word in words], input_errors=errors)
+        run(main, argv=[str(word) for word in words])
     return int(end.value.code or 0)
 
 
@@ -94,25 +93,25 @@ def ended(main: Callable[[list[str]], Any], errors: tuple[type[Exception], ...],
                             "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
 def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys, tmp_path):
     table, trained = hostile / "table", hostile / "run"
-    etl_main, nothing = __main__.main, (ValueError,)
-    assert ended(etl_main, nothing, "show", table, "--json", "--html", tmp_path / "t.html") == 0
-    assert ended(etl_main, nothing, "check", table) == 0
+    etl_main = __main__.main
+    assert ended(etl_main, "show", table, "--json", "--html", tmp_path / "t.html") == 0
+    assert ended(etl_main, "check", table) == 0
     short = ("--batch-size", 64, "--seconds", 0.05)
-    assert ended(ingest_main, INPUT_ERRORS, "bench", table, *short, "--run", tmp_path / "bench") == 0
-    assert ended(ingest_main, INPUT_ERRORS, "headroom", table, *short, "--step-ms", 1) == 0
-    assert ended(ingest_main, INPUT_ERRORS, "doctor", table) in (0, 1)
-    assert ended(plan.main, nothing, "--data", table) == 0
-    assert ended(train.main, nothing, "--data", table, "--run-dir", tmp_path / "new", "--check", "--batch-size",
+    assert ended(ingest_main, "bench", table, *short, "--run", tmp_path / "bench") == 0
+    assert ended(ingest_main, "headroom", table, *short, "--step-ms", 1) == 0
+    assert ended(ingest_main, "doctor", table) in (0, 1)
+    assert ended(plan.main, "--data", table) == 0
+    assert ended(train.main, "--data", table, "--run-dir", tmp_path / "new", "--check", "--batch-size",
                  64) == 0
-    assert ended(evaluate.main, nothing, "--run-dir", trained, "--data", table) == 0
-    assert ended(export.main, nothing, trained, "--out", tmp_path / "export") == 0
-    assert ended(train.main, nothing, "--run-dir", trained, "--resume", "--epochs", 2, "--check") == 0
+    assert ended(evaluate.main, "--run-dir", trained, "--data", table) == 0
+    assert ended(export.main, trained, "--out", tmp_path / "export") == 0
+    assert ended(train.main, "--run-dir", trained, "--resume", "--epochs", 2, "--check") == 0
     with Loader(table, batch_size=64) as loader:
         next(iter(loader))
         loader.operators.others()
     assert not ran()
     capsys.readouterr()
-    assert ended(serve.main, nothing, trained, "--port", 0) == 2
+    assert ended(serve.main, trained, "--port", 0) == 2
     said = capsys.readouterr().err
     assert f"column 'I1': the spec of {table}, version 0 names the function '{MODULE}:halved'" in said
     assert f"--allow-code {MODULE}" in said
@@ -129,7 +128,7 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
         for main, words in ((train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
                             (evaluate.main, ("--run-dir", other)), (export.main, (other,)),
                             (serve.main, (other, "--port", 0))):
-            assert ended(main, nothing, *words) == 2
+            assert ended(main, *words) == 2
         assert f"'{key}'" in capsys.readouterr().err
     assert not ran()
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from sluice.dlrm import cli as options
 from sluice.dlrm.config import Config
-from sluice.dlrm.train import INPUT_ERRORS
 from sluice.dlrm.training import loaders, signals
 from sluice.dlrm.training.signals import StopSignals
+from sluice.etl.common.errors import UsageError
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.options import RunOptions
@@ -46,7 +46,7 @@ def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
     (["--inject", "kil-worker@3s"], "did you mean 'kill-worker'"), (["--cache-limit", "0"], "0 bytes hold nothing"),
     (["--max-quarantined-rate", "2"], "--max-quarantined-rate: max_rate: 2.0 is not a share")])
 def test_what_cannot_be_is_wrong_usage(words, message):
-    with pytest.raises(INPUT_ERRORS, match=message):
+    with pytest.raises(UsageError, match=message):
         options.fresh(said(*words), version=0)
 
 

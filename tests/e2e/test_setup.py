@@ -77,7 +77,7 @@ def test_a_second_call_does_nothing(machine):
     python = machine / ".venv/bin/python"
     python.write_text("#!/bin/bash\necho called >> calls\n")
     python.chmod(0o755)
-    of = "requirements.lock requirements-dev.lock pyproject.toml .ci/setup"
+    of = "requirements.lock requirements-dev.lock pyproject.toml setup.py .ci/setup"
     key = subprocess.run(f"cat {of} | sha256sum | cut -c1-16",
                          shell=True, cwd=machine, capture_output=True, text=True, check=True).stdout
     (machine / ".venv/.stamp").write_text(key)
