@@ -8,14 +8,11 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from sluice.agent.evaluate import simulated
-from sluice.agent.evaluate.live import LiveError
 from sluice.agent.learn import train
 from sluice.agent.report import narrative, page
 from sluice.agent.report.run_folder import Run
 from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.program import run, say
-from sluice.ingest.errors import LoadingError
-from sluice.ingest.memory.governor import MemoryLimitError
 
 
 def main(argv: list[str]) -> Mapping[str, Any]:
@@ -61,7 +58,7 @@ def _figures(path: str) -> dict[str, Any]:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, unexpected=(LiveError, LoadingError, MemoryLimitError))  # of the live pipelines
+    run(main)
 
 
 if __name__ == "__main__":

@@ -19,25 +19,11 @@ from sluice.dlrm.checkpoint.meta import chosen
 from sluice.dlrm.config import Config
 from sluice.dlrm.follow.versions import seen_in
 from sluice.dlrm.liveness.rank_exit import RankExit, with_torchrun
-from sluice.dlrm.sharding.machine import MachineError
 from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.program import run, say
-from sluice.etl.ops import OperatorError
 from sluice.etl.spec import code_options
-from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.census import TRAIN
-from sluice.etl.table.fitted_state import StateError
-from sluice.etl.table.store import StoreError
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.errors import LoadingError
-from sluice.ingest.faults.faults import FaultError
-from sluice.ingest.knobs import KnobError
-from sluice.ingest.memory.governor import MemoryLimitError
-from sluice.ingest.options import ArgumentError
-
-_UNEXPECTED = (ArgumentError, FaultError, KnobError, LoadingError, MachineError, MemoryLimitError, OperatorError,
-               SpecError, StateError, StoreError)
-"""What a run folder or a table holds wrongly, or what may end the reading in its middle: a failure."""
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:
@@ -98,7 +84,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, unexpected=_UNEXPECTED, at_once=True)  # as dlrm.train
+    run(main, at_once=True)  # as dlrm.train
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.program import run, say
 from sluice.etl.spec import code_options
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.faults.faults import FaultError
-from sluice.ingest.options import ArgumentError
 
 NOT_EXPORTED = {
     "embedding tables": "they are sharded, and too large for one program: look rows up where they are kept, and hand "
@@ -86,7 +84,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, unexpected=(ArgumentError, FaultError))  # of the run's settings, which nobody gives here
+    run(main)
 
 
 if __name__ == "__main__":

@@ -39,12 +39,7 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.spec import code_options
 from sluice.etl.table.pins import Hold
-from sluice.ingest.errors import LoadingError
-from sluice.ingest.faults.faults import FaultError
 from sluice.ingest.knobs import format_bytes, parse_bytes
-from sluice.ingest.memory.governor import MemoryLimitError
-from sluice.ingest.options import ArgumentError
-from sluice.ingest.row_order import PlanError
 
 _SWITCH_S = 1e-4
 """The longest time for which a large batch, in its thread, keeps the interpreter's lock from the event loop."""
@@ -52,8 +47,6 @@ _ACCEPTED = 256
 """How many connections are accepted before one that they push out is closed."""
 _FILES = _ACCEPTED + 256
 """Files that the process needs beside the open connections."""
-_UNEXPECTED = (ArgumentError, FaultError, LoadingError, MemoryLimitError, PlanError)
-"""What the run's settings hold wrongly, or what the comparison with float32 tables meets: a failure."""
 
 
 def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
@@ -143,9 +136,7 @@ def _serve(args: argparse.Namespace, limits: ServerLimits, listener: socket.sock
         first, pace = load()
         servable = first.servable
         say(_tables(servable, args.measure_rows))
-    except _UNEXPECTED:
-        raise
-    except (UsageError, OSError) as error:
+    except OSError as error:
         raise UsageError(str(error)) from None
 
     follow = Reload(args.run, lambda: load()[0], every_s=args.reload_every, say=say,
@@ -235,7 +226,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 def program() -> NoReturn:
     """The whole program, as its command runs it."""
-    run(main, unexpected=_UNEXPECTED)
+    run(main)
 
 
 if __name__ == "__main__":

@@ -35,19 +35,13 @@ from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.liveness.rank_exit import RankExit, with_torchrun
-from sluice.dlrm.sharding.machine import MachineError
 from sluice.dlrm.tables import spread_out
 from sluice.dlrm.training.input_checks import check_files, find
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import FAILED, INTERRUPTED, USAGE, run, say
-from sluice.etl.ops import OperatorError
 from sluice.etl.spec import code_options
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.pins import Hold
-from sluice.etl.table.store import StoreError
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 
@@ -58,10 +52,6 @@ if TYPE_CHECKING:
     from sluice.dlrm.telemetry.prometheus import Endpoint
     from sluice.dlrm.training.signals import StopSignals
     from sluice.dlrm.training.trainer import TrainingOutcome
-
-_UNEXPECTED = (LoadingError, MachineError, OperatorError, SpecError, StateError, StoreError)
-"""What may also end a run long after its start: a failure."""
-
 
 class Elsewhere(RuntimeError):
     """Another rank ended, and said why."""
@@ -81,7 +71,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         os._exit(INTERRUPTED)  # the one line printed is enough
     except Exception as error:
         ending.mine()
-        wrong_input = isinstance(error, UsageError) and not isinstance(error, _UNEXPECTED)
+        wrong_input = isinstance(error, UsageError)
         if first:  # it says it for all
             if not wrong_input and not isinstance(error, Elsewhere):
                 traceback.print_exc()

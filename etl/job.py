@@ -144,12 +144,11 @@ def program() -> NoReturn:
               "--conf spark.pyspark.python=.venv/bin/python", file=sys.stderr)
         sys.exit(2)
     from sluice.etl.common.program import run
-    from sluice.etl.ops import OperatorError
     from sluice.etl.spark.errors import SparkFailure
     from sluice.etl.table.commit import CommitConflict
 
     # What the spec says wrongly of an operator is a SpecError; the others come from a function while it works.
-    run(main, failures=(SparkFailure, CommitConflict), unexpected=(OperatorError,))
+    run(main, failures=(SparkFailure, CommitConflict))
 
 
 if __name__ == "__main__":

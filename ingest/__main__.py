@@ -7,15 +7,10 @@ from typing import Any, NoReturn
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run
-from sluice.etl.ops import OperatorError
-from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.fitted_state import StateError
 from sluice.ingest.knobs import nearest
 from sluice.ingest.tools import bench, doctor, headroom_cli
 
 COMMANDS = {"bench": bench.main, "doctor": doctor.main, "headroom": headroom_cli.main}
-_UNEXPECTED = (OperatorError, SpecError, StateError)
-"""What a table's own record holds, which its reader did not write."""
 USAGE = """\
 usage: sluice COMMAND …
 
@@ -38,7 +33,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
 
 def program() -> NoReturn:
     """Runs the whole program, as its command does."""
-    run(main, unexpected=_UNEXPECTED)
+    run(main)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,7 @@ from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
-from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.memory.governor import MemoryLimitError
 from sluice.ingest.stats import Snapshot
 from sluice.ingest.tools.live_bench import SETUPS, TABLE
 
@@ -320,4 +318,4 @@ def _progress(done: int, of: int) -> None:
 
 
 if __name__ == "__main__":
-    program(main, unexpected=(LoadingError, MemoryLimitError))  # of the live pipelines
+    program(main)

@@ -29,12 +29,10 @@ from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.optimum import best_knobs
 from sluice.agent.simulator.physics import steady
 from sluice.agent.simulator.random_pipelines import training
-from sluice.agent.simulator.scenario import ScenarioError
 from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
-from sluice.ingest.knobs import KnobError
 
 _EPISODE = 60
 _DISCOUNT = 0.8
@@ -223,4 +221,4 @@ def _intune(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    program(main, unexpected=(KnobError, ScenarioError))  # of pipelines that it made up itself
+    program(main)

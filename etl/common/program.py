@@ -30,15 +30,14 @@ def _leave(code: int) -> NoReturn:
 
 
 def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, failures: tuple[type[Exception], ...] = (),
-        unexpected: tuple[type[UsageError], ...] = (), argv: list[str] | None = None,
-        at_once: bool = False) -> NoReturn:
+        argv: list[str] | None = None, at_once: bool = False) -> NoReturn:
     """Runs `main(argv)`, prints what it returns as the last line, and exits as this module's docstring says.
 
-    A `UsageError` means wrong usage or input. `unexpected` are those kinds of it that in this program tell of a failure
-    while it ran. `failures` are other exceptions whose message says it all, so that no traceback is shown. `at_once`
-    leaves out the interpreter's tear-down, in which a library's native threads may abort a run that is over."""
+    A `UsageError` means wrong usage or input. `failures` are other exceptions whose message says it all, so that no
+    traceback is shown. `at_once` leaves out the interpreter's tear-down, in which a library's native threads may abort
+    a run that is over."""
     try:
-        _run(main, failures, unexpected, sys.argv[1:] if argv is None else argv)
+        _run(main, failures, sys.argv[1:] if argv is None else argv)
     except SystemExit as end:
         if not at_once:
             raise
@@ -48,7 +47,7 @@ def run(main: Callable[[list[str]], Mapping[str, Any] | None], *, failures: tupl
 
 
 def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[type[Exception], ...],
-         unexpected: tuple[type[UsageError], ...], argv: list[str]) -> NoReturn:
+         argv: list[str]) -> NoReturn:
     def interrupted(_signum: int, _frame: object) -> None:
         watchdog = threading.Timer(_GRACE_S, os._exit, (INTERRUPTED,))
         watchdog.daemon = True
@@ -69,7 +68,7 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[
     except BrokenPipeError:
         os._exit(FAILED)
     except Exception as error:
-        if isinstance(error, UsageError) and not isinstance(error, unexpected):
+        if isinstance(error, UsageError):
             say(f"error: {error}")
             _leave(USAGE)
         traceback.print_exc()
