@@ -180,7 +180,8 @@ class Config:
     """File that gets the best knobs; empty: none."""
     registry: str | None = None
     """Folder or URI where settled knobs are kept; empty: the user's cache; None: nowhere."""
-    reader: str = "petastorm"
+    reader: str = "auto"
+    """Who decodes: `petastorm`, `arrow`, or `auto`, which is petastorm where it is installed."""
     conditions: RunOptions = field(default_factory=RunOptions)
     """What becomes of rows that fail, where remote files are kept, and faults on purpose."""
     memory_limit: int | None = None

@@ -38,6 +38,7 @@ from sluice.dlrm.liveness.rank_exit import RankExit, with_torchrun
 from sluice.dlrm.sharding.types import PlacementError
 from sluice.dlrm.tables import spread_out
 from sluice.dlrm.training.input_checks import BadData, check_files, find
+from sluice.etl.common.extras import advice
 from sluice.etl.common.program import FAILED, INTERRUPTED, USAGE, UsageError, run, say
 from sluice.etl.spec import code_options
 from sluice.etl.spec.row_identity import SplitMoved
@@ -80,12 +81,13 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         os._exit(INTERRUPTED)  # one line is enough
     except Exception as error:
         ending.mine()
-        wrong_input = isinstance(error, INPUT_ERRORS)
+        missing = advice(error, "train")
+        wrong_input = bool(missing) or isinstance(error, INPUT_ERRORS)
         if first:  # it says it for all
             if not wrong_input and not isinstance(error, Elsewhere):
                 traceback.print_exc()
-            say(f"error: {error}")
-            print(json.dumps({"error": str(error)}), flush=True)
+            say(f"error: {missing or error}")
+            print(json.dumps({"error": missing or str(error)}), flush=True)
         raise SystemExit(USAGE if wrong_input else FAILED) from None
 
 

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from sluice.etl.common.extras import advice
+
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs
 
@@ -73,6 +75,9 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], input_errors: tu
     except BrokenPipeError:
         os._exit(FAILED)
     except Exception as error:
+        if missing := advice(error, main.__module__.rpartition(".")[2]):
+            say(f"error: {missing}")
+            _leave(USAGE)
         traceback.print_exc()
         say(f"failed: {type(error).__name__}: {error}")
         _leave(FAILED)

@@ -15,8 +15,6 @@ from functools import cached_property
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from sluice.etl.schema import DataFile, Field, Fingerprint, Version
 from sluice.etl.spec.permission import NOTHING, Permission
@@ -56,6 +54,9 @@ class FeatureTable:
     def open(cls, uri: str | os.PathLike[str], version: int | None = None, *,
              allow_code: Permission | Iterable[str] = ()) -> FeatureTable:
         """Nothing that the table names is imported, but functions of the modules `allow_code` where they must run."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
         try:
             store = TableStore(uri)
             delta = DeltaTable(**store.delta, version=version)
@@ -136,6 +137,8 @@ class FeatureTable:
 
     def _every_version(self) -> tuple[Version, ...]:
         """Newest first. Delta numbers them from the version that is open, so that has to be the newest."""
+        from deltalake import DeltaTable
+
         store = TableStore(self.uri)
         versions = []
         for entry in DeltaTable(**store.delta).history():
