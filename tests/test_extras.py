@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -16,6 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from sluice.etl.common.extras import EXTRAS, OF_VERBS
 
 # What is installed without resolving, for the reasons in docs/decisions/0001-dependencies.md.
 STANDS_FOR = {"fbgemm-gpu": "fbgemm-gpu-cpu"}  # torchrec names the GPU build; the CPU build serves as well
@@ -148,6 +151,21 @@ def files(tmp_path):
         pq.write_table(pa.table({"label": np.arange(rows, dtype=np.int8) % 2, "d": np.ones(rows, np.float32),
                                  "c": np.arange(rows, dtype=np.int32)}), folder / f"{number}.parquet")
     return folder
+
+
+def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked):
+    """Also what is imported late: a program that misses it names the extra."""
+    found = set()
+    for path in (unpacked / "sluice").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    base = {Requirement(line).name for line in ours.requires or () if "extra ==" not in line}
+    assert base == {"numpy", "numba", "pyarrow", "torch"}
+    assert found - {*sys.stdlib_module_names, "sluice"} <= base | EXTRAS.keys()
+    assert {*EXTRAS.values(), *OF_VERBS.values()} <= set(ours.metadata.get_all("Provides-Extra") or ())
 
 
 LOAD = """
