@@ -147,7 +147,7 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
         "(default: what the machine leaves)")
     add("--missing", choices=MISSING, help="dense features that are no finite numbers: an error, or counted and 0 "
         f"(default: {of['missing']})")
-    add("--reader", choices=("petastorm", "arrow"), help=f"(default: {of['reader']})")
+    add("--reader", choices=("auto", "petastorm", "arrow"), help=f"(default: {of['reader']})")
     wishes.add_options(parser.add_argument_group("errors, stores and faults"))
     code_options.add_options(parser.add_argument_group("code that the table's spec names"))
     return parser.parse_args(argv)

@@ -182,7 +182,8 @@ class Config:
     """The file that the best knobs are written to; empty: none."""
     registry: str | None = None
     """The folder or URI where settled knobs are kept; empty: the user's cache; None: nowhere."""
-    reader: str = "petastorm"
+    reader: str = "auto"
+    """Who decodes: `petastorm`, `arrow`, or `auto`, which is petastorm where it is installed."""
     conditions: RunOptions = field(default_factory=RunOptions)
     """What is done about rows that fail, where remote files are kept, and which faults are injected."""
     memory_limit: int | None = None

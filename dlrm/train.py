@@ -38,6 +38,7 @@ from sluice.dlrm.liveness.rank_exit import RankExit, with_torchrun
 from sluice.dlrm.tables import spread_out
 from sluice.dlrm.training.input_checks import check_files, find
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.extras import advice
 from sluice.etl.common.program import FAILED, INTERRUPTED, USAGE, run, say
 from sluice.etl.spec import code_options
 from sluice.etl.table.pins import Hold
@@ -71,12 +72,13 @@ def main(argv: list[str]) -> dict[str, Any] | None:
         os._exit(INTERRUPTED)  # the one line printed is enough
     except Exception as error:
         ending.mine()
-        wrong_input = isinstance(error, UsageError)
+        missing = advice(error, "train")
+        wrong_input = bool(missing) or isinstance(error, UsageError)
         if first:  # it says it for all
             if not wrong_input and not isinstance(error, Elsewhere):
                 traceback.print_exc()
-            say(f"error: {error}")
-            print(json.dumps({"error": str(error)}), flush=True)
+            say(f"error: {missing or error}")
+            print(json.dumps({"error": missing or str(error)}), flush=True)
         raise SystemExit(USAGE if wrong_input else FAILED) from None
 
 

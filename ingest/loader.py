@@ -72,7 +72,7 @@ class Loader(IterableDataset[Batch]):
                  rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1, knobs: Knobs | None = None,
                  shuffle: bool = True,
                  streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
-                 memory_limit: int | None = None, reader: str = "petastorm",
+                 memory_limit: int | None = None, reader: str | None = None,
                  transforms: Sequence[Transform | tuple[str, Function | str]] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None, errors: ErrorPolicy | None = None,
                  quarantine: str | os.PathLike[str] = "quarantine.jsonl", files: FileOpener | None = None,
@@ -86,7 +86,9 @@ class Loader(IterableDataset[Batch]):
         machine's. `errors` says what happens to rows that fail (default: the run stops); those set aside are listed in
         the file `quarantine`. `files` opens remote files with other retries, or a cache; it is closed with the loader.
         `before_read` runs in the reader before each row group: it imitates a store's latency. `allow_code` names the
-        modules whose functions a table's spec may have imported when they must run (`sluice.etl.spec.permission`)."""
+        modules whose functions a table's spec may have imported when they must run (`sluice.etl.spec.permission`).
+        `reader` is `petastorm` or `arrow`; None takes Petastorm where it is installed, and Arrow elsewhere, which gives
+        the same rows."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,6 +106,8 @@ class Machine:
     def cpu_used_s(self) -> float:
         """The processor time of this process and its descendants, including those that have ended and were waited
         for."""
+        if self._without_proc():
+            return sum(os.times()[:4])  # descendants count once they were waited for
         return sum(self._cpu_of(pid) for pid in self.tree()) / self._ticks
 
     def cores_idle_s(self) -> float | None:
@@ -143,7 +147,11 @@ class Machine:
         for line in (self._text("proc/meminfo") or "").splitlines():
             if line.startswith("MemTotal:"):
                 return int(line.split()[1]) * 1024
-        return _UNLIMITED
+        return self._page * os.sysconf("SC_PHYS_PAGES") if self._without_proc() else _UNLIMITED
+
+    def _without_proc(self) -> bool:
+        """No such files, as on macOS: what the standard library tells of the machine and of this process stands in."""
+        return self._pid == os.getpid() and not (self._root / "proc").is_dir()
 
     def _groups(self, controller: str) -> Iterator[Groups]:
         """The process's own groups, found by its /proc/PID/cgroup and the mounts, version 2 and version 1."""
@@ -207,6 +215,9 @@ class Machine:
                 yield self._memory_of(self._pid, alone=True) + max(0, left)
 
     def _memory_of(self, pid: int, alone: bool) -> int:
+        if self._without_proc():
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the highest so far: never too little
+            return most if sys.platform == "darwin" else 1024 * most
         # The roll-up divides shared pages between their users; it costs a walk over the page tables, so only a tree
         # of several processes pays for it.
         if not alone:

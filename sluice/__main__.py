@@ -53,7 +53,16 @@ def main() -> None:
         raise SystemExit(2)
     module, first, _ = VERBS[words[0]]
     sys.argv[1:] = [*([first] if first else []), *words[1:]]
-    import_module(module).program()
+    from sluice.etl.common.extras import advice
+
+    try:
+        program = import_module(module).program
+    except ModuleNotFoundError as error:
+        if not (missing := advice(error, words[0])):
+            raise
+        print(f"error: {missing}", file=sys.stderr)
+        raise SystemExit(2) from None
+    program()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -96,3 +98,16 @@ def nothing_left_behind(request: pytest.FixtureRequest):
 @pytest.fixture(scope="session")
 def repo() -> Path:
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built once for all tests."""
+    out = tmp_path_factory.mktemp("wheel")
+    copy = out / "checkout"
+    copy.mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "sluice", "etl", "ingest", "agent", "dlrm"):
+        (copy / name).symlink_to(repo / name)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w",
+                    out, copy], check=True, capture_output=True, text=True)
+    return next(out.glob("*.whl"))

@@ -25,18 +25,6 @@ def run(code: str, folder: Path, path: Path = ROOT) -> str:
     return done.stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
-    copy = out / "checkout"
-    copy.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "sluice", *ROOMS):
-        (copy / name).symlink_to(ROOT / name)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w",
-                    out, copy], check=True, capture_output=True, text=True)
-    return next(out.glob("*.whl"))
-
-
 def test_the_wheel_installs_nothing_but_sluice(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"sluice"}
@@ -65,7 +53,7 @@ def test_a_checkout_works_beside_a_users_own_folders(tmp_path):
     assert Path(found) == ROOT / "agent" / "controller.py"
 
 
-@pytest.mark.parametrize("command", ["dlrm.plan", "dlrm.train", "ingest", "agent", "etl", "etl.job", "sluice train"])
+@pytest.mark.parametrize("command", ["dlrm.train", "ingest", "etl.job", "sluice train"])
 def test_no_module_comes_twice_under_two_names(command):
     module, *words = command.split()
     code = (f"import json, os, runpy, sys\nos._exit = sys.exit\nsys.argv = {['x', *words, '--help']!r}\n"

@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -48,10 +49,12 @@ def _import() -> None:
     """Imports all that a trainer needs. This starts no GPU: that is left to the trainer."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # libraries ask for one while they are imported
     for name in _LATE:
-        import_module(name)
+        with suppress(ModuleNotFoundError):  # a trial that needs it says which extra holds it
+            import_module(name)
     from sluice.ingest.read import petastorm_compat
 
-    petastorm_compat.install()
+    with suppress(ModuleNotFoundError):  # without it, trials read by Arrow
+        petastorm_compat.install()
 
 
 def _train(asked: dict[str, Any]) -> NoReturn:

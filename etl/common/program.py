@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.extras import advice
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 _GRACE_S = 1.5  # an interrupt is answered within two seconds, whatever still hangs
@@ -68,6 +69,9 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[
     except BrokenPipeError:
         os._exit(FAILED)
     except Exception as error:
+        if missing := advice(error, main.__module__.rpartition(".")[2]):
+            say(f"error: {missing}")
+            _leave(USAGE)
         if isinstance(error, UsageError):
             say(f"error: {error}")
             _leave(USAGE)

@@ -15,8 +15,6 @@ from functools import cached_property
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import DataFile, Field, Fingerprint, Version
@@ -58,6 +56,9 @@ class FeatureTable:
              allow_code: Permission | Iterable[str] = ()) -> FeatureTable:
         """Opens a version. Nothing that the table names is imported, except functions of the modules `allow_code` when
         they must run."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
         try:
             store = TableStore(uri)
             delta = DeltaTable(**store.delta, version=version)
@@ -139,6 +140,8 @@ class FeatureTable:
     def _every_version(self) -> tuple[Version, ...]:
         """All versions, newest first. Delta numbers them from the version that is open, so that has to be the
         newest."""
+        from deltalake import DeltaTable
+
         store = TableStore(self.uri)
         versions = []
         for entry in DeltaTable(**store.delta).history():

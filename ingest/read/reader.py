@@ -7,10 +7,12 @@ Both decode with `RowGroupReader` and run in the pool that the pipeline makes; t
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -318,17 +320,45 @@ class PetastormSource:
 
 
 READERS: dict[str, Callable[[RowGroupReader], RowGroupSource]] = {"petastorm": PetastormSource, "arrow": ArrowSource}
+AUTO = "auto"
+"""Petastorm where it is installed, else Arrow."""
 
 
-def source_of(reader: str, groups: RowGroupReader) -> RowGroupSource:
-    """Returns the source that a user names."""
+_told: set[str] = set()
+
+
+def reader_of(wanted: str | None) -> str:
+    """The reader that is asked for. Without a wish it is Petastorm, and Arrow where that is not installed, which is
+    said once."""
+    if wanted not in (None, AUTO):
+        return str(wanted)
+    if _is_there("petastorm"):
+        return "petastorm"
+    if not _told:
+        _told.add("arrow")
+        print("sluice: row groups are read by the plain Arrow reader, as petastorm is not installed; the rows and "
+              "their order are the same", file=sys.stderr, flush=True)
+    return "arrow"
+
+
+def _is_there(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def source_of(reader: str | None, groups: RowGroupReader) -> RowGroupSource:
+    """The source that a user names, or (None, `auto`) the best that is installed."""
+    reader = reader_of(reader)
     if reader not in READERS:
         raise SourceError(f"reader {reader!r} is none of {', '.join(READERS)}")
     try:
         return READERS[reader](groups)
     except ModuleNotFoundError as error:
-        raise SourceError(f"reader {reader!r} needs {error.name}, which is not installed: install the extra "
-                          "sluice[petastorm], or take reader='arrow', which gives the same rows") from None
+        raise SourceError(f"reader {reader!r} needs {error.name}, which is not installed: "
+                          "pip install \"sluice[petastorm]\", or take reader='arrow', which gives the same rows"
+                          ) from None
 
 
 class _Results:

@@ -29,7 +29,7 @@ from sluice.ingest.loader import Loader
 from sluice.ingest.options import function_of, roles_of
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import table_of
-from sluice.ingest.read.reader import READERS, RowGroupReader, RowGroupSource, source_of
+from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, RowGroupSource, reader_of, source_of
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.transform import Transform
 from sluice.ingest.tools.decode_limit import decode_rows_per_s
@@ -153,7 +153,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=8192, help="rows of a batch (default %(default)s)")
     add("--seconds", type=float, default=10.0, help="how long to load, from the first batch on (default %(default)s)")
     add("--split", default="train", help="which part of the table (default %(default)s)")
-    add("--reader", choices=READERS, default="petastorm", help="who decodes (default %(default)s)")
+    add("--reader", choices=(AUTO, *READERS), default=AUTO,
+        help="who decodes (default: petastorm where it is installed, else arrow)")
     add("--tuning", default="fixed", metavar="POLICY",
         help="who turns the knobs: " + ", ".join(sorted(policies.POLICIES)) + " (default %(default)s, as a setting is "
         "measured unless more is asked for; training has auto)")
@@ -184,6 +185,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
         raise UsageError(f"--seconds {arguments.seconds}: give a positive number")
     if arguments.step_ms < 0 or arguments.store_latency_ms < 0:
         raise UsageError("--step-ms and --store-latency-ms are not below 0")
+    arguments.reader = reader_of(arguments.reader)
     policy = policies.make(arguments.tuning)
     conditions = RunConditions(arguments.table, wishes.RunOptions.of(arguments), arguments.quarantine)
     table = table_of(conditions.table, roles_of(arguments.roles), code_options.given(arguments))

@@ -171,3 +171,18 @@ def test_a_core_taken_away_is_seen_at_the_next_look():
     finally:
         os.sched_setaffinity(0, allowed)
     assert machine.cores() <= len(allowed)
+
+
+def test_without_proc_the_standard_library_tells_enough(tmp_path):
+    """As on macOS: nothing raises, and what is told can be reckoned with."""
+    machine, ours = Machine(tmp_path), Machine()
+    assert machine.cores() == os.cpu_count()
+    assert machine.memory_limit() == pytest.approx(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    assert machine.memory_limit(GIB) == GIB
+    assert 10 * 2**20 < machine.memory_own() == machine.memory_used() < machine.memory_limit()
+    before = machine.cpu_used_s()
+    sum(range(2_000_000))
+    assert before < machine.cpu_used_s() < ours.cpu_used_s() + 60
+    assert machine.tree() == [os.getpid()]
+    assert machine.model() == "unknown"
+    assert (machine.memory_group(), machine.memory_pressure(), machine.cores_idle_s()) == (None, 0.0, None)

@@ -1,0 +1,28 @@
+"""Which extra of `sluice` brings an optional package: for the one sentence that a program says where it is missing."""
+
+from __future__ import annotations
+
+EXTRAS = {
+    "deltalake": "table",
+    "petastorm": "petastorm", "fsspec": "petastorm", "six": "petastorm", "future": "petastorm", "dill": "petastorm",
+    "diskcache": "petastorm", "zmq": "petastorm", "psutil": "petastorm", "pandas": "petastorm",
+    "pyspark": "etl", "py4j": "etl",
+    "safetensors": "tuning",
+    "optuna": "policies", "scipy": "policies", "gymnasium": "policies",
+    "torchrec": "trainer", "fbgemm_gpu": "trainer", "tensorboardX": "trainer", "prometheus_client": "trainer",
+    "starlette": "serve", "uvicorn": "serve", "h11": "serve",
+    "rich": "live",
+}
+"""A package, by the name that it is imported by, and the least extra that holds it."""
+OF_VERBS = {"train": "trainer", "evaluate": "trainer", "export": "trainer", "serve": "serve", "search": "search"}
+"""A verb that needs more than one package, and the extra that holds all that it imports."""
+
+
+def advice(error: Exception, verb: str = "") -> str:
+    """One sentence that names the package and the extra; empty for any other error."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package not in EXTRAS:
+        return ""
+    what = f"`sluice {verb}`" if verb in OF_VERBS else "this"
+    extra = OF_VERBS.get(verb, EXTRAS[package])
+    return f'{what} needs {package}, which is not installed: pip install "sluice[{extra}]"'

@@ -1,0 +1,282 @@
+"""Every extra holds what its programs import: a built wheel, beside exactly the distributions that the extra brings."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sluice.etl.common.extras import EXTRAS, OF_VERBS
+
+# What is installed without resolving, for the reasons in docs/decisions/0001-dependencies.md.
+STANDS_FOR = {"fbgemm-gpu": "fbgemm-gpu-cpu"}  # torchrec names the GPU build; the CPU build serves as well
+NOT_TAKEN = {("petastorm", "setuptools"),  # it pins setuptools<70, as it only wants distutils; torch needs a newer one
+             ("petastorm", "pyspark")}  # its Reader imports no Spark; only its converters and writers do
+
+PRELUDE = """
+import contextlib, io, os, sys
+from importlib import import_module
+from sluice.__main__ import main
+
+given = sys.argv[1:]
+leave, os._exit = os._exit, sys.exit  # the trainer ends its process at once, and here others are to follow
+
+def called(*words):
+    '''A verb's exit code, standard output and standard error.'''
+    out, err = io.StringIO(), io.StringIO()
+    sys.argv = ["sluice", *map(str, words)]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+    return code, out.getvalue(), err.getvalue()
+
+def helps(*verbs):
+    for verb in verbs:
+        code, out, err = called(verb, "--help")
+        assert code == 0 and "usage: sluice" in out, (verb, code, out, err)
+
+def refused(extra, *words):
+    '''One sentence, and no traceback.'''
+    code, out, err = called(*words)
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert code == 2 and len(lines) == 1 and f'pip install "sluice[{extra}]"' in lines[0], (words, code, out, err)
+
+def imports(*names):
+    for name in names:
+        import_module(name)
+
+def absent(*names):
+    for name in names:
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            continue
+        raise AssertionError(f"{name} can be imported")
+"""
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(unpacked) -> metadata.Distribution:
+    return next(iter(metadata.distributions(name="sluice", path=[str(unpacked)])))
+
+
+def closure(ours: metadata.Distribution, extra: str) -> dict[str, metadata.Distribution]:
+    """The distributions that the wheel needs with this extra, each in a version that is asked for."""
+    found: dict[str, metadata.Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    ahead: list[tuple[metadata.Distribution, str]] = [(ours, ""), (ours, extra)]
+    while ahead:
+        having, its_extra = ahead.pop()
+        name = canonicalize_name(having.metadata["Name"])
+        if (name, its_extra) in seen:
+            continue
+        seen.add((name, its_extra))
+        for line in having.requires or ():
+            wanted = Requirement(line)
+            other = canonicalize_name(wanted.name)
+            if (name, other) in NOT_TAKEN or (wanted.marker and not wanted.marker.evaluate({"extra": its_extra})):
+                continue
+            if other == "sluice":
+                ahead += [(ours, e) for e in wanted.extras]
+                continue
+            other = STANDS_FOR.get(other, other)
+            there = metadata.distribution(other)
+            assert wanted.specifier.contains(there.version, prereleases=True), f"{name} wants {line}: {there.version}"
+            found[other] = there
+            ahead += [(there, e) for e in ("", *wanted.extras)]
+    return found
+
+
+@pytest.fixture
+def site(unpacked, ours, tmp_path):
+    """Makes the folder of an extra: the wheel's content, and links to what the extra brings."""
+    def make(extra: str = "") -> Path:
+        folder = tmp_path / "site"
+        folder.mkdir()
+        for entry in unpacked.iterdir():
+            (folder / entry.name).symlink_to(entry)
+        for there in closure(ours, extra).values():
+            for name in {file.parts[0] for file in there.files or ()} - {"..", "__pycache__"}:
+                if not (folder / name).exists():  # two distributions may share a folder
+                    (folder / name).symlink_to(Path(str(there.locate_file(name))))
+        return folder
+
+    return make
+
+
+def run(site: Path, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Python without site-packages, in an empty folder of its own, with `site` as the only place of packages."""
+    work = site.parent / "work"
+    work.mkdir(exist_ok=True)
+    script = work / "script.py"
+    script.write_text(f"{PRELUDE}{code}\nprint('to the end', flush=True)\nsys.stderr.flush()\nleave(0)\n")
+    done = subprocess.run(
+        [os.path.realpath(sys.executable), "-S", "-s", script, *map(str, arguments)], cwd=work, text=True,
+        capture_output=True, check=False, timeout=120,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "HOME": str(work), "TMPDIR": str(site.parent),
+             "OMP_NUM_THREADS": "1"})
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["to the end"]), done.stderr[-4000:]
+    return done
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two Parquet files of Arrow's."""
+    folder = tmp_path / "clicks"
+    folder.mkdir()
+    rows = 1024
+    for number in range(2):
+        pq.write_table(pa.table({"label": np.arange(rows, dtype=np.int8) % 2, "d": np.ones(rows, np.float32),
+                                 "c": np.arange(rows, dtype=np.int32)}), folder / f"{number}.parquet")
+    return folder
+
+
+def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked):
+    """Also what is imported late: a program that misses it names the extra."""
+    found = set()
+    for path in (unpacked / "sluice").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    base = {Requirement(line).name for line in ours.requires or () if "extra ==" not in line}
+    assert base == {"numpy", "numba", "pyarrow", "torch"}
+    assert found - {*sys.stdlib_module_names, "sluice"} <= base | EXTRAS.keys()
+    assert {*EXTRAS.values(), *OF_VERBS.values()} <= set(ours.metadata.get_all("Provides-Extra") or ())
+
+
+LOAD = """
+from sluice import Loader
+with Loader(given[0], batch_size=512{more}) as loader:
+    assert sum(batch.rows for batch in loader) == 2048
+"""
+
+
+def test_the_base_is_a_loader_and_says_once_who_reads(site, files):
+    done = run(site(), LOAD.format(more="") * 2 + """
+try:
+    Loader(given[0], batch_size=512, reader="petastorm")
+except ValueError as error:
+    assert 'pip install "sluice[petastorm]"' in str(error), error
+else:
+    raise AssertionError("petastorm was not missed")
+absent("petastorm", "deltalake", "torchrec", "safetensors", "optuna", "pandas", "psutil", "rich")
+helps("bench", "headroom", "explain", "report", "synth", "plan")
+refused("table", "show", "nowhere")
+refused("trainer", "train", "--data", "nowhere", "--run-dir", "run")
+refused("serve", "serve", "nowhere", "--port", "0")
+refused("search", "search", "--data", "nowhere", "--out", "found")
+refused("tuning", "bench", given[0], "--batch-size", "512", "--seconds", "0.2", "--tuning", "auto")
+""", f"{files}/*.parquet")
+    said = ("sluice: row groups are read by the plain Arrow reader, as petastorm is not installed; "
+            "the rows and their order are the same")
+    assert re.findall(r".*petastorm.*", done.stderr) == [said], done.stderr
+
+
+SMALL_TABLE = """
+from sluice.etl.synth.small_table import small_table
+from sluice import FeatureTable
+small_table("table", rows=4096)
+"""
+
+
+def test_table_reads_feature_tables(site):
+    run(site("table"), SMALL_TABLE + """
+absent("petastorm", "torchrec", "pandas")
+assert FeatureTable.open("table").files
+code, out, err = called("show", "table")
+assert code == 0 and "label" in out, (out, err)
+code, out, err = called("check", "table")
+assert code == 0, (out, err)
+""")
+
+
+def test_petastorm_is_taken_where_it_is_installed(site, files):
+    done = run(site("petastorm"), LOAD.format(more="") + LOAD.format(more=', reader="petastorm"') + """
+assert "petastorm.reader" in sys.modules
+absent("deltalake", "pyspark", "torchrec")
+""", f"{files}/*.parquet")
+    assert "plain Arrow reader" not in done.stderr
+
+
+def test_etl_holds_the_spark_job(site):
+    run(site("etl"), """
+import pkgutil, subprocess
+import sluice.etl.spark
+absent("petastorm", "torchrec")
+imports("pyspark.sql", *(m.name for m in pkgutil.walk_packages(sluice.etl.spark.__path__, "sluice.etl.spark.")))
+for words in ((sys.executable, "-S", "-m", "sluice.etl.job", "--help"),):
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0 and "--spec" in done.stdout, (done.stdout, done.stderr)
+""")
+
+
+def test_trainer_trains_and_evaluates(site):
+    run(site("trainer"), SMALL_TABLE + """
+absent("petastorm", "starlette", "optuna", "scipy", "gymnasium")
+helps("train", "evaluate", "export", "plan")
+refused("serve", "serve", "run", "--port", "0")
+code, out, err = called("train", "--data", "table", "--run-dir", "run", "--batch-size", "512", "--tuning", "fixed")
+assert code == 0, (out, err)
+code, out, err = called("evaluate", "--run-dir", "run")
+assert code == 0 and "auc" in out, (out, err)
+""")
+
+
+def test_serve_holds_a_server(site):
+    run(site("serve"), """
+absent("petastorm", "optuna")
+imports("sluice.dlrm.serving.http", "sluice.dlrm.serving.connections", "sluice.dlrm.serving.served_model")
+helps("serve")
+""")
+
+
+def test_search_and_policies_hold_what_proposes(site):
+    run(site("search"), """
+absent("petastorm", "starlette", "gymnasium")
+imports("sluice.dlrm.hpo.study", "scipy.optimize", "optuna.samplers._gp.sampler")
+import_module("sluice.dlrm.hpo.trial_server")._import()
+assert "torchrec" in sys.modules
+helps("search")
+""")
+
+
+def test_policies_hold_what_is_compared_and_taught(site):
+    run(site("policies"), """
+absent("petastorm", "starlette", "torchrec", "deltalake")
+imports("sluice.agent.learn.gym_env", "sluice.agent.learn.advantage_training")
+from sluice.agent import policies
+for name in sorted(policies.POLICIES):
+    policies.make(name)
+helps("policies", "teach", "simulate")
+""")
+
+
+def test_live_draws(site):
+    run(site("live"), """
+imports("rich.live", "rich.table", "sluice.ingest.tools.terminal")
+absent("petastorm", "deltalake")
+""")
