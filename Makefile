@@ -17,6 +17,10 @@ demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a
 test: setup  ## all tests
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
+.PHONY: quick
+quick: setup  ## the tests that need neither Spark nor torchrun, about a minute: for the time between two edits
+	@$(PY) -m pytest -m "not spark and not slow" $(PYTEST_ARGS)
+
 test-petastorm: setup  ## Petastorm's own tests on today's Arrow, with Spark and TensorFlow: a quarter of an hour
 	@bash .ci/peers compat
 	@.venv-peers-compat/bin/python -m tests.petastorm_own $(FILES)

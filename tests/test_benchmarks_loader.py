@@ -15,6 +15,8 @@ from benchmarks.peers.serve import Job
 from sluice.etl.common.errors import UsageError
 from sluice.ingest.row_order import RowsPlan
 
+pytestmark = pytest.mark.slow
+
 JOB = Job(("a.parquet",), ("I1", "label"), ("C1",), 64, "here")
 PEER = """
     import sys

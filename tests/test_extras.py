@@ -20,6 +20,8 @@ from packaging.utils import canonicalize_name
 
 from sluice.etl.common.extras import EXTRAS, OF_VERBS
 
+pytestmark = pytest.mark.slow
+
 # What is installed without resolving, for the reasons in docs/decisions/0001-dependencies.md.
 STANDS_FOR = {"fbgemm-gpu": "fbgemm-gpu-cpu"}  # torchrec names the GPU build; the CPU build serves as well
 NOT_TAKEN = {("petastorm", "setuptools"),  # it pins setuptools<70, as it only wants distutils; torch needs a newer one

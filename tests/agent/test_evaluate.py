@@ -22,6 +22,8 @@ from sluice.ingest.knobs import KnobError
 from sluice.ingest.tools import live_bench
 from sluice.ingest.tools.live_bench import Setup
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"name": "small", "seconds": 12, "machine": {"cores": 4}, "consumer": {"batch_rows": 1024},
          "stages": [{"name": "read", "cost_s": 0.01}, {"name": "transform", "cost_s": 0.04}],
          "passes": [{"metric": "end_score", "at_least": 0.9}]}

@@ -18,6 +18,8 @@ from sluice.agent.policies.learned.candidates import KINDS, STAGE_INPUTS, WHOLE_
 from sluice.agent.policies.learned.residual import TRIAL_S, Residual
 from sluice.etl.common.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_environment_keeps_the_rules():
     from gymnasium.utils.env_checker import check_env

@@ -22,6 +22,8 @@ from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.simulator.scenario_json import shipped
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 
 

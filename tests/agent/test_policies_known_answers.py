@@ -26,6 +26,8 @@ from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 
+pytestmark = pytest.mark.slow
+
 ROWS = 1024
 
 

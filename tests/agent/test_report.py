@@ -19,6 +19,8 @@ from sluice.agent.report.charts import decimate, moments, ticks
 from sluice.agent.report.run_folder import Run, RunFolder, read_lines
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 

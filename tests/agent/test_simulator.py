@@ -16,6 +16,8 @@ from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 
+pytestmark = pytest.mark.slow
+
 ROWS = 1024
 
 

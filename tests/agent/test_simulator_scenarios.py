@@ -15,6 +15,8 @@ from sluice.agent.simulator.rollout import end_score, metric, reference, run, sc
 from sluice.agent.simulator.scenario import Scenario, ScenarioError
 from sluice.agent.simulator.scenario_json import METRICS, load, parse, shipped
 
+pytestmark = pytest.mark.slow
+
 GOOD = {
     "name": "mine", "seconds": 20, "machine": {"cores": 4, "memory_limit": "2GiB"},
     "consumer": {"batch_rows": 1024, "step_s": 0.01},

@@ -27,6 +27,8 @@ from sluice.ingest.loader import Loader
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import command, environment
 
+pytestmark = pytest.mark.slow
+
 MODULE = "features_of_a_table"
 CODE = """
 from os.path import basename

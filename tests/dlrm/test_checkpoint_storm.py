@@ -21,6 +21,8 @@ from sluice.dlrm.checkpoint.partial_read import CheckpointReader
 from sluice.dlrm.checkpoint.save_load import Checkpoints
 from tests.dlrm.test_checkpoint import Alone
 
+pytestmark = pytest.mark.slow
+
 META = CheckpointMeta(config={}, version=0, fingerprint={}, columns={}, dense=())
 SEEDS = int(os.environ.get("SEEDS", "60"))
 

@@ -23,6 +23,8 @@ from sluice.ingest.options import RunOptions
 from tests.dlrm.rig import last_json, launch
 from tests.ingest.s3 import S3Server, with_bucket
 
+pytestmark = pytest.mark.slow
+
 GROUP = 1
 MODEL = ["--batch-size", 256, "--log-every", 1, "--width", 8, "--dense-layers", "16", "--over-layers", "16"]
 

@@ -6,8 +6,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from sluice.etl.synth.small_table import small_table
 from tests.dlrm.rig import ROOT, environment, last_json
+
+pytestmark = pytest.mark.slow
 
 ROWS, BATCH, SAVED, DIES = 3200, 64, 10, 17
 

@@ -15,6 +15,8 @@ from sluice.dlrm.serving import exported as made
 from sluice.dlrm.serving.exported import SIZES, Head, NotEqual, difference, example, exported
 from tests.dlrm.rig import written
 
+pytestmark = pytest.mark.slow
+
 DENSE, COLUMNS = 3, 4
 KINDS = [{}, {"kind": "dcn"}, {"kind": "dcn", "cross_rank": 4, "cross_experts": 2}, {"kind": "wide_deep"},
          {"kind": "deepfm"}, {"kind": "dien", "history": "h", "target": "t"}, {"precision": "bf16"}]

@@ -38,6 +38,8 @@ from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch
 
+pytestmark = pytest.mark.slow
+
 BATCH = 256
 EXTRA = '[[column]]\nname = "C17"\nrole = "sparse"\nops = [{op = "hash", size = 50}]\n'
 

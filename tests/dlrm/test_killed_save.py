@@ -12,6 +12,8 @@ from sluice.dlrm.checkpoint.meta import check, latest
 from sluice.etl.synth.small_table import small_table
 from tests.dlrm.rig import ROOT, environment, last_json, launch
 
+pytestmark = pytest.mark.slow
+
 # Kills itself as LATEST is about to move for the second time: the new checkpoint is written, and nobody knows of it.
 _PROGRAM = """
 import os, runpy, signal, sys

@@ -76,7 +76,7 @@ def _complete(path: Path) -> None:
 
 
 def test_an_older_checkpoint_is_refused_with_the_command_and_the_same_once_converted(old):
-    with pytest.raises(CheckpointError, match=rf"as a pickle, .*`python -m dlrm.convert {old.parent.parent}`"):
+    with pytest.raises(CheckpointError, match=rf"as a pickle, .*`sluice convert {old.parent.parent}`"):
         latest(old.parent)
     assert convert.main([str(old.parent.parent)]) == {"converted": [old.name], "left": []}
     path, meta = latest(old.parent)

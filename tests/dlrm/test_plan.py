@@ -11,6 +11,8 @@ import pytest
 from sluice.dlrm.sharding.machine import MachineError, TrainingMachine, read
 from sluice.etl.synth.small_table import small_table
 
+pytestmark = pytest.mark.slow
+
 
 def plan(repo, *args):
     done = subprocess.run([sys.executable, "-m", "dlrm.plan", *args], capture_output=True, text=True, cwd=repo,

@@ -6,6 +6,8 @@ import pytest
 
 from tests.dlrm.rig import last_json, launch
 
+pytestmark = pytest.mark.slow
+
 # Those after the first two with LAMB, schedules and clipping; `dcn` and `deepfm` with smaller tables.
 RUNS = ["adagrad", "adam", "dcn", "deepfm", "dien"]
 KINDS = ["auto", "row", "table", "column"]

@@ -18,6 +18,8 @@ from sluice.dlrm.model import ranker  # noqa: F401  torch makes a folder of its 
 from sluice.dlrm.search import Trainers, Trial, main
 from sluice.etl.synth.small_table import small_table
 
+pytestmark = pytest.mark.slow
+
 SPACE = Space({"lr": {"low": 0.001, "high": 1.0, "log": True}, "width": [8, 16, 32], "epochs": {"low": 1, "high": 9}})
 RUNGS = 9
 

@@ -24,6 +24,8 @@ from sluice.etl.table.store import TableStore
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import ROOT, environment, launch
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

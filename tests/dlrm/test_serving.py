@@ -40,6 +40,8 @@ from sluice.etl.table.table import FeatureTable, TableError
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import Bomb, last_json, launch
 
+pytestmark = pytest.mark.slow
+
 ROWS, BATCH = 12_000, 256
 
 

@@ -17,6 +17,8 @@ from sluice.dlrm.checkpoint.meta import check, latest
 from sluice.etl.synth.small_table import small_table
 from tests.dlrm.rig import ROOT, command, environment
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 4
 CGROUPS = Path("/sys/fs/cgroup")
 

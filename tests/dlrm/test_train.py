@@ -24,6 +24,8 @@ from sluice.etl.table.table import TableError
 from sluice.etl.table.vacuum import vacuum
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch
 
+pytestmark = pytest.mark.slow
+
 ROWS, BATCH = 6400, 256
 
 

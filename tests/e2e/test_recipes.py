@@ -14,6 +14,8 @@ import pytest
 from sluice.dlrm.cli import parse
 from sluice.etl.spec.spec import Spec
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = ("--width", "8", "--dense-layers", "16", "--over-layers", "16", "--batch-size", "512", "--epochs", "1",
          "--evals", "1")

@@ -15,6 +15,8 @@ import pytest
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 
+pytestmark = pytest.mark.slow
+
 # Kills itself at a given call of a function, counted from the start or from its commit; told -1, it says how many calls
 # there are, and how many of them from the commit on.
 _WRITER = """

@@ -17,6 +17,8 @@ from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import rows_of, run
 from tests.etl.test_parse import SPEC, parse
 
+pytestmark = pytest.mark.slow
+
 LINES = 100_000
 GOOD = {"tsv": b"1\t%d\t0.5\tgood", "csv": b'1,%d,0.5,"go,""od"',
         "json": b'{"label": 1, "I": %d, "F": 0.5, "C": "good"}'}

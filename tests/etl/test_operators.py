@@ -34,6 +34,8 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.time_order import Steps
 from sluice.etl.table.fitted_state import FittedState
 
+pytestmark = pytest.mark.slow
+
 ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.integers(-5, 5).map(float)
 NUMBERS = st.lists(ANY)
 SMALL = st.lists(st.none() | st.sampled_from([math.nan, math.inf]) | st.floats(-1e6, 1e6)

@@ -18,6 +18,8 @@ from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
 from tests.ingest.s3 import KEYS
 
+pytestmark = pytest.mark.slow
+
 _SERVER = """
 import sys
 from tests.ingest.s3 import S3Server

@@ -24,6 +24,8 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import Said, rows_of, run
 
+pytestmark = pytest.mark.slow
+
 TEXT = """
 [input]
 format = "parquet"

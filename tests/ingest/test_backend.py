@@ -23,6 +23,8 @@ from sluice.ingest.stages.transform_runner import TransformWorker
 from tests.ingest import twin
 from tests.ingest.test_workers import Scene
 
+pytestmark = pytest.mark.slow
+
 NAME = "tests.ingest.worker_functions:"
 PROCESS = Knobs(backend={"mine": "process"})
 

@@ -19,6 +19,8 @@ from sluice.ingest.read.reader import SourceError
 from sluice.ingest.stages.quarantine import QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 
+pytestmark = pytest.mark.slow
+
 ROLES = {"label": "label", "dense": "d", "sparse": "s"}
 ROWS = 64
 

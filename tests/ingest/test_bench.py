@@ -18,6 +18,8 @@ from sluice.ingest.knobs import KnobError
 from sluice.ingest.loader import Loader
 from sluice.ingest.tools.bench import BenchOutcome
 
+pytestmark = pytest.mark.slow
+
 
 def bench(repo, *arguments):
     done = subprocess.run([sys.executable, "-m", "ingest", *map(str, arguments)], cwd=repo, capture_output=True,

@@ -22,6 +22,8 @@ from sluice.ingest.stages.number_types import ValueRefused, numbers
 from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 
+pytestmark = pytest.mark.slow
+
 ROWS, BAD = 320, 201
 ROLES = {"label": "label", "dense": "d", "sparse": "s"}
 

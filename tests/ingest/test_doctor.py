@@ -21,6 +21,8 @@ from sluice.ingest.tools import doctor_checks
 from sluice.ingest.tools.doctor import main
 from sluice.ingest.tools.doctor_checks import chunks_with_crc, has_crc
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -21,6 +21,8 @@ from sluice.ingest.stages.transform import Transform
 from tests.ingest import twin
 from tests.ingest.test_workers import Scene, assert_gone
 
+pytestmark = pytest.mark.slow
+
 PROCESS = Knobs(backend={"mine": "process"})
 NAME = "tests.ingest.worker_functions:"
 _RUN = """

@@ -21,6 +21,8 @@ from sluice.ingest.loader import Loader
 from sluice.ingest.stages.quarantine import ErrorPolicy
 from sluice.ingest.stages.transform import Transform
 
+pytestmark = pytest.mark.slow
+
 ROWS, BAD = 4000, 97
 
 

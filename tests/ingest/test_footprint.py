@@ -20,6 +20,8 @@ from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.minimum_memory import Footprint, footprint_of
 from tests.ingest import twin
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 TYPES = {"label": pa.int8(), "d": pa.float64(), "s": pa.int64()}
 COLUMNS = Columns(dense=("d",), sparse=("s",), label="label")

@@ -20,6 +20,8 @@ from sluice.ingest.stages.transform import Transform
 from tests.ingest.test_pool import WAIT_S, Clock
 from tests.ingest.worker_functions import minus, plus, twice
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = 6
 NAME = "tests.ingest.worker_functions:"
 

@@ -12,6 +12,8 @@ import pytest
 
 from sluice.ingest.memory.governor import Governor, MemoryLimitError, Senses
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 LIMIT = 213  # 200, and the margin
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_kernel_kills_no_run_that_the_governor_watches_and_some_that_nobody_does(repo, tmp_path):
     done = subprocess.run([sys.executable, "benchmarks/kills.py", "--runs", "5", "--piece", "5", "--seconds", "1.5",

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import importlib.abc, sys
 class Ban(importlib.abc.MetaPathFinder):

@@ -30,6 +30,8 @@ from sluice.ingest.row_order import PlanError
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest import twin
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
 @pytest.mark.parametrize(("last", "shuffle", "ranks", "batch_size", "window_rows"), [

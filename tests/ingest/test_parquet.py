@@ -17,6 +17,8 @@ from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.stages.transform import Transform, TransformError
 
+pytestmark = pytest.mark.slow
+
 ROWS = (700, 0, 1, 123, 400)
 
 

@@ -12,6 +12,8 @@ import pytest
 from sluice.ingest.read.petastorm_compat import _included, compat
 from tests.petastorm_own import STAND_IN, Result, Suite, results_of
 
+pytestmark = pytest.mark.slow
+
 READ = """
 import json, sys
 from petastorm_compat import compat

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from importlib.util import module_from_spec, spec_from_file_location
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_a_plain_model_learns_from_plain_parquet(repo, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))  # an optimiser makes one

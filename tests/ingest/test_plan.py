@@ -12,6 +12,8 @@ from sluice.ingest.row_order import PlanError, Position, RowsPlan, chain, permut
 from sluice.ingest.stages.scatter_kernel import composed
 from tests.ingest import twin
 
+pytestmark = pytest.mark.slow
+
 TABLES = {
     "even": ((64, 64), (64, 64), (64, 64)),
     "uneven": ((100, 100, 3), (1,), (57, 100)),

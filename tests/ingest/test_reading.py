@@ -25,6 +25,8 @@ from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
 from tests.ingest import twin
 from tests.ingest.s3 import S3Server, with_bucket
 
+pytestmark = pytest.mark.slow
+
 PATIENT = RetryPolicy(attempts=60, first_wait_s=0.001, longest_wait_s=0.01)
 
 

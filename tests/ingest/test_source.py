@@ -21,6 +21,8 @@ from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
 from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask, gatherings
 
+pytestmark = pytest.mark.slow
+
 READERS = ["arrow", "petastorm"]
 
 

@@ -17,6 +17,8 @@ from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import Loader
 from sluice.ingest.stages.transform import Transform
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = 3
 _KILLS = 6  # well below what the restart budget allows
 OPTIONS = {"batch_size": 80, "window_rows": 60, "epochs": EPOCHS, "last": "pad"}

@@ -30,6 +30,8 @@ from sluice.ingest.process.worker import (
 )
 from tests.ingest import worker_functions
 
+pytestmark = pytest.mark.slow
+
 NAME = "tests.ingest.worker_functions:"
 ROOT = Path(__file__).resolve().parents[2]
 A = {"a": np.arange(5.0)}

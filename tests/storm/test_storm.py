@@ -28,6 +28,8 @@ from tests.storm.scheduler import Deadlock, Scheduler, Way
 from tests.storm.tables import run_table
 from tests.storm.threads import Condition, Event, Lock, Thread, Time, entered
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_of_others_ends_within_a_storm() -> None:
