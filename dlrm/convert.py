@@ -77,7 +77,7 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 def convert(path: Path, meta: CheckpointMeta, files: CheckpointDisk) -> None:
     """Converts one checkpoint, in its own folder: the old files are removed once meta.json names the new ones."""
-    from sluice.dlrm.checkpoint.tensors import Index, write
+    from sluice.dlrm.checkpoint.layout import Index, write
 
     refuse(path, damage(path))
     try:
@@ -104,7 +104,7 @@ def convert(path: Path, meta: CheckpointMeta, files: CheckpointDisk) -> None:
 
 def _of_file(path: Path, name: str, layout: Any) -> tuple[list[Any], dict[str, Any]]:
     """The pieces of tensors in one of the old files, each read when its turn comes, and the other values."""
-    from sluice.dlrm.checkpoint.tensors import TensorEntry
+    from sluice.dlrm.checkpoint.layout import TensorEntry
 
     if Path(name).name != name:
         raise ValueError(f"{name!r} is no name of a file in the checkpoint's own folder")

@@ -11,7 +11,7 @@ from sluice.dlrm.config import ModelConfig, Table, profile_of, tables_of
 from sluice.dlrm.sharding.apply import asked, describe
 from sluice.dlrm.sharding.machine import read
 from sluice.dlrm.sharding.placement import KINDS, place
-from sluice.dlrm.sharding.types import DTYPES, STATES, DoesNotFit, ModelPlacement, PlacementError, Storage, gb
+from sluice.dlrm.sharding.shards import DTYPES, STATES, DoesNotFit, ModelPlacement, PlacementError, Storage, gb
 from sluice.dlrm.tables import spread_out
 from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.errors import UsageError

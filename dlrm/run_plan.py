@@ -12,7 +12,7 @@ from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.optim.schedule import RateSchedule
 from sluice.dlrm.sharding.apply import describe, placed, summary
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.types import STATES, ModelPlacement
+from sluice.dlrm.sharding.shards import STATES, ModelPlacement
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import format_bytes, nearest
 

@@ -15,7 +15,7 @@ import pytest
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime import knobs_file
-from sluice.agent.runtime.registry import Here, Registry, RegistryEntry
+from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.dlrm.train import _report

@@ -18,7 +18,7 @@ from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.core_sharing import CoreClaims
-from sluice.agent.runtime.registry import Here, Registry, RegistryEntry
+from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry
 from sluice.dlrm import serve
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable
-from sluice.agent.runtime.registry import Here, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry, machine_fingerprint
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine

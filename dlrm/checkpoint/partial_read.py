@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sluice.dlrm.checkpoint.layout import Index, overlap
 from sluice.dlrm.checkpoint.meta import CheckpointError
-from sluice.dlrm.checkpoint.tensors import Index, overlap
 
 _TABLE = ".embedding_bags."
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
-from sluice.dlrm.checkpoint import tensors
+from sluice.dlrm.checkpoint import layout
 from sluice.dlrm.checkpoint.checksums import damaged
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.layout import Index, TensorEntry
 from sluice.dlrm.checkpoint.meta import (
     BEST,
     LATEST,
@@ -36,7 +37,6 @@ from sluice.dlrm.checkpoint.meta import (
     whole,
 )
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
-from sluice.dlrm.checkpoint.tensors import Index, TensorEntry
 from sluice.dlrm.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Checkpoints:
         file = f"rank-{world.rank:05d}.safetensors"
 
         def write() -> dict[str, Any]:
-            found = tensors.write(self.files, path, file, mine)
+            found = layout.write(self.files, path, file, mine)
             _compare(path, {file: found["sum"]})
             return found
 
@@ -135,9 +135,9 @@ class Checkpoints:
 
     def _complete(self, path: Path, written: list[dict[str, Any]], values: dict[str, Any],
                   meta: CheckpointMeta) -> None:
-        layout = Index.joined(written, values).to_json().encode()
-        self.files.write(path / LAYOUT, [layout])
-        sums = {one["file"]: one["sum"] for one in written} | {LAYOUT: zlib.crc32(layout)}
+        described = Index.joined(written, values).to_json().encode()
+        self.files.write(path / LAYOUT, [described])
+        sums = {one["file"]: one["sum"] for one in written} | {LAYOUT: zlib.crc32(described)}
         _compare(path, {LAYOUT: sums[LAYOUT]})
         self.files.settle(path)  # whatever meta.json speaks for is there before it
         meta.write(path, sums, self.files)

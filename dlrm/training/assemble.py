@@ -20,7 +20,7 @@ from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
 from sluice.dlrm.optim.build import LearningRates, dense_optimiser, dense_parameters, fuse_tables
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.sharding.apply import shard
-from sluice.dlrm.sharding.types import ModelPlacement
+from sluice.dlrm.sharding.shards import ModelPlacement
 from sluice.ingest.loader import Loader
 
 

@@ -10,9 +10,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.retry import RetryPolicy
 from sluice.ingest.read.slow_store import FaultyFileSystem
-from sluice.ingest.read.store import RemoteFiles
 
 
 class FileOpener:

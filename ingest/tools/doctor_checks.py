@@ -33,7 +33,7 @@ from sluice.ingest.process.worker import WorkerError, WorkerProcess
 from sluice.ingest.read import cache
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.footers import REMEMBERED
-from sluice.ingest.read.store import RemoteFiles
+from sluice.ingest.read.remote_files import RemoteFiles
 
 _HEADER_BYTES = 64
 _CRC_FIELD = 4

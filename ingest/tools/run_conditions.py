@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sluice.ingest.faults.injector import ON_STORES, Injection
+from sluice.ingest.faults.injection import ON_STORES, Injection
 from sluice.ingest.loader import Loader
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.store import RemoteFiles
+from sluice.ingest.read.remote_files import RemoteFiles
 
 _LATENCY = "latency://"
 

@@ -13,7 +13,7 @@ import pytest
 
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
-from sluice.agent.runtime.registry import Here, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry, machine_fingerprint
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine
@@ -224,6 +224,6 @@ def test_machines_of_one_kind_have_one_name(tmp_path):
 
 
 def test_pyarrow_comes_only_when_it_is_used():
-    code = ("import sys; from sluice.agent.runtime import registry; registry.Registry('x'); "
+    code = ("import sys; from sluice.agent.runtime import settled_knobs; settled_knobs.Registry('x'); "
             "sys.exit('pyarrow' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,7 +13,7 @@ from sluice.agent.policies.auto import PRICE, Auto
 from sluice.agent.policies.learned.candidates import KINDS
 from sluice.agent.policies.learned.residual import MOST, TRIAL_S, GainTrial, Residual
 from sluice.agent.policies.planner.planner import MEMORY_ALARM, Planner
-from sluice.agent.runtime.registry import Here, Registry, RegistryEntry
+from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry
 from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario_json import shipped
 from sluice.ingest.knobs import Knobs

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.layout import Index, TensorEntry, write
 from sluice.dlrm.checkpoint.meta import LAYOUT, CheckpointMeta
-from sluice.dlrm.checkpoint.tensors import Index, TensorEntry, write
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SIZES = {"big": 4000, "mid": 300, "small": 7, "tiny": 3}

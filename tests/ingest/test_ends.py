@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from sluice.ingest.faults.faults import FaultError, parse
-from sluice.ingest.faults.injector import Injection
+from sluice.ingest.faults.injection import Injection
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import Loader
 from sluice.ingest.read.files import FileOpener

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.retry import Clock, DeliveryError, Retrier, RetryPolicy, StoreClosed
 from sluice.ingest.read.slow_store import Disturbance
-from sluice.ingest.read.store import RemoteFiles
 from tests.ingest.s3 import S3Server, with_bucket
 
 TABLE = pa.table({"a": np.arange(50_000), "b": np.random.default_rng(1).random(50_000)})

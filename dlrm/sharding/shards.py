@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sluice.dlrm import tables as use
-from sluice.dlrm.sharding import types
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.etl.common.errors import UsageError
 
@@ -156,7 +155,7 @@ def _uneven(loads: Sequence[float]) -> float:
 def part(storage: Storage, rank: int, rows: int, width: int, *, lookups: float, kernel: str = "fused") -> TableShard:
     """A part with what it costs; `lookups` are those that fall on its rows."""
     vector = storage.weights(1, width)
-    device, host = types.split(storage.total(rows, width), kernel)
+    device, host = split(storage.total(rows, width), kernel)
     return TableShard(rank=rank, rows=rows, width=width, bytes=device, host_bytes=host, reads=lookups * vector,
                       sends=vector if rows else 0)
 

@@ -17,10 +17,10 @@ from urllib.parse import parse_qsl, unquote
 
 import pyarrow as pa
 
-from sluice.ingest.read.backends import FileSystem, FsspecFiles, LocalFiles, RangeFile, S3Files
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.read.slow_store import Disturbance, FaultyFileSystem
+from sluice.ingest.read.stores import FileSystem, FsspecFiles, LocalFiles, RangeFile, S3Files
 
 
 class RemoteFiles:
