@@ -40,7 +40,7 @@ _INSTEAD = {
     "sluice.ingest.process.shared_memory": {"_GRAIN": 64},
     "sluice.etl.table.commit": {"DeltaTable": steps.StepTable,
                    "create_table_with_add_actions": steps.step("create", commit.create_table_with_add_actions)},
-    "sluice.etl.table.table": {"DeltaTable": steps.StepTable},
+    "deltalake": {"DeltaTable": steps.StepTable},
 }
 FOOTPRINT = {"_KEPT": 0, "_KEPT_PART": 2**60, "_ORDERS": 0}
 """What is much more than all that a storm has: it is not charged for, either."""

@@ -13,6 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from deltalake import DeltaTable
+
 from sluice.etl.schema import Field
 from sluice.etl.table import commit
 from sluice.etl.table.commit import Base, CommitConflict
@@ -248,7 +250,5 @@ class _Run:
 
 
 def _history(store: TableStore) -> list[dict[str, Any]]:
-    from deltalake import DeltaTable
-
     return DeltaTable(**store.delta).history()
 
