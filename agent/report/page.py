@@ -15,7 +15,7 @@ from sluice.agent.report.charts import Mark, Points, Series, chart
 from sluice.agent.report.format import count, percent, seconds
 from sluice.agent.report.incidents import Incident, occasions
 from sluice.agent.report.narrative import DecisionEffect, RunOutcome, changes, outcome, sentences
-from sluice.agent.report.run_folder import Run
+from sluice.agent.report.run_folder import Run, replace_text
 from sluice.ingest.knobs import format_bytes
 
 _TEMPLATE = Path(__file__).with_name("report.html")
@@ -28,12 +28,7 @@ def write(run_path: str | os.PathLike[str]) -> Path:
     """Makes `report.html` in the run folder from whatever is there so far."""
     run = Run.read(run_path)
     path = run.path / "report.html"
-    new = path.with_suffix(".new")
-    try:
-        new.write_text(page(run), encoding="utf-8")
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    replace_text(path, page(run))
     return path
 
 

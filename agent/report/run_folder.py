@@ -15,6 +15,7 @@ import math
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import FileIO
@@ -69,7 +70,7 @@ class RunFolder:
             (path / "checkpoints").mkdir(exist_ok=True)
             last = max((float(line.get("at", 0.0)) for name in ("events", "metrics")
                         for line in read_lines(path / f"{name}.jsonl")), default=0.0)
-            _replace(path / "config.json", json.dumps({"format": FORMAT, **_plain(config)}, indent=2) + "\n")
+            replace_text(path / "config.json", json.dumps({"format": FORMAT, **_plain(config)}, indent=2) + "\n")
             return cls(path, lock, clock() - last, clock)
         except OSError as error:
             lock.close()
@@ -207,10 +208,12 @@ def _append(file: FileIO, line: str) -> None:
         raise OSError(error.errno, error.strerror, str(file.name)) from None
 
 
-def _replace(path: Path, text: str) -> None:
-    new = path.with_suffix(".new")
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file whole, or not at all. Nobody can guess the draft's name, and so plant a link there."""
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        new.write_text(text, encoding="utf-8")
+        with open(new, "x", encoding="utf-8") as draft:
+            draft.write(text)
         os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)

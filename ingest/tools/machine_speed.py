@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,10 +63,11 @@ def speed_of(machine: str, folder: Path, measured: Callable[[], Speed] = measure
         return Speed(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         found = measured()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(asdict(found)))
+        with open(temporary, "x") as draft:
+            json.dump(asdict(found), draft)
         temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -279,3 +279,13 @@ def test_explain_tells_what_a_shadow_would_have_done(tmp_path):
     assert f"At the end: {said}.\n" in text  # no other figures than when it was proposed
     assert re.search(r"With that and twice the cores: .* \(read", text)
     assert "rows/s (read" not in text
+
+
+def test_a_link_that_somebody_planted_beside_a_report_is_not_followed(tmp_path):
+    """Drafts had a name that everybody knew: what it led to was written over."""
+    folder = RunFolder.create(tmp_path / "run", {"kind": "train"})
+    folder.close()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run" / "report.new").symlink_to(tmp_path / "mine")
+    assert "<html" in report.write(tmp_path / "run").read_text()
+    assert (tmp_path / "mine").read_text() == "mine"
