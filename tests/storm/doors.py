@@ -68,19 +68,19 @@ def storm() -> Iterator[Crew]:
     undo: list[Callable[[], None]] = []
     crew = Crew()
     automatic = gc.isenabled()
-    for name, module in sorted(sys.modules.items()):
-        if name.startswith(("sluice.ingest.", "sluice.etl.")):
-            _enter(module, undo)
-    for name, changes in _INSTEAD.items():
-        for attribute, value in changes.items():
-            _set(sys.modules[name], attribute, value, undo)
-    _set(Governor, "move", _watched(Governor.move), undo)
-    for module, attribute in ((batch, "STRETCH_ROWS"), (shuffle, "CHUNK_ROWS")):
-        _set(module, attribute, getattr(module, attribute), undo)  # each seed has its own
-    for method in steps.OF_STORE:
-        _set(TableStore, method, steps.step(method, getattr(TableStore, method)), undo)
-    gc.disable()  # it would run in the middle of a run, at another place each time
-    try:
+    try:  # also what could not be entered is left as it was
+        for name, module in sorted(sys.modules.items()):
+            if name.startswith(("sluice.ingest.", "sluice.etl.")):
+                _enter(module, undo)
+        for name, changes in _INSTEAD.items():
+            for attribute, value in changes.items():
+                _set(sys.modules[name], attribute, value, undo)
+        _set(Governor, "move", _watched(Governor.move), undo)
+        for module, attribute in ((batch, "STRETCH_ROWS"), (shuffle, "CHUNK_ROWS")):
+            _set(module, attribute, getattr(module, attribute), undo)  # each seed has its own
+        for method in steps.OF_STORE:
+            _set(TableStore, method, steps.step(method, getattr(TableStore, method)), undo)
+        gc.disable()  # it would run in the middle of a run, at another place each time
         yield crew
     finally:
         for one in reversed(undo):
