@@ -14,7 +14,7 @@ VERBS = {
     "bench": ("sluice.ingest.__main__", "bench", "load a table as a trainer would, and say how fast"),
     "headroom": ("sluice.ingest.__main__", "headroom", "say whether faster loading would help, and where"),
     "doctor": ("sluice.ingest.__main__", "doctor", "say whether this machine and this table are fit for loading"),
-    "train": ("sluice.dlrm.train", None, "train a model (on several ranks: torchrun … -m dlrm.train)"),
+    "train": ("sluice.dlrm.train", None, "train a model (on several ranks: torchrun … -m sluice.dlrm.train)"),
     "evaluate": ("sluice.dlrm.evaluate", None, "judge a run's checkpoint on a split"),
     "serve": ("sluice.dlrm.serve", None, "answer requests with a run's model"),
     "export": ("sluice.dlrm.export", None, "write a run's dense layers as a program"),

@@ -332,7 +332,8 @@ def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bo
         return FittedState(spec=spec.fitted_hash, tables=same, chains=spec.chains, fitted_on=state.fitted_on)
     if state.spec != spec.fitted_hash:
         raise StateError(f"{store.uri}: its fitted state is another spec's: {_difference(state.chains, spec.chains)}; "
-                         "use --mode overwrite without --reuse-state")
+                         "columns come and go by --mode overwrite --update-state with all of the input, old and new, "
+                         "which keeps every id that was given")
     return state
 
 

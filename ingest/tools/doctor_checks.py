@@ -125,7 +125,7 @@ def machine(found: Machine) -> Iterator[Finding]:
     limit, used = found.memory_limit(), found.memory_used()
     tight = limit < _SMALL
     yield Finding("memory limit", f"{format_bytes(limit)}, {format_bytes(used)} in use by this process", not tight,
-                  "below 1 GiB only small batches fit: see what `ingest bench --memory-limit` prints" if tight else "")
+                  "below 1 GiB only small batches fit: see what `sluice bench --memory-limit` prints" if tight else "")
     waited = found.memory_pressure()
     yield Finding("memory pressure", f"{waited:g} % of the last 10 s", waited <= _PRESSED,
                   "tasks wait for memory: another program takes it" if waited > _PRESSED else "")
@@ -198,7 +198,7 @@ def files(paths: Sequence[str]) -> Iterator[Finding]:
             without = path
     if total:
         yield Finding("checksums", f"present in {having} of {total} column chunks of {len(chosen)} files (python -m "
-                      "etl check reads them all)", not without,
+                      "sluice check reads them all)", not without,
                       f"{without} has none: a flipped bit would be read as data; write it anew with page checksums"
                       if without else "")
     if times:
