@@ -24,8 +24,10 @@ from sluice.etl.table.table import FeatureTable
 NOT_EXPORTED = {
     "embedding tables": "they are sharded, and too large for one program: look rows up where they are kept, and hand "
                         "in the sums of each bag's rows (sluice serve does)",
-    "compressed columns": "their parts are looked up and put together before the dense side, see dlrm/model/table_compression.py",
-    "features": "text and vocabularies are no tensors: the spec and the fitted state make them, see etl/apply/features.py",
+    "compressed columns": "their parts are looked up and put together before the dense side, see "
+                          "dlrm/model/table_compression.py",
+    "features": "text and vocabularies are no tensors: the spec and the fitted state make them, see "
+                "etl/apply/features.py",
 }
 
 
