@@ -1,8 +1,8 @@
 """`sluice teach`: teaches `auto` or `intune` in simulated pipelines of the training family.
 
 auto: at moments of a random pipeline's life each candidate is tried beside the planner's choice
-(agent/learn/advantage_training.py), in rounds; each goes to the moments that the policy of the round before gets into. What was tried lies in --work, so a
-training that was broken off goes on where it was.
+(agent/learn/advantage_training.py), in rounds; each goes to the moments that the policy of the round before gets into.
+What was tried lies in --work, so a training that was broken off goes on where it was.
 intune: by deep Q-learning; each episode is a random pipeline from a random start, the reward is the published one, with
 the throughput in units of the best that the pipeline can do.
 The held-out pipelines of the evaluation are from another generator and never shown.
