@@ -83,7 +83,7 @@ def outcome(run: Run) -> RunOutcome:
     evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
     ends = run.of("end")
     # A start that found nothing left to train ends, too, but says nothing of the run.
-    counted = next((e for e in reversed(ends) if e.get("samples_per_s", e.get("rows_per_s"))), {})
+    counted: Mapping[str, Any] = next((e for e in reversed(ends) if e.get("samples_per_s", e.get("rows_per_s"))), {})
     lines = (*run.events, *run.metrics)
     return RunOutcome(
         rows_per_s_first=mean(before, "rows_per_s"), rows_per_s_settled=mean(settled, "rows_per_s"),

@@ -63,7 +63,8 @@ class Decoder:
             return self._json(body)
         if kind == ARROW:
             return self._arrow(body)
-        raise Refusal(415, f"Content-Type {kind[:60]!r} is neither {JSON} nor {ARROW}")
+        raise Refusal(415, f"Content-Type {kind[:60]!r} is neither {JSON} nor {ARROW}; say which of them the "
+                           f"rows are, as curl does with -H 'content-type: {JSON}'")
 
     def columns(self, requests: Sequence[RequestRows]) -> dict[str, pa.Array]:
         """The rows of several requests, one after the other. Raises Refusal if a value fits no column."""

@@ -49,6 +49,17 @@ def test_every_program_says_which_option_may_have_been_meant(program, words, mea
     assert f"(did you mean '--{meant}'?)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("program", "words", "said"), [
+    ("sluice.etl.__main__", "synth --rows 60k --out o", "--rows: '60k' is not a whole number of 1 or more"),
+    ("sluice.etl.job", "--spec s --input i --output o --max-rejects few", "'few' is not a number from 0 to 1"),
+    ("sluice.dlrm.train", "--run-dir r --batch-size abc", "--batch-size: 'abc' is not a whole number")])
+def test_a_value_of_another_kind_is_said_in_words(program, words, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(program).main(words.split())
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("path", "environment", "refused"), [
     ("{}/no-such-*.tsv", {}, True), ("file://{}/no-such", {}, True), ("{}/here-*", {}, False),
     ("{}/no-{{such,other}}", {}, False), ("s3://bucket/no-such", {}, False),
