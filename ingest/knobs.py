@@ -198,7 +198,8 @@ class Limits:
             if stage not in self.workers:
                 raise KnobError(f"no stage {stage!r}{nearest(stage, self.workers)}")
             if stage not in self.fusable:
-                raise KnobError(f"fused: {stage!r} is no transform that follows another{nearest(stage, self.fusable)}")
+                raise KnobError(f"fused: {stage!r} cannot be fused with the stage before it"
+                                f"{nearest(stage, self.fusable)}")
             if not self.fits(knobs.backend, stage):
                 own, other = knobs.backend.get(stage, "thread"), self.fusable[stage]
                 raise KnobError(f"fused: {stage!r} runs on {own}, {other!r} before it on "

@@ -30,9 +30,10 @@ from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import RowQuarantine
 from sluice.ingest.stages.scatter_kernel import load_compiled
-from sluice.ingest.stages.shuffle import Block, Chunks, Convert, Decoded, Gatherer, ReadTask, gatherings
+from sluice.ingest.stages.shuffle import Chunks, Convert, Gatherer, Gathering, ReadTask
 from sluice.ingest.stages.transform import Fused, Step, Transformer
 from sluice.ingest.stages.transform_runner import BASE_BYTES, TransformStage, Worker, function_of
+from sluice.ingest.stages.windows import ReadDone, ReadWorker, Windows, placed
 from sluice.ingest.stats import StageStats
 
 PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their work when a pipeline stops
@@ -82,8 +83,9 @@ class Pipeline:
         self.stages = ("read", "shuffle", "batch", *(t.name for t in parts.transforms), "collate")
         cores = max(1, math.ceil(parts.machine.cores()))
         self._cores = cores
-        start = Knobs(workers={"read": max(1, cores // 2), "shuffle": max(1, cores // 2)})  # a worker for each core
-        self.knobs = self._complete(start, knobs or Knobs())
+        # A worker for each core: whoever decodes a window's last rows places them.
+        start = Knobs(workers={"read": cores}, fused=frozenset({"shuffle"}))
+        self.knobs = self._complete(start, start if knobs is None else knobs)
         self._tallies = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
         self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
@@ -119,7 +121,8 @@ class Pipeline:
         workers |= {t.name: (1, max(16, 4 * self._cores)) for t in self._parts.transforms}  # nor for a service
         workers["collate"] = (1, 1)  # collate only hands batches over
         return Limits(workers=workers, backends={s.name: self._backends for s in self._parts.transforms if s.movable},
-                      fusable={b.name: a.name for a, b in itertools.pairwise(self._parts.transforms)})
+                      fusable={"shuffle": "read"} | {
+                          after.name: before.name for before, after in itertools.pairwise(self._parts.transforms)})
 
     @property
     def _backends(self) -> tuple[str, ...]:
@@ -179,16 +182,22 @@ class Pipeline:
             self._governor = self._new_governor()
             steps = [self._step(transform) for transform in parts.transforms]  # all: a fused stage does others' work
 
-            def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, Decoded]:
-                return self._pool("read", tasks, lambda _: make_work(),
-                                  size=lambda t: parts.decoding.at_work(t.read.rows),
-                                  measure=lambda d: (d.table.num_rows, d.table.nbytes))
+            windows, chunks = Windows(), Chunks(plan, columns, parts.ranks, self._buffers)
 
-            decoded = parts.source.open(self._tasks(position, epochs), read)
-            chunks = Chunks(plan, columns, parts.ranks, self._buffers)
-            blocks: Iterator[Block] = self._pool(
-                "shuffle", gatherings(decoded), lambda _: Gatherer(plan, columns, chunks, parts.describe, parts.ids),
-                size=lambda g: g.window.rows * columns.row_bytes, measure=lambda b: (b.rows, b.nbytes))
+            def gatherer() -> Gatherer:
+                return Gatherer(plan, columns, chunks, parts.describe, parts.ids)
+
+            def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, ReadDone]:
+                return self._pool("read", tasks, lambda clock: ReadWorker(
+                    make_work(), windows, gatherer(), clock=clock, shuffle=self._tallies["shuffle"],
+                    room=self._room_for),
+                    size=lambda t: parts.decoding.at_work(t.read.rows), measure=lambda r: (r.rows, r.nbytes),
+                    corrects=False)
+
+            blocks = self._pool(
+                "shuffle", windows.in_order(parts.source.open(self._tasks(position, epochs), read)),
+                lambda _: gatherer(), size=lambda g: g.window.rows * columns.row_bytes,
+                measure=lambda b: (b.rows, b.nbytes), passes=placed)
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
                 "batch", cuts(blocks, plan, parts.ranks, chunks), self._marked(cutter), size=cutter.size,
@@ -230,12 +239,21 @@ class Pipeline:
                 yield ReadTask(schedule, one)
 
     def _pool(self, name: str, upstream: Iterator[Any], make_work: Callable[[WorkerClock], Callable[..., Any]],
-              **how: Callable[[Any], Any]) -> Pool[Any, Any]:
+              **how: Any) -> Pool[Any, Any]:
         pool: Pool[Any, Any] = Pool(
             self._tallies[name], upstream, make_work, workers=self._workers_of(name),
             limit_bytes=self._limit_bytes(name), governor=self._governor, **how)
         self._pools[name] = pool
         return pool
+
+    def _room_for(self, gathering: Gathering, ahead: int) -> Charge | None:
+        """Returns a charge for a window if readers are to place it now: the shuffle stage is fused with theirs, the
+        window is due soon, and there is memory for it."""
+        streams = len(self._parts.plan.streams_of(self._parts.rank, self._parts.ranks))
+        if "shuffle" not in self.knobs.fused or ahead > streams + self.knobs.workers["read"]:
+            return None
+        with self._governor.lock:
+            return self._governor.admit(gathering.window.rows * self._parts.columns.row_bytes, due=False)
 
     def _step(self, fused: Fused) -> Step:
         tally, governor, columns = self._tallies[fused.name], self._governor, self._parts.columns

@@ -172,9 +172,10 @@ class Raw:
             if line and have != want:
                 place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b),
                              min(len(have), len(want)))
-                names = [side[place] if place < len(side) else "nothing" for side in (have, want)]
-                raise InputError(f"{path}: its header has {names[0]!r} in column {place + 1}, where the spec has "
-                                 f"{names[1]!r}; make the file's columns those of input.columns")
+                names = [repr(side[place]) if place < len(side) else "no column" for side in (have, want)]
+                raise InputError(f"{path}: its header has {names[0]} in column {place + 1}, where the spec has "
+                                 f"{names[1]} (it has {len(have)} columns, the spec {len(want)}); make the file's "
+                                 "columns those of input.columns")
 
     @cached_property
     def joins(self) -> dict[str, str]:

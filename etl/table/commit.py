@@ -97,7 +97,9 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
         except (CommitFailedError, DeltaError) as error:
             now = Base.read(store)
             if now.version == base.version:
-                raise CommitError(f"{store.uri}: the commit was refused ({error})") from error
+                raise CommitError(f"{store.uri}: version {base.next} could not be published, and nothing of it is "
+                                  f"visible; see that its _delta_log can be written, and run it again ({error})"
+                                  ) from error
             if (landed := _landed(store, record.job)) is not None:
                 return landed
             alone = record.mode == "append" and record.state == record.parent and not record.tails

@@ -81,7 +81,8 @@ class JobRecord:
     def from_json(cls, value: Any) -> JobRecord:
         try:
             if value["format"] != FORMAT:
-                raise RecordError(f"job record of format {value['format']}; this program reads format {FORMAT}")
+                raise RecordError(f"it is of format {value['format']}, and this program reads format {FORMAT}: another "
+                                  "version of sluice wrote it")
             known = {k: v for k, v in value.items() if k != "format"}
             files = tuple(FileRecord.from_json(f) for f in known["files"])
             identity = Identity.from_json(found) if (found := known.get("identity")) else None
@@ -90,4 +91,4 @@ class JobRecord:
         except RecordError:
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise RecordError(f"job record lacks or misnames something: {error}") from None
+            raise RecordError(f"it lacks something, or has it of another kind: {error}") from None

@@ -35,7 +35,8 @@ _KEPT_OPEN = 32
 Rescue = Callable[[Exception, Read, pa.Schema], pa.Table]
 """A function that returns what takes the place of a row group that cannot be read, or raises."""
 Work = Callable[[ReadTask, Charge], Decoded]
-MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Decoded]"]
+MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Any]"]
+"""A function that makes the pool of readers; its work may go on with what it decoded."""
 
 
 class SourceError(LoadingError):
@@ -45,8 +46,9 @@ class SourceError(LoadingError):
 class RowGroupSource(Protocol):
     """Decodes the row groups of tasks, in their order."""
 
-    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Decoded]:
-        """Starts reading. `make_pool` takes the tasks and a function that makes a worker's work."""
+    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
+        """Starts reading, and yields the pool's results. `make_pool` takes the tasks and a function that makes a
+        worker's work."""
 
 
 class RowGroupReader:
@@ -253,7 +255,7 @@ class ArrowSource:
     def __init__(self, groups: RowGroupReader):
         self._groups = groups
 
-    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Decoded]:
+    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         def work(task: ReadTask, charge: Charge) -> Decoded:
             return Decoded(task, self._groups.read(task.read), charge)
 
@@ -270,7 +272,7 @@ class PetastormSource:
         petastorm_compat.install()
         self._groups = groups
 
-    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Decoded]:
+    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         from petastorm.reader import Reader
         from petastorm.workers_pool.ventilator import Ventilator
         from petastorm.workers_pool.worker_base import WorkerBase
@@ -366,7 +368,7 @@ class _Results:
 
     batched_output = True
 
-    def read_next(self, pool: _PoolOfReader, _schema: Any, _ngram: Any) -> Decoded:
+    def read_next(self, pool: _PoolOfReader, _schema: Any, _ngram: Any) -> Any:
         return pool.get_results()
 
 
@@ -377,7 +379,7 @@ class _PoolOfReader:
 
     def __init__(self, make_pool: MakePool):
         self._make_pool = make_pool
-        self._pool: Pool[ReadTask, Decoded] | None = None
+        self._pool: Pool[ReadTask, Any] | None = None
         self._ids = iter(range(2**62))
         self._lock = threading.Lock()
 
@@ -396,7 +398,7 @@ class _PoolOfReader:
         ventilator.start()
         self._pool = self._make_pool(iter(ventilator), make_work)
 
-    def get_results(self) -> Decoded:
+    def get_results(self) -> Any:
         assert self._pool is not None
         return next(self._pool)
 

@@ -57,14 +57,16 @@ class Pool(Generic[In, Out]):
     def __init__(self, tally: StageCounters, upstream: Iterator[In],
                  make_work: Callable[[WorkerClock], Callable[[In, Charge], Out]], *,
                  workers: int, limit_bytes: int, governor: Governor, size: Callable[[In], int],
-                 measure: Callable[[Out], tuple[int, int]], passes: Callable[[Any], bool] = lambda _: False):
+                 measure: Callable[[Out], tuple[int, int]], passes: Callable[[Any], bool] = lambda _: False,
+                 corrects: bool = True):
         """`make_work` is called once in each worker, with its `WorkerClock`, which has to be told of work for other
         stages. It returns what turns an item and its charge into a result. `size` is the bytes to reserve for an item
         (more, if results turned out larger lately), `measure` the rows and bytes of its result. Whoever takes a result
-        takes over its charge."""
+        takes over its charge. `corrects` says whether the pool corrects the charge to the bytes of the result; work
+        that shows others what it made before it is done has to do so by itself."""
         self._tally, self._upstream, self._make_work = tally, upstream, make_work
         self._limit, self._governor, self._size, self._measure = limit_bytes, governor, size, measure
-        self._passes = passes
+        self._passes, self._corrects = passes, corrects
         self._pull = threading.Lock()
         self._lock = governor.lock
         self._room = threading.Condition(self._lock)
@@ -206,7 +208,8 @@ class Pool(Generic[In, Out]):
                     work = work or self._make_work(stint)
                     task.result = work(task.item, task.charge)
                     task.rows, task.size = self._measure(task.result)
-                    task.charge.correct(task.size)
+                    if self._corrects:
+                        task.charge.correct(task.size)
                 except BaseException as error:  # the error goes to the consumer, in its place in the order
                     task.fail(error)
                 with self._lock:

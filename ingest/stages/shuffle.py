@@ -6,11 +6,10 @@ places in batches: so nothing but decoding and this one move touches every value
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,24 +145,6 @@ class Block:
             self._charge.correct(round(self._left * self._row_bytes))
             if not self._left:
                 self.bags, self.chunks = {}, {}
-
-
-def gatherings(decoded: Iterable[Decoded]) -> Iterator[Gathering]:
-    """Yields windows in the order in which they are needed, as their last row group comes in."""
-    for schedule, group in itertools.groupby(decoded, lambda d: d.task.schedule):
-        pieces: list[list[tuple[int, WindowPiece]]] = [[] for _ in schedule.windows]
-        missing = [w.rows for w in schedule.windows]
-        ready = 0
-        for one in group:
-            for part in one.task.read.parts:
-                pieces[part.window].append((part.at, WindowPiece(one, part.start, part.stop)))
-                missing[part.window] -= part.stop - part.start
-            while ready < len(missing) and not missing[ready]:
-                ordered = tuple(piece for _, piece in sorted(pieces[ready], key=lambda p: p[0]))
-                pieces[ready] = []
-                ready += 1
-                yield Gathering(schedule, schedule.windows[ready - 1], ordered)
-                del ordered
 
 
 class Gatherer:

@@ -152,8 +152,8 @@ def test_a_run_goes_on_where_it_was_with_other_stages_fused(table):
 
 def test_what_cannot_be_fused_is_refused_and_changes_nothing(table):
     with loading(table, (plus, NAME + "twice")) as loader:
-        assert loader.limits.fusable == {"b": "a"}
-        for fused, backend, words in ((["a"], "thread", "'a' is no transform that follows another"),
+        assert loader.limits.fusable == {"shuffle": "read", "b": "a"}
+        for fused, backend, words in ((["a"], "thread", "'a' cannot be fused with the stage before it"),
                                       (["collate"], "thread", "'collate' is no transform"),
                                       (["bb"], "thread", "did you mean 'b'"),
                                       (["b"], "process", "'b' runs on process, 'a' before it on thread; give both")):

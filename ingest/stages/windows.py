@@ -1,0 +1,125 @@
+"""Which windows have all their rows: `Windows`, and `ReadWorker`, which may place a window's rows at once.
+
+A row group that is read brings rows of some windows. Whoever brings a window's last row group places its rows on the
+spot if the shuffle stage is fused with the read stage, without a hand-over; otherwise the shuffle stage's own workers
+do it. Windows may be complete out of order, and `in_order` puts them right again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.row_order import EpochSchedule
+from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stages.shuffle import Block, Decoded, Gatherer, Gathering, ReadTask, WindowPiece
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """A window whose rows could not be placed: the error comes in the window's turn."""
+
+    error: BaseException
+
+
+Window = Gathering | Block | Unplaced
+
+
+@dataclass(slots=True)
+class ReadDone:
+    """What came of one read: the windows that it completed, by their numbers in the schedule, placed or not."""
+
+    schedule: EpochSchedule
+    rows: int
+    nbytes: int
+    windows: list[tuple[int, Window]]
+
+
+class Windows:
+    """The windows of a run that are under way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._missing: dict[int, dict[int, int]] = {}
+        self._pieces: dict[int, dict[int, list[tuple[int, WindowPiece]]]] = {}
+        self._epoch, self._next, self._count = -1, 0, 0
+
+    def add(self, decoded: Decoded) -> list[tuple[int, Window]]:
+        """Adds the pieces of a row group, and returns the windows that have all their rows by it."""
+        schedule, found = decoded.task.schedule, list[tuple[int, Window]]()
+        with self._lock:
+            missing, pieces = self._missing.setdefault(schedule.epoch, {}), self._pieces.setdefault(schedule.epoch, {})
+            for part in decoded.task.read.parts:
+                number, window = part.window, schedule.windows[part.window]
+                pieces.setdefault(number, []).append((part.at, WindowPiece(decoded, part.start, part.stop)))
+                missing[number] = missing.get(number, window.rows) - (part.stop - part.start)
+                if not missing[number]:
+                    ordered = sorted(pieces.pop(number), key=lambda piece: piece[0])
+                    del missing[number]
+                    found.append((number, Gathering(schedule, window, tuple(piece for _, piece in ordered))))
+            if not missing:
+                del self._missing[schedule.epoch], self._pieces[schedule.epoch]
+        return found
+
+    def ahead(self, schedule: EpochSchedule, number: int) -> int:
+        """How many windows are due before that one."""
+        if schedule.epoch == self._epoch:
+            return number - self._next
+        return number + (self._count - self._next) * (schedule.epoch == self._epoch + 1)
+
+    def in_order(self, reads: Iterator[ReadDone]) -> Iterator[Gathering | Block]:
+        """Yields windows in the order in which they are needed, as the reads come in that complete them."""
+        for schedule, group in itertools.groupby(reads, lambda read: read.schedule):
+            waiting: dict[int, Window] = {}
+            self._epoch, self._next, self._count = schedule.epoch, 0, len(schedule.windows)
+            for read in group:
+                waiting |= dict(read.windows)
+                read.windows.clear()
+                while self._next in waiting:
+                    self._next += 1
+                    if isinstance(waiting[self._next - 1], Unplaced):
+                        raise waiting[self._next - 1].error  # type: ignore[union-attr]
+                    yield waiting.pop(self._next - 1)  # type: ignore[misc]
+
+
+class ReadWorker:
+    """One worker of the read stage."""
+
+    def __init__(self, decode: Callable[[ReadTask, Charge], Decoded], windows: Windows, gather: Gatherer, *,
+                 clock: WorkerClock, shuffle: StageCounters, room: Callable[[Gathering, int], Charge | None]):
+        """`room` returns a charge for a window if it is to be placed here, by how many windows are due before it."""
+        self._decode, self._windows, self._gather, self._room = decode, windows, gather, room
+        self._clock, self._shuffle = clock, shuffle
+
+    def __call__(self, task: ReadTask, charge: Charge) -> ReadDone:
+        decoded = self._decode(task, charge)
+        size = decoded.table.nbytes
+        charge.correct(size)  # now: from here on others may gather its rows, and give its bytes back
+        done = ReadDone(task.schedule, task.read.rows, size, self._windows.add(decoded))
+        del decoded
+        for place, (number, window) in enumerate(done.windows):
+            assert isinstance(window, Gathering)
+            room = self._room(window, self._windows.ahead(task.schedule, number))
+            if room is not None:
+                self._clock.go_over(self._shuffle)
+                done.windows[place] = number, self._placed(window, room)
+            del window
+        return done
+
+    def _placed(self, window: Gathering, charge: Charge) -> Block | Unplaced:
+        try:
+            block = self._gather(window, charge)
+            charge.correct(block.nbytes)
+        except BaseException as error:
+            charge.release()
+            return Unplaced(error)
+        self._clock.passed(self._shuffle, block.rows, block.nbytes)
+        return block
+
+
+def placed(window: Gathering | Block) -> bool:
+    """Whether the window's rows are in their batches already."""
+    return isinstance(window, Block)
