@@ -100,6 +100,10 @@ class Pipeline:
                 self._limit, self.base = self._group.limit, self._charged
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
+        largest = max(itertools.chain(*parts.plan.groups), default=0)
+        # The rows of a stream that readers place at once: a row group's, unless it is so large that windows would be
+        # placed long before they are due, in memory for the batches of all streams.
+        self._placed_rows = max(parts.plan.widest, min(largest, 4 * parts.plan.widest))
         self._held_back: Counter[str] = Counter()
         self._pools: dict[str, Pool[Any, Any]] = {}
         for stage in parts.transforms:
@@ -190,7 +194,7 @@ class Pipeline:
             def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, ReadDone]:
                 return self._pool("read", tasks, lambda clock: ReadWorker(
                     make_work(), windows, gatherer(), clock=clock, shuffle=self._tallies["shuffle"],
-                    room=self._room_for),
+                    room=lambda window: self._room_for(window, windows)),
                     size=lambda t: parts.decoding.at_work(t.read.rows), measure=lambda r: (r.rows, r.nbytes),
                     corrects=False)
 
@@ -246,14 +250,16 @@ class Pipeline:
         self._pools[name] = pool
         return pool
 
-    def _room_for(self, gathering: Gathering, ahead: int) -> Charge | None:
+    def _room_for(self, window: Gathering, windows: Windows) -> Charge | None:
         """Returns a charge for a window if readers are to place it now: the shuffle stage is fused with theirs, the
         window is due soon, and there is memory for it."""
-        streams = len(self._parts.plan.streams_of(self._parts.rank, self._parts.ranks))
-        if "shuffle" not in self.knobs.fused or ahead > streams + self.knobs.workers["read"]:
+        plan, knobs, governor = self._parts.plan, self.knobs, self._governor
+        streams = len(plan.streams_of(self._parts.rank, self._parts.ranks))
+        soon = (2 + knobs.workers["read"] // streams) * self._placed_rows
+        if "shuffle" not in knobs.fused or windows.ahead(window) > soon:
             return None
-        with self._governor.lock:
-            return self._governor.admit(gathering.window.rows * self._parts.columns.row_bytes, due=False)
+        with governor.lock:
+            return governor.admit(window.window.rows * self._parts.columns.row_bytes, due=False)
 
     def _step(self, fused: Fused) -> Step:
         tally, governor, columns = self._tallies[fused.name], self._governor, self._parts.columns

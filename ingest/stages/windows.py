@@ -45,7 +45,7 @@ class Windows:
         self._lock = threading.Lock()
         self._missing: dict[int, dict[int, int]] = {}
         self._pieces: dict[int, dict[int, list[tuple[int, WindowPiece]]]] = {}
-        self._epoch, self._next, self._count = -1, 0, 0
+        self._due: tuple[EpochSchedule, int] | None = None
 
     def add(self, decoded: Decoded) -> list[tuple[int, Window]]:
         """Adds the pieces of a row group, and returns the windows that have all their rows by it."""
@@ -64,33 +64,42 @@ class Windows:
                 del self._missing[schedule.epoch], self._pieces[schedule.epoch]
         return found
 
-    def ahead(self, schedule: EpochSchedule, number: int) -> int:
-        """How many windows are due before that one."""
-        if schedule.epoch == self._epoch:
-            return number - self._next
-        return number + (self._count - self._next) * (schedule.epoch == self._epoch + 1)
+    def ahead(self, window: Gathering) -> int:
+        """How many rows of a stream lie between the window that is due and the end of this one."""
+        schedule, number = self._due or (window.schedule, 0)
+        end = window.window.first + window.window.rows - _first(schedule, number)
+        return end if schedule.epoch == window.schedule.epoch else end + _first(schedule, len(schedule.windows))
 
     def in_order(self, reads: Iterator[ReadDone]) -> Iterator[Gathering | Block]:
         """Yields windows in the order in which they are needed, as the reads come in that complete them."""
         for schedule, group in itertools.groupby(reads, lambda read: read.schedule):
             waiting: dict[int, Window] = {}
-            self._epoch, self._next, self._count = schedule.epoch, 0, len(schedule.windows)
+            due = 0
             for read in group:
+                self._due = schedule, due
                 waiting |= dict(read.windows)
                 read.windows.clear()
-                while self._next in waiting:
-                    self._next += 1
-                    if isinstance(waiting[self._next - 1], Unplaced):
-                        raise waiting[self._next - 1].error  # type: ignore[union-attr]
-                    yield waiting.pop(self._next - 1)  # type: ignore[misc]
+                while due in waiting:
+                    due += 1
+                    self._due = schedule, due
+                    if isinstance(waiting[due - 1], Unplaced):
+                        raise waiting[due - 1].error  # type: ignore[union-attr]
+                    yield waiting.pop(due - 1)  # type: ignore[misc]
+
+
+def _first(schedule: EpochSchedule, number: int) -> int:
+    """The row of its stream with which a window begins; after the last window, its end."""
+    if number < len(schedule.windows):
+        return schedule.windows[number].first
+    return schedule.windows[-1].first + schedule.windows[-1].rows
 
 
 class ReadWorker:
     """One worker of the read stage."""
 
     def __init__(self, decode: Callable[[ReadTask, Charge], Decoded], windows: Windows, gather: Gatherer, *,
-                 clock: WorkerClock, shuffle: StageCounters, room: Callable[[Gathering, int], Charge | None]):
-        """`room` returns a charge for a window if it is to be placed here, by how many windows are due before it."""
+                 clock: WorkerClock, shuffle: StageCounters, room: Callable[[Gathering], Charge | None]):
+        """`room` returns a charge for a window if it is to be placed here."""
         self._decode, self._windows, self._gather, self._room = decode, windows, gather, room
         self._clock, self._shuffle = clock, shuffle
 
@@ -102,7 +111,7 @@ class ReadWorker:
         del decoded
         for place, (number, window) in enumerate(done.windows):
             assert isinstance(window, Gathering)
-            room = self._room(window, self._windows.ahead(task.schedule, number))
+            room = self._room(window)
             if room is not None:
                 self._clock.go_over(self._shuffle)
                 done.windows[place] = number, self._placed(window, room)

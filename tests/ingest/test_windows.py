@@ -1,0 +1,179 @@
+"""Windows whose rows readers place at once: which they are, in which order they come, and that nothing else changes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from sluice.etl.synth.small_table import small_table
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.memory.governor import Governor
+from sluice.ingest.pipeline import Pipeline
+from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.stages import windows as windows_file
+from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
+from sluice.ingest.stages.windows import ReadDone, Unplaced, Windows
+from tests.ingest import twin
+
+JOINED = frozenset({"shuffle"})
+
+
+class Rows:
+    """Stands for a table: only its size counts here."""
+
+    nbytes = 8
+
+
+def decoded(schedule, number):
+    return Decoded(ReadTask(schedule, schedule.reads[number]), Rows(), Governor(2**40, 0).admit(8, True))
+
+
+def plan_of(*groups, **options):
+    return RowsPlan(groups=(tuple(groups),), **{"batch_size": 8, "streams": 2, "window_rows": 16} | options)
+
+
+class TestOrder:
+    def finished(self, plan, order):
+        """What the reads bring that are decoded in that order, in the order of the plan."""
+        schedule, windows = plan.schedule(0), Windows()
+        found = {n: ReadDone(schedule, 1, 8, windows.add(decoded(schedule, n))) for n in order}
+        return schedule, windows, [found[n] for n in range(len(schedule.reads))]
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_windows_come_in_their_order_whichever_read_was_decoded_first(self, seed):
+        plan = plan_of(*[10] * 40)
+        order = list(range(len(plan.schedule(0).reads)))
+        Random(seed).shuffle(order)
+        schedule, windows, done = self.finished(plan, order)
+        assert [w.window for w in windows.in_order(iter(done))] == list(schedule.windows)
+
+    def test_a_window_comes_once_with_all_its_pieces_in_their_places(self):
+        plan = plan_of(*[10] * 8, shuffle=False)
+        _schedule, windows, done = self.finished(plan, [3, 1, 2, 0, *range(4, len(plan.schedule(0).reads))])
+        for window in windows.in_order(iter(done)):
+            rows = [(p.decoded.task.read.group, p.start, p.stop) for p in window.pieces]
+            assert rows == [(s.group, s.start, s.stop) for s in window.window.slices]
+
+    def test_an_error_comes_in_its_windows_turn(self):
+        plan = plan_of(*[10] * 40)
+        _, windows, done = self.finished(plan, range(len(plan.schedule(0).reads)))
+        broken = done[2].windows[0][0]
+        done[2].windows[0] = broken, Unplaced(ColumnError("this one"))
+        came = []
+        with pytest.raises(ColumnError, match="this one"):
+            came.extend(windows.in_order(iter(done)))
+        assert len(came) == broken
+
+    def test_how_far_ahead_a_window_is_counts_rows_of_its_stream_over_the_end_of_an_epoch(self):
+        plan = plan_of(*[10] * 40)
+        schedule, other, windows = plan.schedule(0), plan.schedule(1), Windows()
+        last, first = (Gathering(s, s.windows[n], ()) for s, n in ((schedule, -1), (other, 0)))
+        assert windows.ahead(last) == plan.used // plan.streams
+        done = [ReadDone(schedule, 1, 8, [(n, Gathering(schedule, schedule.windows[n], ()))]) for n in range(3)]
+        found = windows.in_order(iter(done))
+        for _ in done:
+            next(found)
+        at = schedule.windows[3].first
+        assert windows.ahead(last) == plan.used // plan.streams - at
+        assert windows.ahead(first) == plan.used // plan.streams - at + other.windows[0].rows
+
+
+@pytest.mark.parametrize(("group_rows", "rows", "reads"), [
+    (1000, 40_000, 33), (1000, 1_000_000, 1000), (32_768, 1_048_576, 32), (1_500_000, 12_000_000, 8)])
+def test_how_often_row_groups_are_read_in_an_epoch(group_rows, rows, reads):
+    """Each once, however many windows it feeds; those of the rows that an epoch leaves out not at all."""
+    plan = RowsPlan(groups=((group_rows,) * (rows // group_rows),), batch_size=8192)
+    assert len(plan.schedule(0).reads) == reads
+
+
+@pytest.mark.parametrize("fused", [JOINED, frozenset()])
+def test_the_loader_reads_what_the_plan_says_and_nothing_twice(table, fused):
+    came = []
+    with Loader(table, batch_size=80, window_rows=100, before_read=lambda read: came.append((read.file, read.group)),
+                knobs=Knobs(workers={"read": 3}, fused=fused)) as loader:
+        for _ in loader:
+            pass
+        planned = [(read.file, read.group) for read in loader.plan.schedule(0).reads]
+    assert sorted(came) == sorted(planned)
+
+
+class Counted:
+    """Counts what the shuffle stage gets: windows that readers placed, and others."""
+
+    def __init__(self, monkeypatch):
+        self.placed = self.others = 0
+        in_order = Windows.in_order
+
+        def counted(windows, reads):
+            for window in in_order(windows, reads):
+                self.placed += isinstance(window, Block)
+                self.others += isinstance(window, Gathering)
+                yield window
+
+        monkeypatch.setattr(Windows, "in_order", counted)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_readers_place_every_window_and_rows_and_order_are_the_twins(table, monkeypatch, workers):
+    files, came = twin.Table(table.files_of("train")), Counted(monkeypatch)
+    knobs = Knobs(workers={"read": workers}, fused=JOINED)
+    with Loader(table, batch_size=80, window_rows=100, epochs=2, knobs=knobs) as loader:
+        for epoch in range(2):
+            for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
+                twin.expect(loader, files, batch, rows)
+        stages = {stage.name: stage for stage in loader.snapshot().stages}
+    assert not came.others
+    assert stages["shuffle"].items == came.placed > 0
+    assert stages["shuffle"].rows == stages["batch"].rows
+
+
+def test_without_memory_for_more_the_shuffle_stage_does_it_with_a_worker_of_its_own(table, monkeypatch):
+    came = Counted(monkeypatch)
+    monkeypatch.setattr(Pipeline, "_room_for", lambda *_: None)
+    with Loader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 2}, fused=JOINED)) as loader:
+        rows = sum(batch.rows for batch in loader)
+        joined = loader.order_hash
+    assert (came.placed, came.others > 0, rows) == (0, True, loader.plan.used)
+    with Loader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 1})) as loader:
+        assert sum(batch.rows for batch in loader) == rows
+        assert loader.order_hash == joined
+
+
+def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, monkeypatch):
+    """All of them at once would take the memory of an epoch."""
+    came, furthest = Counted(monkeypatch), []
+    ahead = Windows.ahead
+
+    def seen(windows, window):
+        furthest.append((ahead(windows, window), window.window.rows))
+        return furthest[-1][0]
+
+    monkeypatch.setattr(windows_file.Windows, "ahead", seen)
+    table = small_table(tmp_path / "clicks", rows=20_000, row_group_rows=20_000, splits={"train": 1.0})
+    with Loader(table, batch_size=80, window_rows=64, knobs=Knobs(workers={"read": 2}, fused=JOINED)) as loader:
+        assert sum(batch.rows for batch in loader) == loader.plan.used
+    assert max(far for far, _ in furthest) > 64 * 4
+    assert 0 < came.placed < came.others
+
+
+def test_turning_it_on_and_off_while_batches_come_changes_nothing(table):
+    random, turns = Random(5), set()
+    with Loader(table, batch_size=80, window_rows=100, epochs=4) as loader:
+        expected = [(b.step, b.checksum, float(b.dense.sum())) for _ in range(4) for b in loader]
+        order = loader.order_hash
+    small = {"read_ahead_bytes": 2**20, "prefetch_bytes": 2**20}
+    with Loader(table, batch_size=80, window_rows=100, epochs=4, knobs=Knobs(**small)) as loader:
+        found = []
+        for _ in range(4):
+            for batch in loader:
+                found.append((batch.step, batch.checksum, float(batch.dense.sum())))
+                fused = JOINED if random.random() < 0.5 else frozenset()
+                workers = {"read": random.randint(1, 4), "shuffle": random.randint(1, 3)}
+                loader.apply(Knobs(workers=workers, fused=fused, **small))
+                turns.add(fused)
+        assert found == expected
+        assert loader.order_hash == order
+    assert len(turns) == 2
