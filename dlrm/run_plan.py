@@ -103,10 +103,10 @@ def bytes_per_step(placement: ModelPlacement, layout: TableLayout, parameters: i
     return round(max(pooled) + gradients + ids + 2 * parameters * 4 * (ranks - 1) / ranks)
 
 
-def masked(layout: TableLayout, here: Ranks) -> dict[str, int]:
+def masked(layout: TableLayout, ranks: Ranks) -> dict[str, int]:
     """Column → number of dense values that were not finite, over all ranks."""
     found: dict[str, int] = {}
-    for counts in here.gather_objects(layout.missing.counts if layout.missing is not None else {}):
+    for counts in ranks.gather_objects(layout.missing.counts if layout.missing is not None else {}):
         for name, n in counts.items():
             found[name] = found.get(name, 0) + n
     return found

@@ -40,12 +40,12 @@ def top(column: Mapping[str, Any], rows: int) -> tuple[tuple[int, float], ...]:
     return tuple((int(i), n / total) for i, n in column["top"].items() if int(i) < rows)
 
 
-def spread_runs(found: Sequence[tuple[int, float]], rows: int, stride: int) -> Runs:
+def spread_runs(frequent: Sequence[tuple[int, float]], rows: int, stride: int) -> Runs:
     """The runs of a table whose row i lies at i · stride mod rows: even, except for the most frequent ids."""
-    if not found:
+    if not frequent:
         return ()
-    singles = [(at, at + 1, share) for at, share in ((i * stride % rows, share) for i, share in found)]
-    return tuple(sorted([(0, rows, max(0.0, 1 - sum(share for _, share in found))), *singles]))
+    singles = [(at, at + 1, share) for at, share in ((i * stride % rows, share) for i, share in frequent)]
+    return tuple(sorted([(0, rows, max(0.0, 1 - sum(share for _, share in frequent))), *singles]))
 
 
 def share(use: Runs, rows: int, low: int, high: int) -> float:

@@ -252,7 +252,7 @@ def _train_on_version(plan: StartPoint, ranks: Ranks, watch: StopSignals, activi
             if plan.changes is not None and plan.before is not None:
                 journal.say(plan.changes.text)
                 save_load.check(plan.resume, ranks)
-                transplant(plan.resume, parts, before=plan.before, now=plan.meta, changes=plan.changes)
+                transplant(plan.resume, parts, before=plan.before, after=plan.meta, changes=plan.changes)
                 loader.load_state_dict({**loader.state_dict(), "epoch": plan.meta.epoch})
             else:
                 save_load.load(plan.resume, parts, ranks)

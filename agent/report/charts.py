@@ -59,11 +59,11 @@ WHOLE = Axis(form=lambda value: f"{value:g}")
 SCORE = Axis(form=lambda value: f"{value:.4g}", from_zero=False)
 
 
-def decimate(points: Points, most: int = MOST_POINTS) -> Points:
-    """Reduces a series to about `most` points: the lowest and highest of each stretch, so that no peak is lost."""
-    if len(points) <= most:
+def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
+    """Reduces a series to about `max_points`: the lowest and highest of each stretch, so that no peak is lost."""
+    if len(points) <= max_points:
         return points
-    size = math.ceil(2 * len(points) / most)
+    size = math.ceil(2 * len(points) / max_points)
     kept = []
     for start in range(0, len(points), size):
         stretch = points[start:start + size]

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _TABLES, _TOWER = "embedding_bags.", "tower."
 
 
-def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, now: CheckpointMeta, changes: TableDiff
+def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, after: CheckpointMeta, changes: TableDiff
                ) -> None:
-    """Fills fresh `parts`, which `now` describes, from the checkpoint in `path`, which `before` describes. Each rank
+    """Fills fresh `parts`, which `after` describes, from the checkpoint in `path`, which `before` describes. Each rank
     reads what it holds. New columns keep their first values, and the dense layers ignore them until they have learned.
     """
     stored = CheckpointReader(path)
@@ -33,7 +33,7 @@ def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, now:
     parts.dense.zero_grad()
     model, tables, other = parts.model.state_dict(), parts.model.fused_optimizer.state_dict(), parts.dense.state_dict()
     owners, sizes = owners_of(parts.layout), {t.name: t.rows for t in parts.layout.tables}
-    compress = Config.from_dict(now.config).model.compress
+    compress = Config.from_dict(after.config).model.compress
     pieces: list[TensorBox] = []
     for key, value in (*_flat("model", model), *_flat("tables.state", tables["state"])):
         _, found, rest = key.partition(_TABLES)
@@ -45,7 +45,7 @@ def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, now:
         else:
             pieces += _rows(stored, key, value, stored.rows(name), sizes[name])
     stored.read(pieces)
-    labels = _labels(before, now, parts.layout, changes)
+    labels = _labels(before, after, parts.layout, changes)
     for key, value in (*_flat("model", model), *_flat("dense.state", other["state"])):
         if _TABLES not in key and key in stored.sizes:
             _place(stored, key, value, labels)

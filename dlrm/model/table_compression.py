@@ -100,35 +100,36 @@ def _prime_up_to(limit: int) -> int:
     return next(n for n in range(limit, 1, -1) if all(n % d for d in range(2, math.isqrt(n) + 1)))
 
 
-def part_tables(table: Table, how: Compression) -> tuple[Table, ...]:
+def part_tables(table: Table, compression: Compression) -> tuple[Table, ...]:
     """The ordinary tables that stand for one table."""
-    if how.kind == "full":
+    if compression.kind == "full":
         return (table,)
     if table.rows > _PRIME:
         raise ConfigError(f"table {table.name!r}: {table.rows} rows are beyond the ids' 31 bits")
-    if how.kind == "spread":
+    if compression.kind == "spread":
         return (replace(table, use=spread_runs(table.top, table.rows, _stride(table.rows))),)
     table = replace(table, use=(), top=())  # codes are used evenly
-    if how.rows > table.rows:
-        raise ConfigError(f"table {table.name!r}: {how.rows} rows to stand for {table.rows} are no compression")
-    if how.kind in ("modulo", "hash"):
-        return (replace(table, rows=how.rows),)
+    if compression.rows > table.rows:
+        raise ConfigError(f"table {table.name!r}: {compression.rows} rows to stand for {table.rows} are no compression")
+    if compression.kind in ("modulo", "hash"):
+        return (replace(table, rows=compression.rows),)
     sizes: tuple[int, ...]
-    if how.kind == "quotient":
-        if how.combine == "multiply" and table.lookups > 1:
+    if compression.kind == "quotient":
+        if compression.combine == "multiply" and table.lookups > 1:
             raise ConfigError(f"table {table.name!r}: a product is of one id, and a row has {table.lookups:g} on "
                               "average; write quotient:ROWS:add or quotient:ROWS:concat")
-        pieces, sizes = 2 if how.combine == "concat" else 1, (-(-table.rows // how.rows), how.rows)
+        pieces = 2 if compression.combine == "concat" else 1
+        sizes = -(-table.rows // compression.rows), compression.rows
     else:
-        pieces, sizes = how.parts, (how.rows,) * how.parts
-        digits = _digits(table.rows, how.rows)
-        if how.parts < digits or how.parts > how.rows:
-            raise ConfigError(f"table {table.name!r}: {table.rows} ids need {digits} parts of {how.rows} rows or more "
-                              f"to differ (and at most {how.rows} parts), not {how.parts}")
+        pieces, sizes = compression.parts, (compression.rows,) * compression.parts
+        digits = _digits(table.rows, compression.rows)
+        if compression.parts < digits or compression.parts > compression.rows:
+            raise ConfigError(f"table {table.name!r}: {table.rows} ids need {digits} parts of {compression.rows} rows "
+                              f"or more to differ (and at most {compression.rows} parts), not {compression.parts}")
     if table.width % pieces or (table.width // pieces) % 4:
         raise ConfigError(f"table {table.name!r}: width {table.width} cannot be cut into {pieces} parts whose widths "
                           "are multiples of 4, which the fused kernels need")
-    names = ("q", "r") if how.kind == "quotient" else range(how.parts)
+    names = ("q", "r") if compression.kind == "quotient" else range(compression.parts)
     return tuple(replace(table, name=f"{table.name}@{n}", rows=rows, width=table.width // pieces)
                  for n, rows in zip(names, sizes, strict=True))
 
@@ -141,27 +142,27 @@ def _digits(count: int, base: int) -> int:
     return digits
 
 
-def codes(ids: Tensor, table: Table, how: Compression) -> tuple[Tensor, ...]:
+def codes(ids: Tensor, table: Table, compression: Compression) -> tuple[Tensor, ...]:
     """For each part of the table, the row of each id."""
-    if how.kind == "full":
+    if compression.kind == "full":
         return (ids,)
-    if how.kind == "spread":
+    if compression.kind == "spread":
         return ((ids.long() * _stride(table.rows) % table.rows).to(ids.dtype),)
-    if how.kind == "modulo":
-        return (ids % how.rows,)
-    if how.kind == "hash":
+    if compression.kind == "modulo":
+        return (ids % compression.rows,)
+    if compression.kind == "hash":
         factor, shift = _mix(table.name)
-        return (((ids.long() * factor + shift) % _PRIME % how.rows).to(ids.dtype),)
-    if how.kind == "quotient":
-        return ids // how.rows, ids % how.rows
+        return (((ids.long() * factor + shift) % _PRIME % compression.rows).to(ids.dtype),)
+    if compression.kind == "quotient":
+        return ids // compression.rows, ids % compression.rows
     left, digits = ids, []
-    for _ in range(_digits(table.rows, how.rows)):
-        digits.append(left % how.rows)
-        left = left // how.rows
+    for _ in range(_digits(table.rows, compression.rows)):
+        digits.append(left % compression.rows)
+        left = left // compression.rows
     found = [digits[0]]
-    for _ in range(how.parts - 1):
+    for _ in range(compression.parts - 1):
         for i in range(len(digits) - 1):
-            digits[i] = (digits[i] + digits[i + 1]) % how.rows
+            digits[i] = (digits[i] + digits[i + 1]) % compression.rows
         found.append(digits[0])
     return tuple(found)
 

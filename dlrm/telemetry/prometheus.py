@@ -40,13 +40,13 @@ class Endpoint:
         self.registry.register(self)
 
     @classmethod
-    def at(cls, where: str, rank: int, local_rank: int) -> Endpoint:
-        """The endpoint at `where`, [HOST:]PORT; a machine's rank n takes PORT + n. Empty: it is not served."""
-        if not where:
+    def at(cls, address: str, rank: int, local_rank: int) -> Endpoint:
+        """The endpoint at `address`, [HOST:]PORT; a machine's rank n takes PORT + n. Empty: it is not served."""
+        if not address:
             return cls(rank)
-        host, _, port = where.rpartition(":")
+        host, _, port = address.rpartition(":")
         if not port.isdigit() or not 0 < int(port) + local_rank < 2**16:
-            raise ConfigError(f"metrics: {where!r} is not [HOST:]PORT, with a port from 1 to 65535 for each rank")
+            raise ConfigError(f"metrics: {address!r} is not [HOST:]PORT, with a port from 1 to 65535 for each rank")
         return cls(rank, host or "127.0.0.1", int(port) + local_rank)
 
     def __enter__(self) -> Endpoint:

@@ -24,9 +24,9 @@ def saw_others(before: FittedState, spec: Spec) -> bool:
     return bool(before.tables) and before.fitted_on != spec.table.training and len(spec.table.split) > 1
 
 
-def why_not(before: FittedState, text: str, spec: Spec, *, mode: str, update: bool, moved: bool) -> str | None:
+def why_not(before: FittedState, text: str, spec: Spec, *, mode: str, update: bool, rows_moved: bool) -> str | None:
     """Why `spec` may not build on a state of a version whose spec was `text`, and whose rows had other keys if they
-    have `moved`; None if it may.
+    have `rows_moved`; None if it may.
 
     A state that is only applied again may have seen all splits, so that older tables can be continued; it cannot be
     added to. In an append no row was there before, but in an overwrite the rows that were learned from must still be
@@ -35,7 +35,7 @@ def why_not(before: FittedState, text: str, spec: Spec, *, mode: str, update: bo
         if not update:
             return None
         why = f"it was learned from {learned_from(before.fitted_on)}, and --update-state would add to that"
-    elif mode == "overwrite" and before.tables and (how := _left_out(text, spec, moved=moved)):
+    elif mode == "overwrite" and before.tables and (how := _left_out(text, spec, moved=rows_moved)):
         why = f"it was learned from training rows of which some would be tested on now: {how}"
     else:
         return None

@@ -45,9 +45,9 @@ class Lost:
                 f"{self.before:.1%}")
 
 
-def lost(before: Mapping[str, float], now: Mapping[str, float], *, unread: bool) -> list[Lost]:
+def lost(before: Mapping[str, float], after: Mapping[str, float], *, unread: bool) -> list[Lost]:
     """The columns of both versions in which the share of lost values has grown too much, worst first."""
-    found = [Lost(column=name, before=before[name], now=share, unread=unread) for name, share in now.items()
+    found = [Lost(column=name, before=before[name], now=share, unread=unread) for name, share in after.items()
              if name in before and share > TIMES * before[name] and share - before[name] >= MORE - 1e-9]
     return sorted(found, key=lambda one: (one.before - one.now, one.column))
 

@@ -109,7 +109,7 @@ class Fitted(Operator):
         return 1
 
     @abstractmethod
-    def learn(self, kept: pa.Table) -> pa.Table:
+    def learn(self, counted: pa.Table) -> pa.Table:
         """Makes the state from the columns (value, count) that were kept, in any order of rows."""
 
     @abstractmethod

@@ -177,8 +177,8 @@ class Categorify(Fitted):
     def least(self) -> int:
         return self.min_count
 
-    def learn(self, kept: pa.Table) -> pa.Table:
-        ordered = kept.sort_by([("count", "descending"), ("value", "ascending")])
+    def learn(self, counted: pa.Table) -> pa.Table:
+        ordered = counted.sort_by([("count", "descending"), ("value", "ascending")])
         return ordered.select(["value", "count"]).slice(0, self.max_size).combine_chunks()
 
     def update(self, old: pa.Table, new: pa.Table) -> pa.Table:

@@ -101,11 +101,11 @@ class Timeline:
         known[known] = self.places[found[known]] == place[known]
         return np.where(known, found, -1)
 
-    def totals(self, known: Whole) -> Whole:
+    def totals(self, running: Whole) -> Whole:
         """Sums a column that `running` made over all values: what was known before each rank."""
-        fresh = np.diff(known, prepend=0)
+        fresh = np.diff(running, prepend=0)
         first = np.flatnonzero(np.diff(self.places, prepend=-1))
-        fresh[first] = known[first]
+        fresh[first] = running[first]
         sums = np.zeros(len(self.moments) + 1, np.int64)
         np.add.at(sums, self.ranks + 1, fresh)
         return np.cumsum(sums)

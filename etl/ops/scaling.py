@@ -54,8 +54,8 @@ class FillMean(Fitted):
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _moments(column, (1,))
 
-    def learn(self, kept: pa.Table) -> pa.Table:
-        return pa.table({"mean": [float(_sum_of(kept, 1) / max(1, _rows(kept)))]})
+    def learn(self, counted: pa.Table) -> pa.Table:
+        return pa.table({"mean": [float(_sum_of(counted, 1) / max(1, _rows(counted)))]})
 
     def prepare(self, state: pa.Table) -> float:
         return float(state["mean"][0].as_py())
@@ -76,8 +76,8 @@ class FillMedian(Fitted):
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _named(*distribution(finite_of(column)))
 
-    def learn(self, kept: pa.Table) -> pa.Table:
-        return pa.table({"median": quantiles(kept, [0.5])})
+    def learn(self, counted: pa.Table) -> pa.Table:
+        return pa.table({"median": quantiles(counted, [0.5])})
 
     def prepare(self, state: pa.Table) -> float:
         return float(state["median"][0].as_py())
@@ -98,10 +98,10 @@ class Standardise(Fitted):
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _moments(column, (1, 2))
 
-    def learn(self, kept: pa.Table) -> pa.Table:
-        rows = max(1, _rows(kept))
-        mean = _sum_of(kept, 1) / rows
-        variance = max(0.0, float(_sum_of(kept, 2) / rows - mean**2))
+    def learn(self, counted: pa.Table) -> pa.Table:
+        rows = max(1, _rows(counted))
+        mean = _sum_of(counted, 1) / rows
+        variance = max(0.0, float(_sum_of(counted, 2) / rows - mean**2))
         return pa.table({"mean": [float(mean)], "spread": [math.sqrt(variance)]})
 
     def prepare(self, state: pa.Table) -> tuple[float, float]:
@@ -129,8 +129,8 @@ class MinMax(Fitted):
         return _named([repr(float(v)) for v in {values.min() + 0.0, values.max() + 0.0}],
                       [1] * len({values.min() + 0.0, values.max() + 0.0}))
 
-    def learn(self, kept: pa.Table) -> pa.Table:
-        ends = [float(v) for v in kept["value"].to_pylist()] or [0.0]
+    def learn(self, counted: pa.Table) -> pa.Table:
+        ends = [float(v) for v in counted["value"].to_pylist()] or [0.0]
         return pa.table({"least": [min(ends)], "largest": [max(ends)]})
 
     def prepare(self, state: pa.Table) -> tuple[float, float]:
@@ -159,8 +159,8 @@ class Quantiles(Fitted):
     def count(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         return _named(*distribution(finite_of(column)))
 
-    def learn(self, kept: pa.Table) -> pa.Table:
-        ends = quantiles(kept, [i / self.buckets for i in range(1, self.buckets)])
+    def learn(self, counted: pa.Table) -> pa.Table:
+        ends = quantiles(counted, [i / self.buckets for i in range(1, self.buckets)])
         return pa.table({"boundary": pa.array(sorted(set(ends)), pa.float64())})
 
     def prepare(self, state: pa.Table) -> Any:

@@ -71,11 +71,11 @@ class Count(_Encoded):
         counted = pc.value_counts(column.drop_null())
         return counted.field("values"), counted.field("counts")
 
-    def learn(self, kept: pa.Table) -> pa.Table:
+    def learn(self, counted: pa.Table) -> pa.Table:
         if self.past:
-            values, at = unstamped(_one(kept["value"]))
-            return running(pa.table({"value": values, "at": at, "count": _one(kept["count"])}), ("count",))
-        return kept.select(["value", "count"]).sort_by("value").combine_chunks()
+            values, at = unstamped(_one(counted["value"]))
+            return running(pa.table({"value": values, "at": at, "count": _one(counted["count"])}), ("count",))
+        return counted.select(["value", "count"]).sort_by("value").combine_chunks()
 
     def prepare(self, state: pa.Table) -> Any:
         if self.past:
@@ -144,17 +144,17 @@ class Target(_Encoded):
         counted = pc.value_counts(pc.binary_join_element_wise(pa.array(np.char.mod("%03d", cell)), _keys(value), ""))
         return counted.field("values"), counted.field("counts")
 
-    def learn(self, kept: pa.Table) -> pa.Table:
-        names = _one(kept["value"])
+    def learn(self, counted: pa.Table) -> pa.Table:
+        names = _one(counted["value"])
         if self.past:
             values, at = unstamped(pc.utf8_slice_codeunits(names, 1))
-            counts = kept["count"].to_numpy()
+            counts = counted["count"].to_numpy()
             clicked = pc.starts_with(names, "1").to_numpy(zero_copy_only=False)
             both = pa.table({"value": values, "at": at, "count": counts, "clicks": np.where(clicked, counts, 0)})
             both = both.group_by(["value", "at"]).aggregate([("count", "sum"), ("clicks", "sum")])
             return running(both.rename_columns(["value", "at", "count", "clicks"]), ("count", "clicks"))
         cell = pc.utf8_slice_codeunits(names, 0, 3).cast(pa.int32()).to_numpy(zero_copy_only=False)
-        counts = kept["count"].to_numpy()
+        counts = counted["count"].to_numpy()
         table = pa.table({"value": pc.utf8_slice_codeunits(names, 3), "fold": pa.array(cell // 2),
                           "count": counts, "clicks": np.where(cell % 2 == 1, counts, 0)})
         grouped = table.group_by(["value", "fold"]).aggregate([("count", "sum"), ("clicks", "sum")])
@@ -229,8 +229,8 @@ class Group(_Encoded):
                 sums.append(of_group)
         return pa.concat_arrays(names), pa.array(np.concatenate(sums).astype(np.int64))
 
-    def learn(self, kept: pa.Table) -> pa.Table:
-        return self._extremes(kept) if self.of in ("min", "max") else self._moments(kept)
+    def learn(self, counted: pa.Table) -> pa.Table:
+        return self._extremes(counted) if self.of in ("min", "max") else self._moments(counted)
 
     def _extremes(self, kept: pa.Table) -> pa.Table:
         """The least, or the largest, number of each key among those that the batches found."""

@@ -114,7 +114,7 @@ class Job:
         spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
         if before is not None and parent is not None and (why := why_not(
                 before, parent.spec, spec, mode=self.mode, update=self.update_state,
-                moved=not spec.rule.same(rule_of(parent) or spec.rule))):
+                rows_moved=not spec.rule.same(rule_of(parent) or spec.rule))):
             raise StateError(f"{self.store.uri}: what version {base.version} learned cannot be built on: {why}")
         for name, value in (("base", base), ("parent", parent), ("before", before), ("spec", spec),
                             ("rule_before", rule_before)):
@@ -252,7 +252,7 @@ class Job:
                 each: Callable[..., Any]) -> tuple[JobRecord, Sequence[Field]]:
         spec = self.spec
         files, profile = describe(self.store, self.name, spec.fields({}), spec.table.row_group_rows,
-                                  each=each, buckets=_buckets(spec))
+                                  map_each=each, buckets=_buckets(spec))
         rows = sum(f.rows for f in files)
         if rows != counted.rows:
             raise CommitError(f"{rows:,} rows were written but {counted.rows:,} counted: did the input change "

@@ -34,8 +34,8 @@ class Steps(Fitted):
         kinds, counts = np.unique(self._of(column), return_counts=True)
         return pa.array(kinds).cast(pa.string()), pa.array(counts)
 
-    def learn(self, kept: pa.Table) -> pa.Table:
-        table = pa.table({"step": kept["value"].cast(pa.int64()), "count": kept["count"]})
+    def learn(self, counted: pa.Table) -> pa.Table:
+        table = pa.table({"step": counted["value"].cast(pa.int64()), "count": counted["count"]})
         return table.sort_by("step").combine_chunks()
 
     def prepare(self, state: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -174,10 +174,10 @@ def _words(rule: Identity | None) -> str:
     return "several rules" if rule is None else f"{rule.text}, by seed {rule.seed}"
 
 
-def there_already(before: Census, now: Census, rows: int) -> tuple[int, bool] | None:
+def there_already(before: Census, appended: Census, rows: int) -> tuple[int, bool] | None:
     """The number of an append's rows that a table already has, and whether it is exact; None if it cannot be known."""
-    common = before.sketches.keys() & now.sketches.keys()
+    common = before.sketches.keys() & appended.sketches.keys()
     if not common:
         return None
-    both = [Sketch.joined(census.sketches[min(common)].values()) for census in (now, before)]
+    both = [Sketch.joined(census.sketches[min(common)].values()) for census in (appended, before)]
     return round(rows * both[0].share_in(both[1])), both[0].whole and both[1].whole

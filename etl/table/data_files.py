@@ -59,7 +59,7 @@ def _arrow_type(name: str) -> pa.DataType:
     return pa.type_for_alias(name)
 
 
-def describe(store: TableStore, job: str, fields: Sequence[Field], row_group_rows: int, *, each: Each = map,
+def describe(store: TableStore, job: str, fields: Sequence[Field], row_group_rows: int, *, map_each: Each = map,
              buckets: Mapping[str, int] | None = None) -> tuple[tuple[FileRecord, ...], Profile]:
     """Returns every file of a job, its footer checked against what the job was to write, and the profile of all of
     them.
@@ -67,7 +67,7 @@ def describe(store: TableStore, job: str, fields: Sequence[Field], row_group_row
     `buckets` are the ids of each column that stand for values out of its vocabulary."""
     paths = [p for p in store.files(folder_of(job)) if p.endswith(".parquet")]
     look = partial(_describe, store.uri, tuple(fields), row_group_rows, dict(buckets or {}))
-    found = [(FileRecord.from_json(file), Profile(profile)) for file, profile in each(look, paths)]
+    found = [(FileRecord.from_json(file), Profile(profile)) for file, profile in map_each(look, paths)]
     profile = Profile.joined([profile for _, profile in found])
     return tuple(file for file, _ in found if file.rows), profile
 

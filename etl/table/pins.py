@@ -73,9 +73,9 @@ class Removal:
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
-    def of(cls, gone: Iterable[str], kept: Iterable[str]) -> Removal:
+    def of(cls, removed: Iterable[str], remaining: Iterable[str]) -> Removal:
         """The removal of these files; one that is in the same folder as a kept file may go without a loss."""
-        return cls(folders=folders_of(gone) - folders_of(kept))
+        return cls(folders=folders_of(removed) - folders_of(remaining))
 
     def begin(self, store: TableStore) -> None:
         store.write_json(self._path, {"folders": sorted(self.folders)})

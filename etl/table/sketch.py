@@ -86,9 +86,9 @@ Gathered = dict[tuple[str, str], Hashes]
 """(how rows are recognised, split) → the smallest hashes so far."""
 
 
-def gather(into: Gathered, more: Gathered) -> Gathered:
+def gather(into: Gathered, added: Gathered) -> Gathered:
     """Adds hashes in place. Adding the same ones twice, as a task that is run again does, changes nothing."""
-    for key, hashes in more.items():
+    for key, hashes in added.items():
         before = into.get(key)
         both = hashes if before is None else np.concatenate([before, hashes])
         into[key] = np.unique(both)[:MOST + 1]  # one hash more is the bound up to which all are there

@@ -162,7 +162,7 @@ class FeatureTable:
         published = {v.job for v in self._every_version()} | self.records.keys()
         known = {f.path for job in published for f in _record(store, job).files}
         digests = {store.url(f.path): f.sha256 for r in self.records.values() for f in r.files}
-        return verify(store, self.files, self.fields, self.schema, digests=digests, known=known)
+        return verify(store, self.files, self.fields, self.schema, digests=digests, listed=known)
 
 
 def _first_line(error: Exception) -> str:

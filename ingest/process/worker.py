@@ -68,7 +68,7 @@ class RestartBudget:
         self._recent: deque[float] = deque()
         self.used = 0
 
-    def take(self, why: str) -> None:
+    def take(self, reason: str) -> None:
         """Counts a restart; RestartsExhausted if it would be one too many."""
         with self._lock:
             now = self._clock()
@@ -76,7 +76,7 @@ class RestartBudget:
                 self._recent.popleft()
             if len(self._recent) >= self.limit:
                 raise RestartsExhausted(f"more than {self.limit} workers died within {self.window_s:g} s; the last: "
-                                        f"{why}. Look for a memory limit (dmesg), or a crash in native code")
+                                        f"{reason}. Look for a memory limit (dmesg), or a crash in native code")
             self._recent.append(now)
             self.used += 1
 

@@ -83,11 +83,11 @@ class Decoding:
 
 
 def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], *, scale: float = 1.0,
-                most: int = 2**62) -> Decoding:
-    """Computes the memory for decoding. `metadata` is the footer of a Parquet file of `most` bytes, `schema` that of
+                file_bytes: int = 2**62) -> Decoding:
+    """Computes the memory for decoding. `metadata` is the footer of a Parquet file of so many bytes, `schema` that of
     the columns that are read; `bags` says how many ids a row has. Other files' rows take up to `scale` times the bytes
     of this one's."""
-    chunks = chunks_of(metadata, group, schema, bags, most)
+    chunks = chunks_of(metadata, group, schema, bags, file_bytes)
     portions: list[list[str]] = []
     taken = 0
     for name, parts in chunks.items():
@@ -104,10 +104,10 @@ def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float
     return Decoding(scale * decoded / rows, round(scale * beside), tuple(map(tuple, portions)))
 
 
-def chunks_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], most: int
+def chunks_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float], file_bytes: int
               ) -> dict[str, list[ColumnChunk]]:
     """What the values of each column of `schema` take: one chunk, or several for a nested column. ValueError, if that
-    cannot be in a file of `most` bytes."""
+    cannot be in a file of `file_bytes` bytes."""
     wanted: dict[str, list[ColumnChunk]] = {name: [] for name in schema.names}
     rows = metadata.row_group(group).num_rows
     for leaf, chunk in enumerate(chunks_of_group(footer_bytes(metadata), group)):
@@ -116,10 +116,10 @@ def chunks_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float],
         if name not in wanted:
             continue
         width, physical = _width(schema.field(name).type), _PHYSICAL.get(kind.physical_type, 0)
-        if min(chunk.values, chunk.stored, chunk.plain) < 0 or chunk.stored > most or \
+        if min(chunk.values, chunk.stored, chunk.plain) < 0 or chunk.stored > file_bytes or \
                 (not kind.max_repetition_level and chunk.values != rows):
             raise ValueError(f"column {name!r} has {chunk.values} values in {chunk.stored} bytes, for {rows} rows in a "
-                             f"file of {most} bytes")
+                             f"file of {file_bytes} bytes")
         wanted[name].append(ColumnChunk(
             values=max(chunk.values, rows), width=width, physical=physical,
             levels=(kind.max_definition_level > 0) + (kind.max_repetition_level > 0),

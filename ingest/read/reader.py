@@ -231,7 +231,7 @@ class RowGroupReader:
         scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
         try:
             return decoding_of(footer, min(group, footer.num_row_groups - 1), self.schema, bags, scale=scale,
-                               most=self.files[number].bytes or 2**62)
+                               file_bytes=self.files[number].bytes or 2**62)
         except Exception as error:
             raise SourceError(f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
                               f"{error}); the file is damaged") from error
@@ -329,11 +329,11 @@ AUTO = "auto"
 _told: set[str] = set()
 
 
-def reader_of(wanted: str | None) -> str:
+def reader_of(name: str | None) -> str:
     """The reader that is asked for. Without a wish it is Petastorm, and Arrow where that is not installed, which is
     said once."""
-    if wanted not in (None, AUTO):
-        return str(wanted)
+    if name not in (None, AUTO):
+        return str(name)
     if _is_there("petastorm"):
         return "petastorm"
     if not _told:

@@ -80,8 +80,8 @@ class Retrier:
         self.gave_up = 0
         """The number of reads that failed for good."""
 
-    def call(self, action: Callable[[], Result], what: str) -> Result:
-        """Calls `action()`, again after each OSError that may pass. `what` names it in the error."""
+    def call(self, action: Callable[[], Result], description: str) -> Result:
+        """Calls `action()`, again after each OSError that may pass. `description` names it in the error."""
         began, failed = self._clock.now(), 0
         while True:
             try:
@@ -95,7 +95,7 @@ class Retrier:
                 if failed >= self._policy.attempts or spent + wait > self._policy.deadline_s:
                     with self._lock:
                         self.gave_up += 1
-                    raise DeliveryError(f"{what}: failed {failed} times within {spent:.1f} s (allowed: "
+                    raise DeliveryError(f"{description}: failed {failed} times within {spent:.1f} s (allowed: "
                                         f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s; more by "
                                         f"Loader(files=Files(retry=RetryPolicy(deadline_s=…)))); the last error: "
                                         f"{type(error).__name__}: {error}") from error

@@ -193,18 +193,18 @@ class ErrorPolicy:
         if not 0 <= self.max_rate <= 1:
             raise ValueError(f"max_rate: {self.max_rate} is not a share from 0 to 1")
 
-    def objection(self, *, seen: int, aside: int, kinds: Iterable[str] = ()) -> str | None:
-        """Says why the run must stop, with `aside` of `seen` rows set aside (those in question included); None: it goes
-        on."""
+    def objection(self, *, rows_seen: int, rows_aside: int, kinds: Iterable[str] = ()) -> str | None:
+        """Says why the run must stop, with `rows_aside` of `rows_seen` rows set aside (those in question included);
+        None: it goes on."""
         program = PROGRAM_ERRORS.intersection(kinds)
         if program:
             return f"{min(program)} is an error of the program, not of a row: on_error does not apply"
         if self.on_error == "raise":
             return "on_error=raise; on_error=quarantine would set such rows aside"
-        if aside > self.max_rows:
-            return f"{aside} rows set aside are more than max_rows={self.max_rows}"
-        if seen >= self.probation_rows and aside > self.max_rate * seen:
-            return f"{aside} of {seen} rows set aside are more than max_rate={self.max_rate:g}"
+        if rows_aside > self.max_rows:
+            return f"{rows_aside} rows set aside are more than max_rows={self.max_rows}"
+        if rows_seen >= self.probation_rows and rows_aside > self.max_rate * rows_seen:
+            return f"{rows_aside} of {rows_seen} rows set aside are more than max_rate={self.max_rate:g}"
         return None
 
 
@@ -224,7 +224,7 @@ class Quarantine:
         ends."""
         with self._lock:
             self._seen += rows
-            objection = self.policy.objection(seen=self._seen, aside=self._aside) if self._aside else None
+            objection = self.policy.objection(rows_seen=self._seen, rows_aside=self._aside) if self._aside else None
         if objection:
             raise QuarantineError(f"{objection}; they are listed in {self._path}")
 
@@ -233,7 +233,7 @@ class Quarantine:
         rows = list(rows)
         kind, text = getattr(error, "type", type(error).__name__), str(getattr(error, "text", error))
         with self._lock:
-            objection = self.policy.objection(seen=self._seen + len(rows), aside=self._aside + len(rows),
+            objection = self.policy.objection(rows_seen=self._seen + len(rows), rows_aside=self._aside + len(rows),
                                               kinds=kinds_of(error))
             if objection is None:
                 self._aside += len(rows)
@@ -277,11 +277,11 @@ def _named(rows: list[int]) -> str:
 
 
 def isolate(attempt: Callable[[int, int], Result], rows: int,
-            most: int) -> tuple[list[tuple[int, int, Result]], list[tuple[int, Exception]]]:
+            max_rows: int) -> tuple[list[tuple[int, int, Result]], list[tuple[int, Exception]]]:
     """Finds the rows that make `attempt(start, stop)` raise, by halving what fails.
 
     Returns what the good ranges gave, in order, and each bad row with its error. An error of the program is raised at
-    once, and so is the error of one bad row more than `most`."""
+    once, and so is the error of one bad row more than `max_rows`."""
     good: list[tuple[int, int, Result]] = []
     bad: list[tuple[int, Exception]] = []
     ranges = [(0, rows)]
@@ -290,7 +290,7 @@ def isolate(attempt: Callable[[int, int], Result], rows: int,
         try:
             good.append((start, stop, attempt(start, stop)))
         except Exception as error:
-            if PROGRAM_ERRORS.intersection(kinds_of(error)) or (stop - start <= 1 and len(bad) >= most):
+            if PROGRAM_ERRORS.intersection(kinds_of(error)) or (stop - start <= 1 and len(bad) >= max_rows):
                 raise
             if stop - start <= 1:
                 bad.append((start, error))

@@ -177,7 +177,7 @@ def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser)
                  .tensor.clone() for t in after.layout.tables}
         changes = between(first, second)
         transplant.transplant(latest(tmp_path)[0], after, before=meta,
-                              now=CheckpointMeta.of(second, after_config.to_dict()), changes=changes)
+                              after=CheckpointMeta.of(second, after_config.to_dict()), changes=changes)
 
         def rows(of, name: str) -> torch.Tensor:
             return of.model.state_dict()[f"tables.embedding_bags.{name}.weight"].local_shards()[0].tensor

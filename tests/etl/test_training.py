@@ -254,9 +254,9 @@ def test_an_overwrite_keeps_a_state_only_while_its_rows_are_training_rows(was, n
     before = FittedState(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
     spec = Spec.parse(SMALL.replace(was, now))
     moved = not spec.rule.same(Spec.parse(SMALL).rule)
-    found = why_not(before, SMALL, spec, mode="overwrite", update=False, moved=moved)
+    found = why_not(before, SMALL, spec, mode="overwrite", update=False, rows_moved=moved)
     assert (found is None) if why is None else why in found
-    assert why_not(before, SMALL, spec, mode="append", update=True, moved=moved) is None  # its rows were not there
+    assert why_not(before, SMALL, spec, mode="append", update=True, rows_moved=moved) is None  # its rows were not there
 
 
 def test_a_bound_in_time_may_move_on_but_not_back():
@@ -265,9 +265,9 @@ def test_a_bound_in_time_may_move_on_but_not_back():
 
     before = FittedState(tables={"user/0": pa.table({"value": ["a"], "count": [1]})}, fitted_on="train")
     assert why_not(before, spec(5), Spec.parse(spec(6)), mode="overwrite", update=True,
-                   moved=True) is None
+                   rows_moved=True) is None
     assert "was from -inf to 5 and is from -inf to 4" in why_not(before, spec(5), Spec.parse(spec(4)),
-                                                                 mode="overwrite", update=True, moved=False)
+                                                                 mode="overwrite", update=True, rows_moved=False)
     assert saw_others(dataclasses.replace(before, fitted_on=None), Spec.parse(SMALL))
     assert not saw_others(dataclasses.replace(before, fitted_on=None), Spec.parse(SMALL.replace(
         "{train = 0.6, test = 0.4}", "{all = 1.0}")))

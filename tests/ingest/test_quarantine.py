@@ -26,21 +26,21 @@ def lines(path):
     (1000, 10, False), (100_000, 11, True),
 ])
 def test_count_and_rate_after_probation(seen, aside, stops):
-    assert (SET_ASIDE.objection(seen=seen, aside=aside, kinds=("ValueError",)) is not None) == stops
+    assert (SET_ASIDE.objection(rows_seen=seen, rows_aside=aside, kinds=("ValueError",)) is not None) == stops
 
 
 @pytest.mark.parametrize("seen", range(0, 200, 7))
 def test_more_rows_seen_never_makes_the_count_worse(seen):
     """What is allowed at a number of rows after probation is allowed at any larger one."""
     for aside in range(11):
-        if seen >= 50 and SET_ASIDE.objection(seen=seen, aside=aside) is None:
-            assert SET_ASIDE.objection(seen=seen + 100, aside=aside) is None
+        if seen >= 50 and SET_ASIDE.objection(rows_seen=seen, rows_aside=aside) is None:
+            assert SET_ASIDE.objection(rows_seen=seen + 100, rows_aside=aside) is None
 
 
 @pytest.mark.parametrize("error", [NameError("x"), ModuleNotFoundError("x"), MemoryError(), IndentationError("x"),
                                    UnboundLocalError("x"), RecursionError("x"), SystemExit(1)])
 def test_errors_of_the_program_are_never_set_aside(error):
-    stops = SET_ASIDE.objection(seen=10**6, aside=1, kinds=kinds_of(error))
+    stops = SET_ASIDE.objection(rows_seen=10**6, rows_aside=1, kinds=kinds_of(error))
     if isinstance(error, RecursionError):
         assert stops is None, "deep data may be to blame"
     else:
@@ -48,7 +48,7 @@ def test_errors_of_the_program_are_never_set_aside(error):
 
 
 def test_raise_is_the_default_and_names_the_option():
-    assert "on_error=quarantine" in ErrorPolicy().objection(seen=10**9, aside=1)
+    assert "on_error=quarantine" in ErrorPolicy().objection(rows_seen=10**9, rows_aside=1)
 
 
 @pytest.mark.parametrize(("options", "text"), [
@@ -131,7 +131,7 @@ def test_exactly_the_bad_rows_are_found(rows, every):
             raise ValueError(f"in {start} to {stop}")
         return list(range(start, stop))
 
-    good, found = isolate(attempt, rows, most=rows)
+    good, found = isolate(attempt, rows, max_rows=rows)
     assert [row for row, _ in found] == sorted(bad)
     assert [row for _, _, result in good for row in result] == [r for r in range(rows) if r not in bad]
     assert len(calls) <= 1 + 2 * len(bad) * rows.bit_length()
@@ -143,7 +143,7 @@ def test_an_error_of_a_whole_range_alone_costs_no_row():
             raise ValueError("too many at once")
         return stop - start
 
-    good, bad = isolate(attempt, 8, most=8)
+    good, bad = isolate(attempt, 8, max_rows=8)
     assert (sum(r for *_, r in good), bad) == (8, [])
 
 
@@ -155,7 +155,7 @@ def test_the_search_gives_up():
         raise ValueError("all bad")
 
     with pytest.raises(ValueError, match="all bad"):
-        isolate(attempt, 2**20, most=3)
+        isolate(attempt, 2**20, max_rows=3)
     assert len(calls) < 40
 
 
@@ -168,5 +168,5 @@ def test_an_error_of_the_program_ends_the_search_at_once(kind):
         raise getattr(__import__("builtins"), kind)("x")
 
     with pytest.raises(getattr(__import__("builtins"), kind)):
-        isolate(attempt, 100, most=100)
+        isolate(attempt, 100, max_rows=100)
     assert len(calls) == 1

@@ -43,22 +43,22 @@ class Large:
     def of_level(self, level: int) -> Large:
         return replace(self, folder=f"{self.folder}/level-{level}")
 
-    def written(self, kept: DataFrame, ops: Mapping[int, Fitted]) -> dict[int, FileBackedState]:
+    def written(self, counted: DataFrame, ops: Mapping[int, Fitted]) -> dict[int, FileBackedState]:
         """Writes the largest keys among `ops` of columns (key, value, count): so many that no more than `values` rows
         are left."""
-        sizes = {row["key"]: row["count"] for row in kept.groupBy("key").count().collect()}
+        sizes = {row["key"]: row["count"] for row in counted.groupBy("key").count().collect()}
         left, chosen = sum(sizes.values()), []
         for number in sorted(ops, key=lambda n: (-sizes.get(n, 0), n)):
             if left > self.values:
                 chosen.append(number)
                 left -= sizes.get(number, 0)
-        self._sort(kept.where(kept["key"].isin(chosen)), sum(sizes[n] for n in chosen), self.folder)
+        self._sort(counted.where(counted["key"].isin(chosen)), sum(sizes[n] for n in chosen), self.folder)
         return {number: FileBackedState.of(self.store, self._first(self._files(f"{self.folder}/key={number}"),
                                                                    _most(ops[number]))) for number in chosen}
 
     def add(self, old: pa.Table | FileBackedState, new: pa.Table | FileBackedState, number: int,
-            most: int) -> FileBackedState:
-        """`old`, followed by the values of `new` that it lacks; `most` in all."""
+            max_size: int) -> FileBackedState:
+        """`old`, followed by the values of `new` that it lacks; `max_size` in all."""
         from pyspark.sql import functions as sql
 
         first = old if isinstance(old, FileBackedState) else \
@@ -66,7 +66,7 @@ class Large:
         unseen = self._frame(new).join(self._frame(first).select("value"), "value", "left_anti")
         folder = f"{self.folder}/more"
         self._sort(unseen.withColumn("key", sql.lit(number)), new.num_rows, folder)
-        more = self._first(self._files(f"{folder}/key={number}"), most - first.num_rows)
+        more = self._first(self._files(f"{folder}/key={number}"), max_size - first.num_rows)
         return FileBackedState.of(self.store, [*(path for path, _ in first.parts), *more])
 
     def _sort(self, rows: DataFrame, about: int, folder: str) -> None:
