@@ -8,7 +8,7 @@ EXTRAS = {
     "diskcache": "petastorm", "zmq": "petastorm", "psutil": "petastorm", "pandas": "petastorm",
     "pyspark": "etl", "py4j": "etl",
     "safetensors": "tuning",
-    "optuna": "policies", "scipy": "policies", "gymnasium": "policies",
+    "optuna": "search", "scipy": "search",
     "torchrec": "trainer", "fbgemm_gpu": "trainer", "tensorboardX": "trainer", "prometheus_client": "trainer",
     "starlette": "serve", "uvicorn": "serve", "h11": "serve",
     "rich": "live",

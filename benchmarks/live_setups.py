@@ -1,4 +1,4 @@
-"""Live set-ups in which tuning matters, small enough for two cores: `SETUPS`; `Session` runs one.
+"""Live set-ups in which tuning matters, small enough for two cores: `SETUPS`; `Session` runs one, `Turn` measures it.
 
 Their transforms and stores wait rather than compute where they can, so that the worth of a setting does not depend on
 how many cores there are. Each has a list of settings; the first five are those that a simulator may be calibrated on
@@ -14,13 +14,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sluice.agent.costs.rates import rates
+from sluice.benchmarks import live_setups
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import Loader
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.batch import STRETCH_ROWS, Batch
 from sluice.ingest.stages.transform import Function, Transform
 from sluice.ingest.stats import Snapshot
-from sluice.ingest.tools import live_bench
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -146,7 +148,30 @@ _STRETCH = STRETCH_ROWS // BATCH_ROWS  # batches that come together
 _WARM_S, _WARM_PROCESS_S = 0.8, 2.0  # until work from before a change has drained; until processes have started
 
 
+class LiveError(UsageError):
+    """A pipeline that brought no rows: the message says with which knobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one setting did in one turn."""
+
+    rows_per_s: float
+    stall: float
+    cpu: float
+    """Cores used."""
+
+    @classmethod
+    def of(cls, before: Snapshot, after: Snapshot, knobs: Knobs) -> Turn:
+        seen = rates(before, after)
+        if seen is None or seen.rows_per_s <= 0:
+            raise LiveError(f"no rows came with {knobs}; measure longer")
+        return cls(seen.rows_per_s, seen.stall, seen.cpu)
+
+
 class Session:
+    """One live pipeline of a set-up, and its trainer."""
+
     def __init__(self, setup: Setup, table: FeatureTable) -> None:
         self.setup = setup
         limit = None
@@ -169,8 +194,8 @@ class Session:
                       transforms=transforms)
 
     def _function(self, name: str) -> Function | str:
-        function: Function = getattr(live_bench, name)
-        return function if self.setup.shared else f"{live_bench.__name__}:{name}"
+        function: Function = getattr(live_setups, name)
+        return function if self.setup.shared else f"{live_setups.__name__}:{name}"
 
     def _forever(self) -> Iterator[Batch]:
         while True:

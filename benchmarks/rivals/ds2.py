@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sluice.agent.costs.rates import PipelineRates
-from sluice.agent.policies.published.stopwatch import Stopwatch
 from sluice.agent.tunable import Reason
+from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sluice.agent.evaluate.live import Contest, LiveError, Settled, Turn, contest, score, settle, table
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
 from sluice.agent.tunable import Reason
+from sluice.benchmarks.rivals.contest import Contest, LiveError, Settled, Turn, contest, score, settle, table
 from sluice.ingest.knobs import Knobs, Limits
 
 STORE = TrueCosts(SimMachine(cores=2, timer_noise=0), (SimStage(name="read", cost_s=0.05, cpu=0.02),),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sluice.agent.tunable import Tunable
+from sluice.benchmarks import live_setups
+from sluice.benchmarks.live_setups import BATCH_ROWS, CALIBRATION, SETUPS, Session, Setup
 from sluice.etl.synth.small_table import small_table
 from sluice.ingest.knobs import BACKENDS, Knobs, Limits
 from sluice.ingest.pipeline import FIXED
-from sluice.ingest.tools import live_bench
-from sluice.ingest.tools.live_bench import BATCH_ROWS, CALIBRATION, SETUPS, Session, Setup
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda s: s.name)
@@ -21,7 +21,7 @@ def test_settings_fit_their_pipeline_on_two_cores(setup):
     for text in setup.settings:
         limits.check(Knobs(workers=dict.fromkeys(names, 1)).parse(text))
     assert len(set(setup.settings)) == len(setup.settings) > CALIBRATION
-    assert all(callable(getattr(live_bench, name)) for name in setup.transforms)
+    assert all(callable(getattr(live_setups, name)) for name in setup.transforms)
 
 
 def test_a_session_measures_a_setting_over_whole_stretches(tmp_path):

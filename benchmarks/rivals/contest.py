@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from sluice.agent.controller import Controller
-from sluice.agent.costs.rates import rates
+from sluice.agent.policies import make
 from sluice.agent.tunable import Policy, Tunable
-from sluice.etl.common.errors import UsageError
-from sluice.ingest.knobs import Knobs
+from sluice.benchmarks.live_setups import SETUPS, TABLE, LiveError, Session, Turn
+from sluice.etl.synth.small_table import small_table
+from sluice.ingest.knobs import Knobs, nearest
 from sluice.ingest.stats import Snapshot
 
 COUNTS = 1.5  # times `cores`: a smaller spread says little
@@ -31,12 +34,8 @@ _DRAWS = 4000
 _FIXED = ("cores", "best", "best again", "lean")
 
 
-class LiveError(UsageError):
-    """A pipeline that brought no rows: the message says with which knobs."""
-
-
 class Bench(Protocol):
-    """A live pipeline and its consumer; `sluice.ingest.tools.live_bench.Session` is one."""
+    """A live pipeline and its consumer; `sluice.benchmarks.live_setups.Session` is one."""
 
     @property
     def tunable(self) -> Tunable: ...
@@ -50,23 +49,6 @@ class Bench(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one setting did in one turn."""
-
-    rows_per_s: float
-    stall: float
-    cpu: float
-    """Cores used."""
-
-    @classmethod
-    def of(cls, before: Snapshot, after: Snapshot, knobs: Knobs) -> Turn:
-        seen = rates(before, after)
-        if seen is None or seen.rows_per_s <= 0:
-            raise LiveError(f"no rows came with {knobs}; measure longer")
-        return cls(seen.rows_per_s, seen.stall, seen.cpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +180,27 @@ def contest(open_bench: Callable[[], Bench], settings: Sequence[str], policies: 
             for name in order.permutation(list(arms)).tolist():
                 turns[name].append(turn(arms[name]))
     return Contest(survey, turns, settled)
+
+
+def hold(policies: Sequence[str], *, setups: Sequence[str], rounds: int, seconds: float, settle_s: float,
+         say: Callable[[str], None]) -> dict[str, Contest]:
+    """Runs the contest on these live set-ups (none named: on all), and tells each as soon as it is over."""
+    known = [setup.name for setup in SETUPS]
+    for name in setups:
+        if name not in known:
+            raise LiveError(f"there is no live set-up {name!r}{nearest(name, known)}; choose of {', '.join(known)}")
+    contests = {}
+    with tempfile.TemporaryDirectory() as folder:
+        clicks = small_table(Path(folder) / "clicks", **TABLE)
+        for setup in (s for s in SETUPS if not setups or s.name in setups):
+            say(f"live: {setup.name}: {setup.about}")
+            contests[setup.name] = found = contest(
+                lambda setup=setup: Session(setup, clicks), setup.settings,  # type: ignore[misc]
+                {name: make(name) for name in policies}, rounds=rounds, seconds=seconds, settle_s=settle_s)
+            for name, settled in found.settled.items():
+                say(f"{name} settled on {settled.knobs}" + (f", stopped: {settled.frozen}" if settled.frozen else ""))
+            say(table({setup.name: found}))
+    return contests
 
 
 def _cores(bench: Bench) -> Knobs:

@@ -9,22 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sluice.agent.controller import Controller
-from sluice.agent.policies import POLICIES, make
-from sluice.agent.policies.published.autotune import climb, empty_chance, latency
-from sluice.agent.policies.published.bayes import propose
-from sluice.agent.policies.published.ds2 import DS2, parallelism
-from sluice.agent.policies.published.grid import grid
-from sluice.agent.policies.published.hill import Hill
-from sluice.agent.policies.published.plumber import Plumber, solve
-from sluice.agent.policies.published.stopwatch import Stopwatch
-from sluice.agent.policies.published.trident import allocate, ladder, process
-from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.agent.policies import make
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
-from sluice.ingest.knobs import KnobError, Knobs, Limits
+from sluice.benchmarks.rivals.autotune import climb, empty_chance, latency
+from sluice.benchmarks.rivals.bayes import propose
+from sluice.benchmarks.rivals.ds2 import DS2, parallelism
+from sluice.benchmarks.rivals.grid import grid
+from sluice.benchmarks.rivals.hill import Hill
+from sluice.benchmarks.rivals.plumber import Plumber, solve
+from sluice.benchmarks.rivals.stopwatch import Stopwatch
+from sluice.benchmarks.rivals.trident import allocate, ladder, process
+from sluice.ingest.knobs import Knobs, Limits
 
 pytestmark = pytest.mark.slow
 
@@ -94,7 +92,7 @@ def test_plumber_shares_cores_by_cost_and_rests_unless_adaptive():
     shrunk = scenario(0.01, 0.03, seconds=90, changes=(ScheduledChange(at=40, key="machine.cores", value=4),))
     assert workers_of("plumber", shrunk) == [4, 12]
     assert workers_of("plumber-adaptive", shrunk) == [1, 3]
-    assert Plumber.name != POLICIES["plumber-adaptive"]().name
+    assert Plumber.name != make("plumber-adaptive").name
 
 
 # DS2.
@@ -198,55 +196,6 @@ def test_the_integer_programme_is_that_of_an_enumeration():
 
 def test_trident_balances_and_stays_within_memory():
     assert workers_of("trident", scenario(0.01, 0.03, cores=8)) == pytest.approx([2, 6], abs=2)
-
-
-# All of them.
-
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"bayes"}))
-def test_deciding_is_pure_and_within_the_limits(name):
-    """The same snapshot and state give the same answer, whatever happened in between; nothing leaves the limits."""
-    pipeline = scenario(0.01, 0.03, 0.02, cores=6)
-    simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
-    policy = make(name)
-    state = policy.initial(pipeline.limits, simulator.knobs)
-    for _ in range(12):
-        snapshot = simulator.snapshot()
-        first, after, reason = policy.decide(snapshot, state)
-        again, _, _ = policy.decide(snapshot, state)
-        assert first == again
-        assert reason.text
-        pipeline.limits.check(first)
-        simulator.apply(first)
-        simulator.advance(1.0)
-        state = after
-
-
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"bayes"}))
-def test_a_clock_that_stands_still_and_a_stage_that_reports_nothing_are_survived(name):
-    pipeline = scenario(0.01, 0.03)
-    simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
-    policy = make(name)
-    state = policy.initial(pipeline.limits, simulator.knobs)
-    for _ in range(8):  # time does not pass, nothing is counted
-        knobs, state, _ = policy.decide(simulator.snapshot(), state)
-        pipeline.limits.check(knobs)
-
-
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"bayes"}))
-def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(name):
-    """As many workers as would be needed are more than there can be anywhere."""
-    pipeline = FakePipeline([FakeStage(name="read", cpu_s=1e-9), FakeStage(name="wait", cpu_s=1e-9, wait_s=5.0),
-                             FakeStage(name="collate", cpu_s=1e-9)])
-    controller = Controller(pipeline, make(name), record=lambda _: None, clock=lambda: pipeline.now)
-    for _ in range(40):
-        controller.step()
-        pipeline.advance(1.0)
-    assert controller.frozen is None
-
-
-def test_an_unknown_policy_is_named_with_the_nearest():
-    with pytest.raises(KnobError, match=r"'plumer'.*'plumber'"):
-        make("plumer")
 
 
 def test_a_stopwatch_leaves_out_what_settles():

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.policies.published.stopwatch import Stopwatch
 from sluice.agent.tunable import Reason
+from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
