@@ -14,7 +14,7 @@ from sluice.dlrm.serving.connections import Connections
 from sluice.dlrm.serving.decode import ARROW, JSON, rows_at_most
 from sluice.dlrm.serving.pace import Pace
 from tests.dlrm import clicks_table
-from tests.dlrm.test_serving import arrow, as_json
+from tests.dlrm.serving.test_serving import arrow, as_json
 
 
 @pytest.mark.parametrize(("fixed", "each"), [(1e-3, 5e-5), (2e-2, 1e-6), (1e-4, 1e-3)])

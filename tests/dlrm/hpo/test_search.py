@@ -170,6 +170,12 @@ def test_a_space_that_cannot_be_is_refused(tmp_path):
     assert words({"lr": 0.1, "over-layers": "8,4"}) == ["--lr", "0.1", "--over-layers", "8,4"]
 
 
+def test_a_misspelt_option_is_answered_with_the_one_that_may_be_meant(capsys):
+    with pytest.raises(SystemExit):
+        main(["--dtaa", "t"])
+    assert "(did you mean '--data'?)" in capsys.readouterr().err
+
+
 def test_a_pause_after_nothing_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         train.main(["--run-dir", str(tmp_path / "run"), "--data", "t", "--pause-after", "0"])

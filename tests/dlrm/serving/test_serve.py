@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sluice.dlrm.serve import main
+from sluice.dlrm import export
+from sluice.dlrm.serve import main, parser
 from sluice.dlrm.serving import served_model  # noqa: F401  torch makes a folder of its own: before a test is watched
 from sluice.etl.common.program import run
 from sluice.etl.table.pins import pins
@@ -35,6 +36,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                      "--width", 16, "--dense-layers", "16", "--over-layers", "16", tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     return path
+
+
+@pytest.mark.parametrize(("main", "words", "meant"), [
+    (main, "run --prot 1", "port"), (export.main, "run --uot x", "out")])
+def test_a_misspelt_option_is_answered_with_the_one_that_may_be_meant(main, words, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert f"(did you mean '--{meant}'?)" in capsys.readouterr().err
+
+
+def test_it_listens_on_this_machine_alone_unless_told_otherwise():
+    assert parser().parse_args(["run"]).host == "127.0.0.1"
 
 
 class Server:

@@ -589,7 +589,7 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
                      "model.pt", "model.pth", "model.bin", "optimizer.pt", "checkpoint.ckpt", "config.pkl", "agent.pkl",
                      "knobs.pkl", "dense.pt2", "dense-compiled.pt2", "rank-00001.safetensors", "_common_metadata"):
             (place / name).write_bytes(bomb)
-    process = launch(0, "tests.dlrm.no_pickles", run, tmp=tmp_path)
+    process = launch(0, "tests.dlrm.serving.no_pickles", run, tmp=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
     assert (found["evaluate"], found["serve"], found["resume"]) == (37, 37, 37)

@@ -1,6 +1,6 @@
 """Takes a run through every program that reads one, and prints what was looked up by pickles meanwhile.
 
-    python -m tests.dlrm.no_pickles RUN
+    python -m tests.dlrm.serving.no_pickles RUN
 """
 
 from __future__ import annotations
