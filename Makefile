@@ -25,10 +25,6 @@ test-petastorm: setup  ## Petastorm's own tests on today's Arrow, with Spark and
 	@bash .ci/peers compat
 	@.venv-peers-compat/bin/python -m tests.petastorm_own $(FILES)
 
-.PHONY: policy
-policy: setup  ## train the learned policy's weights again: minutes on 2 cores; what was tried is kept in build/policy
-	@$(PY) -m agent train --policy auto
-
 .PHONY: storm
 storm: setup  ## the loader under schedules and faults drawn from seeds, held against its one-thread twin (SEEDS=1000, SEED=7)
 	@$(PY) -m tests.storm $(if $(TABLES),--tables) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))

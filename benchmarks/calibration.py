@@ -2,7 +2,7 @@
 
     python -m benchmarks.calibration [--results FILE] [--rounds 2] [--seconds 1.2] [--most 170]
 
-Every set-up of `sluice.ingest.tools.live_bench` is opened once a round and its settings are taken in turn, each once
+Every set-up of `sluice.benchmarks.live_setups` is opened once a round and its settings are taken in turn, each once
 what was under way
 has drained; the second round takes them backwards. A measurement stops after --most seconds and goes on at the next
 call. The first five settings (as many sightings as rounds) calibrate a simulated pipeline; for the others the error of
@@ -27,13 +27,13 @@ import numpy as np
 
 from benchmarks.results import Results, table
 from sluice.agent.simulator.calibration import Calibration, Sighting
+from sluice.benchmarks.live_setups import CALIBRATION, SETUPS, TABLE, Session, Setup
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
-from sluice.ingest.tools.live_bench import CALIBRATION, SETUPS, TABLE, Session, Setup
 
 _TIE = 0.05  # settings that are nearer than this live have no order
 

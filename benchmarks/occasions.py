@@ -25,15 +25,14 @@ from typing import Any
 
 from benchmarks.results import table
 from sluice.agent.controller import Controller
-from sluice.agent.evaluate.live import Turn
 from sluice.agent.policies import make
 from sluice.agent.report.incidents import recovery
+from sluice.benchmarks.live_setups import SETUPS, TABLE, Session, Setup, Turn
 from sluice.etl.common.program import run as program
 from sluice.etl.synth.small_table import small_table
 from sluice.ingest.faults.core_limit import CoreShare
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
-from sluice.ingest.tools.live_bench import SETUPS, TABLE, Session, Setup
 
 _LOOK_S, _WARM_S = 0.4, 2.0
 _SOON_S = 10.0

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sluice.agent.policies import make
-from sluice.agent.policies.published.intune import InTune
+from sluice.agent.policies.intune import InTune
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.random_pipelines import held_out

@@ -12,10 +12,10 @@ import pytest
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run
+from tests.optional_folders import OPTIONAL, is_left_out
 from tests.test_architecture import modules, tree
 
 NOT_A_USERS_MISTAKE = {
-    "BadValue": "a request's, which a server answers by a status",
     "BagError": "the loader tells of it as a ColumnError, with its place",
     "CalibrationError": "of a program's own measurements",
     "Closed": "between a pool's threads",
@@ -26,7 +26,6 @@ NOT_A_USERS_MISTAKE = {
     "Elsewhere": "another rank ended, and said why",
     "FieldError": "of code that describes a column",
     "FooterError": "told as a SourceError or a ParquetError, with the file",
-    "Full": "a server's queue, answered by a status",
     "FunctionError": "the user's function raised while it ran",
     "FunctionMemoryError": "the user's function had no memory while it ran",
     "Gone": "between a worker process and its parent",
@@ -34,10 +33,8 @@ NOT_A_USERS_MISTAKE = {
     "IntuneWeightsError": "of a file that this package brings",
     "MechanismError": "told as a ScenarioError, with its key",
     "NotANumber": "training has left the finite numbers",
-    "NotEqual": "an exported program does not do what the model does",
     "QuarantineError": "more rows were bad while a run went on than may be set aside",
     "RecordError": "told as a DamagedRecord, with its file",
-    "Refusal": "a request's, which a server answers by a status",
     "RestartsExhausted": "a worker process ended again and again",
     "SharedMemoryError": "the system's",
     "SparkFailure": "a job that Spark could not finish",
@@ -48,12 +45,18 @@ NOT_A_USERS_MISTAKE = {
     "ThriftError": "told as a FooterError",
     "TooLarge": "a batch has no place in shared memory, so the worker is handed it in parts",
     "ValueRefused": "told as a ColumnError or a TransformError, with its place",
-    "WeightsError": "of a file that this package brings",
     "WorkerClosed": "between a loader's threads",
     "WorkerCrashed": "a worker process ended",
     "WorkerError": "the root of those of worker processes",
 }
 """They end a program with 1, where they end it."""
+if OPTIONAL["serving"].is_there:
+    NOT_A_USERS_MISTAKE |= {
+        "BadValue": "a request's, which a server answers by a status",
+        "Full": "a server's queue, answered by a status",
+        "NotEqual": "an exported program does not do what the model does",
+        "Refusal": "a request's, which a server answers by a status",
+    }
 
 PROGRAMS = ("etl.job", "etl.__main__", "ingest.__main__", "agent.__main__", "dlrm.train", "dlrm.evaluate", "dlrm.serve",
             "dlrm.export", "dlrm.plan", "dlrm.search", "dlrm.convert")
@@ -123,7 +126,7 @@ def test_a_mistake_ends_a_program_with_2_and_one_line(name, in_this_process, cap
     assert tuple(capsys.readouterr()) == ("", f"error: {error}\n")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [name for name in PROGRAMS if not is_left_out(f"{name.replace('.', '/')}.py")])
 def test_each_program_ends_so(program, in_this_process, monkeypatch, capsys):
     module = importlib.import_module(f"sluice.{program}")
     for name in MISTAKES:

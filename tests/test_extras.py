@@ -191,7 +191,11 @@ refused("table", "show", "nowhere")
 refused("trainer", "train", "--data", "nowhere", "--run-dir", "run")
 refused("serve", "serve", "nowhere", "--port", "0")
 refused("search", "search", "--data", "nowhere", "--out", "found")
-refused("tuning", "bench", given[0], "--batch-size", "512", "--seconds", "0.2", "--tuning", "auto")
+refused("tuning", "bench", given[0], "--batch-size", "512", "--seconds", "0.2", "--tuning", "intune")
+code, out, err = called("bench", given[0], "--batch-size", "512", "--seconds", "0.2", "--tuning", "auto")
+assert code == 0 and '"tuning": "auto"' in out, (out, err)
+code, out, err = called("policies", "--policy", "ds2")
+assert code == 2 and "benchmarks/rivals of the repository" in err, (out, err)
 """, f"{files}/*.parquet")
     said = ("sluice: row groups are read by the plain Arrow reader, as petastorm is not installed; "
             "the rows and their order are the same")
@@ -238,7 +242,7 @@ for words in ((sys.executable, "-S", "-m", "sluice.etl.job", "--help"),):
 
 def test_trainer_trains_and_evaluates(site):
     run(site("trainer"), SMALL_TABLE + """
-absent("petastorm", "starlette", "optuna", "scipy", "gymnasium")
+absent("petastorm", "starlette", "optuna", "scipy")
 helps("train", "evaluate", "export", "plan")
 refused("serve", "serve", "run", "--port", "0")
 code, out, err = called("train", "--data", "table", "--run-dir", "run", "--batch-size", "512", "--tuning", "fixed")
@@ -256,9 +260,9 @@ helps("serve")
 """)
 
 
-def test_search_and_policies_hold_what_proposes(site):
+def test_search_holds_what_proposes(site):
     run(site("search"), """
-absent("petastorm", "starlette", "gymnasium")
+absent("petastorm", "starlette")
 imports("sluice.dlrm.hpo.study", "scipy.optimize", "optuna.samplers._gp.sampler")
 import_module("sluice.dlrm.hpo.trial_server")._import()
 assert "torchrec" in sys.modules
@@ -266,12 +270,12 @@ helps("search")
 """)
 
 
-def test_policies_hold_what_is_compared_and_taught(site):
-    run(site("policies"), """
-absent("petastorm", "starlette", "torchrec", "deltalake")
-imports("sluice.agent.learn.gym_env", "sluice.agent.learn.advantage_training")
+def test_tuning_holds_every_policy_and_its_teaching(site):
+    run(site("tuning"), """
+absent("petastorm", "starlette", "torchrec", "deltalake", "optuna", "scipy")
 from sluice.agent import policies
-for name in sorted(policies.POLICIES):
+assert policies.names() == list(policies.PRODUCT)
+for name in policies.names():
     policies.make(name)
 helps("policies", "teach", "simulate")
 """)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tests.optional_folders import is_left_out
+
 ROW = re.compile(r"^\|(?P<fault>[^|]+)\|(?P<happens>[^|]+)\|(?P<survives>[^|]+)\|(?P<tests>[^|]+)\|$")
 
 
@@ -24,9 +26,11 @@ def test_every_test_that_is_named_exists(repo):
     missing = []
     for name in named:
         if "::" not in name:
-            assert (repo / name).is_file(), name
+            assert (repo / name).is_file() or is_left_out(name), name
             continue
         path, test = name.split("::")
+        if is_left_out(path):
+            continue
         file = repo / path
         if not file.is_file() or not re.search(rf"^\s*(async )?def {re.escape(test)}\(", file.read_text(), re.M):
             missing.append(name)

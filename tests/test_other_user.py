@@ -19,7 +19,6 @@ from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.core_sharing import CoreClaims
 from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry
-from sluice.dlrm import serve
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.dlrm.telemetry.prometheus import Endpoint
@@ -97,7 +96,6 @@ def test_a_worker_is_reached_over_sockets_and_memory_without_a_name(tmp_path):
 
 def test_what_listens_does_so_on_this_machine_alone_and_takes_no_orders():
     assert Endpoint.at("9400", rank=0, local_rank=1)._host == "127.0.0.1"
-    assert serve.parser().parse_args(["run"]).host == "127.0.0.1"
     assert DEFAULTS["spark.ui.enabled"] == "false"  # whoever reached it could end a job's stages
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -3,11 +3,10 @@
 A score is the rows delivered over the whole scenario, start and transients included, as a share of what the clairvoyant
 delivers with the same seed; the end score beside it looks at the last fifth alone. A run that is killed for memory
 delivers nothing from then on. Held-out pipelines are from another generator than training's. Policies without a
-mention of it run under the governor; the last columns show them
-without it (first seeds only). All figures are simulated, but for those of `--live`: it adds the set-ups of
-`sluice.ingest.tools.live_bench`, on this machine, some 70 seconds each; docs/scenarios.md says how they are scored.
-Without them the
-whole takes some five minutes on two free cores.
+mention of it run under the governor; the last columns show them without it (first seeds only). All figures are
+simulated, but for those of `--live`: it adds live set-ups on this machine, some 70 seconds each (they lie in
+`benchmarks/` of the repository; docs/scenarios.md says how they are scored). Without them the whole takes some five
+minutes on two free cores.
 """
 
 from __future__ import annotations
@@ -16,17 +15,13 @@ import argparse
 import multiprocessing
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sluice.agent.evaluate.live import contest
-from sluice.agent.evaluate.live import table as live_table
-from sluice.agent.policies import POLICIES, make
+from sluice.agent import policies
 from sluice.agent.simulator.oracle import Oracle
 from sluice.agent.simulator.random_pipelines import held_out
 from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, reference, run, score
@@ -39,13 +34,16 @@ from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
-from sluice.ingest.tools.live_bench import SETUPS, TABLE
 
 _TITLES = {
     "score": "score (rows over the whole scenario ÷ the clairvoyant's): median ± half the spread; held out: median/5 %",
     "end": "end score (rows in the last fifth ÷ the clairvoyant's)",
 }
-ALL = [name for name in POLICIES if name != "shadow"] + ["oracle"]
+
+
+def judged() -> list[str]:
+    """The policies that are judged unless some are named: `shadow` changes nothing, and the oracle is a yardstick."""
+    return [*(name for name in policies.names() if name != "shadow"), "oracle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ def work(task: EvaluationTask) -> list[Row]:
     rows = []
     for name in task.policies:
         def policy(name: str = name) -> Any:
-            return Oracle(task.scenario.truth_at) if name == "oracle" else make(name)
+            return Oracle(task.scenario.truth_at) if name == "oracle" else policies.make(name)
 
         outcome = run(task.scenario, policy(), seed=task.seed)
         failed = []
@@ -99,12 +97,12 @@ def work(task: EvaluationTask) -> list[Row]:
     return rows
 
 
-def tasks(policies: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int,
+def tasks(names: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int,
           pipelines: int) -> list[EvaluationTask]:
     """The scenarios with every seed, and `pipelines` held-out pipelines of each family, each with a seed of its own."""
-    found = [EvaluationTask(scenario, tuple(policies), seed,
+    found = [EvaluationTask(scenario, tuple(names), seed,
                             bare=seed == 0) for scenario in scenarios for seed in range(seeds)]
-    found += [EvaluationTask(held_out(i, changing=changing), tuple(policies), i, bare=i % seeds == 0)
+    found += [EvaluationTask(held_out(i, changing=changing), tuple(names), i, bare=i % seeds == 0)
               for i in range(pipelines) for changing in (False, True)]
     return found
 
@@ -206,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
                "  sluice policies --live-only --setup 'far store'\n"
                "  sluice policies --scenario mine.json     (docs/scenarios.md describes the file)")
     parser.add_argument("--policy", action="append", metavar="P",
-                        help=f"of these alone (default: all: {', '.join(ALL)})")
+                        help=f"of these alone (default: all: {', '.join(judged())})")
     parser.add_argument("--scenario", action="append", metavar="FILE",
                         help="these scenarios alone (default: the shipped ones and held-out pipelines)")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each scenario (default: %(default)s)")
@@ -216,8 +214,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--live", action="store_true", help="also run live set-ups on this machine, which should do "
                         "nothing else meanwhile (default: the planner alone)")
     parser.add_argument("--live-only", action="store_true", help="run these alone")
-    parser.add_argument("--setup", action="append", metavar="NAME", choices=[s.name for s in SETUPS],
-                        help="of the live set-ups these alone: " + ", ".join(s.name for s in SETUPS))
+    parser.add_argument("--setup", action="append", metavar="NAME",
+                        help="of the live set-ups (benchmarks/live_setups.py) these alone")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each live arm (default: %(default)s)")
     parser.add_argument("--settle", type=float, default=10.0, metavar="S",
                         help="seconds in which a policy tunes a live pipeline (default: %(default)s)")
@@ -232,7 +230,7 @@ def main(argv: Iterable[str]) -> Mapping[str, Any]:
     options = _parser().parse_args(list(argv))
     for name in options.policy or ():
         if name != "oracle":
-            make(name)
+            policies.make(name)
     if options.seeds < 1 or (options.pipelines or 0) < 0 or min(options.processes, options.rounds) < 1:
         raise UsageError("--seeds, --processes and --rounds are at least 1, --pipelines at least 0")
     if min(options.settle, options.seconds) <= 0:
@@ -242,37 +240,28 @@ def main(argv: Iterable[str]) -> Mapping[str, Any]:
 
 
 def _simulated(options: argparse.Namespace) -> dict[str, Any]:
-    policies = list(dict.fromkeys(options.policy or ALL))
+    names = list(dict.fromkeys(options.policy or judged()))
     scenarios = [load(path) for path in options.scenario] if options.scenario else shipped()
     pipelines = options.pipelines if options.pipelines is not None else (
         0 if options.scenario else 4 if options.quick else 30)
-    todo = tasks(policies, scenarios, seeds=1 if options.quick else options.seeds, pipelines=pipelines)
+    todo = tasks(names, scenarios, seeds=1 if options.quick else options.seeds, pipelines=pipelines)
     rows = measure(todo, processes=min(options.processes, len(todo)), progress=_progress)
-    say(table(rows, policies, bold=sys.stderr.isatty()))
+    say(table(rows, names, bold=sys.stderr.isatty()))
     if options.missed:
-        say("\n" + "\n".join(missed(rows, policies)))
-    return {"policies": summary(rows, policies), "scenarios": len(scenarios), "pipelines": 2 * pipelines,
+        say("\n" + "\n".join(missed(rows, names)))
+    return {"policies": summary(rows, names), "scenarios": len(scenarios), "pipelines": 2 * pipelines,
             "simulated": True}
 
 
 def _live(options: argparse.Namespace) -> dict[str, Any]:
-    from sluice.etl.synth.small_table import small_table  # the simulator's processes need neither a table nor a loader
-    from sluice.ingest.tools.live_bench import Session
+    if not policies.find_rivals():
+        raise UsageError("--live is not part of the installed package: the contest lies in benchmarks/rivals of the "
+                         "repository")
+    from sluice.benchmarks.rivals.contest import hold
 
-    policies = [n for n in dict.fromkeys(options.policy or ["planner"]) if n != "oracle"]  # no truth to know here
-    setups = [s for s in SETUPS if not options.setup or s.name in options.setup]
-    contests = {}
-    with tempfile.TemporaryDirectory() as folder:
-        clicks = small_table(Path(folder) / "clicks", **TABLE)
-        for setup in setups:
-            say(f"live: {setup.name}: {setup.about}")
-            contests[setup.name] = contest(
-                lambda setup=setup: Session(setup, clicks), setup.settings,  # type: ignore[misc]
-                {name: make(name) for name in policies}, rounds=options.rounds, seconds=options.seconds,
-                settle_s=options.settle)
-            for name, settled in contests[setup.name].settled.items():
-                say(f"{name} settled on {settled.knobs}" + (f", stopped: {settled.frozen}" if settled.frozen else ""))
-            say(live_table({setup.name: contests[setup.name]}))  # at once, as the next one takes a minute
+    names = [n for n in dict.fromkeys(options.policy or ["planner"]) if n != "oracle"]  # no truth to know here
+    contests = hold(names, setups=options.setup or (), rounds=options.rounds, seconds=options.seconds,
+                    settle_s=options.settle, say=say)
     return {"live": {name: found.to_dict() for name, found in contests.items()}}
 
 
@@ -283,14 +272,14 @@ def simulate(argv: Iterable[str]) -> Mapping[str, Any]:
         epilog="example:\n  sluice simulate --policy planner --scenario 'cost'",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default="planner", metavar="P",
-                        help=f"one of {', '.join(ALL)} (default: %(default)s)")
+                        help=f"one of {', '.join(judged())} (default: %(default)s)")
     parser.add_argument("--scenario", default="steady", metavar="FILE|WORD",
                         help="a file (docs/scenarios.md), or part of a shipped one's name (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--without-governor", action="store_true")
     options = parser.parse_args(list(argv))
     scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(options.scenario)
-    policy = Oracle(scenario.truth_at) if options.policy == "oracle" else make(options.policy)
+    policy = Oracle(scenario.truth_at) if options.policy == "oracle" else policies.make(options.policy)
     before = scenario.first_knobs
 
     def tell(snapshot: Snapshot, knobs: Knobs, reason: Reason) -> None:

@@ -1,18 +1,13 @@
-"""`sluice teach`: teaches `auto` or `intune` in simulated pipelines of the training family.
+"""`sluice teach`: teaches `intune` in simulated pipelines of the training family, by deep Q-learning.
 
-auto: at moments of a random pipeline's life each candidate is tried beside the planner's choice
-(agent/learn/advantage_training.py), in rounds; each goes to the moments that the policy of the round before gets into.
-What was tried lies in --work, so a training that was broken off goes on where it was.
-intune: by deep Q-learning; each episode is a random pipeline from a random start, the reward is the published one, with
-the throughput in units of the best that the pipeline can do.
-The held-out pipelines of the evaluation are from another generator and never shown.
+Each episode is a random pipeline from a random start; the reward is the published one, with the throughput in units of
+the best that the pipeline can do. The held-out pipelines of the evaluation are from another generator and never shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,9 +17,7 @@ from typing import Any
 import numpy as np
 
 from sluice.agent.costs.rates import rates
-from sluice.agent.learn.adam import Adam
-from sluice.agent.policies.learned.advantage import WEIGHTS as AUTO_WEIGHTS
-from sluice.agent.policies.published.intune import HIDDEN, INPUTS, STAGES, STEPS, WEIGHTS, move, observe, reward
+from sluice.agent.policies.intune import HIDDEN, INPUTS, STAGES, STEPS, WEIGHTS, move, observe, reward
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.optimum import best_knobs
 from sluice.agent.simulator.physics import steady
@@ -133,6 +126,22 @@ def _learn(decisions: int, seed: int, model_latency: bool) -> tuple[Any, float]:
     return network, float(np.mean(rewards[-max(1, len(rewards) // 5):]))
 
 
+class Adam:
+    """Adam's update, written out here because torch's own imports its compiler."""
+
+    def __init__(self, weights: list[Any], rate: float) -> None:
+        self.weights, self._rate, self._count = weights, rate, 0
+        self._mean, self._square = ([w.detach() * 0 for w in weights] for _ in range(2))
+
+    def step(self, gradients: Iterable[Any]) -> None:
+        self._count += 1
+        for weight, gradient, mean, square in zip(self.weights, gradients, self._mean, self._square, strict=True):
+            mean.lerp_(gradient, 0.1)
+            square.lerp_(gradient * gradient, 0.001)
+            rate = self._rate * (1 - 0.999 ** self._count) ** 0.5 / (1 - 0.9 ** self._count)
+            weight.sub_(rate * mean / (square.sqrt() + 1e-8))
+
+
 class _Episode:
     """A random pipeline from a random start, one decision a second."""
 
@@ -178,46 +187,20 @@ def main(argv: Iterable[str]) -> Mapping[str, Any]:
     parser = ArgumentParser(prog="sluice teach", description=__doc__,
                             formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--policy", choices=("auto", "intune"), default="auto", help="(default: %(default)s)")
+    add("--policy", choices=("intune",), default="intune", help="(default: %(default)s)")
     add("--seed", type=int, default=0, help="(default: %(default)s)")
-    add("--out", type=Path, help="weights file (default: the one in use)")
-    add("--pipelines", type=int, default=48, help="auto: random pipelines, over all rounds (default: %(default)s)")
-    add("--rounds", type=int, default=2, help="auto: (default: %(default)s)")
-    add("--work", type=Path, default=Path("build/policy"), help="auto: where tries are kept (default: %(default)s)")
-    add("--processes", type=int, default=os.cpu_count() or 1, help="auto: (default: %(default)s)")
-    add("--decisions", type=int, default=32_000, help="intune: (default: %(default)s)")
-    add("--without-model-latency", action="store_true", help="intune: hide that input: the ablation")
+    add("--out", type=Path, default=WEIGHTS, help="weights file (default: the one in use)")
+    add("--decisions", type=int, default=32_000, help="(default: %(default)s)")
+    add("--without-model-latency", action="store_true", help="hide that input: the ablation")
     options = parser.parse_args(list(argv))
-    if min(options.decisions, options.rounds, options.processes) < 1 or options.pipelines < 10 * options.rounds:
-        raise UsageError("--decisions, --rounds and --processes are at least 1, --pipelines 10 times --rounds")
+    if options.decisions < 1:
+        raise UsageError(f"--decisions {options.decisions}: give at least 1")
     began = time.monotonic()
-    told = _auto(options) if options.policy == "auto" else _intune(options)
-    return {"policy": options.policy, "seed": options.seed, **told, "seconds": round(time.monotonic() - began, 1)}
-
-
-def _auto(options: argparse.Namespace) -> dict[str, Any]:
-    from sluice.agent.learn import advantage_training  # with gymnasium, which nothing else here needs
-
-    out = options.out or AUTO_WEIGHTS
-    judge, samples = advantage_training.teach(options.pipelines, options.rounds, options.seed, options.work,
-                                              processes=options.processes, tell=say)
-    command = (f"sluice teach --policy auto --pipelines {options.pipelines} --rounds {options.rounds} "
-               f"--seed {options.seed}")
-    moments = len(np.unique(samples.moment))
-    advantage_training.save(judge, out, {"command": command, "seed": str(options.seed),
-                                         "tries": str(len(samples.gain)), "moments": str(moments),
-                                         "table": "simulated pipelines, no table of rows"})
-    say(f"{out}: from {len(samples.gain)} tries at {moments} moments")
-    return {"tries": len(samples.gain), "moments": moments, "weights": str(out),
-            "caution": [round(float(x), 4) for x in judge.weights["caution"]]}
-
-
-def _intune(options: argparse.Namespace) -> dict[str, Any]:
-    out = options.out or WEIGHTS
     network, mean = learn(options.decisions, options.seed, model_latency=not options.without_model_latency)
-    save(network, out)
-    say(f"{out}: mean reward {mean:.3f} over the last fifth of {options.decisions} decisions")
-    return {"decisions": options.decisions, "mean_reward": round(mean, 4), "weights": str(out)}
+    save(network, options.out)
+    say(f"{options.out}: mean reward {mean:.3f} over the last fifth of {options.decisions} decisions")
+    return {"policy": options.policy, "seed": options.seed, "decisions": options.decisions,
+            "mean_reward": round(mean, 4), "weights": str(options.out), "seconds": round(time.monotonic() - began, 1)}
 
 
 if __name__ == "__main__":

@@ -1,37 +1,60 @@
-"""One file per policy, all behind `decide(snapshot, state) -> (knobs, state, reason)`; `make` finds one by its name."""
+"""The policies by their names: one file each, all behind `decide(snapshot, state) -> (knobs, state, reason)`.
+
+The product has five. Tuners that others have published, to be compared with, are optional: they lie in
+`benchmarks/rivals` of the repository, and are added here when one of them is first asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.fixed import Fixed
+from sluice.agent.policies.intune import InTune
 from sluice.agent.policies.planner.planner import Planner
-from sluice.agent.policies.published.autotune import Autotune, AutotuneAdaptive
-from sluice.agent.policies.published.bayes import Bayes
-from sluice.agent.policies.published.cachew import Cachew
-from sluice.agent.policies.published.cores import Cores
-from sluice.agent.policies.published.ds2 import DS2
-from sluice.agent.policies.published.even import Even
-from sluice.agent.policies.published.grid import OfflineGrid
-from sluice.agent.policies.published.hill import Hill
-from sluice.agent.policies.published.intune import InTune
-from sluice.agent.policies.published.plumber import Plumber, PlumberAdaptive
-from sluice.agent.policies.published.trident import Trident
 from sluice.agent.policies.shadow import Shadow
 from sluice.agent.tunable import Policy
 from sluice.ingest.knobs import KnobError, nearest
 
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "fixed": Fixed, "cores": Cores, "even": Even, "autotune": Autotune, "autotune-adaptive": AutotuneAdaptive,
-    "plumber": Plumber, "plumber-adaptive": PlumberAdaptive, "ds2": DS2, "cachew": Cachew, "hill": Hill,
-    "offline-grid": OfflineGrid, "bayes": Bayes, "trident": Trident, "intune": InTune,
-    "planner": Planner, "auto": Auto, "shadow": Shadow,
-}
+PRODUCT: dict[str, Callable[[], Policy]] = {
+    "auto": lambda: Planner(name="auto"), "planner": Planner, "shadow": Shadow, "fixed": Fixed, "intune": InTune}
+RIVALS = ("autotune", "autotune-adaptive", "bayes", "cachew", "cores", "ds2", "even", "hill", "offline-grid", "plumber",
+          "plumber-adaptive", "trident")
+"""What `benchmarks/rivals` registers: so a program without it can say what is missing."""
+_registered: dict[str, Callable[[], Policy]] = {}
+
+
+def register(rivals: Mapping[str, Callable[[], Policy]]) -> None:
+    """Adds policies to those that `make` finds."""
+    taken = sorted(PRODUCT.keys() & rivals.keys())
+    if taken:
+        raise ValueError(f"{', '.join(taken)}: the product has policies of these names; choose others")
+    _registered.update(rivals)
+
+
+def names() -> list[str]:
+    """The names of all policies that can be made here: the rivals' among them where the repository has them."""
+    find_rivals()
+    return [*PRODUCT, *sorted(_registered)]
 
 
 def make(name: str) -> Policy:
     """The policy of that name."""
-    if name not in POLICIES:
-        raise KnobError(f"no policy {name!r}{nearest(name, POLICIES)}")
-    return POLICIES[name]()
+    if name in PRODUCT:
+        return PRODUCT[name]()
+    if not find_rivals() and name in RIVALS:
+        raise KnobError(f"the policy {name!r} is not part of the installed package: it lies in benchmarks/rivals of "
+                        f"the repository, as do {', '.join(rival for rival in RIVALS if rival != name)}")
+    if name not in _registered:
+        raise KnobError(f"no policy {name!r}{nearest(name, names())}")
+    return _registered[name]()
+
+
+def find_rivals() -> bool:
+    """Registers the rivals where the repository has them; returns whether it does."""
+    try:
+        import sluice.benchmarks.rivals  # noqa: F401  it registers them
+    except ModuleNotFoundError as error:
+        if error.name not in ("sluice.benchmarks", "sluice.benchmarks.rivals"):
+            raise
+        return False
+    return True

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from operator import mul
-from typing import Self
 
 import numpy as np
 
@@ -130,15 +128,6 @@ class SimulatedPipeline:
                            zip(truth.stages, steps, strict=True))
             self._drifted = (truth, steps, replace(truth, stages=stages))
         return self._drifted[2]
-
-    def fork(self) -> Self:
-        """A copy that goes on from here by itself, with the same random numbers, to try one thing and another."""
-        other = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, list):
-                setattr(other, name, list(value))
-        other._random = copy.deepcopy(self._random)
-        return other
 
     # The methods that both modes use.
 

@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--reader", choices=(AUTO, *READERS), default=AUTO,
         help="who decodes (default: petastorm where it is installed, else arrow)")
     add("--tuning", default="fixed", metavar="POLICY",
-        help="who turns the knobs: " + ", ".join(sorted(policies.POLICIES)) + " (default %(default)s, as a setting is "
+        help="who turns the knobs: " + ", ".join(policies.names()) + " (default %(default)s, as a setting is "
         "measured unless more is asked for; training has auto)")
     add("--udf", action="append", default=[], metavar="MODULE:FUNCTION",
         help="a transform: a function over a dict of numpy arrays, a stage of its own, which can also run in "

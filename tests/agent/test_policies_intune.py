@@ -7,7 +7,7 @@ import pytest
 
 from sluice.agent.costs.rates import rates
 from sluice.agent.learn.train import learn, save
-from sluice.agent.policies.published.intune import (
+from sluice.agent.policies.intune import (
     HIDDEN,
     INPUTS,
     STAGES,

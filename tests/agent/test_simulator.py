@@ -337,7 +337,6 @@ class TestFused:
         assert rate_of(pipeline) == pytest.approx(4 * ROWS / 0.04, rel=0.02)
         pipeline.apply(dataclasses.replace(pipeline.knobs, fused=frozenset()))
         assert rate_of(pipeline) == pytest.approx(before, rel=0.02)
-        assert pipeline.fork().snapshot().stage("b").workers == 1
 
     def test_a_process_for_each_stage_whose_work_a_worker_does(self):
         parts = tuple(dataclasses.replace(s, backends=("process",)) for s in self.PARTS)

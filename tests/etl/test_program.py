@@ -37,10 +37,8 @@ def test_exit_codes_and_messages(body, code, error, repo):
     ("ingest.__main__", "bench t --tunning auto", "tuning"), ("ingest.__main__", "headroom t --secnods 2", "seconds"),
     ("ingest.__main__", "doctor --jsno", "json"), ("agent.__main__", "evaluate --polcy auto", "policy"),
     ("agent.__main__", "explain run --hlep", "help"), ("agent.__main__", "train --sede 1", "seed"),
-    ("dlrm.train", "--run-dir r --dta t", "data"), ("dlrm.serve", "run --prot 1", "port"),
-    ("dlrm.search", "--dtaa t", "data"), ("dlrm.plan", "--rows 9 --wdith 8", "width"),
-    ("dlrm.export", "run --uot x", "out"), ("dlrm.evaluate", "--run-dir r --slpit test", "split"),
-    ("etl.__main__", "show table --htlm x", "html"),
+    ("dlrm.train", "--run-dir r --dta t", "data"), ("dlrm.plan", "--rows 9 --wdith 8", "width"),
+    ("dlrm.evaluate", "--run-dir r --slpit test", "split"), ("etl.__main__", "show table --htlm x", "html"),
     ("etl.job", "--spec s --input i --output o --moed x", "mode")])
 def test_every_program_says_which_option_may_have_been_meant(program, words, meant, capsys):
     with pytest.raises(SystemExit) as ended:

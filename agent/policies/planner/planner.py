@@ -45,7 +45,10 @@ MEMORY_ALARM = 0.95  # of the limit in use: memory is given back at once
 
 
 class Planner:
-    name = "planner"
+    """`auto` is this one under another name."""
+
+    def __init__(self, *, name: str = "planner") -> None:
+        self.name = name
 
     def initial(self, limits: Limits, knobs: Knobs) -> PlannerState:
         return PlannerState(limits=limits, knobs=limits.clamp(knobs),
@@ -108,17 +111,6 @@ class Planner:
             return state.knobs, state, Reason(text="looking at how the present knobs do")
         # Full buffers hide for a moment that the input has become slower: the latest interval is nearer the truth.
         return _plan(state, seen, replace(since, rows_per_s=min(since.rows_per_s, seen.rows_per_s or math.inf)))
-
-
-    def look(self, state: PlannerState, seen: PipelineRates) -> Forecast:
-        """The forecast of other settings."""
-        return _look(state, seen)
-
-    def begin(self, state: PlannerState, knobs: Knobs, kind: str, seen: PipelineRates,
-              predicted: float) -> PlannerState:
-        """The state after a change that another policy chose: it is measured and taken back like one of the planner's
-        own."""
-        return _change(state, knobs, kind, seen, Reason(text="", predicted_rows_per_s=predicted))[1]
 
     def explain(self, state: PlannerState) -> dict[str, Any]:
         """The stage models, and the expected rates with more or fewer resources; empty while nothing is known."""

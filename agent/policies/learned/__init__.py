@@ -1,1 +1,0 @@
-"""What `auto` adds to the planner: candidates, their learned advantage, and corrections from each machine."""

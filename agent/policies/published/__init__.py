@@ -1,1 +1,0 @@
-"""Tuners that others have published, as we understand them, and simple rules for comparison."""

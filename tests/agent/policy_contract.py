@@ -1,0 +1,102 @@
+"""What must hold of every policy, whoever registered it: each check takes the policy's name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sluice.agent.controller import Controller
+from sluice.agent.policies import make
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
+from sluice.agent.simulator.scenario import Scenario
+from sluice.ingest.stats import Snapshot
+
+ROWS = 1024
+ILLNESSES = ("a stage is missing", "a stage is new", "the clock stands still", "counters begin anew",
+             "no core and no memory are left")
+
+
+def _scenario(*costs: float, cores: float) -> Scenario:
+    return Scenario(name="test", seconds=60, machine=SimMachine(cores=cores, switch_cost=0, timer_noise=0.001),
+                    consumer=Consumer(batch_rows=ROWS),
+                    stages=tuple(SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS) for i, c in enumerate(costs)))
+
+
+def decides_purely_and_within_the_limits(name: str) -> None:
+    """The same snapshot and state give the same answer, whatever happened in between; nothing leaves the limits."""
+    pipeline = _scenario(0.01, 0.03, 0.02, cores=6)
+    simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
+    policy = make(name)
+    state = policy.initial(pipeline.limits, simulator.knobs)
+    for _ in range(12):
+        snapshot = simulator.snapshot()
+        first, after, reason = policy.decide(snapshot, state)
+        again, _, _ = policy.decide(snapshot, state)
+        assert first == again
+        assert reason.text
+        pipeline.limits.check(first)
+        simulator.apply(first)
+        simulator.advance(1.0)
+        state = after
+
+
+def survives_a_clock_that_stands_still(name: str) -> None:
+    """Time does not pass, and nothing is counted."""
+    pipeline = _scenario(0.01, 0.03, cores=16)
+    simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
+    policy = make(name)
+    state = policy.initial(pipeline.limits, simulator.knobs)
+    for _ in range(8):
+        knobs, state, _ = policy.decide(simulator.snapshot(), state)
+        pipeline.limits.check(knobs)
+
+
+def survives_a_stage_that_only_waits(name: str) -> None:
+    """As many workers as would be needed are more than there can be anywhere, beside stages that cost nothing."""
+    pipeline = FakePipeline([FakeStage(name="read", cpu_s=1e-9), FakeStage(name="wait", cpu_s=1e-9, wait_s=5.0),
+                             FakeStage(name="collate", cpu_s=1e-9)])
+    controller = Controller(pipeline, make(name), record=lambda _: None, clock=lambda: pipeline.now)
+    for _ in range(40):
+        controller.step()
+        pipeline.advance(1.0)
+    assert controller.frozen is None
+
+
+def survives_illness_or_is_stopped_once_with_its_knobs_in_force(name: str, illness: str) -> None:
+    pipeline, events = _Ill(illness), []
+    controller = Controller(pipeline, make(name), record=events.append, clock=lambda: pipeline.now)
+    for _ in range(12):
+        controller.step()  # would raise into the training loop
+        pipeline.advance(1.0)
+    controller.stop()
+    pipeline.limits.check(pipeline.knobs)
+    assert controller.ticks >= 12
+    faults: list[dict[str, Any]] = [e for e in events if e["kind"] == "fault"]
+    assert len(faults) == (controller.frozen is not None)
+
+
+class _Ill(FakePipeline):
+    """A pipeline that is well for three seconds."""
+
+    def __init__(self, illness: str) -> None:
+        super().__init__([FakeStage(name="read", wait_s=0.05), FakeStage(name="transform", cpu_s=0.01)])
+        self.illness = illness
+
+    def snapshot(self) -> Snapshot:
+        found = super().snapshot()
+        if self.now <= 3:
+            return found
+        if self.illness == "a stage is missing":
+            return dataclasses.replace(found, stages=found.stages[:1])
+        if self.illness == "a stage is new":
+            return dataclasses.replace(found, stages=(*found.stages, dataclasses.replace(found.stages[0], name="new")))
+        if self.illness == "the clock stands still":
+            return dataclasses.replace(found, at=3.0)
+        if self.illness == "counters begin anew":
+            stages = tuple(dataclasses.replace(s, items=0, rows=0, bytes=0, busy_s=0.0, cpu_s=0.0, wait_input_s=0.0,
+                                               wait_output_s=0.0) for s in found.stages)
+            return dataclasses.replace(found, rows=0, batches=0, consumer_wait_s=0.0, cpu_used_s=0.0, stages=stages)
+        assert self.illness == "no core and no memory are left"
+        return dataclasses.replace(found, cpu_quota=0.0, memory_limit=0)

@@ -1,0 +1,72 @@
+"""The product's policies: what holds of each, that `auto` is the planner, and what is said of names that are none."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+from sluice.agent import policies
+from sluice.agent.policies import PRODUCT, RIVALS, make, register
+from sluice.agent.simulator.rollout import run
+from sluice.agent.simulator.scenario_json import shipped
+from sluice.ingest.knobs import KnobError
+from tests.agent import policy_contract
+
+every = pytest.mark.parametrize("name", PRODUCT)
+
+
+@every
+def test_deciding_is_pure_and_within_the_limits(name):
+    policy_contract.decides_purely_and_within_the_limits(name)
+
+
+@every
+def test_a_clock_that_stands_still_and_a_stage_that_reports_nothing_are_survived(name):
+    policy_contract.survives_a_clock_that_stands_still(name)
+
+
+@every
+def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(name):
+    policy_contract.survives_a_stage_that_only_waits(name)
+
+
+@every
+@pytest.mark.parametrize("illness", policy_contract.ILLNESSES)
+def test_every_policy_survives_what_is_ill_or_is_stopped_once_with_its_knobs_in_force(name, illness):
+    policy_contract.survives_illness_or_is_stopped_once_with_its_knobs_in_force(name, illness)
+
+
+@pytest.mark.parametrize("scenario", [s for s in shipped() if s.name[:2] in ("04", "06")], ids=lambda s: s.name[:2])
+def test_auto_is_the_planner_to_the_decision(scenario):
+    scenario = dataclasses.replace(scenario, seconds=60)
+    found = {}
+    for name in ("auto", "planner"):
+        assert make(name).name == name
+        found[name] = []
+        run(scenario, make(name), observe=lambda _, knobs, reason, seen=found[name]: seen.append((knobs, reason)))
+    assert found["auto"] == found["planner"]
+    assert len({str(knobs) for knobs, _ in found["auto"]}) > 1, "nothing was decided that could differ"
+
+
+def test_an_unknown_policy_is_named_with_the_nearest():
+    with pytest.raises(KnobError, match=r"'planer'.*'planner'"):
+        make("planer")
+
+
+def test_where_the_rivals_are_not_a_name_of_theirs_says_where_they_are(monkeypatch):
+    for name in [n for n in sys.modules if n.startswith("sluice.benchmarks.rivals")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(policies, "_registered", {})
+    monkeypatch.setitem(sys.modules, "sluice.benchmarks.rivals", None)  # as import finds a folder that is not there
+    for rival in RIVALS:
+        with pytest.raises(KnobError, match=rf"'{rival}' is not part of .*benchmarks/rivals.*as do "):
+            make(rival)
+    assert policies.names() == list(PRODUCT)
+    assert make("auto").name == "auto"
+
+
+def test_a_rival_does_not_take_the_name_of_a_product():
+    with pytest.raises(ValueError, match="planner: the product has"):
+        register({"planner": PRODUCT["fixed"]})

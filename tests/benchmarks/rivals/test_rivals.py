@@ -1,0 +1,81 @@
+"""The rivals are found by their names wherever the product's policies are, and keep what every policy keeps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sluice.agent import policies
+from sluice.agent.evaluate import simulated
+from sluice.agent.policies import PRODUCT, RIVALS, make
+from sluice.benchmarks import live_setups
+from sluice.benchmarks.live_setups import LiveError, Setup
+from sluice.benchmarks.rivals import contest
+from sluice.ingest.knobs import KnobError
+from tests.agent import policy_contract
+
+pytestmark = pytest.mark.slow
+
+SLOW = {"bayes"}  # it takes a second a decision, and has nothing that the others lack
+every = pytest.mark.parametrize("name", sorted(set(RIVALS) - SLOW))
+
+
+@every
+def test_deciding_is_pure_and_within_the_limits(name):
+    policy_contract.decides_purely_and_within_the_limits(name)
+
+
+@every
+def test_a_clock_that_stands_still_and_a_stage_that_reports_nothing_are_survived(name):
+    policy_contract.survives_a_clock_that_stands_still(name)
+
+
+@every
+def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(name):
+    policy_contract.survives_a_stage_that_only_waits(name)
+
+
+@every
+@pytest.mark.parametrize("illness", policy_contract.ILLNESSES)
+def test_every_policy_survives_what_is_ill_or_is_stopped_once_with_its_knobs_in_force(name, illness):
+    policy_contract.survives_illness_or_is_stopped_once_with_its_knobs_in_force(name, illness)
+
+
+def test_the_folder_registers_the_names_that_the_product_says_lie_there():
+    assert policies.names() == [*PRODUCT, *RIVALS]
+    with pytest.raises(KnobError, match=r"'plumer'.*'plumber'"):
+        make("plumer")
+
+
+def test_a_program_finds_them_from_anywhere(tmp_path, repo):
+    """Only `sluice` is on its path, and a folder of the user's own that is called `benchmarks` is left alone."""
+    (tmp_path / "benchmarks" / "rivals").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "rivals" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    done = subprocess.run([sys.executable, "-m", "sluice", "simulate", "--policy", "cores", "--scenario", "steady"],
+                          cwd=tmp_path, env={"PYTHONPATH": str(repo)}, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["policy"] == "cores"
+    assert "one a core" in done.stderr
+
+
+def test_live_set_ups_are_run_and_scored(monkeypatch, capsys):
+    small = Setup(name="small", about="a lookup", settings=("light=1", "light=4"), transforms=("light",))
+    monkeypatch.setattr(contest, "SETUPS", (small,))
+    monkeypatch.setattr(live_setups, "_WARM_S", 0.0)
+    monkeypatch.setattr(contest, "TABLE", {"rows": 65_536, "row_group_rows": 8192, "splits": {"train": 1.0}})
+    found = simulated.main(["--live-only", "--policy", "fixed", "--rounds", "1", "--settle", "0.1", "--seconds",
+                            "0.05"])
+    live = found["live"]["small"]
+    assert "policies" not in found  # nothing was simulated
+    assert live["best"] in small.settings
+    assert live["policies"]["fixed"]["decisions"] == 0
+    assert live["policies"]["fixed"]["frozen"] is None
+    assert set(live["rows_per_s"]) >= {"cores", "best", "best again", "fixed"}
+    assert "live: small: a lookup" in capsys.readouterr().err
+
+
+def test_a_set_up_that_is_none_is_named_with_the_nearest():
+    with pytest.raises(LiveError, match=r"'far stor'.*'far store'"):
+        simulated.main(["--live-only", "--setup", "far stor"])

@@ -1,0 +1,32 @@
+"""Takes a run through every program that reads one, and prints what was looked up by pickles meanwhile.
+
+    python -m tests.dlrm.serving.no_pickles RUN
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+if __name__ == "__main__":
+    run = sys.argv[1]
+    from sluice.dlrm import evaluate, export, train
+    from sluice.dlrm.serving.served_model import Servable
+    from sluice.dlrm.telemetry.silence_warnings import quiet
+
+    quiet()
+    looked_up: list[str] = []
+
+    def listen(event: str, args: tuple) -> None:
+        if event == "pickle.find_class":
+            looked_up.append(f"{args[0]}.{args[1]}, from {''.join(traceback.format_stack(limit=12))}")
+
+    sys.addaudithook(listen)
+    found = {"evaluate": evaluate.main(["--run-dir", run])["step"],
+             "serve": Servable.load(Path(run), "int8").meta.step,
+             "resume": train.main(["--run-dir", run, "--resume"])["steps"]}
+    before = list(looked_up)
+    found["export"] = export.main([run])["difference"]
+    print(json.dumps({**found, "looked_up": before, "exporting": looked_up[len(before):]}), flush=True)

@@ -1,0 +1,75 @@
+"""The server and the export run what their user allows, and nothing that a table or a run folder names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from sluice.dlrm import export, serve
+from sluice.dlrm.checkpoint.meta import latest
+from sluice.dlrm.serving.served_model import Servable
+from sluice.etl.ops import OperatorError
+from sluice.etl.spec import code_options
+from sluice.etl.spec.permission import Permission
+from sluice.etl.table.table import FeatureTable
+from tests.dlrm import clicks_table
+from tests.dlrm.hostile_table import MODULE, SPEC, ended, forget
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning",
+                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+def test_what_a_table_or_a_run_folder_names_is_not_run(hostile, ran, capsys, tmp_path):
+    trained = hostile / "run"
+    assert ended(export.main, trained, "--out", tmp_path / "export") == 0
+    assert not ran()
+    capsys.readouterr()
+    assert ended(serve.main, trained, "--port", 0) == 2
+    said = capsys.readouterr().err
+    assert f"column 'I1': the spec of {hostile / 'table'}, version 0 names the function '{MODULE}:halved'" in said
+    assert f"--allow-code {MODULE}" in said
+    assert not ran()
+
+    # Names in settings that a checkpoint brings: settings that there are not.
+    other = tmp_path / "run"
+    shutil.copytree(trained, other)
+    meta = latest(other / "checkpoints")[0] / "meta.json"
+    values = json.loads(meta.read_text())
+    for key in ("udf", "transform", "transforms", "allow_code"):
+        meta.write_text(json.dumps({**values, "config": {**values["config"], key: [f"{MODULE}:halved"]}}))
+        assert ended(export.main, other) == 2
+        assert ended(serve.main, other, "--port", 0) == 2
+        assert f"'{key}'" in capsys.readouterr().err
+    assert not ran()
+
+
+def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
+    """By the options as a server has them: the module, or a spec of the user's own that names the function."""
+    own = tmp_path / "own.toml"
+    own.write_text(SPEC)
+    columns = {name: clicks_table.raw_rows(5)[name].combine_chunks() for name in clicks_table.COLUMNS}
+
+    def allowed(*words: object) -> Permission:
+        return code_options.given(serve.parser().parse_args(["run", *map(str, words)]))
+
+    for words in ((), ("--allow-code", "another.module"), ("--allow-code", MODULE.upper())):
+        with pytest.raises(OperatorError, match=f"allow_code=\\('{MODULE}',\\)"):
+            Servable.load(hostile / "run", "fp32", allow_code=allowed(*words))
+        assert not ran()
+    for words in (("--allow-code", "another.module", "--allow-code", MODULE), ("--spec", own)):
+        forget(hostile)
+        servable = Servable.load(hostile / "run", "fp32", allow_code=allowed(*words))
+        assert ran()
+        assert len(servable.probabilities(columns)) == 5
+    table = FeatureTable.open(hostile / "table", allow_code=(MODULE,))
+    assert table.spec().imported().keys() == {f"{MODULE}:halved"}
+    # A module that is allowed gives what it defines, not what it has imported from elsewhere.
+    with pytest.raises(OperatorError, match="has from posixpath, and that module is not allowed"):
+        Permission.of((MODULE,)).load(f"{MODULE}:basename", "a table")
+    with pytest.raises(OperatorError, match="is no module's name"):
+        Permission.of(("../evil",))
+    with pytest.raises(OperatorError, match="must be several names"):
+        Permission.of("mine")

@@ -1,0 +1,232 @@
+"""The server's program on a real socket: what it prints, slow and broken clients, a port in use, and how it leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from sluice.dlrm import export
+from sluice.dlrm.serve import main, parser
+from sluice.dlrm.serving import served_model  # noqa: F401  torch makes a folder of its own: before a test is watched
+from sluice.etl.common.program import run
+from sluice.etl.table.pins import pins
+from sluice.etl.table.store import TableStore
+from tests.dlrm import clicks_table
+from tests.dlrm.rig import ROOT, environment, launch
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("serve")
+    clicks_table.write(path / "table", clicks_table.raw_rows(3000))
+    process = launch(0, "dlrm.train", "--run-dir", path / "run", "--data", path / "table", "--batch-size", 256,
+                     "--width", 16, "--dense-layers", "16", "--over-layers", "16", tmp=path)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return path
+
+
+@pytest.mark.parametrize(("main", "words", "meant"), [
+    (main, "run --prot 1", "port"), (export.main, "run --uot x", "out")])
+def test_a_misspelt_option_is_answered_with_the_one_that_may_be_meant(main, words, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert f"(did you mean '--{meant}'?)" in capsys.readouterr().err
+
+
+def test_it_listens_on_this_machine_alone_unless_told_otherwise():
+    assert parser().parse_args(["run"]).host == "127.0.0.1"
+
+
+class Server:
+    """`python -m dlrm.serve` from its first line to its last."""
+
+    def __init__(self, folder: Path, *words: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dlrm.serve", folder / "run", "--port", "0", *map(str, words)], cwd=ROOT, text=True,
+            env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.said = ""
+        for line in self.process.stderr:
+            self.said += line
+            if line.startswith("serving"):
+                break
+        self.url = line.split()[-1]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=20)
+
+    def raw(self, sent: bytes) -> bytes:
+        """All that comes back until the server closes the connection."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as client:
+            client.sendall(sent)
+            found = b""
+            while part := client.recv(65536):
+                found += part
+            return found
+
+    def ended(self, signum: int) -> tuple[int, str]:
+        self.process.send_signal(signum)
+        out, err = self.process.communicate(timeout=30)
+        self.said += err
+        return self.process.returncode, out
+
+
+def test_slow_broken_and_good_clients_and_a_clean_end(folder):
+    with Server(folder, "--timeout", "0.5", "--measure-rows", 1000) as server:
+        assert "tables: int8" in server.said
+        assert "AUC" in server.said
+        late_head = server.raw(b"POST /predict HTTP/1.1\r\nhost: x\r\n")
+        late_body = server.raw(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                               b"content-length: 100\r\n\r\n{")
+        nothing = server.raw(b"")
+        nonsense = server.raw(b"\x16\x03\x01 what is this\r\n\r\n")
+        assert [reply.split(b"\r\n")[0] for reply in (late_head, late_body, nothing)] == [
+            b"HTTP/1.1 408 Request Timeout"] * 3
+        assert b"the body did not come within 0.5 s" in late_body
+        assert nonsense.startswith(b"HTTP/1.1 400")
+        with httpx.Client(base_url=server.url) as http:
+            # Two requests over one connection, a pause that is no fault between them.
+            for _ in range(2):
+                good = http.post("/predict", json={"rows": [{"I1": 3, "C1": "x"}, {}]})
+                assert (good.status_code, len(good.json()["probabilities"])) == (200, 2)
+        code, out = server.ended(signal.SIGTERM)
+    found = json.loads(out.strip().splitlines()[-1])
+    assert code == 0
+    assert (found["statuses"], found["rows"], found["step"]) == ({"200": 2, "408": 1}, 4, 9)
+    assert "Traceback" not in server.said
+
+
+GOOD = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+DOUBTFUL = {
+    "both lengths": POST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GOOD,
+    "both, the other way round": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n" + GOOD,
+    "two lengths": POST + b"content-length: 2\r\ncontent-length: 30\r\n\r\n{}" + GOOD,
+    "two lengths in one": POST + b"content-length: 2, 30\r\n\r\n{}" + GOOD,
+    "a sign": POST + b"content-length: +2\r\n\r\n{}" + GOOD,
+    "a negative length": POST + b"content-length: -2\r\n\r\n{}" + GOOD,
+    "another base": POST + b"content-length: 0x2\r\n\r\n{}" + GOOD,
+    "bare line feeds": GOOD.replace(b"\r\n", b"\n") + GOOD,
+    "one bare line feed": POST + b"x: y\ncontent-length: 2\r\n\r\n{}" + GOOD,
+    "a bare carriage return": POST + b"x: y\rcontent-length: 2\r\n\r\n{}" + GOOD,
+    "a folded header": POST + b"x: y\r\n content-length: 30\r\ncontent-length: 2\r\n\r\n{}" + GOOD,
+    "a blank before the colon": POST + b"content-length : 2\r\n\r\n{}" + GOOD,
+    "an empty chunk size": POST + b"transfer-encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "a chunk size in hexadecimal": POST + b"transfer-encoding: chunked\r\n\r\n0x2\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "a negative chunk": POST + b"transfer-encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "a chunk longer than it says": POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "chunked twice": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GOOD,
+    "chunked, and another": POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n" + GOOD,
+    "an old version": POST.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "no host": GOOD.replace(b"host: x\r\n", b"") + GOOD, "two hosts": GOOD.replace(b"host", b"host: y\r\nhost") + GOOD,
+}
+
+
+def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folder):
+    """One server: each is refused and closed, what is smuggled behind it is not answered; idle connections give way;
+    and under many large requests the server says that it is well, answers what it can in time, and refuses the rest."""
+    rows = b'{"rows":[%s]}' % b",".join([b"{}"] * 4096)
+    with Server(folder, "--measure-rows", 0, "--timeout", 1.5, "--max-connections", 300) as server:
+        for name, sent in DOUBTFUL.items():
+            heard = server.raw(sent)
+            assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
+            assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
+            assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"].startswith("this is no proper HTTP"), name
+        assert b"exclude each other" in server.raw(DOUBTFUL["both lengths"])
+
+        with ExitStack() as open_ones, httpx.Client(base_url=server.url) as http:
+            assert http.get("/health").status_code == 200
+            for _ in range(400):  # of which each 300 would be all that may be open
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+            assert server.raw(GOOD.replace(b"host", b"connection: close\r\nhost")).startswith(b"HTTP/1.1 200")
+
+        requests = [POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)] * 128
+        with ThreadPoolExecutor(len(requests)) as pool:
+            asked = [pool.submit(server.raw, one) for one in requests]
+            health = []
+            while not all(one.done() for one in asked):
+                began = time.monotonic()
+                assert httpx.get(f"{server.url}/health").json()["ok"]
+                assert httpx.get(f"{server.url}/metrics").status_code == 200
+                health.append(time.monotonic() - began)
+            heard = [one.result().partition(b"\r\n\r\n") for one in asked]
+        statuses = Counter(head.split()[1] for head, _, _ in heard)
+        assert statuses.keys() <= {b"200", b"503"}
+        assert statuses[b"200"] >= 1
+        for head, _, body in heard:
+            found = json.loads(body)
+            if head.split()[1] == b"503":
+                assert b"retry-after: " in head
+            else:
+                assert len(found["probabilities"]) == 4096
+        assert len(health) >= 3  # while they waited, others were answered
+        code, out = server.ended(signal.SIGTERM)
+    assert code == 0
+    assert json.loads(out.strip().splitlines()[-1])["rows"] == 4096 * statuses[b"200"]
+    assert "Traceback" not in server.said
+
+
+def test_what_was_asked_before_sigterm_is_answered(folder):
+    """Half of a request's body is there when the signal comes, the rest after it. Until the end, the table's version
+    that is served is pinned."""
+    store = TableStore(folder / "table")
+    with Server(folder, "--measure-rows", 0) as server:
+        assert [pin.version for pin in pins(store, time.time())] == [0]
+        body = json.dumps({"rows": [{"I1": 3}]}).encode()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                           b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
+            assert client.recv(1000).startswith(b"HTTP/1.1 100")  # the server is within the request
+            server.process.send_signal(signal.SIGTERM)
+            assert "asked to leave" in server.process.stderr.readline()
+            client.sendall(body)
+            reply = b""
+            while part := client.recv(65536):
+                reply += part
+        out, _ = server.process.communicate(timeout=30)
+    assert reply.startswith(b"HTTP/1.1 200")
+    assert b"probabilities" in reply
+    assert json.loads(out.strip().splitlines()[-1])["statuses"] == {"200": 1}
+    assert not pins(store, time.time())
+
+
+def test_an_interrupt_ends_it(folder):
+    with Server(folder, "--measure-rows", 0) as server:
+        code, _ = server.ended(signal.SIGINT)
+    assert code == 130
+    assert "Traceback" not in server.said
+
+
+def test_a_wrong_start_is_one_line_and_2(folder, tmp_path, capsys):
+    def started(*words: object) -> str:
+        with pytest.raises(SystemExit) as ended:
+            run(main, argv=[str(w) for w in words])
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port} cannot be listened on" in started(folder / "run", "--port", port)
+    assert "no checkpoint in" in started(tmp_path, "--port", 0)
+    assert "leave --best out for the newest" in started(tmp_path, "--port", 0, "--best")
+    assert f"{tmp_path / 'rum'} does not exist: name a run folder" in started(tmp_path / "rum", "--port", 0)
+    assert "must be from 0 to 65535" in started(folder / "run", "--port", 70000)

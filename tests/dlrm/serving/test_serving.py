@@ -1,0 +1,639 @@
+"""A trained run served: features and probabilities as in training, and requests that are not as they should be."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import pickle  # noqa: TID251  it makes what must not be read
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from sluice.dlrm import run_plan
+from sluice.dlrm.checkpoint import save_load
+from sluice.dlrm.checkpoint.disk import CheckpointDisk
+from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
+from sluice.dlrm.config import Config, ConfigError, Table
+from sluice.dlrm.ranks import machine, world
+from sluice.dlrm.serving.batcher import Batcher, Full
+from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal
+from sluice.dlrm.serving.http import HttpApp
+from sluice.dlrm.serving.int8_accuracy import compared
+from sluice.dlrm.serving.int8_tables import NarrowTables
+from sluice.dlrm.serving.limits import Bucket, ServerLimits
+from sluice.dlrm.serving.reload import Reload
+from sluice.dlrm.serving.scorer import PredictRequest, Scorer
+from sluice.dlrm.serving.served_model import Servable
+from sluice.dlrm.training import assemble, loaders
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable, TableError
+from tests.dlrm import clicks_table
+from tests.dlrm.rig import Bomb, last_json, launch
+
+pytestmark = pytest.mark.slow
+
+ROWS, BATCH = 12_000, 256
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table, and a run of one epoch over it."""
+    path = tmp_path_factory.mktemp("serving")
+    clicks_table.write(path / "table", clicks_table.raw_rows(ROWS))
+    process = launch(0, "dlrm.train", "--run-dir", path / "run", "--data", path / "table", "--batch-size", BATCH,
+                     "--width", 16, "--dense-layers", "16", "--over-layers", "16", "--save-every", 30, tmp=path)
+    assert process.returncode == 0, process.stderr[-3000:]
+    (path / "trained.json").write_text(json.dumps(last_json(process)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def wide(folder) -> Servable:
+    return Servable.load(folder / "run", "fp32")
+
+
+@pytest.fixture(scope="module")
+def raw() -> pa.Table:
+    return clicks_table.raw_rows(ROWS)
+
+
+@pytest.fixture
+def scorer(wide) -> Scorer:
+    return Scorer(wide, most_rows=10_000)
+
+
+def arrow(table: pa.Table, **how: object) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema, **how) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
+
+
+def as_json(table: pa.Table) -> bytes:
+    return json.dumps({"rows": table.to_pylist()}).encode()
+
+
+def bag_sums(ids: torch.Tensor, batch) -> torch.Tensor:
+    """A number for each row's bag, the fifth column."""
+    return torch.segment_reduce(ids.double(), "sum", lengths=batch.lengths.view(5, -1)[4], unsafe=True)[:, None]
+
+
+# ---- the same as in training
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning",
+                            "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
+def test_features_and_probabilities_are_those_of_training_on_10000_rows(folder, wide, scorer, raw):
+    """Through JSON and Arrow, against the loader's batches and the model as the trainer's own code loads it."""
+    config = Config.from_dict(wide.meta.config)
+    table, asked = wide.table, raw.slice(0, ROWS * 9 // 10)  # the splits train and validation: 10,800 rows
+    assert asked.num_rows >= 10_000
+    trained: list[torch.Tensor] = []
+    with world() as here:
+        now = run_plan.plan_run(config, table, machine(1, 1))
+        parts = assemble.parts_of(config, now.layout, len(wide.meta.dense), now.placement, here)
+        save_load.load(wide.path, parts, here, optimisers=False)
+        for split in ("train", "validation"):
+            with loaders.evaluation(config, table, split, rank=0, local_ranks=1) as batches, torch.no_grad():
+                for batch in batches:
+                    kept = batch.weight > 0
+                    logits = parts.model(*parts.layout.features(batch, here.device))
+                    ids = batch.values.split(batch.lengths.view(5, -1).sum(1).tolist())
+                    scalars = torch.stack([part.double() for part in ids[:4]], 1)
+                    trained.append(torch.cat([logits.double().sigmoid()[:, None], batch.dense.double(), scalars,
+                                              bag_sums(ids[4], batch)], 1)[kept])
+    want = torch.cat(trained)
+    want = want[want[:, 1].argsort()]  # dense feature 0 is the row's number
+    features = asked.drop_columns("label")
+    made = wide.batch({name: features[name].combine_chunks() for name in features.column_names})
+    ids = made.values.split(made.lengths.view(5, -1).sum(1).tolist())
+    scalars = torch.stack([part.double() for part in ids[:4]], 1)
+    got = torch.cat([made.dense.double(), scalars, bag_sums(ids[4], made)], 1)
+    assert torch.equal(got, want[:, 1:])
+    for body, kind in ((arrow(features.slice(0, 10_000)), ARROW), (as_json(features.slice(0, 10_000)), JSON)):
+        (answer,) = scorer.answer([PredictRequest(kind, body)])
+        assert np.abs(np.array(answer.probabilities) - want[:10_000, 0].numpy()).max() < 1e-6
+    assert want[:, 0].std() > 0.02  # or everything would be equal to everything
+
+
+def test_a_request_brings_what_joins_and_histories_go_by_and_not_what_they_make():
+    spec = Spec.parse(f"""{clicks_table.spec_text(columns={**clicks_table.COLUMNS, "user": "int", "at": "int"})}
+[[join]]
+path = "users.parquet"
+on = ["user"]
+columns = ["age:int"]
+[[history]]
+name = "before"
+of = "C1"
+by = "user"
+order = "at"
+length = 3
+[[column]]
+name = "before"
+role = "id_list"
+ops = [{{op = "hash", size = 9}}]
+[[column]]
+name = "age"
+role = "dense"
+ops = [{{op = "fill", value = 0}}]
+""")
+    decoder = Decoder(spec, "", most_rows=9)
+    assert set(decoder.kinds) == {*clicks_table.COLUMNS, "user"} - {"label"}
+    assert decoder.read(JSON, b'{"rows": [{"user": 3, "at": 5}]}').count == 1
+    with pytest.raises(Refusal, match="feature 'age' is none of the model's"):
+        decoder.read(JSON, b'{"rows": [{"age": 3}]}')
+
+
+def test_many_requests_at_once_get_what_each_gets_alone(scorer, raw):
+    """Of both kinds, of several rows and of none, with bad ones between them."""
+    asked = [PredictRequest(JSON, as_json(raw.slice(3 * n, n % 4))) if n % 3 else PredictRequest(ARROW,
+                                                                                                 arrow(raw.slice(5 * n,
+                                                                                                                 2)))
+             for n in range(20)]
+    asked[7] = PredictRequest(JSON, b"nonsense")
+    asked[11] = PredictRequest(JSON, b'{"rows": [{"C1": "\\ud800"}]}')  # text that no UTF-8 has: found out late
+    together = scorer.answer(asked)
+    for n, request in enumerate(asked):
+        (alone,) = scorer.answer([request])
+        if n in (7, 11):
+            assert (alone.status, together[n].status) == (400 if n == 7 else 422,) * 2
+        else:
+            assert together[n].probabilities == pytest.approx(alone.probabilities, abs=1e-6)
+            assert len(alone.probabilities) == (n % 4 if n % 3 else 2)
+
+
+def test_a_feature_that_is_missing_is_the_specs_default_and_counted(scorer):
+    given = {"I1": None, "I2": 5, "I5": 2.5, "number": 3, "C1": "zzz", "C5": None, "C9": "x", "C14": None, "tags": []}
+    fewer = {name: value for name, value in given.items() if name not in ("C14", "I1")}
+    whole, lacking = scorer.answer([PredictRequest(JSON, json.dumps({"rows": [row]}).encode()) for row in (given,
+                                                                                                           fewer)])
+    assert lacking.probabilities == pytest.approx(whole.probabilities, abs=1e-6)
+    assert (whole.missing, lacking.missing) == ({}, {"C14": 1, "I1": 1})
+    (answer,) = scorer.answer([PredictRequest(ARROW, arrow(pa.table({"I2": [5, 6]})))])
+    assert answer.missing["C1"] == 2
+    assert len(answer.probabilities) == 2
+
+
+def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
+    features = SimpleNamespace(inputs=lambda columns: {"I1": pa.array([1.0, None, 2.0], pa.float32())})
+    bare = Servable(path=tmp_path, meta=SimpleNamespace(dense=("I1",)), spec=None, table=None, model=None, tables=None,
+                    features=features, rows=SimpleNamespace(complete=dict), online={},
+                    layout=SimpleNamespace(missing=None, columns=()))
+    with pytest.raises(ValueError, match="feature 'I1' is missing or no finite number") as raised:
+        bare.batch({"I1": pa.array([1, None, 2])})
+    assert raised.value.rows == [1]
+
+
+# ---- requests that are not as they should be
+
+
+@pytest.mark.parametrize(("kind", "body", "status", "line"), [
+    (JSON, b"", 400, "is not JSON"),
+    (JSON, b"{" * 100_000, 400, "is not JSON"),
+    (JSON, b"[" * 100_000, 400, "is not JSON"),
+    (JSON, b"\xff\xfe\x00", 400, "is not JSON"),
+    (JSON, b"[1]", 400, 'is not {"rows"'),
+    (JSON, b'{"rows": 3}', 400, 'is not {"rows"'),
+    (JSON, b'{"rows": [3]}', 400, "rows[0] is not an object"),
+    (JSON, b'{"rows": [], "more": 1}', 400, "has 'more' beside"),
+    (JSON, b'{"rows": [{"I5": NaN}]}', 400, "NaN is no JSON number"),
+    (JSON, b'{"rows": [{"I1": 1' + b"0" * 5000 + b"}]}", 400, "is not JSON"),
+    (JSON, b'{"rows": [{}, {"I1": "x"}]}', 422, "rows[1]: feature 'I1' is not a whole number"),
+    (JSON, b'{"rows": [{"I1": true}]}', 422, "not a whole number"),
+    (JSON, b'{"rows": [{"I1": 1.5}]}', 422, "not a whole number"),
+    (JSON, b'{"rows": [{"I1": 9223372036854775808}]}', 422, "not a whole number of 64 bits"),
+    (JSON, b'{"rows": [{"I5": 1' + b"0" * 400 + b"}]}", 422, "feature 'I5'"),
+    (JSON, b'{"rows": [{"C1": ["x"]}]}', 422, "not UTF-8 text"),
+    (JSON, b'{"rows": [{"tags": ["x", 3]}]}', 422, "not a list of texts"),
+    (JSON, b'{"rows": [{"C26": "x"}]}', 422, "feature 'C26' is none of the model's"),
+    (JSON, b'{"rows": [], "fingerprint": "of last year"}', 409, "is for features 'of last year'"),
+    (JSON, json.dumps({"rows": [{}] * 10_001}).encode(), 413, "10001 rows are more than the 10000"),
+    ("text/plain", b"{}", 415, "'text/plain' is neither"),
+    (ARROW, b"", 400, "not an Arrow IPC stream"),
+    (ARROW, b"\xff\xff\xff\xff\xff\xff\xff\x7f" * 9, 400, "not an Arrow IPC stream"),
+    (ARROW, arrow(pa.table({"I1": ["x"]})), 422, "feature 'I1' is string, where the spec has int"),
+    (ARROW, arrow(pa.table({"I1": [1.5]})), 422, "feature 'I1' is double"),
+    (ARROW, arrow(pa.table({"C1": [{"a": 1}]})), 422, "feature 'C1' is struct"),
+    (ARROW, arrow(pa.table({"C26": ["x"]})), 422, "feature 'C26' is none of the model's"),
+    (ARROW, arrow(pa.table({"C1": pa.array(["x"] * 3).dictionary_encode()})), 415, "must not be dictionary-encoded"),
+    (ARROW, arrow(pa.table({"I1": [1] * 1000}), options=pa.ipc.IpcWriteOptions(compression="zstd")), 415,
+     "must not be compressed"),
+    (ARROW, arrow(pa.table({"I1": [1] * 10_001})), 413, "10001 rows are more"),
+    (ARROW, arrow(pa.table([[1], [2]], ["I1", "I1"])), 422, "two columns have one name"),
+])
+def test_a_bad_request_is_a_status_and_a_line(scorer, kind, body, status, line):
+    (refusal,) = scorer.answer([PredictRequest(kind, body)])
+    assert refusal.status == status
+    assert line in str(refusal)
+    assert "\n" not in str(refusal)
+    assert len(str(refusal)) < 300
+
+
+def test_an_arrow_stream_that_lies_about_its_offsets_is_refused(scorer):
+    """Every bit of a good stream turned around once: an answer or a refusal each time, never a crash."""
+    good = bytearray(arrow(pa.table({"C1": ["abc", "d"], "tags": [["x"], ["y", "z"]], "I1": [1, 2]})))
+    statuses: Counter[int] = Counter()
+    for place in range(0, len(good), 3):
+        good[place] ^= 0xFF
+        (found,) = scorer.answer([PredictRequest(ARROW, bytes(good))])
+        good[place] ^= 0xFF
+        statuses[getattr(found, "status", 200)] += 1
+    assert set(statuses) <= {200, 400, 409, 413, 415, 422}
+    assert statuses[400] > 20
+
+
+def test_the_models_own_fingerprint_is_taken(scorer, wide):
+    body = json.dumps({"rows": [{}], "fingerprint": wide.fingerprint}).encode()
+    assert len(scorer.answer([PredictRequest(JSON, body)])[0].probabilities) == 1
+
+
+# ---- narrow tables
+
+
+def test_int8_tables_take_less_than_a_quarter_and_hardly_change_the_answers(folder, wide):
+    narrow = Servable.load(folder / "run", "int8")
+    assert narrow.tables.wide_bytes / narrow.tables.bytes >= 3.5
+    before, after = compared(narrow, "test", 10_000)
+    assert before.rows == ROWS // 10
+    assert before.auc == pytest.approx(json.loads((folder / "trained.json").read_text())["auc"], abs=1e-9)
+    assert abs(after.auc - before.auc) < 0.0005
+    assert after.auc != before.auc
+
+
+def test_narrow_rows_are_within_half_a_step_of_the_wide_ones():
+    generator = torch.Generator().manual_seed(1)
+    tables = [Table(name="a", rows=50, width=8), Table(name="b", rows=7, width=8), Table(name="c", rows=9, width=4)]
+    weights = {t.name: torch.randn(t.rows, t.width, generator=generator) for t in tables}
+    weights["a"][3] = 0  # a row without a scale
+    from torchrec import KeyedJaggedTensor
+
+    keys = {t.name: [t.name] for t in tables}
+    ids = {"a": [3, 49, 0, 0], "b": [6], "c": []}
+    sparse = KeyedJaggedTensor(keys=list(ids), values=torch.tensor([*ids["a"], *ids["b"]], dtype=torch.int32),
+                               lengths=torch.tensor([2, 2, 0, 1, 0, 0], dtype=torch.int32))
+    for kind, error in (("fp32", 0.0), ("fp16", 2e-3), ("int8", 2 * 3.5 / 254)):
+        narrow = NarrowTables(tables, keys, kind)
+        for name, rows in weights.items():
+            narrow.fill(name, torch.split(rows, 5))
+        pooled = narrow(sparse)
+        assert (pooled["a"][0] - weights["a"][[3, 49]].sum(0)).abs().max() <= error
+        assert (pooled["a"][1] - 2 * weights["a"][0]).abs().max() <= error
+        assert torch.equal(pooled["b"][0], torch.zeros(8))
+        assert torch.equal(pooled["c"], torch.zeros(2, 4))
+        weighed = narrow(KeyedJaggedTensor(keys=list(ids), values=sparse.values(), lengths=sparse.lengths(),
+                                           weights=torch.tensor([1.0, 0.5, 0.5, 0.5, 2.0])))
+        assert (weighed["a"][1] - weights["a"][0]).abs().max() <= error
+        assert (weighed["b"][1] - 2 * weights["b"][6]).abs().max() <= 2 * error
+    with pytest.raises(ConfigError, match="'int4' is none of fp32"):
+        NarrowTables(tables, keys, "int4")
+
+
+# ---- batches, limits
+
+
+def test_what_waits_at_the_same_time_is_worked_on_together():
+    seen: list[list[str]] = []
+
+    def work(requests):
+        seen.append(list(requests))
+        if "bad" in requests:
+            raise RuntimeError("worker")
+        return [r.upper() for r in requests]
+
+    async def ask() -> list[object]:
+        batcher: Batcher[str, str] = Batcher(work, size=len, most=10, together=4, waiting=7)
+        asked = [asyncio.ensure_future(batcher.ask(text))
+                 for text in ("a", "b", "gone", "c", "d", "bad", "too long for most")]
+        await asyncio.sleep(0)
+        with pytest.raises(Full):
+            await batcher.ask("one too many")
+        asked[2].cancel()  # its client went away
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        return [*found, await batcher.ask("later")]
+
+    found = asyncio.run(ask())
+    assert seen == [["a", "b", "c", "d"], ["bad"], ["too long for most"], ["later"]]
+    assert [type(one) for one in found] == [str, str, asyncio.CancelledError, str, str, RuntimeError, str, str]
+    assert found[-2:] == ["TOO LONG FOR MOST", "LATER"]
+
+
+def test_a_bucket_lets_a_rate_pass_and_says_how_long_to_wait():
+    now = [0.0]
+    bucket = Bucket(2.0, lambda: now[0])
+    assert [bucket.take() for _ in range(3)] == [0.0, 0.0, 0.5]
+    now[0] = 0.25
+    assert bucket.take() == 0.25
+    now[0] = 100.0  # a pause does not save up more than a second's worth
+    assert [bucket.take() for _ in range(3)] == [0.0, 0.0, 0.5]
+    assert Bucket(0.0, lambda: 0.0).take() == 0.0
+
+
+def test_limits_that_cannot_be_are_refused():
+    for name, value in (("rows", 0), ("seconds", 0), ("rate", -1)):
+        with pytest.raises(ConfigError, match=name):
+            ServerLimits(**{name: value})
+
+
+# ---- over HTTP, without a socket
+
+
+def client(service: HttpApp) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=service.app), base_url="http://here")
+
+
+def served(scorer: Scorer, talk, **limits):
+    """What `talk(client, service)` returns."""
+    async def run():
+        service = HttpApp(scorer, ServerLimits(rows=10_000, **limits))
+        async with client(service) as http:
+            return await talk(http, service)
+    return asyncio.run(run())
+
+
+def test_http_answers_and_counts(scorer, raw):
+    async def talk(http, service):
+        good = await http.post("/predict", content=as_json(raw.slice(0, 3)), headers={"content-type": JSON})
+        bad = await http.post("/predict", content=b"?", headers={"content-type": JSON})
+        return good, bad, await http.get("/predict"), await http.get("/modle"), await http.get("/model"), \
+            await http.get("/health"), await http.get("/metrics")
+
+    good, bad, wrong_method, nowhere, model, health, metrics = served(scorer, talk)
+    assert (good.status_code, len(good.json()["probabilities"])) == (200, 3)
+    assert good.json()["step"] == 37
+    assert (bad.status_code, list(bad.json())) == (400, ["error"])
+    assert (wrong_method.status_code, wrong_method.json()) == (405, {"error": "/predict takes POST"})
+    assert "did you mean '/model'" in nowhere.json()["error"]
+    assert model.json()["features"]["tags"] == "texts"
+    assert "label" not in model.json()["features"]
+    assert health.json()["ok"]
+    assert 'sluice_serve_requests_total{status="200"} 1.0' in metrics.text
+    assert 'sluice_serve_requests_total{status="400"} 1.0' in metrics.text
+    assert "sluice_serve_rows_total 3.0" in metrics.text
+    assert "sluice_serve_model_step 37.0" in metrics.text
+
+
+def test_http_limits_size_and_rate(scorer):
+    async def talk(http, service):
+        async def parts():
+            for _ in range(20):
+                yield b"x" * 10
+
+        headers = {"content-type": JSON}
+        return (await http.post("/predict", content=b"x" * 101, headers=headers),
+                await http.post("/predict", content=parts(), headers=headers),  # without a length
+                await http.post("/predict", content=b"{}", headers=headers))
+
+    large, stream, often = served(scorer, talk, body_bytes=100, rate=2)
+    assert (large.status_code, "101 bytes is larger than 100" in large.json()["error"]) == (413, True)
+    assert (stream.status_code, "larger than 100 bytes" in stream.json()["error"]) == (413, True)
+    assert (often.status_code, often.headers["retry-after"]) == (429, "1")
+
+
+def test_a_newer_checkpoint_takes_over_without_a_dropped_request(folder, scorer, raw, tmp_path):
+    """Requests are in every stage while the model changes; the old one answers what it began."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    checkpoints = run / "checkpoints"
+    newest = latest(checkpoints)[0].name
+    (checkpoints / "LATEST").write_text("step-000000030\n")
+    first = Scorer(Servable.load(run, "fp32"), most_rows=100)
+    said: list[str] = []
+    loads: list[int] = []
+
+    def load() -> Scorer:
+        loads.append(1)
+        return Scorer(Servable.load(run, "fp32"), most_rows=100)
+
+    reload = Reload(run, load, every_s=1.0, say=said.append)
+
+    async def talk(http, service):
+        body = as_json(raw.slice(0, 5))
+
+        async def ask(n: int):
+            return await http.post("/predict", content=body, headers={"content-type": JSON})
+
+        assert not await reload.look(service)
+        assert not loads
+        (checkpoints / "LATEST").write_text("step-000000999\n")  # not whole: the old one stays, and it is told once
+        assert not await reload.look(service)
+        assert not await reload.look(service)
+        before = [asyncio.ensure_future(ask(n)) for n in range(20)]
+        (checkpoints / "LATEST").write_text(newest + "\n")
+        assert await reload.look(service)
+        after = [asyncio.ensure_future(ask(n)) for n in range(20)]
+        return await asyncio.gather(*before), await asyncio.gather(*after), (await http.get("/metrics")).text
+
+    before, after, metrics = served(first, talk)
+    assert {r.status_code for r in (*before, *after)} == {200}
+    assert {r.json()["step"] for r in before} == {30}
+    assert {r.json()["step"] for r in after} == {37}
+    assert len(said) == 2
+    assert "step-000000999 cannot be read" in said[0]
+    assert 'sluice_serve_reloads_total{result="taken"} 1.0' in metrics
+    assert 'sluice_serve_reloads_total{result="refused"} 1.0' in metrics
+
+
+def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_path):
+    """Each damage is seen by a look, named in /health, and once it is mended a newer checkpoint takes over again."""
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    checkpoints = run / "checkpoints"
+    newest = latest(checkpoints)[0]
+    pointer, meta, values = checkpoints / "LATEST", newest / "meta.json", json.loads((newest / "meta.json").read_text())
+    now = [0.0]
+
+    def written(**changed: object) -> bytes:
+        return json.dumps({**values, **changed}).encode()
+
+    def vanishes() -> Scorer:
+        shutil.move(newest, tmp_path / "away")
+        return Scorer(Servable.load(run, "fp32"), most_rows=100)
+
+    def leaves() -> Scorer:
+        raise SystemExit("a user's module")
+
+    model = values["config"]["model"]
+    damages = [*((pointer, text) for text in (b"\xff\xfe\x00", b"", b"..\n", b"/\n", b"step-\x00", b"step-7 8\n",
+                                             b"x" * 5000, None)),
+               *((meta, text) for text in (b"", b"\xff", b"[]", b"null", b"{}", b'"a"', b"[" * 10**5,
+                                          written(config=[]), written(config={}), written(version="x"),
+                                          written(columns=3), written(dense=[1]),
+                                          written(config={**values["config"], "data": None}),
+                                          written(config={**values["config"], "model": {**model, "width": 32}}), None))]
+
+    async def talk(http, service):
+        for number, (path, damage) in enumerate(damages):
+            service.take(first)
+            whole = path.read_bytes()
+            path.unlink()
+            if damage is None:
+                path.mkdir()
+            else:
+                path.write_bytes(damage)
+            now[0] = 100.0 * number
+            assert not await reload.look(service)
+            now[0] += 5
+            assert not await reload.look(service)
+            health = (await http.get("/health")).json()
+            assert (health["ok"], health["checkpoint"]) == (True, "step-000000030")
+            about = health["reload"]
+            assert about["failing"], damage
+            assert (about["last_failure"]["times"], about["failures"]) == (2, 2 * number + 2), damage
+            assert about["last_failure"]["error"]
+            path.rmdir() if damage is None else path.unlink()
+            path.write_bytes(whole)
+            now[0] += 5
+            assert await reload.look(service), damage
+            health = (await http.get("/health")).json()
+            assert (health["checkpoint"], health["reload"]["failing"]) == (newest.name, False)
+            assert health["reload"]["last_failure"]["times"] == 2  # what last failed stays to be read
+        service.take(first)
+        for load, error in ((leaves, "SystemExit: a user's module"), (vanishes, "No such file or directory")):
+            reload._load = load
+            assert not await reload.look(service)
+            assert error in (await http.get("/health")).json()["reload"]["last_failure"]["error"]
+        shutil.move(tmp_path / "away", newest)
+        reload._load = load_newest
+        # The same checkpoint, saved once more, is another one.
+        assert await reload.look(service)
+        assert not await reload.look(service)
+        meta.write_text(json.dumps({**values, "rows": values["rows"] + 1}))
+        assert await reload.look(service)
+        return (await http.get("/health")).json()
+
+    def load_newest() -> Scorer:
+        return Scorer(Servable.load(run, "fp32"), most_rows=100)
+
+    def broken(_text: str) -> None:
+        raise BrokenPipeError
+
+    pointer.write_text("step-000000030\n")
+    first = load_newest()
+    pointer.write_text(newest.name + "\n")
+    reload = Reload(run, load_newest, every_s=1.0, say=broken, now=lambda: now[0])
+
+    async def whole() -> dict:
+        service = HttpApp(first, ServerLimits(), beside=reload, now=lambda: now[0])
+        async with client(service) as http:
+            return await talk(http, service)
+
+    health = asyncio.run(whole())
+    assert (health["since"], health["reload"]["failing"]) == ("1970-01-01T00:36:50+00:00", False)
+
+
+def test_a_look_that_fails_does_not_end_the_looking(scorer, tmp_path):
+    looks: list[int] = []
+
+    def load() -> Scorer:
+        looks.append(1)
+        if len(looks) == 3:
+            seen.set()
+        raise ValueError("spoilt")
+
+    async def run() -> bool:
+        service = HttpApp(scorer, ServerLimits())
+        task = asyncio.create_task(Reload(tmp_path, load, every_s=1e-4, say=lambda _: None)(service))
+        await asyncio.wait_for(asyncio.to_thread(seen.wait), 20)
+        alive = not task.done()
+        task.cancel()
+        return alive
+
+    seen = threading.Event()
+    assert not (tmp_path / "checkpoints").exists()
+    (tmp_path / "checkpoints").mkdir()
+    shutil.copytree(scorer.servable.path, tmp_path / "checkpoints" / "step-1")
+    (tmp_path / "checkpoints" / "LATEST").write_text("step-1\n")
+    assert asyncio.run(run())
+
+
+def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    old, new = (run / "checkpoints" / f"step-{step:09d}" for step in (30, 37))
+    mark_best(old, 0.7)
+    reload = Reload(run, lambda: Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100), every_s=1.0,
+                    say=lambda _: None, take_best=True)
+
+    async def talk(http, service):
+        taken = [await reload.look(service)]
+        mark_best(new, 0.8)
+        return [*taken, await reload.look(service), service.scorer.servable.meta.step]
+
+    first = Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100)
+    assert first.servable.meta.step == 30
+    assert served(first, talk) == [False, True, 37]
+
+
+# ---- runs that cannot be served
+
+
+def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
+    """Every one would make a file; nor does a program look up a name for a pickle, but for numba, which keeps what it
+    compiled beside our code, and torch, which reads the program that the exporter has just written."""
+    run, marker = tmp_path / "run", tmp_path / "code ran"
+    shutil.copytree(folder / "run", run)
+    bomb = pickle.dumps(Bomb(marker))
+    (run / "export").mkdir()
+    for place in (run, run / "export", run / "checkpoints", *(run / "checkpoints").glob("step-*")):
+        for name in (".metadata", "__0_0.distcp", "__0.metadata", "data.pkl", "meta.pkl", "layout.pkl", "state.pt",
+                     "model.pt", "model.pth", "model.bin", "optimizer.pt", "checkpoint.ckpt", "config.pkl", "agent.pkl",
+                     "knobs.pkl", "dense.pt2", "dense-compiled.pt2", "rank-00001.safetensors", "_common_metadata"):
+            (place / name).write_bytes(bomb)
+    process = launch(0, "tests.dlrm.serving.no_pickles", run, tmp=tmp_path)
+    assert process.returncode == 0, process.stderr[-3000:]
+    found = last_json(process)
+    assert (found["evaluate"], found["serve"], found["resume"]) == (37, 37, 37)
+    assert [stack for stack in found["looked_up"] if "/numba/" not in stack] == []
+    assert all("torch/export" in stack or "torch/_export" in stack for stack in found["exporting"])
+    assert not marker.exists()
+
+
+def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_vanished(folder, tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        Servable.load(tmp_path, "int8")
+    run, table = tmp_path / "run", tmp_path / "table"
+    shutil.copytree(folder / "run", run)
+    shutil.copytree(folder / "table", table)
+    meta = latest(run / "checkpoints")[0] / "meta.json"
+    values = json.loads(meta.read_text())
+    values["config"]["data"] = str(table)
+    meta.write_text(json.dumps(values))
+    assert Servable.load(run, "int8").meta.step == 37
+    part = next(meta.parent.glob("rank-*"))
+    data = part.read_bytes()
+    part.write_bytes(data[:-1] + bytes([255 - data[-1]]))
+    with pytest.raises(CheckpointError, match=f"is damaged: {part.name} is not as it was written"):
+        Servable.load(run, "int8")
+    part.write_bytes(data)
+    record = next((table / "_sluice" / "jobs").iterdir())
+    record.rename(tmp_path / "away")
+    with pytest.raises(TableError, match="was this version removed by vacuum"):
+        Servable.load(run, "int8")
+    (tmp_path / "away").rename(record)
+    values["version"] = 7
+    meta.write_text(json.dumps(values))
+    with pytest.raises(TableError, match="there is no version 7: the newest is"):
+        Servable.load(run, "int8")
+
+
+def test_a_table_without_a_spec_cannot_be_served(folder, tmp_path):
+    small_table(tmp_path / "table", rows=2000, values=20)
+    values = json.loads((latest(folder / "run" / "checkpoints")[0] / "meta.json").read_text())
+    table = FeatureTable.open(tmp_path / "table")
+    from sluice.dlrm.checkpoint.meta import CheckpointMeta
+
+    path = tmp_path / "run" / "checkpoints" / "step-1"
+    path.mkdir(parents=True)
+    CheckpointMeta.of(table, {**values["config"], "data": table.uri, "version": 0}).write(path, {}, CheckpointDisk())
+    with pytest.raises(CheckpointError, match=r"was not made by etl/job\.py"):
+        Servable.load(tmp_path / "run", "int8")

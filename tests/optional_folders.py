@@ -1,0 +1,46 @@
+"""What may be deleted from the repository with all else still working, and which tests go with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionalFolder:
+    """A folder, the files beside it that are its own, and its tests, all relative to the repository's root."""
+
+    paths: tuple[str, ...]
+    tests: tuple[str, ...]
+    askers: tuple[str, ...] = ()
+    """The files that use it where it is, and say so in one sentence where it is not."""
+
+    @property
+    def is_there(self) -> bool:
+        return (ROOT / self.paths[0]).is_dir()
+
+    def holds(self, path: str) -> bool:
+        """Whether a file goes with the folder."""
+        return any(path == own or path.startswith(f"{own}/") for own in (*self.paths, *self.tests))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names that the modules of these paths have, or begin with."""
+        return tuple("sluice." + own.removesuffix(".py").replace("/", ".") for own in self.paths)
+
+
+OPTIONAL = {
+    "rivals": OptionalFolder(paths=("benchmarks/rivals",), tests=("tests/benchmarks/rivals",),
+                             askers=("agent/policies/__init__.py", "agent/evaluate/simulated.py")),
+    "serving": OptionalFolder(paths=("dlrm/serving", "dlrm/serve.py", "dlrm/export.py", "benchmarks/serving.py"),
+                              tests=("tests/dlrm/serving",), askers=("sluice/__main__.py",)),
+    "search": OptionalFolder(paths=("dlrm/hpo", "dlrm/search.py", "benchmarks/search.py"), tests=("tests/dlrm/hpo",),
+                             askers=("sluice/__main__.py",)),
+}
+
+
+def is_left_out(path: str) -> bool:
+    """Whether a file belongs to an optional folder that is not there."""
+    return any(folder.holds(path) and not folder.is_there for folder in OPTIONAL.values())

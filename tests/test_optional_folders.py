@@ -1,0 +1,81 @@
+"""The optional folders can be deleted: nothing that stays imports them, and what is asked for them says so."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.optional_folders import OPTIONAL, ROOT, OptionalFolder
+from tests.test_architecture import tree
+
+PLACES = ("sluice", "etl", "ingest", "agent", "dlrm", "benchmarks", "examples", "tests")
+every = pytest.mark.parametrize("folder", [pytest.param(one, id=name) for name, one in OPTIONAL.items()])
+
+
+@cache
+def imported(path: Path) -> set[str]:
+    """Every module that a file imports, early, late or under a condition."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def belongs(module: str, folder: OptionalFolder) -> bool:
+    tests = tuple(path.replace("/", ".") for path in folder.tests)
+    return any(module == own or module.startswith(f"{own}.") for own in (*folder.modules, *tests))
+
+
+@every
+def test_nothing_that_stays_imports_it(folder):
+    """So every remaining module is imported, and every remaining test collected, as if it had never been there."""
+    files = {str(path.relative_to(ROOT)): path for place in PLACES for path in (ROOT / place).rglob("*.py")}
+    stays = {name: path for name, path in files.items() if not folder.holds(name)}
+    assert not folder.is_there or len(stays) < len(files)
+    wrong = [f"{name} imports {module}" for name, path in stays.items() if name not in folder.askers
+             for module in imported(path) if belongs(module, folder)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> Path:
+    """The product's sources without any optional folder."""
+    copy = tmp_path_factory.mktemp("bare")
+    (copy / "pyproject.toml").symlink_to(ROOT / "pyproject.toml")
+    for room in ("sluice", "etl", "ingest", "agent", "dlrm"):
+        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    for folder in OPTIONAL.values():
+        for path in folder.paths:
+            if (copy / path).is_dir():
+                shutil.rmtree(copy / path)
+            else:
+                (copy / path).unlink(missing_ok=True)
+    return copy
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("serve run", "`sluice serve` needs dlrm/serving, which was left out"),
+    ("export run", "`sluice export` needs dlrm/serving, which was left out"),
+    ("search --data t", "`sluice search` needs dlrm/hpo, which was left out"),
+    ("simulate --policy autotune", "the policy 'autotune' is not part of the installed package"),
+    ("policies --live-only", "the contest lies in benchmarks/rivals of the repository"),
+])
+def test_a_verb_that_lacks_its_folder_says_so_in_one_sentence(bare, tmp_path, words, said):
+    # -S leaves out the hook of an editable install, which would find the folders that are missing in the copy.
+    path = os.pathsep.join([str(bare), sysconfig.get_path("purelib")])
+    done = subprocess.run([sys.executable, "-S", "-m", "sluice", *words.split()], cwd=tmp_path, capture_output=True,
+                          text=True, check=False, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1

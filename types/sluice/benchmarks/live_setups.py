@@ -1,0 +1,1 @@
+../../../benchmarks/live_setups.py
