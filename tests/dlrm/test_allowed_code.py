@@ -23,7 +23,7 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.__main__ import main as ingest_main
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import command, environment
 
@@ -108,7 +108,7 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
     assert ended(evaluate.main, "--run-dir", trained, "--data", table) == 0
     assert ended(export.main, trained, "--out", tmp_path / "export") == 0
     assert ended(train.main, "--run-dir", trained, "--resume", "--epochs", 2, "--check") == 0
-    with Loader(table, batch_size=64) as loader:
+    with BatchLoader(table, batch_size=64) as loader:
         next(iter(loader))
         loader.operators.others()
     assert not ran()
