@@ -179,6 +179,17 @@ class Controller:
                 "held_back": snapshot.held_back, "held_back_pressure": snapshot.held_back_pressure,
                 "cpu_quota": seen.cpu_quota, "knobs": self._tunable.knobs.to_dict(), "stages": stages}
 
+    @property
+    def reason(self) -> Reason | None:
+        """Why the policy chose as it did last; None before it was asked, and after the end."""
+        return self._reason
+
+    def hand_over(self, why: str) -> None:
+        """Leaves the knobs to somebody else from now on; what happens is looked at and recorded as before."""
+        if self.frozen is None:
+            self.frozen = why
+            self._record_to({"kind": "hand-over", "text": f"the agent leaves the knobs alone, {why}"})
+
     def _freeze(self, error: Exception) -> None:
         if self.frozen is not None:
             return

@@ -22,7 +22,7 @@ from benchmarks.shapes import multi_hot_files
 from sluice.etl.common.program import run, say
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 
 ARMS = {"split": Knobs(workers={"read": 1, "shuffle": 1}),
         "joined": Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))}
@@ -36,7 +36,7 @@ def _cpu_s() -> float:
 def loader_turn(source: Any, knobs: Knobs) -> Turn:
     """A fresh loader each turn: one that waits would fill its buffers while others are measured."""
     def turn(seconds: float) -> tuple[float, float]:
-        with Loader(source, batch_size=8192, epochs=sys.maxsize, knobs=knobs) as loader:
+        with BatchLoader(source, batch_size=8192, epochs=sys.maxsize, knobs=knobs) as loader:
             rows, began, cpu_s, first = 0, 0.0, 0.0, 0.0
             while True:
                 for batch in loader:

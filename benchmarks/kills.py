@@ -100,7 +100,7 @@ def own_pages() -> None:
 def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], None], int]:
     from benchmarks.memory import WIDE
     from sluice.ingest.knobs import Knobs
-    from sluice.ingest.loader import Loader
+    from sluice.ingest.loader import BatchLoader
     from sluice.ingest.machine import Machine
     from sluice.ingest.read import petastorm_compat
     from sluice.ingest.stages.scatter_kernel import load_compiled
@@ -118,9 +118,9 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
 
     def load(limit: int) -> None:
         end = float("inf")
-        with Loader(data, batch_size=BATCH, window_rows=4096, epochs=10**6, roles=WIDE, knobs=knobs,
-                    memory_limit=limit if governed else None, machine=Host(),
-                    transforms=[("log1p", log1p)]) as loader:
+        with BatchLoader(data, batch_size=BATCH, window_rows=4096, epochs=10**6, roles=WIDE, knobs=knobs,
+                         memory_limit=limit if governed else None, machine=Host(),
+                         transforms=[("log1p", log1p)]) as loader:
             for _ in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
                 end = min(end, time.monotonic() + seconds)
                 time.sleep(STEP_S)

@@ -29,7 +29,7 @@ from sluice.etl.common.program import run, say
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Read
 from sluice.ingest.tools.bench import consume
 
@@ -61,8 +61,8 @@ def turn(table: FeatureTable, options: argparse.Namespace, readers: int, tuning:
     def before_read(_: Read) -> None:
         time.sleep(options.latency_ms / 1000)
 
-    with Loader(table, batch_size=options.batch_size, epochs=sys.maxsize, before_read=before_read,
-                knobs=Knobs(workers={"read": readers})) as loader, ExitStack() as stack:
+    with BatchLoader(table, batch_size=options.batch_size, epochs=sys.maxsize, before_read=before_read,
+                     knobs=Knobs(workers={"read": readers})) as loader, ExitStack() as stack:
         if tuning:
             stack.enter_context(Controller(loader, policies.make(tuning), record=record))
         found = consume(loader, before + options.seconds, lambda: None)

@@ -18,7 +18,7 @@ from sluice.agent.costs.rates import rates
 from sluice.benchmarks import live_setups
 from sluice.etl.common.errors import UsageError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.batch import STRETCH_ROWS, Batch
 from sluice.ingest.stages.transform import Function, Transform
@@ -182,16 +182,17 @@ class Session:
         self._batches = self._forever()
         self._came = self._usual = 0.0  # when the last stretch came; the usual time between two
 
-    def _loader(self, table: FeatureTable, limit: int | None) -> Loader:
+    def _loader(self, table: FeatureTable, limit: int | None) -> BatchLoader:
         latency_s = self.setup.latency_s
 
         def before_read(_: Read) -> None:
             time.sleep(latency_s)
 
         transforms = [Transform(n, self._function(n), apart=True, pure=True) for n in self.setup.transforms]
-        return Loader(table, batch_size=BATCH_ROWS, epochs=sys.maxsize, window_rows=WINDOW_ROWS, memory_limit=limit,
+        return BatchLoader(table, batch_size=BATCH_ROWS, epochs=sys.maxsize, window_rows=WINDOW_ROWS,
+                           memory_limit=limit,
                       before_read=before_read if latency_s else None, knobs=Knobs(workers={"read": 1, "shuffle": 1}),
-                      transforms=transforms)
+                           transforms=transforms)
 
     def _function(self, name: str) -> Function | str:
         function: Function = getattr(live_setups, name)

@@ -30,7 +30,7 @@ from sluice.etl.common.program import run, say
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import RowGroupReader, source_of
 from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.transform import Transform
@@ -42,8 +42,8 @@ Contender = Callable[[float], float]  # seconds → rows a second
 def ours(table: FeatureTable, batch_size: int, reader: str, shuffle: bool = True,
          transforms: Sequence[Transform] = ()) -> tuple[Contender, Callable[[], None]]:
     """One iteration goes on over all turns. What was read ahead between turns is used up before the clock starts."""
-    loader = Loader(table, batch_size=batch_size, epochs=sys.maxsize, reader=reader, shuffle=shuffle,
-                    transforms=transforms)
+    loader = BatchLoader(table, batch_size=batch_size, epochs=sys.maxsize, reader=reader, shuffle=shuffle,
+                         transforms=transforms)
     batches = (batch for _ in itertools.count() for batch in loader)
     ahead = 2 * (loader.minimum_memory - loader.memory_used())
 

@@ -87,7 +87,7 @@ def in_python(columns: dict[str, Any]) -> None:
 def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) -> dict[str, Any]:
     """Loads for a while with knobs that ask for all they can get; looks at the memory a hundred times a second."""
     from sluice.ingest.knobs import Knobs
-    from sluice.ingest.loader import Loader
+    from sluice.ingest.loader import BatchLoader
     from sluice.ingest.machine import Machine
 
     machine, peak, over = Machine(), 0, threading.Event()
@@ -101,8 +101,8 @@ def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) ->
     watcher = threading.Thread(target=watch)
     knobs = Knobs(workers={"read": 4, "shuffle": 2}, read_ahead_bytes=2**32, prefetch_bytes=2**32)
     rows, end = 0, float("inf")
-    with Loader(data, batch_size=8192, epochs=10**6, roles=LISTS if data.endswith("lists") else WIDE, knobs=knobs,
-                memory_limit=total, transforms=[("ten_times", ten_times)] if jump else []) as loader:
+    with BatchLoader(data, batch_size=8192, epochs=10**6, roles=LISTS if data.endswith("lists") else WIDE, knobs=knobs,
+                     memory_limit=total, transforms=[("ten_times", ten_times)] if jump else []) as loader:
         watcher.start()
         for batch in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
             if not rows:
@@ -120,14 +120,14 @@ def load(data: str, *, limit: int | None, seconds: float, jump: bool = False) ->
 
 def switches(data: str, count: int) -> dict[str, Any]:
     from sluice.ingest.knobs import Knobs
-    from sluice.ingest.loader import Loader
+    from sluice.ingest.loader import BatchLoader
     from sluice.ingest.stages.transform import Transform
 
     def run(turn: Callable[[Any, int], None]) -> tuple[list[str | None], float, dict[str, int]]:
         hashes, longest = [], 0.0
-        with Loader(data, batch_size=512, window_rows=2048, epochs=4, roles=WIDE,
-                    transforms=[Transform("mine", "benchmarks.memory:in_numpy")],
-                    knobs=Knobs(read_ahead_bytes=2**22, prefetch_bytes=2**20)) as loader:
+        with BatchLoader(data, batch_size=512, window_rows=2048, epochs=4, roles=WIDE,
+                         transforms=[Transform("mine", "benchmarks.memory:in_numpy")],
+                         knobs=Knobs(read_ahead_bytes=2**22, prefetch_bytes=2**20)) as loader:
             for _ in range(4):
                 at = time.monotonic()
                 for step, _ in enumerate(loader):
@@ -162,11 +162,11 @@ def leftovers() -> dict[str, int]:
 
 
 def epochs(data: str, count: int) -> dict[str, Any]:
-    from sluice.ingest.loader import Loader
+    from sluice.ingest.loader import BatchLoader
     from sluice.ingest.machine import Machine
 
     machine, used = Machine(), []
-    with Loader(data, batch_size=8192, epochs=count, roles=WIDE) as loader:
+    with BatchLoader(data, batch_size=8192, epochs=count, roles=WIDE) as loader:
         for _ in range(count):
             for _batch in loader:
                 pass
@@ -181,15 +181,15 @@ def processes(data: str, function: str, seconds: float) -> dict[str, Any]:
     """The gain of a second process, as a share of what two busy processes gain over one at the same time: medians of
     three rounds, and where the processor time went."""
     from sluice.ingest.knobs import Knobs
-    from sluice.ingest.loader import Loader
+    from sluice.ingest.loader import BatchLoader
     from sluice.ingest.stages.transform import Transform
 
     def rate(workers: int) -> tuple[float, float]:
         """Rows a second once every worker is there, and microseconds of this process's own a row."""
         rows, cpu, begin = 0, 0.0, 0.0
-        with Loader(data, batch_size=8192, epochs=10**6, roles=WIDE,
-                    transforms=[Transform("mine", f"benchmarks.memory:{function}", columns=("d0", "s0"))],
-                    knobs=Knobs(workers={"mine": workers, "read": 1}, backend={"mine": "process"})) as loader:
+        with BatchLoader(data, batch_size=8192, epochs=10**6, roles=WIDE,
+                         transforms=[Transform("mine", f"benchmarks.memory:{function}", columns=("d0", "s0"))],
+                         knobs=Knobs(workers={"mine": workers, "read": 1}, backend={"mine": "process"})) as loader:
             for batch in itertools.chain.from_iterable(iter(loader) for _ in itertools.count()):
                 now = time.monotonic()
                 begin = begin or now + _START_S
@@ -223,7 +223,7 @@ def busy(count: int, seconds: float) -> float:
 
 def checksums(data: str, repeats: int) -> dict[str, Any]:
     """Best times of bare reads, and the least processor time a row of the whole loader, in turns."""
-    from sluice.ingest.loader import Loader
+    from sluice.ingest.loader import BatchLoader
     from sluice.ingest.read import reader
 
     read, whole = {True: float("inf"), False: float("inf")}, {True: float("inf"), False: float("inf")}
@@ -241,7 +241,7 @@ def checksums(data: str, repeats: int) -> dict[str, Any]:
             return plain(*where, **{**how, "page_checksum_verification": verify})
 
         with (mock.patch.object(reader.pq, "ParquetFile", opened),
-              Loader(data, batch_size=8192, epochs=4, roles=roles) as loader):
+              BatchLoader(data, batch_size=8192, epochs=4, roles=roles) as loader):
             began = time.process_time()
             rows = sum(batch.rows for _ in range(4) for batch in loader)
             whole[verify] = min(whole[verify], (time.process_time() - began) / rows)

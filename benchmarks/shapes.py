@@ -34,7 +34,7 @@ from sluice.etl.common.program import run, say
 from sluice.etl.common.suggest import nearest
 from sluice.etl.synth.small_table import small_table
 from sluice.ingest.columns import Columns
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetFiles
 
@@ -131,7 +131,7 @@ def waiting(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The consumer sleeps, so all processor time is the loader's; what its stages spend in their own work is decoding,
     gathering and checksums, the rest is Python's: queues, waking, counters."""
     table = small_table(folder / "table", rows=400_000, row_group_rows=32_768, splits={"train": 1.0})
-    with Loader(table, batch_size=BATCH_SIZE, epochs=sys.maxsize) as loader:
+    with BatchLoader(table, batch_size=BATCH_SIZE, epochs=sys.maxsize) as loader:
         def take(seconds: float) -> tuple[float, float]:
             """Processor time of everything and of the stages' work."""
             before, began, end = loader.snapshot(), cpu_s(), time.monotonic() + seconds
@@ -159,7 +159,8 @@ def many_files(folder: Path, _arguments: argparse.Namespace) -> dict[str, Any]:
 
     def first_batch() -> float:
         began = time.perf_counter()
-        with Loader(folder, batch_size=BATCH_SIZE, roles={"label": "label", "dense": "I*", "sparse": "C*"}) as loader:
+        roles = {"label": "label", "dense": "I*", "sparse": "C*"}
+        with BatchLoader(folder, batch_size=BATCH_SIZE, roles=roles) as loader:
             next(iter(loader))
             return time.perf_counter() - began
 

@@ -55,7 +55,7 @@ from sluice.dlrm.training.input_checks import Guard
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.batch import Batch
 
 ROWS, COLUMNS, DENSE, WIDTH = 100_000, 26, 13, 16
@@ -144,7 +144,7 @@ def plain(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
 def cached(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     config, table, now = _run_of(args)
     wait = [0.0, 0.0]
-    with Loader(table, batch_size=config.batch_size, epochs=10**6) as loader:
+    with BatchLoader(table, batch_size=config.batch_size, epochs=10**6) as loader:
         parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here)
 
         def endless() -> Iterator[Batch]:
@@ -177,7 +177,7 @@ def cached(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
 def evaluation(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     """The forward pass alone, as an evaluation takes it."""
     config, table, now = _run_of(args)
-    with Loader(table, batch_size=config.batch_size) as loader:
+    with BatchLoader(table, batch_size=config.batch_size) as loader:
         parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here)
         some = [parts.layout.features(b, here.device) for b in islice(_copies(loader), 16)]
     batches = cycle(some)
@@ -218,7 +218,7 @@ def start(args: argparse.Namespace, _here: Ranks) -> dict[str, Any]:
 def learned(config: Config, table: FeatureTable, steps: int, here: Ranks) -> dict[str, Any]:
     """What so many steps come to."""
     now = run_plan.plan_run(config, table, machine(1, 1))
-    with Loader(table, batch_size=config.batch_size, seed=config.seed) as loader:
+    with BatchLoader(table, batch_size=config.batch_size, seed=config.seed) as loader:
         parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=len(loader))
         began, rows = time.perf_counter(), 0
         for number, batch in enumerate(islice(loader, steps)):

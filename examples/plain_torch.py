@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from sluice import ingest
-from sluice.ingest.loader import Loader
+from sluice import Loader, report
 
 BATCH_SIZE = 2048
 ID_ROWS = 1000
@@ -67,7 +66,8 @@ def main(source: str) -> None:
         for epoch in range(3):
             losses = [step(batch) for batch in loader]
             print(f"epoch {epoch}: mean loss {np.mean(losses):.4f} over {len(losses)} steps, order {loader.order_hash}")
-        print(ingest.report(loader, step, seconds=1.0))
+        print(loader.tuning)
+        print(report(loader, step, seconds=1.0))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
-"""What a trainer imports: `Loader`."""
+"""The loader of one rank: `BatchLoader`. `sluice.Loader` is this one with an agent in it."""
 
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -20,7 +18,9 @@ from sluice.ingest.knobs import Knobs, Limits, format_bytes
 from sluice.ingest.machine import Machine
 from sluice.ingest.pipeline import Pipeline, PipelineParts
 from sluice.ingest.process.worker import WorkerClosed
+from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
 from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
@@ -29,7 +29,7 @@ from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import ErrorPolicy, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import Function, Transform, fused
+from sluice.ingest.stages.transform import Given, Transform, fused, transforms_of
 from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
@@ -43,22 +43,10 @@ class LoaderError(LoadingError):
     """A loader that is asked for what it cannot do: the message says what would do."""
 
 
-class _Consumer(NamedTuple):
-    phase: str
-    began: float
-    wait_s: float
-    compute_s: float
-
-    def totals(self, now: float) -> tuple[float, float]:
-        """Returns the seconds of waiting and of computing so far."""
-        spent = max(0.0, now - self.began)  # a snapshot may have read the clock just before
-        return (self.wait_s + spent * (self.phase == "wait"), self.compute_s + spent * (self.phase == "compute"))
-
-
-class Loader(IterableDataset[Batch]):
+class BatchLoader(IterableDataset[Batch]):
     """Batches of a table for one rank, in an order that depends on (table version, seed, epoch) alone.
 
-        with Loader(FeatureTable.open("table"), batch_size=8192) as loader:
+        with BatchLoader(FeatureTable.open("table"), batch_size=8192) as loader:
             for epoch in range(3):
                 for batch in loader:
                     ...
@@ -73,7 +61,7 @@ class Loader(IterableDataset[Batch]):
                  shuffle: bool = True,
                  streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
                  memory_limit: int | None = None, reader: str | None = None,
-                 transforms: Sequence[Transform | tuple[str, Function | str]] = (), roles: Roles | None = None,
+                 transforms: Iterable[Given] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None, errors: ErrorPolicy | None = None,
                  quarantine: str | os.PathLike[str] = "quarantine.jsonl", files: FileOpener | None = None,
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None,
@@ -92,10 +80,10 @@ class Loader(IterableDataset[Batch]):
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
-        self._limit = memory_limit
         self._books = Quarantine(errors or ErrorPolicy(), quarantine)
         source = table_of(source, roles, allow_code)
-        given = [t if isinstance(t, Transform) else Transform(*t) for t in transforms]
+        given = transforms_of(transforms)
+        self._code = {t.name: t.code for t in given}
         spec = "" if isinstance(source, ParquetFiles) or not source.records else source.record.spec
         state = source.state() if any(f.online for f in source.fields) else None
         self.operators = Operators(source.fields, state, spec)
@@ -103,10 +91,13 @@ class Loader(IterableDataset[Batch]):
         left = [Transform("online", self.operators, pure=True)] if self.operators.chains else []
         self.layout = Fingerprint.of(source.fields).layout
         read = source.files_of(split)
+        hashed = source.hash if isinstance(source, ParquetFiles) else {}
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """The average size of a row in the table's files, in bytes."""
         self._columns = Columns.of(source.fields, fill, source.bags if isinstance(source, ParquetFiles) else None)
-        self._groups = groups = RowGroupReader(read, self._columns.names, before_read, files, self._columns.bags)
+        self._groups = groups = RowGroupReader(read, self._columns.names, before_read, files,
+                                                       bags=self._columns.bags,
+                                                       hashed=HashedIds(hashed) if hashed else None)
         self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
                              window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
                              last=last)
@@ -129,10 +120,7 @@ class Loader(IterableDataset[Batch]):
         self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
-        self._batches = self._rows = 0
-        self._sequence = itertools.count()
-        # What the consumer does, since when, and what it did before: one tuple, so that a snapshot sees one moment.
-        self._consumer = _Consumer("away", 0.0, 0.0, 0.0)
+        self._progress = Progress(self._pipeline, machine, memory_limit)
         self.order_hash: str | None = None
         """The order hash of the epoch last finished: a hash of the ids that came and their order. The same for every
         choice of knobs."""
@@ -174,7 +162,7 @@ class Loader(IterableDataset[Batch]):
 
     def _epoch(self, iteration: int) -> Iterator[Batch]:
         """Yields one epoch, or what is left of it after `load_state_dict`."""
-        self._enter("wait")
+        self._progress.enter("wait")
         try:
             self._begin(iteration)
             epoch, run = self._position.epoch, self._run
@@ -183,10 +171,10 @@ class Loader(IterableDataset[Batch]):
                 ready = next(run)
                 for batch in ready.batches:
                     self._count(batch)
-                    self._enter("compute")
+                    self._progress.enter("compute")
                     yield batch
                     self._check_current(iteration)
-                    self._enter("wait")
+                    self._progress.enter("wait")
                 charge = ready.charge
                 del ready, batch  # a batch that is given back must not be held
                 charge.release()
@@ -198,7 +186,7 @@ class Loader(IterableDataset[Batch]):
             raise LoaderError("this loader was closed while a batch was waited for") from None
         finally:
             if iteration == self._iteration:
-                self._enter("away")
+                self._progress.enter("away")
                 if self._under_way:  # the epoch was broken off: nobody waits for what is in the pipeline
                     self._run = None
                     self._pipeline.close()
@@ -214,29 +202,31 @@ class Loader(IterableDataset[Batch]):
 
     def _count(self, batch: Batch) -> None:
         """Counts a batch, which is the consumer's from now on."""
-        self._batches += 1
-        self._rows += batch.rows
+        self._progress.count(batch.rows)
         self._order = chain(self._order, batch.step, batch.checksum)
         self._position = Position(batch.epoch, batch.step + 1)
         if self._position.step == self.plan.steps:
             self._position = Position(batch.epoch + 1, 0)
             self.order_hash, self._order = self._order, ""
 
-    def _enter(self, phase: str) -> None:
-        """Notes that the consumer begins to `wait` or to `compute`, or is `away` between two epochs."""
-        now = time.monotonic()
-        self._consumer = _Consumer(phase, now, *self._consumer.totals(now))
-
     # ---- position
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the next batch, as JSON holds it. It fits other knobs and other numbers of ranks."""
-        return {**self.plan.state(self._position), "table": dict(self._table), "order": self._order}
+        """Returns the position of the next batch, as JSON holds it. It fits other knobs and other numbers of ranks.
+        `transforms` maps the names of those given to `module:function`, or to None for code without such a name."""
+        return {**self.plan.state(self._position), "table": dict(self._table), "order": self._order,
+                **({"transforms": dict(self._code)} if self._code else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next `iter()` continue from that position. Raises if the state belongs to other rows or another
-        order."""
+        order, or was made with a transform that is not given now; whether another function of its name does the same
+        cannot be told."""
         self._check_open()
+        for name, code in state.get("transforms", {}).items():
+            if name not in self._code:
+                what = f"{code!r}" if code else "a function without an importable name, so give it again"
+                raise LoaderError(f"this state was made with the transform {name!r} ({what}), which is not among "
+                                  f"transforms={list(self._code)}")
         if state.get("table") != self._table:
             raise LoaderError(f"this state belongs to {state.get('table')}, the loader reads {self._table}")
         position = self.plan.position(state)
@@ -260,15 +250,7 @@ class Loader(IterableDataset[Batch]):
         self._pipeline.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        now = time.monotonic()
-        wait_s, compute_s = self._consumer.totals(now)
-        machine, held_back = self._machine, self._pipeline.held_back
-        return Snapshot(
-            at=now, sequence=next(self._sequence), stages=self._pipeline.stats(), batches=self._batches,
-            rows=self._rows, consumer_wait_s=wait_s, consumer_compute_s=compute_s,
-            memory_used=machine.memory_used(), memory_limit=machine.memory_limit(self._limit),
-            cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), cores_idle_s=machine.cores_idle_s(),
-            held_back=held_back.total(), held_back_pressure=held_back["pressure"])
+        return self._progress.snapshot()
 
     def memory_used(self) -> int:
         """The number of anonymous and shared bytes that the process tree uses now."""
@@ -305,7 +287,7 @@ class Loader(IterableDataset[Batch]):
     def memory(self) -> dict[str, Any]:
         """The account of memory: the limit, the least limit that would do and what it is for, the bytes that no work is
         charged for, and how often work was held back, by reason."""
-        return {"limit": self._machine.memory_limit(self._limit), "minimum": self.minimum_memory,
+        return {"limit": self._progress.memory_limit(), "minimum": self.minimum_memory,
                 "parts": self._pipeline.parts,
                 "overhead": self._pipeline.overhead, "held_back": dict(self._pipeline.held_back)}
 
@@ -333,11 +315,11 @@ class Loader(IterableDataset[Batch]):
             self._groups.close()
             self._books.close()
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Self:
         self._check_open()
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.close()
 
     def _check_current(self, iteration: int) -> None:

@@ -253,6 +253,22 @@ class Machine:
         return _read(self._root / path)
 
 
+class SharedMachine(Machine):
+    """A machine whose cores are shared by so many processes like this one: each sees its part of them. Memory is not
+    divided: what the others take of a control group is seen as it is."""
+
+    def __init__(self, sharers: int):
+        super().__init__()
+        self.sharers = sharers
+
+    def cores(self) -> float:
+        return max(0.01, super().cores() / self.sharers)
+
+    def cores_idle_s(self) -> float | None:
+        idle = super().cores_idle_s()
+        return None if idle is None else idle / self.sharers
+
+
 def cache_folder() -> Path:
     """The folder where this user's programs keep what they can find out again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice"

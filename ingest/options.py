@@ -12,6 +12,7 @@ from sluice.etl.common.errors import UsageError
 from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
 from sluice.ingest.process.child_main import load
+from sluice.ingest.read import parquet_files
 from sluice.ingest.stages.quarantine import ON_ERROR, ErrorPolicy
 
 if TYPE_CHECKING:
@@ -39,16 +40,8 @@ def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
 
 
 def roles_of(text: str | None) -> dict[str, list[str]] | None:
-    """Parses `label=click;dense=I*,age` into the names or patterns of each role."""
-    if text is None:
-        return None
-    roles = {}
-    for part in filter(None, (p.strip() for p in text.split(";"))):
-        role, sign, names = part.partition("=")
-        if not sign:
-            raise ArgumentError(f"--roles: {part!r} has no '='; write for instance label=click;dense=I*")
-        roles[role.strip()] = [name.strip() for name in names.split(",") if name.strip()]
-    return roles
+    """Parses `--roles`; None: they are guessed."""
+    return None if text is None else parquet_files.roles_of(text)
 
 
 _POLICY = ErrorPolicy()

@@ -2,7 +2,7 @@
 
     from sluice import Loader
 
-    with Loader("clicks/*.parquet", batch_size=8192) as loader:
+    with Loader("clicks/*.parquet", batch_size=8192, tuning="auto") as loader:
         for batch in loader:
             …
 
@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.knobs import Knobs
-    from sluice.ingest.loader import Loader
     from sluice.ingest.tools.headroom import report
+    from sluice.loader import Errors, Loader, Order, Reading
 
-__all__ = ["FeatureTable", "Knobs", "Loader", "report"]
+__all__ = ["Errors", "FeatureTable", "Knobs", "Loader", "Order", "Reading", "report"]
 
-_HOMES = {"FeatureTable": "sluice.etl.table.table", "Knobs": "sluice.ingest.knobs", "Loader": "sluice.ingest.loader",
+_HOMES = {"FeatureTable": "sluice.etl.table.table", "Knobs": "sluice.ingest.knobs", "Loader": "sluice.loader",
+          "Order": "sluice.loader", "Errors": "sluice.loader", "Reading": "sluice.loader",
           "report": "sluice.ingest.tools.headroom"}
 
 # In a checkout the rooms lie beside this folder; in a wheel they lie in it. With this, worker processes and Spark's

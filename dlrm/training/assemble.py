@@ -21,7 +21,7 @@ from sluice.dlrm.optim.build import LearningRates, dense_optimiser, dense_parame
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.sharding.apply import shard
 from sluice.dlrm.sharding.shards import ModelPlacement
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement:
 
 
 @contextmanager
-def tuned(config: Config, loader: Loader, world: Ranks, kept: KnobMemory, *,
+def tuned(config: Config, loader: BatchLoader, world: Ranks, kept: KnobMemory, *,
           record: Callable[[Mapping[str, Any]], None],
           observe: Callable[[Mapping[str, Any]], None], agent: Mapping[str, Any]) -> Iterator[Controller | None]:
     """Lets the host's agent tune the loader for as long as the context lasts; what it has learned is kept. `agent` is

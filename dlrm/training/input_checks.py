@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import torch
 
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.slow_path import plain_path
 from sluice.etl.table.table import FeatureTable, TableError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def find(table: FeatureTable, split: str, column: str | None, value: float) -> s
 
 
 def _opened(path: str) -> pa.NativeFile:
+    path = plain_path(path)
     filesystem, inside = pafs.FileSystem.from_uri(path) if "://" in path else (pafs.LocalFileSystem(), path)
     return filesystem.open_input_file(inside)
 

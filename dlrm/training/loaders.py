@@ -9,7 +9,7 @@ from typing import Any
 from sluice.agent.runtime.knob_memory import KnobMemory, KnobOptions
 from sluice.dlrm.config import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.loader import Loader, LoaderError
+from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine
 from sluice.ingest.tools.run_conditions import RunConditions
 
@@ -22,32 +22,33 @@ def conditions(config: Config, run: Path, rank: int) -> RunConditions:
     return RunConditions(config.data, config.conditions, run / f"quarantine.rank{rank}.jsonl")
 
 
-def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int, conditions: RunConditions) -> Loader:
+def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int, conditions: RunConditions
+             ) -> BatchLoader:
     """The loader of a rank's batches of the train split."""
     return _loader(config, table, rank, local_ranks, split="train", epochs=config.epochs, seed=config.seed,
                    **conditions.for_loader())
 
 
-def knob_memory(config: Config, loader: Loader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:
+def knob_memory(config: Config, loader: BatchLoader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:
     """Remembers the loader's knobs: where they start and where they are kept, as the settings say."""
     return KnobMemory(loader, KnobOptions(knobs=config.knobs, save_knobs=config.save_knobs, registry=config.registry),
                       say=say,
                       ranks=local_ranks)
 
 
-def evaluation(config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int) -> Loader:
+def evaluation(config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int) -> BatchLoader:
     """The loader of a rank's part of a split, which passes every row once; the last batch is padded with rows of weight
     0."""
     return _loader(config, table, rank, local_ranks, split=split, shuffle=False, last="pad")
 
 
-def _loader(config: Config, table: FeatureTable, rank: int, local_ranks: int, **how: Any) -> Loader:
+def _loader(config: Config, table: FeatureTable, rank: int, local_ranks: int, **how: Any) -> BatchLoader:
     # A machine's memory is shared by its ranks.
     limit = config.memory_limit
     if limit is None:
         limit = int(Machine().memory_limit() * LOADERS_PART) // local_ranks
     try:
-        return Loader(table, batch_size=config.batch_size, rank=rank, ranks=config.ranks, memory_limit=limit,
-                      reader=config.reader, **how)
+        return BatchLoader(table, batch_size=config.batch_size, rank=rank, ranks=config.ranks, memory_limit=limit,
+                           reader=config.reader, **how)
     except LoaderError as error:
         raise ConfigError(str(error)) from None

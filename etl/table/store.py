@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.slow_path import slow_path
 from sluice.etl.table import local_folder
 
 _CHUNK = 8 * 2**20
@@ -25,9 +26,12 @@ class StoreError(UsageError):
 
 class TableStore:
     """A folder that a URI or a path names. A bucket's URI may include how it is reached:
-    `s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`."""
+    `s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. Behind `latency://60ms/PATH`,
+    which names a local folder, readers are given files that take so long; what lies beside the data does not."""
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
+        slow = slow_path(str(uri))
+        prefix, uri = (slow.prefix, slow.path) if slow else ("", uri)
         base, mark, query = str(uri).partition("?") if "://" in str(uri) else (str(uri), "", "")
         self._base, self._query = base.rstrip("/"), mark + query
         text = self._base + self._query
@@ -42,7 +46,7 @@ class TableStore:
             raise StoreError(f"{text}: this place is not known to Arrow ({error})") from None
         self.local = isinstance(self.fs, pafs.LocalFileSystem)
         if self.local:
-            self._base, self._query = self.root, ""
+            self._base, self._query = prefix + self.root, ""
         self.uri = self._base + self._query
         """The absolute path, or the URI as given."""
 
@@ -60,7 +64,7 @@ class TableStore:
 
     def spark_url(self, relative: str) -> str:
         """The name for Spark, which knows S3 by Hadoop's name and learns from its configuration how it is reached."""
-        base = f"s3a{self._base[2:]}" if self._base.startswith("s3://") else self._base
+        base = self.root if self.local else f"s3a{self._base[2:]}" if self._base.startswith("s3://") else self._base
         return f"{base}/{relative}"
 
     @property
@@ -74,7 +78,7 @@ class TableStore:
             options["AWS_ALLOW_HTTP"] = "true"
         if "region" in query:
             options["AWS_REGION"] = query["region"]
-        return {"table_uri": self._base, "storage_options": options or None}
+        return {"table_uri": self.root if self.local else self._base, "storage_options": options or None}
 
     def size(self, relative: str) -> int | None:
         """The number of bytes of a file; None if there is no such file."""

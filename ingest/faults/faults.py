@@ -203,7 +203,7 @@ def spike_memory(later: Callable[[Callable[[], None]], None]) -> Actor:
 
 
 def slow_transforms(burden: Callable[[int], None]) -> Actor:
-    """Makes the actor of slow-transform: `burden` is `Loader.burden`."""
+    """Makes the actor of slow-transform: `burden` is `BatchLoader.burden`."""
     def act(fault: Fault) -> str:
         burden(int(fault.strength))
         return f"transforms do their work {int(fault.strength)} times" if fault.strength > 1 else "as it was"

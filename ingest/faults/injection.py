@@ -19,7 +19,7 @@ from sluice.ingest.faults.faults import (
     spike_memory,
     stall_store,
 )
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 
 _LOOK_S, _SPIKE_S = 0.05, 5.0
@@ -30,7 +30,7 @@ ON_STORES = frozenset({"stall-store", "corrupt"})
 class Injection:
     """A context in which faults happen. `record` gets an event for each fault caused."""
 
-    def __init__(self, faults: Sequence[Fault], loader: Loader, files: FileOpener,
+    def __init__(self, faults: Sequence[Fault], loader: BatchLoader, files: FileOpener,
                  record: Callable[[dict[str, Any]], None],
                  clock: Callable[[], float] = time.monotonic):
         self._timers: list[threading.Timer] = []

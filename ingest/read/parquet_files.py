@@ -3,11 +3,13 @@ column. What the footers say is remembered beside the files."""
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import glob
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +17,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
+
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.slow_path import plain_path, slow_path
 from sluice.etl.schema import DataFile, Field
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.knobs import nearest
 from sluice.ingest.read.footers import SEVERAL, Footer, FooterError, footers_of
+from sluice.ingest.read.hashed_ids import MOST_IDS, can_hash, cardinality
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -28,6 +34,9 @@ ONLY_SPLIT = "train"
 ROLES = ("label", "weight", "dense", "sparse", "id_list")
 _LABELS = ("label", "target", "click", "clicked", "y", "is_click", "conversion")
 _WEIGHTS = ("weight", "sample_weight")
+
+_TIMES = re.compile(r"(^|_)(ts|time|timestamp|datetime|unixtime|epoch)(_?(ms|us|ns|s|utc))?$|_at$", re.IGNORECASE)
+_TEXTS = ("string", "large_string", "binary", "large_binary")
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Roles = Mapping[str, str | Sequence[str]]
@@ -48,34 +57,39 @@ class ParquetFiles:
     files: tuple[DataFile, ...]
     bags: Mapping[str, float]
     """The average number of ids of a row in each column of bags."""
+    hash: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The columns whose ids are made by hashing what is stored, and over how many ids (`HashedIds`)."""
 
     @classmethod
-    def open(cls, source: Paths, roles: Roles | None = None) -> ParquetFiles:
-        """Opens the files. Without `roles` they are guessed by name and type, and printed on standard error."""
-        uri, paths = _paths(source)
+    def open(cls, source: Paths, roles: Roles | str | None = None, hash: Mapping[str, int] | None = None
+             ) -> ParquetFiles:
+        """Opens the files. Without `roles` they are guessed by name and type, and printed on standard error, once for a
+        source. `hash` maps names, or patterns of names, to numbers of ids."""
+        uri, prefix, paths = _paths(source)
         try:
             footers = footers_of(paths)
         except FooterError as error:
             raise ParquetError(str(error)) from error
         types, lacking = _common_types(paths, footers)
+        sizes = _sizes(hash or {}, types, lacking)
         if roles is None:
-            roles = guess(types)
-            told = "; ".join(f"{role}: {', '.join(names)}" for role, names in roles.items() if names)
-            left = [name for name in (*types, *lacking) if not any(name in names for names in roles.values())]
-            print(f"{uri}: roles guessed ({told}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to "
-                  "choose", file=sys.stderr)
-        fields = tuple(_fields(roles, types, lacking))
+            roles = _guessed(uri, types, lacking, sizes, _times(types, paths[0]))
+        elif isinstance(roles, str):
+            roles = roles_of(roles)
+        fields = tuple(_fields(roles, types, lacking, sizes))
         _check_types(fields, paths, footers)
-        files = tuple(DataFile(path=p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups)
+        fields = tuple(_hashed(f, sizes[f.name]) if f.name in sizes else f for f in fields)
+        files = tuple(DataFile(path=prefix + p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups)
                       for p, f in zip(paths, footers, strict=True))
         rows = max(1, sum(f.rows for f in files))
         bags = [field.name for field in fields if field.role == "id_list" and field.name in footers[0].ids]
-        return cls(uri, fields, files, {name: sum(f.ids[name] for f in footers) / rows for name in bags})
+        return cls(uri, fields, files, {name: sum(f.ids[name] for f in footers) / rows for name in bags}, sizes)
 
     @cached_property
     def version(self) -> str:
         """Hash of names, sizes and row groups: another version means other rows, or another order."""
-        text = json.dumps([[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files])
+        named = [[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files]
+        text = json.dumps([named, self.hash] if self.hash else named)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self) -> None:
@@ -88,8 +102,61 @@ class ParquetFiles:
         return self.files
 
 
-def guess(types: Mapping[str, str]) -> dict[str, list[str]]:
-    """Guesses roles by name and type: the label by its name, floats dense, whole numbers sparse, lists of them bags."""
+def roles_of(text: str) -> dict[str, list[str]]:
+    """Parses `label=click;dense=I*,age` into the names or patterns of each role."""
+    roles = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        role, sign, names = part.partition("=")
+        if not sign:
+            raise ParquetError(f"roles: {part!r} has no '='; write for instance label=click;dense=I*")
+        roles[role.strip()] = [name.strip() for name in names.split(",") if name.strip()]
+    return roles
+
+
+_told: set[str] = set()
+
+
+def _guessed(uri: str, types: Mapping[str, str], lacking: Mapping[str, str], sizes: Mapping[str, int],
+             times: Iterable[str]) -> Roles:
+    """Guesses the roles, and says once which, and what was left out and why."""
+    roles = guess({name: kind for name, kind in types.items() if name not in times or name in sizes}, sizes)
+    taken = "; ".join(f"{role}: {', '.join(names)}" for role, names in roles.items() if names)
+    left = []
+    for name in (*types, *lacking):
+        if not any(name in names for names in roles.values()):
+            why = "looks like a time" if name in times else "not in every file" if name in lacking else \
+                "text, hash= makes ids of it" if types[name] in _TEXTS else types[name]
+            left.append(f"{name} ({why})")
+    line = f"{uri}: roles guessed ({taken}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to choose"
+    if line not in _told:
+        _told.add(line)
+        print(line, file=sys.stderr)
+    return roles
+
+
+def _times(types: Mapping[str, str], path: str) -> set[str]:
+    """Columns of whole numbers that look like times: by their name, or because all that a file holds lies between the
+    years 2001 and 2100, in seconds or a thousandth, millionth or billionth of one."""
+    found = {name for name, kind in types.items() if kind in ("int64", "uint64", "int32", "uint32")
+             and _TIMES.search(name)}
+    whole = {name for name, kind in types.items() if kind in ("int64", "uint64", "int32", "uint32")}
+    footer = pq.read_metadata(path)
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            known = column.statistics
+            if column.path_in_schema in whole and known is not None and known.has_min_max:
+                ranges.setdefault(column.path_in_schema, []).append((known.min, known.max))
+    for name, seen in ranges.items():
+        low, high = min(low for low, _ in seen), max(high for _, high in seen)
+        if any(10**9 * unit <= low <= high <= 4102444800 * unit for unit in (1, 10**3, 10**6, 10**9)):
+            found.add(name)
+    return found
+
+
+def guess(types: Mapping[str, str], sizes: Mapping[str, int] | None = None) -> dict[str, list[str]]:
+    """Guesses roles by name and type: the label by its name, floats dense, whole numbers sparse, lists of them bags;
+    what is hashed (`sizes`) sparse, or bags."""
     found: dict[str, list[str]] = {role: [] for role in ROLES}
     by_name = {name.lower(): name for name in reversed(list(types))}
     label = next((by_name[n] for n in _LABELS if n in by_name), None)
@@ -99,6 +166,8 @@ def guess(types: Mapping[str, str]) -> dict[str, list[str]]:
     for name, kind in types.items():
         if name == label:
             found["label"].append(name)
+        elif name in (sizes or {}):
+            found["id_list" if "list<" in kind else "sparse"].append(name)
         elif name.lower() in _WEIGHTS:
             found["weight"].append(name)
         elif kind in ("float", "double", "halffloat"):
@@ -110,7 +179,8 @@ def guess(types: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def _fields(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]) -> Iterable[Field]:
+def _fields(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str], sizes: Mapping[str, int]
+            ) -> Iterable[Field]:
     role_of: dict[str, str] = {}
     for role, wanted in roles.items():
         if role not in ROLES:
@@ -124,6 +194,10 @@ def _fields(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]) 
             for name in names:
                 if role_of.setdefault(name, role) != role:
                     raise ParquetError(f"roles: column {name!r} is asked for as {role_of[name]} and as {role}")
+    for name in sizes:
+        role = role_of.setdefault(name, "id_list" if "list<" in types[name] else "sparse")
+        if role not in ("sparse", "id_list"):
+            raise ParquetError(f"hash: column {name!r} is asked for as {role}; only ids are hashed")
     for name in types:
         if name in role_of:
             kind = types[name]
@@ -131,15 +205,50 @@ def _fields(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str]) 
             yield Field(name=name, role=role_of[name], type=kind, layout=layout)
 
 
+# ---- hashed ids
+
+def _sizes(wanted: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]) -> dict[str, int]:
+    """The number of ids of each column to be hashed."""
+    found = {}
+    for pattern, size in wanted.items():
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_IDS:
+            raise ParquetError(f"hash: {size!r} for column {pattern!r} is not a number of ids from 1 to {MOST_IDS:,}")
+        if pattern in lacking:
+            raise ParquetError(f"{lacking[pattern]}: no column {pattern!r}, which other files have")
+        names = [pattern] if pattern in types else fnmatch.filter(types, pattern)
+        if not names:
+            raise ParquetError(f"hash: there is no column {pattern!r}{nearest(pattern, types)}")
+        for name in names:
+            if not can_hash(types[name]):
+                raise ParquetError(f"hash: column {name!r} holds {types[name]}; whole numbers, texts and lists of them "
+                                   "can be hashed")
+            found[name] = size
+    return found
+
+
+def _hashed(column: Field, size: int) -> Field:
+    """The column as it is once its values were hashed."""
+    kind = "list<element: int32>" if column.role == "id_list" else "int32"
+    return dataclasses.replace(column, type=kind, layout="list" if column.role == "id_list" else "scalar",
+                   cardinality=cardinality(size))
+
+
 # ---- files
 
-def _paths(source: Paths) -> tuple[str, list[str]]:
-    """The name of the source, and the files in the order of their names (a list keeps its own)."""
+def _paths(source: Paths) -> tuple[str, str, list[str]]:
+    """The name of the source, what comes before each path to open it slowly, and the files' paths in the order of
+    their names (a list keeps its own)."""
     if not isinstance(source, (str, os.PathLike)):
-        paths = [os.fspath(p) for p in source]
-        if not paths:
+        slow = [(slow_path(os.fspath(p)), os.fspath(p)) for p in source]
+        if not slow:
             raise ParquetError("an empty list of files")
-        return f"{len(paths)} files from {paths[0]}", paths
+        prefixes = {one.prefix if one else "" for one, _ in slow}
+        if len(prefixes) > 1:
+            raise ParquetError(f"files behind stores of several kinds ({', '.join(sorted(prefixes))}): give all "
+                               "of them one delay, or none")
+        return f"{len(slow)} files from {slow[0][1]}", prefixes.pop(), [one.path if one else p for one, p in slow]
+    if (at := slow_path(os.fspath(source))) is not None:
+        return os.fspath(source), at.prefix, _paths(at.path)[2]
     text = os.fspath(source)
     if os.path.isdir(text):
         if os.path.isdir(os.path.join(text, "_delta_log")):
@@ -154,7 +263,7 @@ def _paths(source: Paths) -> tuple[str, list[str]]:
         paths, what = ([text] if os.path.exists(text) else []), "no such file or folder"
     if not paths:
         raise ParquetError(f"{text}: {what}")
-    return text, paths
+    return text, "", paths
 
 
 def _common_types(paths: Sequence[str], footers: Sequence[Footer]) -> tuple[dict[str, str], dict[str, str]]:
@@ -180,15 +289,23 @@ def _check_types(fields: Sequence[Field], paths: Sequence[str], footers: Sequenc
                                    f"holds {field.type}; write the files with one schema, or load them apart")
 
 
-def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | None = None,
-             allow_code: Permission | Iterable[str] = ()) -> FeatureTable | ParquetFiles:
+def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | str | None = None,
+             allow_code: Permission | Iterable[str] = (), hash: Mapping[str, int] | None = None
+             ) -> FeatureTable | ParquetFiles:
     """Returns what a loader was given as a table: a feature table by its folder or its URI, other Parquet as files."""
-    if isinstance(source, (str, os.PathLike)) and ("://" in str(source) or os.path.isdir(Path(source, "_sluice"))):
+    if isinstance(source, (str, os.PathLike)) and _is_table(os.fspath(source)):
         from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
 
         source = FeatureTable.open(source, allow_code=allow_code)
     if isinstance(source, (str, os.PathLike, Iterable)):
-        return ParquetFiles.open(source, roles)
+        return ParquetFiles.open(source, roles, hash)
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")
+    if hash:
+        raise ParquetError("hash is for plain Parquet files; a feature table has the operator hash in its spec")
     return source
+
+
+def _is_table(name: str) -> bool:
+    path = plain_path(name)
+    return "://" in path or os.path.isdir(Path(path, "_sluice"))

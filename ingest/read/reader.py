@@ -25,6 +25,7 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, metadata_of
+from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.retry import DeliveryError
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Pool
@@ -55,19 +56,22 @@ class RowGroupReader:
     """Reads row groups of some files. Safe to use from many threads; page checksums are verified."""
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
-                 before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None,
-                 bags: Mapping[str, float] | None = None):
+                 before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None, *,
+                 bags: Mapping[str, float] | None = None, hashed: HashedIds | None = None):
         """`before_read` imitates a store's latency; it runs in the worker that reads. `opened` opens files; it is
-        closed with this. `bags` says how many ids a row of a column has."""
+        closed with this. `bags` says how many ids a row of a column has. `hashed` makes ids of stored values."""
         self.files, self.columns, self._before = tuple(files), tuple(columns), before_read
-        self._opened = opened or FileOpener()
+        self._opened, self._hashed = opened or FileOpener(), hashed
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
         self._idle: deque[tuple[int, pq.ParquetFile]] = deque()
         self._lock = threading.Lock()
         self._check_sizes()
         self.row_groups = self._row_groups()
-        self.schema = self._schema()
+        self._stored = self._schema()
+        self.schema = self._stored if hashed is None else hashed.schema(self._stored)
+        """The schema of what `read` returns."""
+        self._dictionaries = None if hashed is None else hashed.repeated(self._stored, self._footer(0))
         self.decoding = self._decoding(bags or {})
         self._usual: pa.Schema | None = None  # the schema of a row group whose columns were checked
 
@@ -96,7 +100,7 @@ class RowGroupReader:
         if table.num_rows != read.rows:
             raise SourceError(f"{self.describe(read)}: {table.num_rows} rows where the table has {read.rows}; "
                               "the file was replaced")
-        return table
+        return table if self._hashed is None else self._hashed.table(table)
 
     def _decoded(self, file: pq.ParquetFile, group: int) -> pa.Table:
         """Decodes a row group; one of large columns is not decoded all at once, because the reader also holds all that
@@ -109,7 +113,7 @@ class RowGroupReader:
     def _check_columns(self, read: Read, schema: pa.Schema) -> None:
         """Checks a file's columns: they may hold numbers of other types, as long as they are numbers; and each file has
         all columns."""
-        for field in self.schema:
+        for field in self._stored:
             _check_there(self.describe(read), field.name, schema.names)
             there = schema.field(field.name).type
             if there != field.type and _is_number(there) != _is_number(field.type):
@@ -145,7 +149,7 @@ class RowGroupReader:
         opened = self._opened.open(self.files[number].path)
         # Ranges are fetched ahead from a store; for local files the hand-over to Arrow's own threads costs more.
         file = pq.ParquetFile(opened, metadata=self._footers.get(number), pre_buffer=not isinstance(opened, str),
-                              page_checksum_verification=True)
+                              read_dictionary=self._dictionaries, page_checksum_verification=True)
         self._footers[number] = file.metadata
         return file
 
@@ -230,7 +234,7 @@ class RowGroupReader:
         own = self.files[number].bytes / max(1, self.files[number].rows)
         scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
         try:
-            return decoding_of(footer, min(group, footer.num_row_groups - 1), self.schema, bags, scale=scale,
+            return decoding_of(footer, min(group, footer.num_row_groups - 1), self._stored, bags, scale=scale,
                                file_bytes=self.files[number].bytes or 2**62)
         except Exception as error:
             raise SourceError(f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "

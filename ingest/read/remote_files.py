@@ -4,6 +4,7 @@ Local paths are opened directly. Everything else is read in ranges through one p
 tried again as `sluice.ingest.read.retry` says; a read that comes back short counts as failed.
 
     RemoteFiles.at("s3://bucket/table?endpoint_override=127.0.0.1:9000&scheme=http").open("part-0.parquet")
+    RemoteFiles.at("latency://60ms/data/table").open("part-0.parquet")
     RemoteFiles.at("latency:///data/table?latency_ms=50&error_rate=0.1").open("part-0.parquet")
 """
 
@@ -17,6 +18,7 @@ from urllib.parse import parse_qsl, unquote
 
 import pyarrow as pa
 
+from sluice.etl.common.slow_path import slow_path
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.read.slow_store import Disturbance, FaultyFileSystem
@@ -104,6 +106,9 @@ def _resolve(uri: str, clock: Clock) -> tuple[str, str, FileSystem]:
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", uri, re.DOTALL)
     if not match:
         return "", uri, LocalFiles()
+    slow = slow_path(uri)
+    if slow is not None:
+        return slow.prefix, slow.path, FaultyFileSystem(LocalFiles(), Disturbance(latency_ms=slow.delay_ms), clock)
     scheme, rest = match[1].lower(), match[2]
     if scheme == "file":
         if not rest.startswith("/"):

@@ -48,6 +48,11 @@ class Batch:
     checksum: int = field(default=0, repr=False)
     """Checksum of one column's ids as read, before any transform: it goes into the order hash."""
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The batch with its tensors on that device, as frameworks move theirs."""
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=non_blocking)
+                                for name in ("dense", "values", "lengths", "label", "weight")})
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:

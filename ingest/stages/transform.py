@@ -3,10 +3,14 @@ apart."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +27,7 @@ from sluice.ingest.stages.number_types import ValueRefused, numbers
 _AT_ONCE = 8192  # rows that pass all stages that are fused, before the next ones do: they stay in the core's cache
 
 Arrays = dict[str, npt.NDArray[Any]]
-Given = Mapping[str, npt.NDArray[Any]] | None
+Result = Mapping[str, npt.NDArray[Any]] | None
 Function = Callable[[Any], Any]
 
 
@@ -64,10 +68,60 @@ class Transform:
             raise TransformError(f"transform {self.name!r}: limits hold in processes only; name the function as "
                                  "module:function")
 
+    @classmethod
+    def of(cls, given: Given) -> Transform:
+        """What a user gives: a transform, a function, `module:function`, or a name with either. A function alone is
+        named after itself; one that a fresh process can import may run in processes, all others run in threads."""
+        if isinstance(given, Transform):
+            return given
+        if isinstance(given, tuple):
+            return cls(*given)
+        if isinstance(given, str):
+            return cls(given.partition(":")[2] or given, given)
+        if not callable(given):
+            raise TransformError(f"transforms: {given!r} is no function; give functions, module:function, or pairs of "
+                                 "a name and either")
+        function: Any = given
+        while isinstance(function, functools.partial):
+            function = function.func
+        name = getattr(function, "__name__", type(function).__name__).strip("<>")
+        return cls(name, address_of(given) or given)
+
     @property
     def movable(self) -> bool:
         """Whether it can also run in processes."""
         return isinstance(self.function, str) and not self.arrow
+
+    @property
+    def code(self) -> str | None:
+        """Where the function is found, as `module:function`; None for code without a name that others can import: a
+        notebook's, a closure, a lambda."""
+        return self.function if isinstance(self.function, str) else address_of(self.function)
+
+
+def transforms_of(given: Iterable[Given]) -> tuple[Transform, ...]:
+    """The transforms that a user gives, each under a name of its own."""
+    if isinstance(given, (str, Transform)) or not isinstance(given, Iterable):
+        raise TransformError(f"transforms: give a list, transforms=[{given!r}]")
+    found = tuple(Transform.of(one) for one in given)
+    for name, count in Counter(t.name for t in found).items():
+        if count > 1:
+            raise TransformError(f"transforms: {count} are called {name!r}; give each a name of its own, as in "
+                                 f"transforms=[('first', {name}), ('second', {name})]")
+    return found
+
+
+def address_of(function: Any) -> str | None:
+    """`module:function`, if a fresh process finds this very function there; otherwise None."""
+    module, name = str(getattr(function, "__module__", "")), str(getattr(function, "__qualname__", ""))
+    there = sys.modules.get(module) if module != "__main__" else None
+    if there is None or getattr(there, name, None) is not function:
+        return None
+    return f"{module}:{name}" if PathFinder.find_spec(module.partition(".")[0]) is not None else None
+
+
+Given = Transform | Function | str | tuple[str, Function | str]
+"""One transform as a user may write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +152,7 @@ def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
 class TransformCall(Protocol):
     """Calls a transform's function on batch `number` of a stretch; `where` names it in errors."""
 
-    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given: ...
+    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Result: ...
     def close(self) -> None: ...
 
 

@@ -25,7 +25,7 @@ from sluice.etl.spec import code_options
 from sluice.ingest import options as wishes
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import parse_bytes
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.options import function_of, roles_of
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import table_of
@@ -81,7 +81,7 @@ class BenchOutcome:
         return next(n for n, (at, _) in enumerate(self.marks) if at >= end - share * (end - begin))
 
 
-def consume(loader: Loader, seconds: float, step: Callable[[], None],
+def consume(loader: BatchLoader, seconds: float, step: Callable[[], None],
             clock: Callable[[], float] = time.perf_counter) -> BenchOutcome:
     """Takes batches for that many seconds from the first on, epoch after epoch. `step` is what a trainer does with
     one."""
@@ -202,7 +202,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     transforms += [Transform(*function_of(name), arrow=True) for name in arguments.arrow_udf]
     stored = before_read if latency_s else None
     with ExitStack() as stack:
-        loader = stack.enter_context(Loader(
+        loader = stack.enter_context(BatchLoader(
             table, batch_size=arguments.batch_size, split=arguments.split, seed=arguments.seed, epochs=sys.maxsize,
             memory_limit=arguments.memory_limit, reader=arguments.reader, transforms=transforms, before_read=stored,
             shuffle=not arguments.no_shuffle, fill=arguments.fill, **conditions.for_loader()))

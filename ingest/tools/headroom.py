@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.etl.common.errors import UsageError
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stats import Snapshot
 
 CACHED = 8  # batches that are used over and over to time the consumer alone
@@ -182,7 +182,7 @@ def what_if(before: Snapshot, after: Snapshot, cores: float) -> WhatIf:
     return WhatIf(stage=slowest, workers=workers[slowest], predicted=min(capacity, cores / max(cpu, 1e-12)))
 
 
-def measure(loader: Loader, step: Step, *, seconds: float = 5.0, files: Iterable[str] = (),
+def measure(loader: BatchLoader, step: Step, *, seconds: float = 5.0, files: Iterable[str] = (),
             clock: Clock = time.perf_counter) -> Headroom:
     """Measures the headroom of our loader: with the stages' names, what another worker would bring, and `files` warm
     and cold.

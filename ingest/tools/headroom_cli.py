@@ -13,7 +13,7 @@ from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import say
 from sluice.etl.spec import code_options
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.options import function_of, roles_of
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.tools.headroom import measure
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     step = function_of(arguments.step, "--step")[1] if arguments.step else sleep
     table = table_of(arguments.table, roles_of(arguments.roles), code_options.given(arguments))
     files = [file.path for file in table.files_of(arguments.split)]
-    with Loader(table, batch_size=arguments.batch_size, split=arguments.split, epochs=sys.maxsize) as loader:
+    with BatchLoader(table, batch_size=arguments.batch_size, split=arguments.split, epochs=sys.maxsize) as loader:
         loader.apply(loader.knobs.parse(arguments.knobs))
         found = measure(loader, step, seconds=arguments.seconds, files=files)
     say(str(found))

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sluice.etl.common.slow_path import slow_path
 from sluice.ingest.faults.injection import ON_STORES, Injection
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
@@ -34,11 +35,11 @@ class RunConditions:
         return FileOpener(disturbed=self._disturbed, cache=cache)
 
     def for_loader(self) -> dict[str, Any]:
-        """The arguments for a Loader."""
+        """The arguments for a BatchLoader."""
         return {"errors": self._wishes.policy, "quarantine": self._quarantine, "files": self._files}
 
     @contextmanager
-    def inject_faults(self, loader: Loader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    def inject_faults(self, loader: BatchLoader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:
         """A context in which faults happen."""
         if not self._wishes.faults:
             yield
@@ -51,7 +52,7 @@ class RunConditions:
         if self._injection is not None:
             self._injection.give_back()
 
-    def outcome(self, loader: Loader) -> dict[str, Any]:
+    def outcome(self, loader: BatchLoader) -> dict[str, Any]:
         """What to add to the last line of a program's output."""
         found: dict[str, Any] = {"memory": loader.memory(), "worker_restarts": loader.worker_restarts,
                                  "quarantined": loader.quarantined, "store": loader.store}
@@ -73,10 +74,11 @@ def _cache(wishes: RunOptions, table: str) -> FileCache | None:
 
 def _apart(table: str) -> tuple[str, str]:
     """Splits `latency://TABLE?HOW` into (TABLE, HOW)."""
-    if not table.startswith(_LATENCY):
+    if not table.startswith(_LATENCY) or slow_path(table) is not None:
         return table, ""
     if "?" not in table:
-        raise ArgumentError(f"{table}: say how it shall be disturbed, for instance {table}?latency_ms=50")
+        raise ArgumentError(f"{table}: say how it shall be disturbed, for instance {table}?latency_ms=50, or latency://60ms"
+                            "/ABSOLUTE/PATH")
     try:
         RemoteFiles.at(table).close()
     except ValueError as error:

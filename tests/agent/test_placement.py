@@ -10,7 +10,7 @@ import pytest
 from sluice.agent.report import narrative
 from sluice.agent.report.operator_placement import moves, placement
 from sluice.agent.report.run_folder import Run
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from tests.dlrm import clicks_table
 
 
@@ -86,7 +86,7 @@ def test_what_was_foretold_is_what_the_other_placement_saves(tmp_path):
     moved = clicks_table.write(tmp_path / "moved", raw, text=text.replace(", online = true", ""))
     cpu_s, labels, foretold, reverse = {}, {}, 0.0, []
     for name, table in (("left", left), ("moved", moved)):
-        with Loader(table, batch_size=4000, reader="arrow") as loader:
+        with BatchLoader(table, batch_size=4000, reader="arrow") as loader:
             labels[name] = sum(float(batch.label.sum()) for batch in loader)
             stages = {s.name: s for s in loader.snapshot().stages}
             cpu_s[name] = stages["online"].cpu_s / stages["online"].rows if "online" in stages else 0.0

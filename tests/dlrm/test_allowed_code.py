@@ -15,7 +15,7 @@ from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.__main__ import main as ingest_main
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from tests.dlrm.hostile_table import MODULE, SPEC, ended
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
                  64) == 0
     assert ended(evaluate.main, "--run-dir", trained, "--data", table) == 0
     assert ended(train.main, "--run-dir", trained, "--resume", "--epochs", 2, "--check") == 0
-    with Loader(table, batch_size=64) as loader:
+    with BatchLoader(table, batch_size=64) as loader:
         next(iter(loader))
         loader.operators.others()
     assert not ran()

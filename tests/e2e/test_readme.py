@@ -13,7 +13,10 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -43,6 +46,10 @@ def place(tmp_path_factory) -> Path:
         (here / name).symlink_to(ROOT / name)
     (here / "tmp").mkdir()
     synth = f"-m etl synth --rows {ROWS} --seed 3 --days 3 --out logs"
+    (here / "clicks").mkdir()
+    ids = np.arange(3000)
+    pq.write_table(pa.table({"clicked": (ids % 2).astype(np.int8), "price": (ids / 7).astype(np.float32),
+                             "item": ids % 50}), here / "clicks" / "part-0.parquet")
     subprocess.run([sys.executable, *synth.split()], cwd=here, check=True, capture_output=True, timeout=120)
     return here
 
@@ -159,3 +166,4 @@ def test_every_python_example_of_the_readme_works(place):
                                 text=True, timeout=120, check=False)
         assert result.returncode == 0, result.stderr
         assert result.stdout
+    assert (place / "run-loader" / "report.html").exists()

@@ -26,7 +26,7 @@ from sluice.etl.table.job_record import NO_PARTITION
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from tests.etl.jobs import Said, alike, in_one_process, rows_of, run
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
@@ -317,7 +317,7 @@ file_rows = 20
     again = run(spark, tmp_path / "again", tmp_path / "rows.parquet", text=text)
     assert [list(pq.read_table(f.path, partitioning=None)["at"].to_pylist())
             for f in FeatureTable.open(tmp_path / "again").files] == keys[:again.files]
-    with Loader(table, split="a", batch_size=64, last="pad") as loader:
+    with BatchLoader(table, split="a", batch_size=64, last="pad") as loader:
         assert sum(int((batch.weight > 0).sum()) for batch in loader) == table.rows_of("a")
     monkeypatch.setattr("sluice.etl.spark.job_run.MAX_PAIRS", 8)
     with pytest.raises(InputError, match=r"column 'user' makes \d+ partitions over all splits, more than 8"):

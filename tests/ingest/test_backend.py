@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from sluice.ingest.knobs import KnobError, Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
@@ -40,7 +40,7 @@ def scene(tmp_path, monkeypatch):
 def loading(table, function, knobs=PROCESS, **options):
     options = {"batch_size": 80, "window_rows": 60} | options  # so that an epoch is many items
     transform = function if isinstance(function, Transform) else Transform("mine", function)
-    return Loader(table, transforms=[transform], knobs=knobs, **options)
+    return BatchLoader(table, transforms=[transform], knobs=knobs, **options)
 
 
 def contents(batch):

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.read.reader import SourceError
@@ -34,7 +34,7 @@ def written(folder, **changes):
 
 
 def loader(folder, **options):
-    return Loader(folder, batch_size=16, roles=ROLES, **options)
+    return BatchLoader(folder, batch_size=16, roles=ROLES, **options)
 
 
 def first(folder, **options):
@@ -71,7 +71,7 @@ def test_a_value_that_a_batch_cannot_hold_is_named(tmp_path, name, values, shown
 def test_bags_of_any_whole_numbers_and_half_floats_are_read(tmp_path):
     bags = pa.array([[n, n + 1] for n in range(ROWS)], pa.large_list(pa.uint16()))
     written(tmp_path, d=pa.array(np.arange(ROWS).astype(np.float16)), b=bags)
-    with Loader(tmp_path, batch_size=16, roles={**ROLES, "id_list": "b"}, shuffle=False, streams=1) as opened:
+    with BatchLoader(tmp_path, batch_size=16, roles={**ROLES, "id_list": "b"}, shuffle=False, streams=1) as opened:
         batch = next(iter(opened))
     assert batch.dense[:3, 0].tolist() == [0, 1, 2]
     assert batch.lengths.view(2, -1)[1].tolist() == [2] * 16

@@ -15,7 +15,7 @@ from sluice.agent.report.run_folder import Run
 from sluice.etl.common.errors import UsageError
 from sluice.ingest.__main__ import main
 from sluice.ingest.knobs import KnobError
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.tools.bench import BenchOutcome
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     assert (tmp_path / "run" / "report.html").stat().st_size > 0
     last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
     assert (last["kind"], last["order_hash"]) == ("end", found["order_hash"])
-    with Loader(table, batch_size=160, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
@@ -62,7 +62,7 @@ def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
     assert found["store"]["cache_hits"] > 0
     assert found["quarantined"]["rows_set_aside"] == 0
     assert found["memory"]["minimum"] <= found["memory"]["limit"]
-    with Loader(table, batch_size=160, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 
@@ -95,7 +95,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
         assert f"{one['label']}. " in err
         assert f'<td class="o">{one["label"]}</td>' in text
     assert text.count('<g class="mark occasion">') >= 4
-    with Loader(table, batch_size=400, reader="arrow") as loader:
+    with BatchLoader(table, batch_size=400, reader="arrow") as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 

@@ -14,7 +14,7 @@ import pytest
 
 from sluice.etl.schema import DataFile, Field
 from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.row_order import Read, WindowPart
@@ -42,7 +42,7 @@ def values(usual, bad, kind: pa.DataType) -> pa.Array:
 
 
 def load(folder: Path, roles=None, **options) -> list:
-    with Loader(folder, batch_size=80, reader="arrow", roles=roles or ROLES, **options) as loader:
+    with BatchLoader(folder, batch_size=80, reader="arrow", roles=roles or ROLES, **options) as loader:
         return [batch.values.clone() for batch in loader]
 
 
@@ -82,7 +82,7 @@ def test_a_type_that_does_not_suit_its_role_is_refused_at_the_start(tmp_path, ro
     written(tmp_path, x=values(value, value, kind))
     roles = {**ROLES, role: "x"} if role != "id_list" else {**ROLES, "id_list": "x"}
     with pytest.raises(ColumnError, match=rf"column 'x' holds .* in the role {role}, which takes "):
-        Loader(tmp_path, batch_size=80, roles=roles)
+        BatchLoader(tmp_path, batch_size=80, roles=roles)
 
 
 def test_operators_left_to_the_loader_make_ids_of_any_number():
@@ -109,8 +109,8 @@ def test_a_weight_that_is_none_stops_the_run_or_is_set_aside(tmp_path, bad, name
     roles = {**ROLES, "weight": "w"}
     with pytest.raises(QuarantineError, match=rf"part-0.parquet row group 2 row 1: .*'w' holds {named}, which is no"):
         load(tmp_path, roles, quarantine=tmp_path / "aside")
-    with Loader(tmp_path, batch_size=80, roles=roles, reader="arrow", quarantine=tmp_path / "aside",
-                errors=ErrorPolicy(on_error="quarantine")) as loader:
+    with BatchLoader(tmp_path, batch_size=80, roles=roles, reader="arrow", quarantine=tmp_path / "aside",
+                     errors=ErrorPolicy(on_error="quarantine")) as loader:
         assert sum(float(batch.weight.sum()) for batch in loader) == ROWS - 1
         assert loader.quarantined["rows_set_aside"] == 1
 
@@ -158,7 +158,7 @@ def test_two_columns_of_one_name_are_refused_where_they_are_used(tmp_path):
                       pa.array(np.arange(ROWS)), pa.array(np.arange(ROWS))], names=["label", "d", "s", "s"])
     pq.write_table(twice, tmp_path / "part-0.parquet")
     with pytest.raises(ParquetError, match=r"part-0.parquet: several columns are called 's'"):
-        Loader(tmp_path, batch_size=80, roles=ROLES)
+        BatchLoader(tmp_path, batch_size=80, roles=ROLES)
     file = DataFile(path=str(tmp_path / "part-0.parquet"), rows=ROWS, bytes=0, row_group_rows=(ROWS,))
     with pytest.raises(SourceError, match=r"part-0.parquet: 2 columns are called 's'"):
         RowGroupReader([file], ("label", "s"))

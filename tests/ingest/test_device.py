@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sluice.ingest.gpu import DeviceError, OnDevice, on_device
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 
 WORDS = ("dense", "values", "lengths", "label", "weight")
 
@@ -52,7 +52,7 @@ def same(one, other) -> bool:
 
 def test_the_next_batch_is_under_way_before_the_consumer_asks(table):
     lane = FakeLane()
-    with Loader(table, batch_size=400) as plain, Loader(table, batch_size=400) as loader:
+    with BatchLoader(table, batch_size=400) as plain, BatchLoader(table, batch_size=400) as loader:
         moved = OnDevice(loader, lane, ahead=2)
         assert len(moved) == len(loader) == 10
         for batch, expected in zip(moved, plain, strict=True):
@@ -65,7 +65,7 @@ def test_the_next_batch_is_under_way_before_the_consumer_asks(table):
 
 def test_pinned_memory_is_used_again_only_when_its_copy_has_arrived(table):
     lane = FakeLane()
-    with Loader(table, batch_size=400) as loader:
+    with BatchLoader(table, batch_size=400) as loader:
         for number, _batch in enumerate(OnDevice(loader, lane)):
             under_way = lane.sources[-4 * (lane.marks - lane.arrived):] if lane.marks > lane.arrived else []
             assert all(torch.equal(source, then) for source, then in under_way)
@@ -75,7 +75,7 @@ def test_pinned_memory_is_used_again_only_when_its_copy_has_arrived(table):
 
 
 def test_the_state_is_of_the_batch_that_the_consumer_has(table):
-    with Loader(table, batch_size=400) as plain, Loader(table, batch_size=400) as loader:
+    with BatchLoader(table, batch_size=400) as plain, BatchLoader(table, batch_size=400) as loader:
         expected = [plain.state_dict() for _ in plain]
         moved = OnDevice(loader, FakeLane(), ahead=3)
         assert moved.state_dict() == loader.state_dict()
@@ -85,7 +85,7 @@ def test_the_state_is_of_the_batch_that_the_consumer_has(table):
 
 
 def test_without_a_gpu_the_loader_is_taken_as_it_is(table):
-    with Loader(table, batch_size=400) as loader:
+    with BatchLoader(table, batch_size=400) as loader:
         assert on_device(loader, "cpu") is loader
         with pytest.raises(DeviceError, match="ahead: 0"):
             OnDevice(loader, FakeLane(), ahead=0)
@@ -96,7 +96,7 @@ def test_without_a_gpu_the_loader_is_taken_as_it_is(table):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_batches_arrive_on_a_gpu_as_they_are(table):
-    with Loader(table, batch_size=400) as plain, Loader(table, batch_size=400) as loader:
+    with BatchLoader(table, batch_size=400) as plain, BatchLoader(table, batch_size=400) as loader:
         for batch, expected in zip(on_device(loader, "cuda", ahead=2), plain, strict=True):
             assert batch.dense.is_cuda
             assert all(torch.equal(getattr(batch, name).cpu(), getattr(expected, name)) for name in WORDS)

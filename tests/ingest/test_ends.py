@@ -15,7 +15,7 @@ import pytest
 from sluice.ingest.faults.faults import FaultError, parse
 from sluice.ingest.faults.injection import Injection
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.stages.transform import Transform
 from tests.ingest import twin
@@ -29,13 +29,13 @@ _RUN = """
 import sys, threading
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.stages.transform import Transform
 
-loader = Loader(FeatureTable.open(sys.argv[1]), batch_size=80, window_rows=60, epochs=1000,
-                transforms=[Transform("mine", "tests.ingest.worker_functions:" + sys.argv[2])],
-                knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"}))
+loader = BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80, window_rows=60, epochs=1000,
+                     transforms=[Transform("mine", "tests.ingest.worker_functions:" + sys.argv[2])],
+                     knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"}))
 consumer = threading.Thread(target=lambda: next(iter(loader)), daemon=True)
 with on_signal(loader.stacks):
     consumer.start()
@@ -106,7 +106,7 @@ _SAVE = """
 import json, signal, sys
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.transform import Transform
 
 asked = False
@@ -114,9 +114,9 @@ def ask(*_):
     global asked
     asked = True
 signal.signal(signal.SIGTERM, ask)
-with Loader(FeatureTable.open(sys.argv[1]), batch_size=80, window_rows=60, last="pad", epochs=1000,
-            transforms=[Transform("mine", "tests.ingest.worker_functions:shifted")],
-            knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"})) as loader:
+with BatchLoader(FeatureTable.open(sys.argv[1]), batch_size=80, window_rows=60, last="pad", epochs=1000,
+                 transforms=[Transform("mine", "tests.ingest.worker_functions:shifted")],
+                 knobs=Knobs(workers={"mine": 2}, backend={"mine": "process"})) as loader:
     for batch in loader:
         print(batch.checksum, flush=True)
         if batch.step == 3:
@@ -139,10 +139,10 @@ def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_w
     *more, state = rest.splitlines()
     seen += map(int, more)
     options = {"batch_size": 80, "window_rows": 60, "last": "pad"}
-    with Loader(table, **options) as loader:
+    with BatchLoader(table, **options) as loader:
         expected = [batch.checksum for batch in loader]
         whole = loader.order_hash
-    with Loader(table, **options) as loader:
+    with BatchLoader(table, **options) as loader:
         loader.load_state_dict(json.loads(state))
         assert 4 <= len(seen) < len(expected)
         assert seen + [batch.checksum for batch in loader] == expected
@@ -170,8 +170,8 @@ class TestInjection:
 
         files = FileOpener(disturbed="latency_ms=0")
         clock = iter(range(10**9))
-        with Loader(table, batch_size=80, window_rows=60, epochs=10**6, files=files, knobs=PROCESS,
-                    transforms=[Transform("mine", NAME + "shifted")]) as loader, \
+        with BatchLoader(table, batch_size=80, window_rows=60, epochs=10**6, files=files, knobs=PROCESS,
+                         transforms=[Transform("mine", NAME + "shifted")]) as loader, \
                 Injection(parse("kill-worker@3s,stall-store=0.01s@2s,memory-spike=1MiB@1s"), loader, files, record,
                           clock=lambda: next(clock)) as injection:
             batches = (batch for _ in iter(int, 1) for batch in loader)
@@ -190,8 +190,8 @@ class TestInjection:
 
 
 def test_close_from_many_threads_at_once_is_one_close(table):
-    loader = Loader(table, batch_size=80, epochs=100, transforms=[Transform("mine", NAME + "shifted")],
-                    knobs=PROCESS)
+    loader = BatchLoader(table, batch_size=80, epochs=100, transforms=[Transform("mine", NAME + "shifted")],
+                         knobs=PROCESS)
     next(iter(loader))
     threads = [threading.Thread(target=loader.close) for _ in range(5)]
     for thread in threads:

@@ -17,7 +17,7 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.quarantine import ErrorPolicy
 from sluice.ingest.stages.transform import Transform
 
@@ -41,8 +41,8 @@ def fails_on_some(columns):
 def loading(table, path, workers, function):
     transforms = [] if function is None else [Transform("mine", function, columns=("I1",))]
     knobs = Knobs(workers={"read": workers, **({"mine": workers} if transforms else {})})
-    return Loader(table, batch_size=80, window_rows=300, last="pad", seed=3, transforms=transforms, knobs=knobs,
-                  errors=ErrorPolicy(on_error="quarantine", max_rate=1), quarantine=path)
+    return BatchLoader(table, batch_size=80, window_rows=300, last="pad", seed=3, transforms=transforms, knobs=knobs,
+                       errors=ErrorPolicy(on_error="quarantine", max_rate=1), quarantine=path)
 
 
 def taken(batches, most=None):
@@ -98,7 +98,8 @@ def test_writers_and_vacuums_at_any_moment_leave_a_held_version_as_it_is(tmp_pat
         disturbing = threading.Thread(target=disturb)
         disturbing.start()
         hashes = set()
-        with Loader(held, batch_size=80, window_rows=300, last="pad", seed=3, epochs=1000, shuffle=False) as loader:
+        with BatchLoader(held, batch_size=80, window_rows=300, last="pad", seed=3, epochs=1000,
+                         shuffle=False) as loader:
             while disturbing.is_alive() or len(seen) < 3:
                 rows = taken(loader)
                 begun.set()
@@ -131,11 +132,11 @@ def test_many_epochs_and_resizes_leave_no_thread_file_or_memory(table):
                     loader.apply(Knobs(workers={"read": 1 + (epoch + batch.step) % 3}))
             yield held()
 
-    with Loader(table, batch_size=1000, window_rows=300, last="pad", epochs=1000) as warm:
+    with BatchLoader(table, batch_size=1000, window_rows=300, last="pad", epochs=1000) as warm:
         list(some(warm, 2))
     del warm
     before = held()
-    with Loader(table, batch_size=1000, window_rows=300, last="pad", epochs=1000) as loader:
+    with BatchLoader(table, batch_size=1000, window_rows=300, last="pad", epochs=1000) as loader:
         during = list(some(loader, 24))
     del loader
     assert held()[:2] <= before[:2]

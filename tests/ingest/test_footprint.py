@@ -86,11 +86,11 @@ other = subprocess.Popen([sys.executable, "-c", f"x = b'x' * {ballast}; print(le
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 other.stdout.readline()
 from sluice.ingest.memory.governor import MemoryLimitError
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 
 def load():
-    return Loader(data, batch_size=4096, epochs=2, roles={"label": "label", "dense": "d*", "sparse": "s*"})
+    return BatchLoader(data, batch_size=4096, epochs=2, roles={"label": "label", "dense": "d*", "sparse": "s*"})
 
 limit(Machine().memory_used() + ballast + 2**26)
 refused = None

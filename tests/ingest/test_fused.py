@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sluice.ingest.knobs import KnobError, Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.pool import Pool
@@ -29,7 +29,7 @@ NAME = "tests.ingest.worker_functions:"
 def loading(table, functions, knobs=None, **options):
     """Transforms a, b, c, …, each a stage of its own."""
     transforms = [Transform(name, function, apart=True) for name, function in zip("abc", functions, strict=False)]
-    return Loader(table, transforms=transforms, knobs=knobs, **{"batch_size": 80, "window_rows": 60} | options)
+    return BatchLoader(table, transforms=transforms, knobs=knobs, **{"batch_size": 80, "window_rows": 60} | options)
 
 
 def contents(loader, between=lambda: None):

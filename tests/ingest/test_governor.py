@@ -134,7 +134,7 @@ _RUN = """
 import json, sys, threading, torch
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.machine import Machine
 
 machine = Machine()
@@ -147,7 +147,7 @@ def watch():
         peak = max(peak, machine.memory_used())
 
 knobs = Knobs(workers={"read": 4, "shuffle": 2}, prefetch_bytes=2**28, read_ahead_bytes=2**28)
-with Loader(table, batch_size=4096, epochs=6, knobs=knobs, memory_limit=limit) as loader:
+with BatchLoader(table, batch_size=4096, epochs=6, knobs=knobs, memory_limit=limit) as loader:
     watcher = threading.Thread(target=watch)
     watcher.start()
     for epoch in range(6):

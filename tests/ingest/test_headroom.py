@@ -10,7 +10,7 @@ import torch
 
 from sluice import ingest
 from sluice.ingest.__main__ import main
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stats import Snapshot, StageStats
 from sluice.ingest.tools.headroom import Headroom, HeadroomError, WhatIf, measure, report, rows_of, what_if
 
@@ -119,7 +119,7 @@ def test_the_verdict_agrees_with_the_table(loading, together, stall, bound, shar
 
 
 def test_our_loader_is_measured_warm_and_cold_and_keeps_its_knobs(table):
-    with Loader(table, batch_size=80, epochs=1000) as loader:
+    with BatchLoader(table, batch_size=80, epochs=1000) as loader:
         knobs = loader.knobs
         found = measure(loader, lambda batch: None, seconds=0.05, files=[f.path for f in table.files_of("train")])
         assert loader.knobs == knobs

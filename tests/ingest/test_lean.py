@@ -20,8 +20,8 @@ class Ban(importlib.abc.MetaPathFinder):
                                   "pandas", "rich", "scipy", "optuna", "tensorboardX"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Ban())
-from sluice.ingest.loader import Loader
-with Loader(sys.argv[1], batch_size=512, reader=sys.argv[2]) as loader:
+from sluice.ingest.loader import BatchLoader
+with BatchLoader(sys.argv[1], batch_size=512, reader=sys.argv[2]) as loader:
     print(sum(batch.rows for batch in loader))
 """
 

@@ -7,7 +7,7 @@ import torch
 
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.transform import Transform
 from tests.ingest import left_ids
 
@@ -21,8 +21,8 @@ def batches(table: FeatureTable, knobs: Knobs | None = None, reader: str = "arro
     """Of two epochs, with the order hashes."""
     mine = Transform("mine", "tests.ingest.worker_functions:double", columns=("I1",))
     found, hashes = [], []
-    with Loader(table, batch_size=72, last="pad", window_rows=300, transforms=[mine], knobs=knobs,
-                reader=reader) as loader:
+    with BatchLoader(table, batch_size=72, last="pad", window_rows=300, transforms=[mine], knobs=knobs,
+                     reader=reader) as loader:
         assert {"user", "price"} < set(loader.sparse_names)
         for _ in range(2):
             found += [[t.clone() for t in (b.dense, b.values, b.lengths, b.label, b.weight)] for b in loader]
@@ -58,7 +58,7 @@ def test_numbers_are_stored_and_both_tables_are_whole(tables):
 
 def test_costs_are_told_of_either_side(tables):
     spark, left = tables
-    with Loader(left, batch_size=80, reader="arrow") as loader:
+    with BatchLoader(left, batch_size=80, reader="arrow") as loader:
         assert loader.operators.costs() == []
         assert loader.operators.chains == {"I2": "clip+log", "I5": "standardise"}
         assert loader.operators.ids.keys() == {*left_ids.LEFT}
@@ -70,7 +70,7 @@ def test_costs_are_told_of_either_side(tables):
                                                                **dict.fromkeys(left_ids.LEFT, "shuffle")}
     assert costs["filled"]["operators"] == "log+quantiles"
     assert all(c["cpu_s"] > 0 and c["bytes_before"] > 0 for c in costs.values())
-    with Loader(spark, batch_size=80, reader="arrow") as loader:
+    with BatchLoader(spark, batch_size=80, reader="arrow") as loader:
         others = {o["column"]: o for o in loader.operators.others()}
     assert {o["operators"] for n, o in others.items() if n in left_ids.LEFT} == {
         "modulus", "bucketize", "log+quantiles", "quantiles"}

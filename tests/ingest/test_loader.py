@@ -20,7 +20,7 @@ import torch
 
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import KnobError, Knobs
-from sluice.ingest.loader import Loader, LoaderError
+from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine
 from sluice.ingest.memory.governor import MemoryLimitError
 from sluice.ingest.pipeline import PipelineError
@@ -40,8 +40,9 @@ pytestmark = pytest.mark.slow
 def test_every_row_comes_as_the_twin_says(table, reader, last, shuffle, ranks, batch_size, window_rows):  # noqa: PLR0917
     files = twin.Table(table.files_of("train"))
     for rank in range(ranks):
-        with Loader(table, batch_size=batch_size, reader=reader, last=last, shuffle=shuffle, rank=rank, ranks=ranks,
-                    window_rows=window_rows, epochs=2, seed=3) as loader:
+        with BatchLoader(table, batch_size=batch_size, reader=reader, last=last, shuffle=shuffle, rank=rank,
+                         ranks=ranks,
+                         window_rows=window_rows, epochs=2, seed=3) as loader:
             for epoch in range(2):
                 expected = twin.batches(loader.plan, epoch, rank, ranks)
                 got = 0
@@ -55,9 +56,9 @@ def test_every_row_comes_as_the_twin_says(table, reader, last, shuffle, ranks, b
 @pytest.mark.parametrize("seed", range(4))
 def test_random_knobs_and_resizes_change_neither_rows_nor_order(table, seed):
     files, random = twin.Table(table.files_of("train")), Random(seed)
-    with Loader(table, batch_size=48, reader=random.choice(["arrow", "petastorm"]), streams=4, window_rows=200,
-                seed=seed, epochs=2, last="pad", knobs=Knobs(workers={"read": random.randint(1, 6)}),
-                transforms=[("same", lambda columns: None)]) as loader:
+    with BatchLoader(table, batch_size=48, reader=random.choice(["arrow", "petastorm"]), streams=4, window_rows=200,
+                     seed=seed, epochs=2, last="pad", knobs=Knobs(workers={"read": random.randint(1, 6)}),
+                     transforms=[("same", lambda columns: None)]) as loader:
         for epoch in range(2):
             for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
                 twin.expect(loader, files, batch, rows)
@@ -69,7 +70,7 @@ def test_random_knobs_and_resizes_change_neither_rows_nor_order(table, seed):
 
 def test_the_order_hash_is_the_same_for_all_knobs_and_readers_and_differs_by_epoch_and_seed(table):
     def hashes(seed=0, **options):
-        with Loader(table, batch_size=80, epochs=2, seed=seed, **options) as loader:
+        with BatchLoader(table, batch_size=80, epochs=2, seed=seed, **options) as loader:
             found = []
             for _ in range(2):
                 deque(loader, maxlen=0)
@@ -93,8 +94,8 @@ def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table, reader):
             barrier.wait(20)
             tripped = 1
 
-    with Loader(table, batch_size=64, reader=reader, epochs=50, before_read=before_read,
-                knobs=Knobs(workers={"read": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20)) as loader:
+    with BatchLoader(table, batch_size=64, reader=reader, epochs=50, before_read=before_read,
+                     knobs=Knobs(workers={"read": 1}, read_ahead_bytes=2**20, prefetch_bytes=2**20)) as loader:
         for used, _batch in enumerate(loader):
             if used == 3:
                 grown.set()
@@ -111,7 +112,7 @@ def test_raising_read_to_four_in_an_epoch_reads_four_at_once(table, reader):
 def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
     files = twin.Table(table.files_of("train"))
     options = {"batch_size": 200, "epochs": 2, "last": "pad", "reader": "arrow", "window_rows": 300}
-    with Loader(table, **options) as loader:
+    with BatchLoader(table, **options) as loader:
         states, expected = [loader.state_dict()], []
         for epoch in range(2):
             expected += twin.batches(loader.plan, epoch)
@@ -119,33 +120,34 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
         steps, last_hash = len(loader), loader.order_hash
     for at in range(0, len(states) - 1, 3):
         state = json.loads(json.dumps(states[at]))
-        with Loader(table, knobs=Knobs(workers={"read": 3, "shuffle": 2}), **options) as loader:
+        with BatchLoader(table, knobs=Knobs(workers={"read": 3, "shuffle": 2}), **options) as loader:
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             batch = next(iter(loader))
             assert (batch.epoch, batch.step) == divmod(at, steps)
             twin.expect(loader, files, batch, expected[at])
         for rank in range(2):
-            with Loader(table, rank=rank, ranks=2, **options) as loader:
+            with BatchLoader(table, rank=rank, ranks=2, **options) as loader:
                 loader.load_state_dict(state)
                 twin.expect(loader, files, next(iter(loader)), expected[at][rank * 100:rank * 100 + 100])
-    with Loader(table, **options) as loader:
+    with BatchLoader(table, **options) as loader:
         loader.load_state_dict(states[steps + 2])
         deque(loader, maxlen=0)
         assert loader.order_hash == last_hash  # of the whole epoch, not of the part after the cut
 
 
 def test_a_state_of_another_version_or_order_is_refused(table):
-    with Loader(table, batch_size=80) as loader:
+    with BatchLoader(table, batch_size=80) as loader:
         state = loader.state_dict()
         with pytest.raises(LoaderError, match="'version': 9"):
             loader.load_state_dict({**state, "table": {"version": 9, "split": "train"}})
-    with Loader(table, batch_size=80, seed=1) as loader, pytest.raises(PlanError, match="seed: 0 in the state, 1 here"):
+    with BatchLoader(table, batch_size=80, seed=1) as loader, \
+            pytest.raises(PlanError, match="seed: 0 in the state, 1 here"):
         loader.load_state_dict(state)
 
 
 def test_torch_takes_it_as_a_dataset_of_batches(table, monkeypatch):
-    with Loader(table, batch_size=400) as loader, Loader(table, batch_size=400) as plain:
+    with BatchLoader(table, batch_size=400) as loader, BatchLoader(table, batch_size=400) as plain:
         through = torch.utils.data.DataLoader(loader, batch_size=None)
         assert len(through) == len(loader) == 10
         for batch, expected in zip(through, plain, strict=True):
@@ -158,7 +160,7 @@ def test_torch_takes_it_as_a_dataset_of_batches(table, monkeypatch):
 
 
 def test_a_broken_off_epoch_is_followed_by_the_next(table):
-    with Loader(table, batch_size=80, epochs=3) as loader:
+    with BatchLoader(table, batch_size=80, epochs=3) as loader:
         assert [(b.epoch, b.step) for b in itertools.islice(loader, 3)] == [(0, 0), (0, 1), (0, 2)]
         assert {b.epoch for b in loader} == {1}
         assert {b.epoch for b in loader} == {2}
@@ -166,7 +168,7 @@ def test_a_broken_off_epoch_is_followed_by_the_next(table):
 
 
 def test_two_iterations_at_once_are_refused(table):
-    with Loader(table, batch_size=80) as loader:
+    with BatchLoader(table, batch_size=80) as loader:
         first = iter(loader)
         next(first)
         next(iter(loader))
@@ -175,7 +177,7 @@ def test_two_iterations_at_once_are_refused(table):
 
 
 def test_a_batch_that_is_held_is_not_written_again(table):
-    with Loader(table, batch_size=80, epochs=2) as loader:
+    with BatchLoader(table, batch_size=80, epochs=2) as loader:
         held = list(itertools.chain(loader, loader))
         copies = [(b.dense.clone(), b.values.clone(), b.label.clone(), b.weight.clone()) for b in held]
         deque(loader, maxlen=0)
@@ -186,13 +188,13 @@ def test_a_batch_that_is_held_is_not_written_again(table):
 
 
 def test_batches_that_were_dropped_are_used_again(table):
-    with Loader(table, batch_size=800, epochs=30) as loader:
+    with BatchLoader(table, batch_size=800, epochs=30) as loader:
         places = {batch.values.data_ptr() for _ in range(30) for batch in loader}
         assert len(places) < 30 * len(loader)
 
 
 def test_tensors_are_laid_out_feature_by_feature(table):
-    with Loader(table, batch_size=80, ranks=2, rank=1) as loader:
+    with BatchLoader(table, batch_size=80, ranks=2, rank=1) as loader:
         batch = next(iter(loader))
         assert batch.dense.shape == (40, 13)
         assert batch.dense.stride() == (1, 40)
@@ -205,7 +207,7 @@ def test_tensors_are_laid_out_feature_by_feature(table):
 
 class TestSnapshots:
     def test_counters_grow_and_survive_a_new_start(self, table):
-        with Loader(table, batch_size=80, epochs=5) as loader:
+        with BatchLoader(table, batch_size=80, epochs=5) as loader:
             snapshots = [loader.snapshot()]
             for _ in range(3):
                 deque(itertools.islice(loader, 10), maxlen=0)
@@ -224,7 +226,7 @@ class TestSnapshots:
         assert snapshots[-1].consumer_wait_s > 0
 
     def test_a_loader_is_tunable(self, table):
-        with Loader(table, batch_size=80) as loader:
+        with BatchLoader(table, batch_size=80) as loader:
             assert isinstance(loader, Tunable)
             loader.limits.check(loader.knobs)
 
@@ -236,7 +238,7 @@ class TestSnapshots:
                 return self.now
 
         machine = Changing()
-        with Loader(table, batch_size=80, machine=machine) as loader:
+        with BatchLoader(table, batch_size=80, machine=machine) as loader:
             small = loader.limits.workers["shuffle"][1]
             machine.now = 0.5
             assert loader.snapshot().cpu_quota == 0.5
@@ -253,11 +255,11 @@ class TestSnapshots:
                 return cores
 
         ask = Transform("ask", lambda columns: None)
-        with Loader(table, batch_size=80, machine=Small(), transforms=[ask]) as loader:
+        with BatchLoader(table, batch_size=80, machine=Small(), transforms=[ask]) as loader:
             assert loader.limits.workers["ask"] == (1, most)
 
     def test_knobs_outside_the_limits_are_refused_and_change_nothing(self, table):
-        with Loader(table, batch_size=80) as loader:
+        with BatchLoader(table, batch_size=80) as loader:
             before = loader.knobs
             with pytest.raises(KnobError, match="workers of 'collate': 5 is outside 1 to 1"):
                 loader.apply(Knobs(workers={"collate": 5}))
@@ -274,9 +276,9 @@ class TestTransforms:
         def swap(columns):
             return {"I2": columns["I1"] + 1, "C1": columns["C2"].astype(np.int64)}
 
-        with Loader(table, batch_size=80) as plain:
+        with BatchLoader(table, batch_size=80) as plain:
             expected = next(iter(plain))
-        with Loader(table, batch_size=80, transforms=[("double", double), ("swap", swap)]) as loader:
+        with BatchLoader(table, batch_size=80, transforms=[("double", double), ("swap", swap)]) as loader:
             batch = next(iter(loader))
             assert [s.name for s in loader.snapshot().stages] == ["read", "shuffle", "batch", "double+swap", "collate"]
             one, two = loader.dense_names.index("I1"), loader.dense_names.index("I2")
@@ -286,7 +288,7 @@ class TestTransforms:
 
     def test_one_that_stands_apart_has_its_own_workers(self, table):
         same = [Transform(name, lambda columns: None, apart=name == "c") for name in "abcd"]
-        with Loader(table, batch_size=80, transforms=same) as loader:
+        with BatchLoader(table, batch_size=80, transforms=same) as loader:
             names = [s.name for s in loader.snapshot().stages]
             assert names == ["read", "shuffle", "batch", "a+b", "c", "d", "collate"]
             assert loader.limits.workers["c"] == loader.limits.workers["a+b"]
@@ -296,22 +298,22 @@ class TestTransforms:
         def double(batch):
             return pa.record_batch({"I1": pc.multiply(batch["I1"], 2)})
 
-        with Loader(table, batch_size=80) as plain:
+        with BatchLoader(table, batch_size=80) as plain:
             expected = next(iter(plain))
-        with Loader(table, batch_size=80, transforms=[Transform("double", double, arrow=True)]) as loader:
+        with BatchLoader(table, batch_size=80, transforms=[Transform("double", double, arrow=True)]) as loader:
             batch = next(iter(loader))
             one = loader.dense_names.index("I1")
         assert torch.equal(batch.dense[:, one], expected.dense[:, one] * 2)
-        with Loader(table, batch_size=80, transforms=[Transform("none", lambda b: 3, arrow=True)]) as loader, \
+        with BatchLoader(table, batch_size=80, transforms=[Transform("none", lambda b: 3, arrow=True)]) as loader, \
                 pytest.raises(TransformError, match=r"'none', epoch 0, step 0: it gave back int, not a pyarrow"):
             next(iter(loader))
 
     def test_operators_left_to_the_loader_are_applied_once(self, table):
         some = [dataclasses.replace(f, online=({"op": "clip", "high": 3.0},)) if f.name == "I2" else f
                 for f in table.fields]
-        with Loader(table, batch_size=80) as plain, \
-                Loader(dataclasses.replace(table, fields=tuple(some)), batch_size=80,
-                       transforms=[("more", lambda c: {"I3": c["I2"]})]) as loader:
+        with BatchLoader(table, batch_size=80) as plain, \
+                BatchLoader(dataclasses.replace(table, fields=tuple(some)), batch_size=80,
+                            transforms=[("more", lambda c: {"I3": c["I2"]})]) as loader:
             expected, batch = next(iter(plain)), next(iter(loader))
             two, three = loader.dense_names.index("I2"), loader.dense_names.index("I3")
         assert (expected.dense[:, two] > 3).any()
@@ -324,13 +326,13 @@ class TestTransforms:
         (lambda c: [c["I1"]], "transform 'mine', epoch 0, step 0: it gave back list, not a dict of arrays"),
         (lambda c: {"new": c["C1"]}, "column 'new' is none of the table's")])
     def test_what_does_not_fit_is_named(self, table, function, message):
-        with Loader(table, batch_size=80, transforms=[("mine", function)]) as loader, \
+        with BatchLoader(table, batch_size=80, transforms=[("mine", function)]) as loader, \
                 pytest.raises(TransformError, match=message):
             next(iter(loader))
 
     def test_a_name_that_is_taken_is_refused(self, table):
         with pytest.raises(PipelineError, match="two stages are called read"):
-            Loader(table, batch_size=80, transforms=[("read", lambda c: None)])
+            BatchLoader(table, batch_size=80, transforms=[("read", lambda c: None)])
 
 
 class SteadyMachine(Machine):
@@ -343,17 +345,18 @@ class SteadyMachine(Machine):
 class TestMemory:
     def test_a_limit_below_the_windows_is_refused_with_one_that_will_do(self, table):
         options = {"batch_size": 80, "machine": SteadyMachine()}
-        with Loader(table, **options) as loader:
+        with BatchLoader(table, **options) as loader:
             least = loader.minimum_memory
         with pytest.raises(MemoryLimitError, match=f"take at least {least} bytes"):
-            Loader(table, memory_limit=least - 2**30 // 256 - 1, **options)  # starts differ by such a part
-        with Loader(table, memory_limit=least, **options) as loader:
+            BatchLoader(table, memory_limit=least - 2**30 // 256 - 1, **options)  # starts differ by such a part
+        with BatchLoader(table, memory_limit=least, **options) as loader:
             assert len(list(loader)) == len(loader)
 
     def test_with_the_least_memory_all_rows_come_in_order(self, table):
         def of(limit):
-            with Loader(table, batch_size=80, epochs=2, memory_limit=limit, window_rows=300, machine=SteadyMachine(),
-                        knobs=Knobs(workers={"read": 4, "shuffle": 3})) as loader:
+            with BatchLoader(table, batch_size=80, epochs=2, memory_limit=limit, window_rows=300,
+                             machine=SteadyMachine(),
+                             knobs=Knobs(workers={"read": 4, "shuffle": 3})) as loader:
                 deque(loader, maxlen=0)
                 return loader.order_hash, loader.snapshot().held_back, loader.minimum_memory
 
@@ -374,7 +377,7 @@ class TestEnds:
             except LoaderError as error:
                 found.append(str(error))
 
-        loader = Loader(table, batch_size=80, before_read=lambda _: gate.wait(20) and None)
+        loader = BatchLoader(table, batch_size=80, before_read=lambda _: gate.wait(20) and None)
         consumer = threading.Thread(target=consume)
         consumer.start()
         twin.eventually(lambda: loader.snapshot().consumer_wait_s > 0)
@@ -387,12 +390,12 @@ class TestEnds:
             iter(loader)
 
     def test_an_abandoned_loader_and_iterator_leave_no_thread(self, table):
-        iterator = iter(Loader(table, batch_size=80, epochs=99))
+        iterator = iter(BatchLoader(table, batch_size=80, epochs=99))
         next(iterator)
         del iterator  # what is left behind is found by the fixture of all tests
 
     def test_a_failing_consumer_leaves_no_thread(self, table):
-        loader = Loader(table, batch_size=80, epochs=99)
+        loader = BatchLoader(table, batch_size=80, epochs=99)
 
         def train():
             with loader:
@@ -403,8 +406,8 @@ class TestEnds:
             train()
 
     def test_an_interpreter_ends_with_a_pipeline_running(self, table, repo):
-        code = (f"from sluice.etl.table.table import FeatureTable\nfrom sluice.ingest.loader import Loader\n"
-                f"loader = Loader(FeatureTable.open({table.uri!r}), batch_size=80, epochs=99)\n"
+        code = (f"from sluice.etl.table.table import FeatureTable\nfrom sluice.ingest.loader import BatchLoader\n"
+                f"loader = BatchLoader(FeatureTable.open({table.uri!r}), batch_size=80, epochs=99)\n"
                 f"it = iter(loader)\nprint(next(it).step)")
         done = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True, timeout=60,
                               check=False)
@@ -420,7 +423,7 @@ class TestEnds:
     ({"batch_size": 80, "split": "tarin"}, ValueError, "no split 'tarin'")])
 def test_what_cannot_be_is_refused_at_the_start(table, options, error, message):
     with pytest.raises(error, match=message):
-        Loader(table, **options)
+        BatchLoader(table, **options)
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(17, 2), (17, 8), (3, 8)])
@@ -432,7 +435,7 @@ def test_a_rank_without_rows_in_the_last_batch_has_its_batch_of_padding(tmp_path
     source = ParquetFiles.open([path], {"label": "label", "dense": "x", "sparse": "a"})
     files, empty = twin.Table(source.files), 0
     for rank in range(ranks):
-        with Loader(source, batch_size=8, rank=rank, ranks=ranks, last="pad", reader="arrow") as loader:
+        with BatchLoader(source, batch_size=8, rank=rank, ranks=ranks, last="pad", reader="arrow") as loader:
             expected, states = twin.batches(loader.plan, 0, rank, ranks), [loader.state_dict()]
             for batch, wanted in zip(loader, expected, strict=True):
                 twin.expect(loader, files, batch, wanted)
@@ -464,7 +467,7 @@ def test_a_loader_that_is_closed_says_so_and_not_that_its_store_was(table):
             errors.append(error)
         said.set()
 
-    loader = Loader(table, batch_size=80, before_read=before)
+    loader = BatchLoader(table, batch_size=80, before_read=before)
     loader._groups.interrupt = lambda: (interrupted.set(), said.wait(20))
     consumer = threading.Thread(target=consume)
     consumer.start()

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.columns import ColumnError
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.footers import REMEMBERED
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
 from sluice.ingest.stages.transform import Transform, TransformError
@@ -72,8 +72,8 @@ def expect(loader, batch) -> None:
 @pytest.mark.parametrize(("shuffle", "batch_size", "window"), [(True, 64, 200), (False, 64, 200), (True, 1000, None)])
 def test_bags_and_numbers_come_together(tmp_path, reader, change, shuffle, batch_size, window):  # noqa: PLR0917
     write(tmp_path, change)
-    with Loader(tmp_path, batch_size=batch_size, roles=ASKED, reader=reader, shuffle=shuffle, window_rows=window,
-                last="pad", epochs=2) as loader:
+    with BatchLoader(tmp_path, batch_size=batch_size, roles=ASKED, reader=reader, shuffle=shuffle, window_rows=window,
+                     last="pad", epochs=2) as loader:
         for _ in range(2):
             seen = []
             for batch in loader:
@@ -85,12 +85,12 @@ def test_bags_and_numbers_come_together(tmp_path, reader, change, shuffle, batch
 def test_a_resumed_run_has_the_same_bags(tmp_path):
     write(tmp_path)
     for shuffle in (True, False):
-        with Loader(tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle) as loader:
+        with BatchLoader(tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle) as loader:
             states, values = [loader.state_dict()], []
             for batch in loader:
                 states.append(loader.state_dict())
                 values.append(batch.values.clone())
-        with Loader(tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle) as loader:
+        with BatchLoader(tmp_path, batch_size=96, roles=ASKED, window_rows=150, shuffle=shuffle) as loader:
             loader.load_state_dict(json.loads(json.dumps(states[5])))
             assert all(a.equal(b.values) for a, b in zip(values[5:], loader, strict=True))
 
@@ -102,7 +102,7 @@ def test_a_transform_may_cut_bags(tmp_path):
         return {"b": arrays["b"][(ends - arrays["b.lengths"])[some]], "b.lengths": some.astype(int)}
 
     write(tmp_path)
-    with Loader(tmp_path, batch_size=64, roles=ASKED, transforms=[("first", first_of_b)]) as loader:
+    with BatchLoader(tmp_path, batch_size=64, roles=ASKED, transforms=[("first", first_of_b)]) as loader:
         for batch in loader:
             numbers = batch.dense[:, 0].int()
             lengths = batch.lengths.view(3, -1)
@@ -111,13 +111,13 @@ def test_a_transform_may_cut_bags(tmp_path):
     def first_as_arrow(batch):
         return pa.record_batch({"b": pc.list_slice(batch["b"], 0, 1)})
 
-    with Loader(tmp_path, batch_size=64, roles=ASKED, transforms=[Transform("first", first_as_arrow, arrow=True)]) as \
-            loader:
+    with BatchLoader(tmp_path, batch_size=64, roles=ASKED,
+                     transforms=[Transform("first", first_as_arrow, arrow=True)]) as loader:
         batch = next(iter(loader))
         numbers = batch.dense[:, 0].int()
         assert batch.lengths.view(3, -1)[1].tolist() == (numbers % 5 > 0).int().tolist()
     wrong = [("wrong", lambda arrays: {"b.lengths": arrays["b.lengths"] + 1})]
-    with Loader(tmp_path, batch_size=64, roles=ASKED, transforms=wrong) as loader, \
+    with BatchLoader(tmp_path, batch_size=64, roles=ASKED, transforms=wrong) as loader, \
             pytest.raises(TransformError, match=r"'wrong', epoch 0, step 0: column 'b.lengths' .* 64 rows and"):
         next(iter(loader))
 
@@ -178,7 +178,7 @@ def test_what_bags_need_is_known_from_footers(tmp_path, change):
         table = ParquetFiles.open(tmp_path, ASKED)
         assert table.bags["b"] == pytest.approx(2.0, rel=0.25)  # 0 to 4; an empty list counts as one, pages have heads
         assert table.bags["c"] == pytest.approx(3.0, rel=0.25)
-    with Loader(tmp_path, batch_size=64, roles=ASKED) as loader:
+    with BatchLoader(tmp_path, batch_size=64, roles=ASKED) as loader:
         assert loader._columns.bags == table.bags
 
 
@@ -189,22 +189,22 @@ def test_missing_values_are_filled_as_asked(tmp_path):
                         "b": pa.array([None if n % 2 else [n] for n in rows], pa.list_(pa.int32()))}
 
     write(tmp_path, holes)
-    with Loader(tmp_path, batch_size=400, roles=ASKED, shuffle=False, streams=1, fill={"number": -1}) as loader:
+    with BatchLoader(tmp_path, batch_size=400, roles=ASKED, shuffle=False, streams=1, fill={"number": -1}) as loader:
         batch = next(iter(loader))
         assert batch.dense[:6, 0].tolist() == [0, -1, -1, 3, -1, -1]
         assert batch.lengths.view(3, -1)[1, :4].tolist() == [1, 0, 1, 0]
-    with Loader(tmp_path, batch_size=400, roles=ASKED) as loader, \
+    with BatchLoader(tmp_path, batch_size=400, roles=ASKED) as loader, \
             pytest.raises(ColumnError, match=r"part-.*'number' has \d+ empty values; .*give the loader a fill"):
         next(iter(loader))
     with pytest.raises(ColumnError, match=r"fill: 'nmber' .*did you mean 'number'"):
-        Loader(tmp_path, batch_size=400, roles=ASKED, fill={"nmber": 0})
+        BatchLoader(tmp_path, batch_size=400, roles=ASKED, fill={"nmber": 0})
 
 
 def test_few_of_many_columns_are_read(tmp_path):
     rows = 500
     wide = {f"x{n}": np.full(rows, n, np.float32) for n in range(300)}
     pq.write_table(pa.table({"y": np.zeros(rows, np.int8), **wide}), tmp_path / "wide.parquet", row_group_size=100)
-    with Loader(tmp_path, batch_size=80, roles={"label": "y", "dense": ["x7", "x29?"]}) as loader:
+    with BatchLoader(tmp_path, batch_size=80, roles={"label": "y", "dense": ["x7", "x29?"]}) as loader:
         assert loader.dense_names == ("x7", *(f"x{n}" for n in range(290, 300)))
         assert loader._groups.schema.names == [*loader.dense_names, "y"]
         for batch in loader:
@@ -222,7 +222,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path, source, roles, message):
     write(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ParquetError, match=message):
-        Loader(str(tmp_path / source) if source else tmp_path, batch_size=8, roles=roles)
+        BatchLoader(str(tmp_path / source) if source else tmp_path, batch_size=8, roles=roles)
 
 
 def test_mixed_schemas_are_named(tmp_path):
@@ -243,7 +243,7 @@ def test_mixed_schemas_are_named(tmp_path):
 def test_other_nested_types_are_refused(tmp_path, change, message):
     write(tmp_path, change)
     with pytest.raises(ColumnError, match=message):
-        Loader(tmp_path, batch_size=8, roles=ASKED)
+        BatchLoader(tmp_path, batch_size=8, roles=ASKED)
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -252,11 +252,11 @@ def test_other_nested_types_are_refused(tmp_path, change, message):
     (lambda t: t | {"b": pa.array([[None]] * len(t["user"]), pa.list_(pa.int32()))}, r"'b' has \d+ empty values")])
 def test_bags_that_hold_no_ids_are_named(tmp_path, change, message):
     write(tmp_path, change)
-    with Loader(tmp_path, batch_size=8, roles=ASKED) as loader, pytest.raises(ColumnError, match=message):
+    with BatchLoader(tmp_path, batch_size=8, roles=ASKED) as loader, pytest.raises(ColumnError, match=message):
         next(iter(loader))
 
 
 def test_a_split_of_plain_files_is_refused_not_ignored(tmp_path):
     write(tmp_path)
     with pytest.raises(ParquetError, match="no split 'test': plain Parquet files are one, 'train'"):
-        Loader(ParquetFiles.open(tmp_path), batch_size=100, split="test")
+        BatchLoader(ParquetFiles.open(tmp_path), batch_size=100, split="test")

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.ingest.columns import Columns
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.retry import DeliveryError, RetryPolicy
@@ -49,7 +49,7 @@ def bucket(server, table, monkeypatch):
 
 
 def order_of(source, **options):
-    with Loader(source, batch_size=80, **options) as loader:
+    with BatchLoader(source, batch_size=80, **options) as loader:
         deque(loader, maxlen=0)
         return loader.order_hash, loader.store
 
@@ -71,8 +71,8 @@ def test_a_third_of_all_requests_refused(table, bucket, server):
 
 
 def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_path):
-    loader = Loader(bucket, batch_size=80, files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
-                    errors=ErrorPolicy(on_error="quarantine", max_rate=1), quarantine=tmp_path / "aside")
+    loader = BatchLoader(bucket, batch_size=80, files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
+                         errors=ErrorPolicy(on_error="quarantine", max_rate=1), quarantine=tmp_path / "aside")
     server.refuse(1)
     with loader, pytest.raises(SourceError, match=r"s3://data/part.*failed 2 times") as caught:
         deque(loader, maxlen=0)
@@ -91,7 +91,7 @@ def test_errors_short_reads_and_stalls_change_nothing(table):
 
 def test_close_ends_the_wait_for_a_store(table):
     files = FileOpener(disturbed="latency_ms=0")
-    loader = Loader(table, batch_size=80, files=files)
+    loader = BatchLoader(table, batch_size=80, files=files)
     stalled = files.disturbances()[0]
     stalled.stall(3600)
     failed = []
@@ -130,8 +130,8 @@ class TestDamage:
     def test_a_damaged_row_group_is_set_aside_and_all_else_stays_in_its_place(self, table, reader, tmp_path):
         harmed, path = damaged(table, tmp_path), tmp_path / "aside"
         data = twin.Table(table.files_of("train"))
-        with Loader(harmed, batch_size=80, reader=reader, quarantine=path, last="pad", epochs=2,
-                    errors=ErrorPolicy(on_error="quarantine")) as loader:
+        with BatchLoader(harmed, batch_size=80, reader=reader, quarantine=path, last="pad", epochs=2,
+                         errors=ErrorPolicy(on_error="quarantine")) as loader:
             for epoch in range(2):
                 for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
                     lost = np.array([row is not None and row[:2] == (0, GROUP) for row in rows])
@@ -146,8 +146,8 @@ class TestDamage:
     def test_ranks_stay_even_although_rows_of_one_are_set_aside(self, table, tmp_path):
         harmed, steps, aside = damaged(table, tmp_path), [], []
         for rank in range(2):
-            with Loader(harmed, batch_size=80, rank=rank, ranks=2, quarantine=tmp_path / f"aside{rank}",
-                        errors=ErrorPolicy(on_error="quarantine", max_rate=1)) as loader:
+            with BatchLoader(harmed, batch_size=80, rank=rank, ranks=2, quarantine=tmp_path / f"aside{rank}",
+                             errors=ErrorPolicy(on_error="quarantine", max_rate=1)) as loader:
                 batches = [(batch.rows, int((batch.weight == 0).sum())) for batch in loader]
             assert {rows for rows, _ in batches} == {40}, "every batch has its shape"
             steps.append(len(batches))
@@ -160,7 +160,7 @@ class TestDamage:
         for policy, error, text in ((ErrorPolicy(), SourceError, f"harmed.parquet, row group {GROUP}: "),
                                     (ErrorPolicy(on_error="quarantine", max_rows=100), QuarantineError,
                                      f"harmed.parquet row group {GROUP} rows .*more than max_rows=100")):
-            with Loader(harmed, batch_size=80, quarantine=tmp_path / "aside", errors=policy) as loader, \
+            with BatchLoader(harmed, batch_size=80, quarantine=tmp_path / "aside", errors=policy) as loader, \
                     pytest.raises(error, match=text):
                 deque(loader, maxlen=0)
 
@@ -202,7 +202,7 @@ class TestDamage:
 _MUTATE = """
 import os, random, sys
 from sluice.etl.schema import DataFile
-from sluice.ingest.loader import Loader, LoaderError
+from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.row_order import PlanError
@@ -228,8 +228,8 @@ for n in range(300):
     with open(path, "wb") as file:
         file.write(data)
     try:
-        with Loader([path], batch_size=80, reader="arrow",
-                    roles={"label": "label", "dense": "I*", "sparse": "C*"}) as loader:
+        with BatchLoader([path], batch_size=80, reader="arrow",
+                         roles={"label": "label", "dense": "I*", "sparse": "C*"}) as loader:
             for batch in loader:
                 read += 1
     except (SourceError, ParquetError, ColumnError, PlanError, LoaderError) as error:

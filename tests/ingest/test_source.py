@@ -14,7 +14,7 @@ from sluice.etl.schema import DataFile
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import ColumnError, Columns
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
@@ -34,7 +34,7 @@ def own(tmp_path) -> FeatureTable:
 
 
 def load(table, reader="arrow", **options):
-    with Loader(table, batch_size=80, reader=reader, **options) as loader:
+    with BatchLoader(table, batch_size=80, reader=reader, **options) as loader:
         deque(loader, maxlen=0)
 
 
@@ -51,7 +51,7 @@ def test_a_truncated_file_is_named_before_the_first_batch(own, reader):
     path = own.files_of("train")[0].path
     os.truncate(path, os.path.getsize(path) - 100)
     with pytest.raises(SourceError, match=f"{path}: .* the file was truncated or replaced"):
-        Loader(own, batch_size=80, reader=reader)
+        BatchLoader(own, batch_size=80, reader=reader)
 
 
 @pytest.mark.parametrize("reader", READERS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.transform import Transform
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def seen(batch):
 def loading(table, knobs=None):
     stages = [Transform("mine", "tests.ingest.worker_functions:shifted"),
               Transform("next", "tests.ingest.worker_functions:twice")]
-    return Loader(table, transforms=stages, knobs=knobs, **OPTIONS)
+    return BatchLoader(table, transforms=stages, knobs=knobs, **OPTIONS)
 
 
 class Running(RuleBasedStateMachine):

@@ -9,7 +9,7 @@ import pytest
 from sluice.etl.synth.small_table import small_table
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.pipeline import Pipeline
 from sluice.ingest.row_order import RowsPlan
@@ -92,7 +92,7 @@ def test_how_often_row_groups_are_read_in_an_epoch(group_rows, rows, reads):
 @pytest.mark.parametrize("fused", [JOINED, frozenset()])
 def test_the_loader_reads_what_the_plan_says_and_nothing_twice(table, fused):
     came = []
-    with Loader(table, batch_size=80, window_rows=100, before_read=lambda read: came.append((read.file, read.group)),
+    with BatchLoader(table, batch_size=80, window_rows=100, before_read=lambda read: came.append((read.file, read.group)),
                 knobs=Knobs(workers={"read": 3}, fused=fused)) as loader:
         for _ in loader:
             pass
@@ -120,7 +120,7 @@ class Counted:
 def test_readers_place_every_window_and_rows_and_order_are_the_twins(table, monkeypatch, workers):
     files, came = twin.Table(table.files_of("train")), Counted(monkeypatch)
     knobs = Knobs(workers={"read": workers}, fused=JOINED)
-    with Loader(table, batch_size=80, window_rows=100, epochs=2, knobs=knobs) as loader:
+    with BatchLoader(table, batch_size=80, window_rows=100, epochs=2, knobs=knobs) as loader:
         for epoch in range(2):
             for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
                 twin.expect(loader, files, batch, rows)
@@ -133,11 +133,11 @@ def test_readers_place_every_window_and_rows_and_order_are_the_twins(table, monk
 def test_without_memory_for_more_the_shuffle_stage_does_it_with_a_worker_of_its_own(table, monkeypatch):
     came = Counted(monkeypatch)
     monkeypatch.setattr(Pipeline, "_room_for", lambda *_: None)
-    with Loader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 2}, fused=JOINED)) as loader:
+    with BatchLoader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 2}, fused=JOINED)) as loader:
         rows = sum(batch.rows for batch in loader)
         joined = loader.order_hash
     assert (came.placed, came.others > 0, rows) == (0, True, loader.plan.used)
-    with Loader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 1})) as loader:
+    with BatchLoader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 1})) as loader:
         assert sum(batch.rows for batch in loader) == rows
         assert loader.order_hash == joined
 
@@ -153,7 +153,7 @@ def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, mon
 
     monkeypatch.setattr(windows_file.Windows, "ahead", seen)
     table = small_table(tmp_path / "clicks", rows=20_000, row_group_rows=20_000, splits={"train": 1.0})
-    with Loader(table, batch_size=80, window_rows=64, knobs=Knobs(workers={"read": 2}, fused=JOINED)) as loader:
+    with BatchLoader(table, batch_size=80, window_rows=64, knobs=Knobs(workers={"read": 2}, fused=JOINED)) as loader:
         assert sum(batch.rows for batch in loader) == loader.plan.used
     assert max(far for far, _ in furthest) > 64 * 4
     assert 0 < came.placed < came.others
@@ -161,11 +161,11 @@ def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, mon
 
 def test_turning_it_on_and_off_while_batches_come_changes_nothing(table):
     random, turns = Random(5), set()
-    with Loader(table, batch_size=80, window_rows=100, epochs=4) as loader:
+    with BatchLoader(table, batch_size=80, window_rows=100, epochs=4) as loader:
         expected = [(b.step, b.checksum, float(b.dense.sum())) for _ in range(4) for b in loader]
         order = loader.order_hash
     small = {"read_ahead_bytes": 2**20, "prefetch_bytes": 2**20}
-    with Loader(table, batch_size=80, window_rows=100, epochs=4, knobs=Knobs(**small)) as loader:
+    with BatchLoader(table, batch_size=80, window_rows=100, epochs=4, knobs=Knobs(**small)) as loader:
         found = []
         for _ in range(4):
             for batch in loader:

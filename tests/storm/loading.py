@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader, LoaderError
+from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages import batch as batch_file
@@ -208,19 +208,19 @@ class Consumer:
         self._case, self._run, self._quarantine = case, run, quarantine
         self.expected = case.expected()
         self._held: deque[tuple[Any, twin.Expected]] = deque(maxlen=3)
-        self._seen: dict[tuple[Loader, int], Any] = {}
-        self._loader: Loader = self._open()
+        self._seen: dict[tuple[BatchLoader, int], Any] = {}
+        self._loader: BatchLoader = self._open()
         self._closed_by_other = False
         self._ran_out = False
         """The pipeline's last batch has come, by itself."""
 
-    def _open(self) -> Loader:
+    def _open(self) -> BatchLoader:
         case, plan = self._case, self._case.plan
         transforms = [Transform(f"{n}-{name}", f"tests.storm.functions:{name}" if n % 2 == 0 or case.apart
                                 else FUNCTIONS[name], apart=case.apart,
                                 **({"limit_s": _LIMIT_S} if case.limited and (n % 2 == 0 or case.apart) else {}))
                       for n, name in enumerate(case.transforms)]
-        loader = Loader(
+        loader = BatchLoader(
             twin.TABLES[case.table].source, batch_size=plan.batch_size, rank=case.rank, ranks=case.ranks,
             seed=plan.seed, epochs=case.epochs, shuffle=plan.shuffle, streams=plan.streams,
             window_rows=plan.window_rows, last=plan.last, reader="arrow", transforms=transforms,
@@ -374,7 +374,7 @@ class Consumer:
         if governor._waiting:
             raise Deviation(f"{len(governor._waiting)} still wait for memory behind the last batch")
 
-    def _gone(self, loader: Loader) -> None:
+    def _gone(self, loader: BatchLoader) -> None:
         """Nothing is left of a loader that was closed."""
         pipeline, end = loader._pipeline, self._run.now + _PATIENCE_S
         while not pipeline.gone and self._run.now < end:  # every step takes time here, so it may be later than promised

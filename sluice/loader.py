@@ -1,0 +1,211 @@
+"""What a training loop imports: `Loader`, batches from Parquet by a pipeline that tunes itself."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.tunable import Policy
+from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
+from sluice.etl.common.errors import UsageError
+from sluice.etl.spec.permission import Permission
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.machine import Machine, SharedMachine
+from sluice.ingest.progress import Progress
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.parquet_files import ParquetFiles, table_of
+from sluice.ingest.row_order import STREAMS
+from sluice.ingest.stages.batch import Batch
+from sluice.ingest.stages.quarantine import ErrorPolicy
+from sluice.ingest.stages.table_operators import Operators
+from sluice.ingest.stages.transform import Given
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+    from sluice.ingest.read.parquet_files import Paths, Roles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """In which order rows come. A state of another order is refused on resuming."""
+
+    shuffle: bool = True
+    """False: the rows as they lie."""
+    last: str = "drop"
+    """What becomes of rows that fill no batch at an epoch's end: `drop` leaves them out (others each time), `pad` fills
+    the batch with rows of weight 0."""
+    window_rows: int | None = None
+    """The rows of a stream that are mixed with each other; None: about 260,000. More: better mixed, more memory."""
+    streams: int = STREAMS
+    """The canonical streams that ranks share: any number of ranks that divides it gets the same global batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """What happens to rows that cannot be loaded, or that a transform fails on."""
+
+    on_error: str = ErrorPolicy().on_error
+    """`raise` ends the run; `quarantine` gives such rows weight 0 and lists them."""
+    quarantine: str | os.PathLike[str] = "quarantine.jsonl"
+    """The file that lists them."""
+    max_rows: int = ErrorPolicy().max_rows
+    """The most rows that may be set aside."""
+    max_rate: float = ErrorPolicy().max_rate
+    """The largest share of the rows that may be, judged once enough were seen."""
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.policy  # which refuses what cannot be
+        except ValueError as error:
+            raise UsageError(f"errors: {error}") from None
+
+    @property
+    def policy(self) -> ErrorPolicy:
+        return ErrorPolicy(on_error=self.on_error, max_rows=self.max_rows, max_rate=self.max_rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How files are read; all ways give the same rows."""
+
+    reader: str | None = None
+    """`petastorm` or `arrow`; None: Petastorm where it is installed, Arrow elsewhere."""
+    files: FileOpener | None = field(default=None, repr=False)
+    """Opens remote files with other retries, or a cache; it is closed with the loader."""
+
+
+class Loader(BatchLoader):
+    """Batches of a table for one rank, loaded by a pipeline that an agent tunes while you train.
+
+        with Loader("clicks/*.parquet", batch_size=8192, tuning="auto") as loader:
+            for epoch in range(3):
+                for batch in loader:
+                    ...
+            print(loader.tuning)
+
+    The rows of an epoch and their order depend on the files, `seed` and the epoch alone, whatever is tuned. Each
+    `iter()` is one epoch; an epoch that was broken off is not resumed, the next `iter()` begins the next one. To torch
+    it is an IterableDataset of whole batches: `DataLoader(loader, batch_size=None)` gives the same, from this process.
+
+    The agent is a thread that looks once a second. It begins with the first batch and ends with the loader, however
+    that ends: `close`, `with`, garbage collection or the interpreter's exit. Between ranks nothing is agreed on, as the
+    order does not depend on the knobs: each rank tunes its own loader, within its part of the host's cores and memory
+    (torchrun's LOCAL_WORLD_SIZE; without it all `ranks` are taken to be on this host). `dlrm.train` has one agent for
+    all ranks of a host.
+    """
+
+    def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int,
+                 tuning: str | Policy | None = None, run_dir: str | os.PathLike[str] | None = None,
+                 transforms: Iterable[Given] = (), roles: Roles | str | None = None,
+                 hash: Mapping[str, int] | None = None, fill: Mapping[str, float] | float | None = None,
+                 split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1,
+                 memory_limit: int | None = None, knobs: Knobs | None = None, order: Order = Order(),
+                 errors: Errors = Errors(), reading: Reading = Reading(),
+                 allow_code: Permission | Iterable[str] = ()):
+        """`source` is a feature table, or any Parquet: a folder, a glob or a list of files.
+
+        `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
+        `tuning` is `auto`; `planner`, the same without what was learned; `shadow`, which only says what it would do;
+        `fixed`; or a policy of your own. Without a word it is `auto`, for nobody should have to ask for what costs
+        nothing and changes no row; who gives `knobs` has chosen, so with them it is `fixed`. `fixed` without `knobs` is
+        one worker a stage. Whoever calls `apply` has the knobs from then on: the agent leaves them alone.
+        `run_dir` is a new folder for what was measured and decided, with a report.html at the end; `sluice explain`
+        tells it. Without it nothing is written. Of several ranks the first one writes.
+        `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`),
+        given bare, as `module:function`, or with a name. A function of a module may also run in processes, which import
+        it afresh; a notebook's, a closure or a lambda, or one given with a name, runs in threads only. What no other
+        process could import is recorded as code without a name: a resumed run must be given it again, and nobody can
+        tell whether it still does the same.
+        `roles` says what the columns of plain Parquet are, as {"label": "click", "dense": ["I*"], …} or as
+        "label=click;dense=I*"; without it they are guessed, and printed once.
+        `hash` makes ids of whole numbers or texts: {"user": 1_000_000} spreads the values over so many ids, from 2 on,
+        exactly as the operator `hash` of a feature table does; 1 is for missing values.
+        `fill` replaces a missing number, for all columns or by name.
+        `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for.
+        `memory_limit` is in bytes for the whole process tree, and never more than the machine's.
+        `knobs` is where the knobs start. `allow_code` names the modules whose functions a table's spec may have
+        imported when they must run (`sluice.etl.spec.permission`)."""
+        policy = policy_of(tuning if tuning is not None else "auto" if knobs is None else "fixed")
+        table = table_of(source, roles, allow_code, hash)
+        sharers = _sharers(ranks)
+        machine = SharedMachine(sharers) if sharers > 1 else Machine()
+        if sharers > 1:
+            share = machine.memory_limit() // sharers
+            memory_limit = share if memory_limit is None else min(memory_limit, share)
+        super().__init__(
+            table, batch_size=batch_size, split=split, rank=rank, ranks=ranks, seed=seed, epochs=epochs, knobs=knobs,
+            shuffle=order.shuffle, streams=order.streams, window_rows=order.window_rows, last=order.last,
+            memory_limit=memory_limit, reader=reading.reader, transforms=transforms, fill=fill, errors=errors.policy,
+            quarantine=errors.quarantine, files=reading.files, machine=machine, allow_code=allow_code)
+        try:
+            if knobs is None and policy.name == "fixed":
+                self._progress.apply(Knobs(workers=dict.fromkeys(self.limits.workers, 1)))
+            folder = None
+            if run_dir is not None and rank == 0:
+                folder = RunFolder.create(run_dir, {
+                    "kind": "load", "data": table.uri, "version": table.version, "tuning": policy.name,
+                    "batch_size": batch_size, "split": split, "ranks": ranks, "seed": seed,
+                    "dense": list(self.dense_names), "sparse": list(self.sparse_names), "hash": dict(hash or {}),
+                    "transforms": {name: code or "code without a name" for name, code in self._code.items()},
+                    "order": asdict(order), "on_error": errors.on_error, "memory_limit": memory_limit,
+                    "knobs": self.knobs.to_dict()})
+        except BaseException:
+            super().close()
+            raise
+        self._tuned = TunedRun(self._progress, policy, folder=folder, last=_Ending(self._progress, self.operators,
+                                                                                  self.stored_bytes).events)
+        weakref.finalize(self, self._tuned.abandon).atexit = False
+
+    @property
+    def tuning(self) -> TuningStatus:
+        """What the agent does and why: a sentence when printed, with the figures behind it as fields."""
+        return self._tuned.status
+
+    def apply(self, knobs: Knobs) -> None:
+        """Turns the knobs while running; neither rows nor their order change. The agent leaves them alone from then
+        on."""
+        self._tuned.turn(knobs)
+
+    def close(self) -> None:
+        """Ends the agent and the pipeline, from any state; a second call does nothing."""
+        try:
+            self._tuned.close()
+        finally:
+            super().close()
+
+    def __exit__(self, *error: Any) -> None:
+        self._tuned.failed(error[1])
+        super().__exit__(*error)
+
+    def _begin(self, iteration: int) -> None:
+        super()._begin(iteration)
+        self._tuned.start()
+
+    def _count(self, batch: Batch) -> None:
+        super()._count(batch)
+        if not self._position.step:
+            self._tuned.record({"kind": "epoch", "epoch": self._position.epoch, "order_hash": self.order_hash})
+
+
+class _Ending:
+    """The last events of a run folder. It knows nothing of the loader, which may be gone by then."""
+
+    def __init__(self, progress: Progress, operators: Operators, stored_bytes: float):
+        self._progress, self._operators, self._stored_bytes = progress, operators, stored_bytes
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        costs, others = self._operators.costs(), self._operators.others()
+        if costs or others:
+            yield {"kind": "operators", "loader": costs, "etl": others, "row_bytes": self._stored_bytes}
+        yield {"kind": "end", **self._progress.outcome()}
+
+
+def _sharers(ranks: int) -> int:
+    """How many ranks share this host."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, min(ranks, int(told)) if told.isdigit() else ranks)

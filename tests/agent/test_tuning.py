@@ -1,0 +1,162 @@
+"""A run's tuning from its first batch to its end: who turns the knobs, what is written, and that it always ends."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from sluice.agent.policies import make
+from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.agent.tunable import Reason
+from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
+from sluice.ingest.knobs import KnobError, Knobs
+from tests.ingest.twin import eventually
+
+
+class Moving(FakePipeline):
+    """A pipeline whose time passes as it is looked at."""
+
+    def __init__(self):
+        super().__init__([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)])
+
+    def snapshot(self):
+        self.advance(1.0)
+        return super().snapshot()
+
+
+class Climbing:
+    """A policy that asks for another worker each time, up to so many."""
+
+    name = "climbing"
+
+    def __init__(self, most=64):
+        self.most, self.asked = most, 0
+
+    def initial(self, limits, knobs):
+        return knobs
+
+    def decide(self, snapshot, state):
+        self.asked += 1
+        after = state.with_workers(read=min(self.most, state.workers["read"] + 1))
+        return after, after, Reason(text="more is more", bottleneck="read")
+
+
+def started(pipeline, policy, **more):
+    run = TunedRun(pipeline, policy, interval_s=0.001, **more)
+    run.start()
+    return run
+
+
+def test_it_says_what_it_does_and_when_it_has_settled():
+    pipeline, policy = Moving(), Climbing(most=3)
+    run = TunedRun(pipeline, policy, interval_s=0.001)
+    assert str(run.status).startswith("climbing: tuning begins with the first batch, at read=1")
+    run.start()
+    eventually(lambda: run.status.settled)
+    run.close()
+    status = run.status
+    assert (status.mode, status.decisions, status.reason, status.bottleneck) == ("climbing", 2, "more is more", "read")
+    assert status.knobs.workers["read"] == 3
+    assert str(status) == repr(status)
+    assert str(status).startswith("climbing: settled at read=3 collate=1")
+    assert str(status).endswith("after the first batch, by 2 changes: more is more")
+
+
+def test_what_is_fixed_says_so():
+    assert str(TuningStatus(mode="fixed", knobs=Knobs(workers={"read": 2}), reason="the knobs are fixed")).startswith(
+        "fixed at read=2")
+
+
+def test_who_turns_a_knob_by_hand_has_the_knobs_from_then_on():
+    pipeline, policy = Moving(), Climbing()
+    run = started(pipeline, policy)
+    eventually(lambda: policy.asked > 2)
+    run.turn(pipeline.knobs.with_workers(read=7))
+    asked, looks = policy.asked, run._controller.ticks
+    eventually(lambda: run._controller.ticks > looks + 3)  # it still looks
+    assert policy.asked == asked
+    assert pipeline.knobs.workers["read"] == 7
+    assert "not tuned any more, as the knobs were turned by hand: read=7" in str(run.status)
+    with pytest.raises(KnobError, match="outside 1 to 64"):
+        run.turn(pipeline.knobs.with_workers(read=99))
+    run.close()
+
+
+def test_the_folder_holds_the_run_and_is_told_at_its_end(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {"kind": "load"})
+    pipeline, policy = Moving(), Climbing(most=4)
+    run = started(pipeline, policy, folder=folder, last=lambda: [{"kind": "end", "rows": 5}])
+    eventually(lambda: run.status.settled)
+    run.failed(ValueError("no"))
+    run.close()
+    run.close()
+    read = Run.read(tmp_path / "run")
+    assert len(read.of("decision")) == 3
+    [end] = read.of("end")
+    assert end.items() >= {"rows": 5, "decisions": 3, "tuning": "climbing", "error": "ValueError: no"}.items()
+    assert read.of("verdict")
+    assert read.of("loader")
+    assert "more is more" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_run_that_never_began_leaves_a_folder_that_can_be_begun_anew(tmp_path):
+    for _ in range(2):
+        run = TunedRun(Moving(), make("auto"), folder=RunFolder.create(tmp_path, {"kind": "load"}))
+        run.close()
+    assert not Run.read(tmp_path).of("end")
+
+
+def test_a_folder_that_is_full_is_told_of_once_and_stops_nothing(tmp_path, capsys, monkeypatch):
+    folder = RunFolder.create(tmp_path, {"kind": "load"})
+
+    def full(_line):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "metric", full)
+    pipeline, policy = Moving(), Climbing()
+    run = started(pipeline, policy, folder=folder)
+    eventually(lambda: policy.asked > 5)
+    run.close()
+    assert capsys.readouterr().err.count("No space left on device") == 1
+    assert run.status.stopped is None
+
+
+def test_it_ends_by_itself_when_it_is_abandoned_from_its_own_thread(tmp_path):
+    """A garbage collector may run wherever memory is taken, also in the middle of a decision."""
+    ended, runs = threading.Event(), []
+
+    class Leaving(Climbing):
+        def decide(self, snapshot, state):
+            if self.asked == 2:
+                runs[0].abandon()
+            return super().decide(snapshot, state)
+
+    def last():
+        ended.set()
+        yield {"kind": "end"}
+
+    runs.append(started(Moving(), Leaving(), folder=RunFolder.create(tmp_path, {"kind": "load"}), last=last))
+    assert ended.wait(20)
+    runs[0].close()
+    assert len(Run.read(tmp_path).of("end")) == 1
+    gone = weakref.ref(runs.pop())
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(("tuning", "said"), [
+    ("atuo", "did you mean 'auto'"), ("", "none of auto, planner, shadow, fixed"), (Climbing, "is no policy"),
+    (3, "is no policy")])
+def test_what_is_no_tuning_is_refused(tuning, said):
+    with pytest.raises(KnobError, match=said):
+        policy_of(tuning)
+
+
+def test_a_policy_comes_by_its_name_or_is_ones_own():
+    own = Climbing()
+    assert policy_of(own) is own
+    assert policy_of("shadow").name == "shadow"

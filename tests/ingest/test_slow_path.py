@@ -1,0 +1,84 @@
+"""`latency://60ms/PATH`: a local path behind a store that takes its time, wherever a table or a file is named."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from sluice.dlrm.training.input_checks import check_files
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.slow_path import plain_path, slow_path
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.read.remote_files import RemoteFiles
+from tests.ingest.test_stores import FakeClock
+
+
+def taken(source, **more):
+    with BatchLoader(source, batch_size=80, **more) as loader:
+        deque(loader, maxlen=0)
+        return loader.order_hash, loader.store
+
+
+@pytest.mark.parametrize(("name", "parts"), [
+    ("latency://60ms/data/clicks", ("latency://60ms", "/data/clicks", 60.0)),
+    ("latency://1.5s/data", ("latency://1.5s", "/data", 1500.0)),
+    ("latency:///data?latency_ms=5", None), ("latency://file:///data", None), ("/data", None), ("s3://data", None)])
+def test_a_name_has_a_delay_and_a_path(name, parts):
+    assert slow_path(name) == parts
+    assert plain_path(name) == (parts[1] if parts else name)
+
+
+@pytest.mark.parametrize("name", ["latency://60/data", "latency://60ms", "latency://60ms/", "latency://-5ms/data",
+                                  "latency://60 ms/data", "latency://data/clicks", "latency://60msdata"])
+def test_what_is_malformed_says_how_to_write_it(name):
+    for taking in (slow_path, TableStore, RemoteFiles.at, ParquetFiles.open, FeatureTable.open):
+        with pytest.raises(UsageError, match="write latency://60ms/ABSOLUTE/PATH"):
+            taking(name)
+
+
+def test_each_read_takes_so_long(table):
+    clock = FakeClock()
+    file = table.files_of("train")[0].path
+    with RemoteFiles.at(f"latency://60ms{file}", clock=clock).open() as opened:
+        opened.read(8)
+        opened.read(8)
+    assert clock.slept == [0.06, 0.06, 0.06], "one for the opening, one for each read"
+
+
+def test_a_feature_table_gives_the_same_rows_through_a_slow_store(table):
+    slow = FeatureTable.open(f"latency://1ms{table.uri}")
+    assert slow.uri == f"latency://1ms{table.uri}"
+    assert slow.version == table.version
+    assert slow.files_of("train")[0].path == f"latency://1ms{table.files_of('train')[0].path}"
+    check_files(slow)
+    order, store = taken(slow)
+    assert order == taken(table)[0]
+    assert store["reads"] > 0
+    assert taken(slow.uri)[0] == order
+
+
+def test_what_lies_beside_the_data_is_named_as_it_is(tmp_path):
+    store = TableStore(f"latency://60ms{tmp_path}")
+    store.write("a/b", b"text")
+    assert (tmp_path / "a" / "b").read_bytes() == store.read("a/b") == b"text"
+    assert store.relative(store.url("a/b")) == "a/b"
+    assert store.spark_url("a") == f"{tmp_path}/a"
+    assert store.delta["table_uri"] == str(tmp_path)
+
+
+def test_plain_files_do_so_too(table):
+    files = [f.path for f in table.files_of("train")]
+    roles = "label=label;dense=I*;sparse=C*"
+    order, _ = taken(files, roles=roles)
+    slow, store = taken([f"latency://1ms{file}" for file in files], roles=roles)
+    assert slow == order
+    assert store["reads"] > 0
+    assert taken(f"latency://1ms{table.uri}/data/*/split=train/*.parquet", roles=roles)[1]["reads"] > 0
+    with pytest.raises(ParquetError, match="no file matches"):
+        ParquetFiles.open(f"latency://1ms{table.uri}/none-*")
+    with pytest.raises(ParquetError, match="one delay, or none"):
+        ParquetFiles.open([files[0], f"latency://1ms{files[1]}"])

@@ -1,0 +1,303 @@
+"""`sluice.Loader`: tuned from its first batch, gone with its last, and at home in a stranger's loop."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections import deque
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from sluice import Errors, Loader, Order
+from sluice.agent.report.narrative import tell
+from sluice.agent.report.run_folder import Run, RunError
+from sluice.agent.tunable import Reason
+from sluice.etl.common.errors import UsageError
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.machine import Machine
+from sluice.ingest.stages.transform import TransformError
+from tests.ingest.twin import eventually, halve
+
+pytestmark = pytest.mark.slow
+
+ROLES = {"label": "clicked", "dense": "price", "sparse": ["item"]}
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clicks")
+    random = np.random.default_rng(0)
+    for part in range(2):
+        rows = 1000
+        pq.write_table(pa.table({
+            "clicked": random.integers(0, 2, rows).astype(np.int8), "price": random.random(rows).astype(np.float32),
+            "item": random.integers(0, 50, rows).astype(np.int32)}), folder / f"part-{part}.parquet",
+            row_group_size=200)
+    return str(folder)
+
+
+class Four:
+    """A policy that wants four readers."""
+
+    name = "four"
+
+    def initial(self, limits, knobs):
+        return knobs
+
+    def decide(self, snapshot, state):
+        return state.with_workers(read=4), state, Reason(text="four are enough", bottleneck="read")
+
+
+def loader_of(clicks, **more):
+    return Loader(clicks, **{"batch_size": 80, "roles": ROLES, **more})
+
+
+def agents():
+    return [t for t in threading.enumerate() if t.name == "sluice-agent"]
+
+
+def test_an_agent_turns_the_knobs_from_the_first_batch_on_and_the_order_stays(clicks, tmp_path):
+    with BatchLoader(clicks, batch_size=80, roles=ROLES) as plain:
+        deque(plain, maxlen=0)
+    with loader_of(clicks, tuning=Four(), run_dir=tmp_path / "run") as loader:
+        assert not agents()
+        deque(loader, maxlen=0)
+        assert len(agents()) == 1
+        assert loader.order_hash == plain.order_hash
+        eventually(lambda: loader.knobs.workers["read"] == 4)
+        eventually(lambda: loader.tuning.decisions == 1)
+        assert "read=4" in str(loader.tuning)
+        assert str(loader.tuning).endswith("four are enough")
+    assert not agents()
+    assert loader.tuning.decisions == 1
+    run = Run.read(tmp_path / "run")
+    [end], [epoch] = run.of("end"), run.of("epoch")
+    assert (end["rows"], end["tuning"], end["knobs"]["workers"]["read"]) == (2000, "four", 4)
+    assert epoch["order_hash"] == loader.order_hash
+    assert "four are enough" in tell(run)
+    assert run.config["sparse"] == ["item"]
+    assert "four are enough" in (tmp_path / "run" / "report.html").read_text()
+    with pytest.raises(RunError, match="already holds a run"):
+        loader_of(clicks, run_dir=tmp_path / "run")
+
+
+def test_without_a_run_folder_nothing_is_written(clicks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with loader_of(clicks) as loader:
+        deque(loader, maxlen=0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("given", "mode"), [
+    ({}, "auto"), ({"knobs": Knobs(workers={"read": 3})}, "fixed"), ({"tuning": "planner"}, "planner"),
+    ({"knobs": Knobs(workers={"read": 3}), "tuning": "shadow"}, "shadow")])
+def test_who_says_nothing_is_tuned_and_who_gives_knobs_keeps_them(clicks, given, mode):
+    with loader_of(clicks, **given) as loader:
+        assert loader.tuning.mode == mode
+        if "knobs" in given:
+            assert loader.knobs.workers["read"] == 3
+
+
+def test_fixed_without_knobs_is_one_worker_a_stage(clicks):
+    with loader_of(clicks, tuning="fixed", transforms=[halve_price]) as loader:
+        assert set(loader.knobs.workers.values()) == {1}
+        deque(loader, maxlen=0)
+        eventually(lambda: str(loader.tuning).startswith("fixed at read=1 shuffle=1"))
+
+
+def test_knobs_turned_by_hand_are_not_touched(clicks):
+    with loader_of(clicks, tuning="auto") as loader:
+        next(iter(loader))
+        loader.apply(Knobs(workers={"read": 2}))
+        assert loader.tuning.stopped
+        assert loader.knobs.workers["read"] == 2
+
+
+def test_what_is_misspelt_is_refused_before_anything_starts(clicks, tmp_path):
+    for wrong, said in [({"tuning": "atuo"}, "did you mean 'auto'"),
+                        ({"roles": "labl=clicked"}, "'labl' is no role .did you mean 'label'"),
+                        ({"roles": "label=clikced;dense=price"}, "did you mean 'clicked'"),
+                        ({"roles": "label"}, "has no '='"),
+                        ({"hash": {"itm": 5}}, "hash: there is no column 'itm' .did you mean 'item'"),
+                        ({"errors": {"on_error": "skip"}}, "skip")]:
+        with pytest.raises(ValueError, match=said):
+            loader_of(clicks, **{**wrong, **({"errors": Errors(**wrong["errors"])} if "errors" in wrong else {})})
+    assert not [t for t in threading.enumerate() if t.name.startswith("sluice")]
+
+
+class TestEnds:
+    def test_a_forgotten_loader_is_gone_with_its_agent(self, clicks, tmp_path):
+        loader = loader_of(clicks, run_dir=tmp_path / "run")
+        for _ in loader:
+            break
+        [agent] = agents()
+        del loader, _
+        gc.collect()
+        agent.join(20)
+        assert not agent.is_alive()
+        eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("sluice")])
+        assert len(Run.read(tmp_path / "run").of("end")) == 1
+        assert (tmp_path / "run" / "report.html").exists()
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+    def test_an_exception_in_the_loop_ends_it_and_is_noted(self, clicks, tmp_path, error):
+        def loop():
+            with loader_of(clicks, run_dir=tmp_path / "run") as loader:
+                for _ in loader:
+                    raise error("in the loop")
+
+        with pytest.raises(error):
+            loop()
+        assert not agents()
+        assert Run.read(tmp_path / "run").of("end")[0]["error"] == f"{error.__name__}: in the loop"
+
+    def test_a_loader_that_cannot_write_its_folder_leaves_nothing(self, clicks, tmp_path):
+        (tmp_path / "file").touch()
+        with pytest.raises(RunError, match="is a file"):
+            loader_of(clicks, run_dir=tmp_path / "file")
+        gc.collect()
+        assert not agents()
+
+    def test_a_program_that_forks_and_forgets_ends_with_one_record(self, clicks, repo, tmp_path):
+        code = ("import os, sys\nfrom sluice import Loader\n"
+                "loader = Loader(sys.argv[1], batch_size=80, roles='label=clicked;dense=price;sparse=item', "
+                "run_dir=sys.argv[2])\n"
+                "batches = iter(loader)\nnext(batches)\n"
+                "child = os.fork()\n"
+                "if not child:\n    sys.exit(0)\n"
+                "assert os.waitpid(child, 0)[1] == 0\nnext(batches)\nprint(loader.tuning.mode)\n")
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, clicks, tmp_path / "run"], cwd=repo,
+                              text=True, capture_output=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "auto", "")
+        [end] = Run.read(tmp_path / "run").of("end")
+        assert end["rows"] == 160
+        assert (tmp_path / "run" / "report.html").exists()
+
+
+class TestRanks:
+    def test_ranks_of_a_host_share_its_cores_and_memory(self, clicks, monkeypatch):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        with loader_of(clicks, rank=1, ranks=4) as loader:
+            seen = loader.snapshot()
+            assert math.isclose(seen.cpu_quota, Machine().cores() / 2)
+            assert seen.memory_limit <= Machine().memory_limit() // 2
+        with loader_of(clicks) as loader:
+            assert loader.snapshot().cpu_quota == Machine().cores()
+
+    def test_only_the_first_rank_writes(self, clicks, tmp_path):
+        with loader_of(clicks, rank=1, ranks=2, run_dir=tmp_path / "run") as loader:
+            deque(loader, maxlen=0)
+        assert not (tmp_path / "run").exists()
+
+
+def halve_price(columns):
+    return {"price": columns["price"] / 2}
+
+
+class TestTransforms:
+    def test_functions_are_named_after_themselves(self, clicks):
+        def closure(columns):
+            return {"price": columns["price"] + 1}
+
+        with loader_of(clicks) as plain, loader_of(
+                clicks, transforms=[halve_price, closure, lambda columns: None,
+                                    functools.partial(shifted, by=3)]) as loader:
+            for before, after in zip(plain, loader, strict=True):
+                assert torch.allclose(before.dense[:, 0] / 2 + 4, after.dense[:, 0])
+            assert loader.state_dict()["transforms"] == {
+                "halve_price": "tests.test_loader:halve_price", "closure": None, "lambda": None, "shifted": None}
+            backends = loader.limits.backends
+            assert list(backends) == ["halve_price"], "what no process can import runs in threads"
+
+    def test_a_notebooks_function_stays_in_this_process(self):
+        cell = {"__name__": "__main__"}
+        exec("def f(columns):\n    return None", cell)
+        from sluice.ingest.stages.transform import Transform
+
+        assert not Transform.of(cell["f"]).movable
+        assert Transform.of(cell["f"]).code is None
+        assert Transform.of(halve).function == "tests.ingest.twin:halve"
+        assert not Transform.of(("mine", halve)).movable
+
+    def test_two_of_one_name_are_refused(self, clicks):
+        with pytest.raises(TransformError, match="2 are called 'halve_price'; give each a name of its own"):
+            loader_of(clicks, transforms=[halve_price, halve_price])
+
+    def test_what_is_no_function_is_refused(self, clicks):
+        with pytest.raises(TransformError, match="is no function"):
+            loader_of(clicks, transforms=[3])
+        with pytest.raises(TransformError, match="give a list"):
+            loader_of(clicks, transforms=halve_price)
+
+    def test_a_state_asks_for_the_transforms_that_it_was_made_with(self, clicks, tmp_path):
+        with loader_of(clicks, transforms=[halve_price, lambda columns: None], run_dir=tmp_path / "run") as loader:
+            next(iter(loader))
+            state = json.loads(json.dumps(loader.state_dict()))
+        assert Run.read(tmp_path / "run").config["transforms"] == {
+            "halve_price": "tests.test_loader:halve_price", "lambda": "code without a name"}
+        with loader_of(clicks) as loader, \
+                pytest.raises(LoaderError, match=r"transform 'halve_price' .'tests.test_loader"):
+            loader.load_state_dict(state)
+        with loader_of(clicks, transforms=[halve_price]) as loader, \
+                pytest.raises(LoaderError, match=r"'lambda' .a function without an importable name, so give it again"):
+            loader.load_state_dict(state)
+        with loader_of(clicks, transforms=[halve_price, lambda columns: None]) as loader:
+            loader.load_state_dict(state)
+            assert next(iter(loader)).step == 1
+
+
+def shifted(columns, by):
+    return {"price": columns["price"] + by}
+
+
+class TestElsewhere:
+    def test_torchs_dataloader_gives_the_same_and_moves_what_is_moved(self, clicks):
+        with loader_of(clicks) as loader, loader_of(clicks) as plain:
+            through = torch.utils.data.DataLoader(loader, batch_size=None)
+            for ours, theirs in zip(plain, through, strict=True):
+                assert torch.equal(ours.values, theirs.values)
+            assert loader.tuning.mode == "auto"
+            assert loader.order_hash == plain.order_hash
+
+    def test_a_batch_moves_as_frameworks_move_theirs(self, clicks):
+        """Lightning and Accelerate call `to` of what has it, with a device and perhaps `non_blocking`."""
+        with loader_of(clicks) as loader:
+            batch = next(iter(loader))
+            moved = batch.to(torch.device("meta"), non_blocking=True)
+            assert {t.device.type for t in (moved.dense, moved.values, moved.lengths, moved.label, moved.weight)} == {
+                "meta"}
+            assert (moved.rows, moved.epoch, moved.step) == (batch.rows, batch.epoch, batch.step)
+            assert torch.equal(batch.to("cpu").values, batch.values)
+
+    def test_a_notebook_cell_trains_within_a_running_event_loop(self, clicks, repo):
+        cell = ("from sluice import Loader\n"
+                "def double(columns):\n    return {'price': columns['price'] * 2}\n"
+                f"loader = Loader({clicks!r}, batch_size=80, roles='label=clicked;dense=price;sparse=item', "
+                "transforms=[double])\n"
+                "seen = [batch.dense.sum().item() for batch in loader]\n"
+                "print(len(seen), len(loader), loader.tuning.mode, loader.limits.backends)\n")
+        kernel = ("import asyncio, sys, types\n"
+                  "main = sys.modules['__main__'] = types.ModuleType('__main__')\n"
+                  "async def run():\n    exec(compile(sys.argv[1], '<cell>', 'exec'), main.__dict__)\n"
+                  "asyncio.run(run())\n")
+        done = subprocess.run([sys.executable, "-c", kernel, cell], cwd=repo, text=True, capture_output=True,
+                              timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(repo)})
+        assert (done.returncode, done.stdout.strip()) == (0, "25 25 auto {}"), done.stderr
+
+
+def test_the_order_is_one_group_of_settings(clicks):
+    with loader_of(clicks, order=Order(shuffle=False, last="pad"), batch_size=96) as loader:
+        assert sum(batch.rows for batch in loader) == 2000
+    with pytest.raises(UsageError, match="last"):
+        loader_of(clicks, order=Order(last="keep"))
