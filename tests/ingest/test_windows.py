@@ -92,8 +92,8 @@ def test_how_often_row_groups_are_read_in_an_epoch(group_rows, rows, reads):
 @pytest.mark.parametrize("fused", [JOINED, frozenset()])
 def test_the_loader_reads_what_the_plan_says_and_nothing_twice(table, fused):
     came = []
-    with BatchLoader(table, batch_size=80, window_rows=100, before_read=lambda read: came.append((read.file, read.group)),
-                knobs=Knobs(workers={"read": 3}, fused=fused)) as loader:
+    with BatchLoader(table, batch_size=80, window_rows=100, knobs=Knobs(workers={"read": 3}, fused=fused),
+                     before_read=lambda read: came.append((read.file, read.group))) as loader:
         for _ in loader:
             pass
         planned = [(read.file, read.group) for read in loader.plan.schedule(0).reads]
