@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sluice.etl.schema import Fingerprint
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
@@ -29,6 +28,7 @@ from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import ErrorPolicy, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
+from sluice.ingest.stages.table_transforms import bound
 from sluice.ingest.stages.transform import Function, Transform, fused
 from sluice.ingest.stats import Snapshot
 
@@ -81,14 +81,14 @@ class Loader(IterableDataset[Batch]):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
         `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` replaces a missing number, for all
         columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are named
-        functions over a batch (`sluice.ingest.stages.transform.Transform`); operators that the table leaves to the
-        loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never more than the
-        machine's. `errors` says what happens to rows that fail (default: the run stops); those set aside are listed in
-        the file `quarantine`. `files` opens remote files with other retries, or a cache; it is closed with the loader.
-        `before_read` runs in the reader before each row group: it imitates a store's latency. `allow_code` names the
-        modules whose functions a table's spec may have imported when they must run (`sluice.etl.spec.permission`).
-        `reader` is `petastorm` or `arrow`; None takes Petastorm where it is installed, and Arrow elsewhere, which gives
-        the same rows."""
+        functions over a batch (`sluice.ingest.stages.transform.Transform`); operators and transforms that the table
+        leaves to the loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never
+        more than the machine's. `errors` says what happens to rows that fail (default: the run stops); those set aside
+        are listed in the file `quarantine`. `files` opens remote files with other retries, or a cache; it is closed
+        with the loader. `before_read` runs in the reader before each row group: it imitates a store's latency.
+        `allow_code` names the modules whose functions a table's spec may have imported when they must run
+        (`sluice.etl.spec.permission`). `reader` is `petastorm` or `arrow`; None takes Petastorm where it is installed,
+        and Arrow elsewhere, which gives the same rows."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
@@ -101,7 +101,8 @@ class Loader(IterableDataset[Batch]):
         self.operators = Operators(source.fields, state, spec)
         """The operators that the table leaves to the loader, with their cost."""
         left = [Transform("online", self.operators, pure=True)] if self.operators.chains else []
-        self.layout = Fingerprint.of(source.fields).layout
+        left += bound(source.transforms, source.stored, source.permission)
+        self.layout = source.fingerprint.layout
         read = source.files_of(split)
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """The average size of a row in the table's files, in bytes."""

@@ -31,8 +31,9 @@ from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import RowQuarantine
 from sluice.ingest.stages.scatter_kernel import load_compiled
 from sluice.ingest.stages.shuffle import Block, Chunks, Convert, Decoded, Gatherer, ReadTask, gatherings
-from sluice.ingest.stages.transform import Fused, Step, Transformer
+from sluice.ingest.stages.transform import Fused
 from sluice.ingest.stages.transform_runner import BASE_BYTES, TransformStage, Worker, function_of
+from sluice.ingest.stages.transformer import Step, Transformer
 from sluice.ingest.stats import StageStats
 
 PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their work when a pipeline stops

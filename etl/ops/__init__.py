@@ -19,6 +19,7 @@ from sluice.etl.ops.statistics import Count, Group, Target
 from sluice.etl.ops.text import Concat, Map, Ngram, Split
 from sluice.etl.ops.timestamps import Hour, ParseTime, Weekday
 from sluice.etl.ops.user_function import Python
+from sluice.etl.ops.vectors import Vectors
 
 if TYPE_CHECKING:
     from sluice.etl.schema import Field
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
     Fill, FillMean, FillMedian, Missing, Clip, Log, BoxCox, Logit, Standardise, MinMax, Bucketize, Quantiles, OneHot,
     Categorify, Vocabulary, Hash, Cross, Modulus, Map, Concat, Split, Ngram, FirstX, Bag, Overlap, Count, Target, Group,
-    ParseTime, Hour, Weekday, Python)}
+    ParseTime, Hour, Weekday, Vectors, Python)}
 
 __all__ = ["FIRST", "NULL", "OPERATORS", "PADDING", "Fitted", "Operator", "OperatorError", "made", "online"]
 

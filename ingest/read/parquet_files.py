@@ -10,14 +10,15 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.etl.common.errors import UsageError
-from sluice.etl.schema import DataFile, Field
-from sluice.etl.spec.permission import Permission
+from sluice.etl.schema import DataFile, Field, Fingerprint
+from sluice.etl.spec.permission import NOTHING, Permission
+from sluice.etl.spec.transforms import TableTransform, stored, transformed
 from sluice.ingest.knobs import nearest
 from sluice.ingest.read.footers import SEVERAL, Footer, FooterError, footers_of
 
@@ -48,9 +49,13 @@ class ParquetFiles:
     files: tuple[DataFile, ...]
     bags: Mapping[str, float]
     """The average number of ids of a row in each column of bags."""
+    transforms: tuple[TableTransform, ...] = ()
+    """What the loader does to the columns."""
+    permission: Permission = NOTHING
+    """Which of the functions that these name may be imported."""
 
     @classmethod
-    def open(cls, source: Paths, roles: Roles | None = None) -> ParquetFiles:
+    def open(cls, source: Paths, roles: Roles | None = None, permission: Permission = NOTHING) -> ParquetFiles:
         """Opens the files. Without `roles` they are guessed by name and type, and printed on standard error."""
         uri, paths = _paths(source)
         try:
@@ -70,13 +75,28 @@ class ParquetFiles:
                       for p, f in zip(paths, footers, strict=True))
         rows = max(1, sum(f.rows for f in files))
         bags = [field.name for field in fields if field.role == "id_list" and field.name in footers[0].ids]
-        return cls(uri, fields, files, {name: sum(f.ids[name] for f in footers) / rows for name in bags})
+        return cls(uri, fields, files, {name: sum(f.ids[name] for f in footers) / rows for name in bags},
+                   permission=permission)
 
     @cached_property
     def version(self) -> str:
         """Hash of names, sizes and row groups: another version means other rows, or another order."""
         text = json.dumps([[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def transformed(self, transforms: Iterable[TableTransform]) -> ParquetFiles:
+        """The same files with these transforms on top. SpecError if one needs a column that is not there."""
+        more = tuple(transforms)
+        return replace(self, fields=transformed(self.fields, more), transforms=(*self.transforms, *more))
+
+    @property
+    def stored(self) -> tuple[Field, ...]:
+        """The columns that files hold, as they hold them."""
+        return stored(self.fields)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint.of(self.fields, [one.described for one in self.transforms])
 
     def state(self) -> None:
         """None: no operator has learned anything."""
@@ -188,7 +208,7 @@ def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | None = 
 
         source = FeatureTable.open(source, allow_code=allow_code)
     if isinstance(source, (str, os.PathLike, Iterable)):
-        return ParquetFiles.open(source, roles)
+        return ParquetFiles.open(source, roles, Permission.of(allow_code))
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")
     return source
