@@ -28,9 +28,9 @@ from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import ErrorPolicy, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.table_transforms import bound
 from sluice.ingest.stages.transform import Function, Transform, fused
 from sluice.ingest.stats import Snapshot
+from sluice.ingest.transforms import bound
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable

@@ -27,8 +27,8 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.stages.batch import Batch, lengths_name
-from sluice.ingest.stages.table_transforms import ColumnTransforms
 from sluice.ingest.stages.transform import Arrays
+from sluice.ingest.transforms import ColumnTransforms
 
 Online = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 _NONE = torch.zeros(0)

@@ -12,14 +12,13 @@ import pyarrow as pa
 from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
-from sluice.etl.ops.lists import Bag, FirstX, Overlap
+from sluice.etl.ops.lists import Bag, FirstX, Overlap, Vectors
 from sluice.etl.ops.numeric import BoxCox, Bucketize, Clip, Fill, Log, Logit, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
 from sluice.etl.ops.text import Concat, Map, Ngram, Split
 from sluice.etl.ops.timestamps import Hour, ParseTime, Weekday
 from sluice.etl.ops.user_function import Python
-from sluice.etl.ops.vectors import Vectors
 
 if TYPE_CHECKING:
     from sluice.etl.schema import Field

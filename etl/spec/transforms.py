@@ -15,9 +15,9 @@ from typing import Any
 from sluice.etl.common.suggest import nearest
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.chain import follow
+from sluice.etl.ops.lists import Vectors
 from sluice.etl.ops.numeric import OneHot
 from sluice.etl.ops.user_function import Python
-from sluice.etl.ops.vectors import Vectors
 from sluice.etl.schema import Field
 from sluice.etl.spec.columns import operator
 from sluice.etl.spec.toml_keys import SpecError, known, needed, sections, texts, value

@@ -49,6 +49,7 @@ inputs = ["tags"]
 outputs = ["grams"]
 """
 SPEC = clicks_table.spec_text(features=clicks_table.FEATURES + TRANSFORMS)
+DOUBLED = f"{MODULE}:doubled:I1>I1"
 SMALL = ("--batch-size", 256, "--width", 8, "--dense-layers", 8, "--over-layers", 8, "--tuning", "fixed")
 
 
@@ -58,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("transforms")
     clicks_table.write(path / "table", clicks_table.raw_rows(ROWS), text=SPEC)
     process = launch(0, "dlrm.train", "--run-dir", path / "run", "--data", path / "table", *SMALL, "--allow-code",
-                     MODULE, tmp=path)
+                     MODULE, "--transform", DOUBLED, tmp=path)
     assert process.returncode == 0, process.stderr[-3000:]
     (path / "trained.json").write_text(json.dumps(last_json(process)))
     return path
@@ -85,6 +86,8 @@ def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(folder):
     order = batch.dense[:, 0].argsort()[:200]  # each row has a number of its own
     numbers = torch.expm1(batch.dense[order, 0].double()).round().long().tolist()
     raw = clicks_table.raw_rows(ROWS).drop_columns("label").take(numbers)
+    plain = FeatureTable.open(config.data, allow_code=(MODULE,))
+    assert [one.name for one in servable.table.transforms] == [*(one.name for one in plain.transforms), "doubled"]
     made = servable.batch({name: raw[name].combine_chunks() for name in raw.column_names})
     torch.testing.assert_close(made.dense, batch.dense[order], rtol=0, atol=0)
     columns = [c.name for c in servable.layout.columns]
@@ -112,6 +115,8 @@ def test_evaluation_resume_and_server_find_them_and_ask_for_the_code_again(folde
         assert ended(main, *words, "--allow-code", MODULE) == 0
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
+    assert ended(train.main, "--run-dir", run, "--resume", "--transform", f"{MODULE}:doubled:I2>I2") == 2
+    assert f"--resume: transforms was ('{DOUBLED}',) and cannot become" in capsys.readouterr().err
     with pytest.raises(OperatorError, match=rf"transform 'ratio' names the function .* --allow-code {MODULE}"):
         Servable.load(run, "fp32")
 

@@ -12,10 +12,9 @@ from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.hashing import hash_rows, hash_texts
 from sluice.etl.ops.ids import Cross, Hash
-from sluice.etl.ops.lists import FirstX
+from sluice.etl.ops.lists import FirstX, Vectors
 from sluice.etl.ops.numeric import BoxCox
 from sluice.etl.ops.text import Ngram
-from sluice.etl.ops.vectors import Vectors
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError

@@ -22,6 +22,7 @@ from sluice.ingest.loader import Loader
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.stages.quarantine import ErrorPolicy
 from sluice.ingest.stages.transform import TransformError
+from sluice.ingest.tools import bench
 from tests.dlrm import clicks_table
 from tests.ingest import transform_functions
 
@@ -202,3 +203,13 @@ def test_a_column_that_a_transform_needs_and_a_version_lacks_is_named(plain):
     with pytest.raises(SpecError, match=rf"^{plain.uri}, version 0: transform 'f': it needs a column 'C77', which is "
                                         r"not there.*; go on with a table that has it, or leave the transform out"):
         FeatureTable.open(plain.uri, transforms=("mine:f:C77>x",))
+
+
+def test_bench_takes_functions_by_name_and_allows_what_it_was_given(plain, tmp_path, capsys):
+    words = [plain.uri, "--batch-size", "80", "--seconds", "0.05", "--run", str(tmp_path / "run")]
+    outcome = bench.main([*words, "--transform", f"{MODULE}:doubled:I1>I1", "--knobs", "doubled=2"])
+    assert outcome["knobs"]["workers"]["doubled"] == 2
+    with pytest.raises(SystemExit):
+        bench.main([*words, "--transform", "doubled"])
+    assert "--transform" in (said := capsys.readouterr().err)
+    assert "mine:ratio:I1,I2>ratio,C1xC2=1000" in said

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from sluice.etl import ops
 from sluice.etl.ops.chain import step
-from sluice.etl.ops.lists import flat, relisted
-from sluice.etl.ops.vectors import Vectors
+from sluice.etl.ops.lists import Vectors, flat, relisted
 from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.transforms import KINDS, TableTransform, inputs_of, steps, transformed
