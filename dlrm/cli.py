@@ -30,7 +30,7 @@ from sluice.ingest import options as wishes
 from sluice.ingest.knobs import parse_bytes
 
 # What a resumed run must keep: other values would train another model, or on other rows.
-_FIXED = ("batch_size", "seed", "model")
+_FIXED = ("batch_size", "seed", "model", "transforms")
 
 
 class _Parser(ArgumentParser):
@@ -148,6 +148,7 @@ def parse(argv: list[str], description: str | None) -> argparse.Namespace:
     add("--missing", choices=MISSING, help="dense features that are no finite numbers: an error, or counted and 0 "
         f"(default: {of['missing']})")
     add("--reader", choices=("auto", "petastorm", "arrow"), help=f"(default: {of['reader']})")
+    code_options.add_transforms(group)
     wishes.add_options(parser.add_argument_group("errors, stores and faults"))
     code_options.add_options(parser.add_argument_group("code that the table's spec names"))
     return parser.parse_args(argv)

@@ -182,6 +182,8 @@ class Config:
     """The file that the best knobs are written to; empty: none."""
     registry: str | None = None
     """The folder or URI where settled knobs are kept; empty: the user's cache; None: nowhere."""
+    transforms: tuple[str, ...] = ()
+    """Transforms on top of the table's own, as `--transform` has them (`sluice.etl.spec.transforms`)."""
     reader: str = "auto"
     """Who decodes: `petastorm`, `arrow`, or `auto`, which is petastorm where it is installed."""
     conditions: RunOptions = field(default_factory=RunOptions)
@@ -214,6 +216,7 @@ class Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slices", tuple(self.slices))
+        object.__setattr__(self, "transforms", tuple(self.transforms))
         _whole(self, batch_size=1, epochs=1, ranks=1, log_every=1, save_every=0, keep=1, evals=1, stuck_after=0,
                profile=0)
         if self.batch_size % self.ranks:
@@ -259,7 +262,8 @@ def tables_of(fields: Sequence[Field], model: ModelConfig, profile: Mapping[str,
             continue
         if f.cardinality is None:
             raise ConfigError(f"column {f.name!r}: no cardinality in the table, so its embedding has no size")
-        seen = None if f.online else (profile or {}).get(f.name)  # online columns were counted before they had ids
+        # Ids that the loader makes were not counted.
+        seen = None if f.online or f.transforms else (profile or {}).get(f.name)
         found.append(Table(name=f.name, rows=f.cardinality, width=width, lookups=f.bag[1] if f.bag else 1.0,
                            longest=f.bag[2] if f.bag else 1, use=use.runs(seen, f.cardinality) if seen else (),
                            top=use.top(seen, f.cardinality) if seen else ()))

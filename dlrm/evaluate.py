@@ -48,7 +48,8 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trained = Config.from_dict(meta.config)
     version = args.version if args.data or args.version is not None else trained.version
-    table = FeatureTable.open(args.data or trained.data, version, allow_code=code_options.given(args))
+    table = FeatureTable.open(args.data or trained.data, version, allow_code=code_options.given(args),
+                              transforms=trained.transforms)
     meta.check(table, same_version=False)
     table.files_of(args.split)  # an unknown split is an error that names those there are
     if args.split != TRAIN and (seen := seen_in(table, meta, args.split_moved, split=args.split)):

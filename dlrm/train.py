@@ -100,8 +100,8 @@ def _plan(args: argparse.Namespace) -> StartPoint:
             meta = replace(meta, trained=meta.seen().to_json())
         meta = replace(meta, config=config.to_dict())
         if (version := versions.next_version(config, meta)) is not None:
-            return versions.start_on(args.run, path, meta, version, split_moved=args.split_moved)
-        table = FeatureTable.open(config.data, config.version, allow_code=allowed)
+            return versions.start_on(args.run, path, meta, version, split_moved=args.split_moved, allow_code=allowed)
+        table = FeatureTable.open(config.data, config.version, allow_code=allowed, transforms=config.transforms)
         meta.check(table)
         seen = versions.seen_in(table, meta, args.split_moved)
         return StartPoint(run=args.run, config=config, table=versions.view(table, config), meta=meta, resume=path,
@@ -110,7 +110,8 @@ def _plan(args: argparse.Namespace) -> StartPoint:
     if "data" not in said:
         raise ConfigError("--data is missing: which feature table to train on")
     first = 0 if said.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
-    table = FeatureTable.open(said["data"], said.pop("version", first), allow_code=allowed)
+    table = FeatureTable.open(said["data"], said.pop("version", first), allow_code=allowed,
+                              transforms=said.get("transforms", ()))
     config = options.fresh({**said, "data": table.uri}, version=table.version, ranks=ranks)
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=spread_out(config.model, columns))
@@ -358,7 +359,8 @@ def _following(plan: StartPoint, meta: CheckpointMeta, ranks: Ranks, watch: Stop
         version, over = ranks.gather_objects((version, over))[0]
         if version is not None:
             path, meta = latest(plan.run / "checkpoints")
-            return versions.start_on(plan.run, path, meta, version, split_moved=plan.split_moved)
+            return versions.start_on(plan.run, path, meta, version, split_moved=plan.split_moved,
+                                     allow_code=plan.table.permission)
         if over:
             return None
         watch.stop.wait(1.0)

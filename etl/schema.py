@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,12 @@ class Field:
     """Operators left to the loader, as the spec has them (`{"op": "log", …}`)."""
     inputs: tuple[str, ...] = ()
     """The columns that it is made from; if empty, only the input column of its own name."""
+    made: bool = False
+    """Whether a transform adds it (`sluice.etl.spec.transforms`), so that no file holds it."""
+    transforms: tuple[str, ...] = ()
+    """The names of the transforms that add or change it."""
+    stored_ids: int | None = None
+    """The cardinality of the ids that are stored, where a transform gives others."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -66,16 +72,18 @@ class Fingerprint:
     """Two short hashes: what a pipeline's tuning and a model's shape depend on."""
 
     layout: str
-    """Hash of names, types, roles, online operators and bag lengths: if it changes, the pipeline's costs do, so
-    re-tune."""
+    """Hash of names, types, roles, online operators, bag lengths and transforms: if it changes, the pipeline's costs
+    do, so re-tune."""
     vocabulary: str
     """Hash of the cardinalities: if it changes, the embeddings have another shape."""
 
     @classmethod
-    def of(cls, fields: Iterable[Field]) -> Fingerprint:
+    def of(cls, fields: Iterable[Field], transforms: Sequence[Mapping[str, Any]] = ()) -> Fingerprint:
+        """`transforms` describe what is done to the columns besides, as plain values."""
         fields = sorted(fields, key=lambda f: f.name)
         bags = {f.name: f.bag and [f.bag[0], round(f.bag[1]), f.bag[2]] for f in fields}
-        return cls(layout=_hash([[f.name, f.role, f.type, f.layout, list(f.online), bags[f.name]] for f in fields]),
+        layout = [[f.name, f.role, f.type, f.layout, list(f.online), bags[f.name]] for f in fields]
+        return cls(layout=_hash([*layout, *transforms]),
                    vocabulary=_hash([[f.name, f.cardinality] for f in fields]))
 
 

@@ -37,6 +37,11 @@ class Columns:
     fill: Mapping[str, float] = field(default_factory=dict)
     """The number that replaces a missing value in a column. In other columns a missing value is an error; a missing bag
     is an empty one."""
+    added: frozenset[str] = frozenset()
+    """The columns that no file holds: transforms give them."""
+    in_order_hash: str | None = None
+    """The column of ids whose values go into the order hash, as they are before any transform: that of the most ids.
+    """
 
     def __post_init__(self) -> None:
         if not self.dense and not self.sparse:
@@ -59,12 +64,14 @@ class Columns:
                     else "one whole number a row (cast it, or hash, categorify or bucketize it)"
                 raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: leave "
                                   "the column out, or give it another role")
+        most = max((f for f in used if f.role in ("sparse", "id_list") and not f.made),
+                   key=lambda f: f.stored_ids or f.cardinality or 0, default=None)
         labels = [f.name for f in used if f.role == "label"]
         weights = [f.name for f in used if f.role == "weight"]
         if len(labels) != 1 or len(weights) > 1:
             raise ColumnError(f"one label and at most one weight are needed; the table has the labels {labels} and "
                               f"the weights {weights}")
-        numbers = [f.name for f in used if f.role != "id_list"]
+        numbers = [f.name for f in used if f.role != "id_list" and not f.made]
         if fill is None or isinstance(fill, (int, float)):
             fill = {} if fill is None else dict.fromkeys(numbers, float(fill))
         for name in fill:
@@ -75,7 +82,8 @@ class Columns:
                    weight=weights[0] if weights else None,
                    bags={f.name: f.bag[1] if f.bag else (bags or {}).get(f.name, _GUESSED_BAG)
                          for f in used if f.role == "id_list"},
-                   cardinalities={f.name: f.cardinality for f in used if f.cardinality})
+                   cardinalities={f.name: f.cardinality for f in used if f.cardinality},
+                   added=frozenset(f.name for f in used if f.made), in_order_hash=most.name if most else None)
 
     @property
     def floats(self) -> tuple[str, ...]:
@@ -85,7 +93,7 @@ class Columns:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all columns to read."""
-        return (*self.floats, *self.sparse)
+        return tuple(name for name in (*self.floats, *self.sparse) if name not in self.added)
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -93,6 +101,11 @@ class Columns:
         return tuple(name for name in self.sparse if name not in self.bags)
 
     @property
+    def stored_bags(self) -> tuple[str, ...]:
+        """The columns of bags that files hold."""
+        return tuple(name for name in self.bags if name not in self.added)
+
+    @property
     def row_bytes(self) -> int:
         """The size of a row in bytes, on average, once decoded and as part of a batch."""
-        return 4 * len(self.names) + round(4 * sum(self.bags.values()))
+        return 4 * (len(self.floats) + len(self.sparse)) + round(4 * sum(self.bags.values()))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sluice.etl.schema import Fingerprint
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
@@ -31,6 +30,7 @@ from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import Given, Transform, fused, transforms_of
 from sluice.ingest.stats import Snapshot
+from sluice.ingest.transforms import bound
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -69,14 +69,14 @@ class BatchLoader(IterableDataset[Batch]):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
         `roles` given ({"label": "click", "dense": ["I*"], …}) or guessed. `fill` replaces a missing number, for all
         columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are named
-        functions over a batch (`sluice.ingest.stages.transform.Transform`); operators that the table leaves to the
-        loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never more than the
-        machine's. `errors` says what happens to rows that fail (default: the run stops); those set aside are listed in
-        the file `quarantine`. `files` opens remote files with other retries, or a cache; it is closed with the loader.
-        `before_read` runs in the reader before each row group: it imitates a store's latency. `allow_code` names the
-        modules whose functions a table's spec may have imported when they must run (`sluice.etl.spec.permission`).
-        `reader` is `petastorm` or `arrow`; None takes Petastorm where it is installed, and Arrow elsewhere, which gives
-        the same rows."""
+        functions over a batch (`sluice.ingest.stages.transform.Transform`); operators and transforms that the table
+        leaves to the loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never
+        more than the machine's. `errors` says what happens to rows that fail (default: the run stops); those set aside
+        are listed in the file `quarantine`. `files` opens remote files with other retries, or a cache; it is closed
+        with the loader. `before_read` runs in the reader before each row group: it imitates a store's latency.
+        `allow_code` names the modules whose functions a table's spec may have imported when they must run
+        (`sluice.etl.spec.permission`). `reader` is `petastorm` or `arrow`; None takes Petastorm where it is installed,
+        and Arrow elsewhere, which gives the same rows."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
@@ -89,7 +89,8 @@ class BatchLoader(IterableDataset[Batch]):
         self.operators = Operators(source.fields, state, spec)
         """The operators that the table leaves to the loader, with their cost."""
         left = [Transform("online", self.operators, pure=True)] if self.operators.chains else []
-        self.layout = Fingerprint.of(source.fields).layout
+        left += bound(source.transforms, source.stored, source.permission)
+        self.layout = source.fingerprint.layout
         read = source.files_of(split)
         hashed = source.hash if isinstance(source, ParquetFiles) else {}
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))

@@ -31,8 +31,9 @@ from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import RowQuarantine
 from sluice.ingest.stages.scatter_kernel import load_compiled
 from sluice.ingest.stages.shuffle import Chunks, Convert, Gatherer, Gathering, ReadTask
-from sluice.ingest.stages.transform import Fused, Step, Transformer
+from sluice.ingest.stages.transform import Fused
 from sluice.ingest.stages.transform_runner import BASE_BYTES, TransformStage, Worker, function_of
+from sluice.ingest.stages.transformer import Step, Transformer
 from sluice.ingest.stages.windows import ReadDone, ReadWorker, Windows, placed
 from sluice.ingest.stats import StageStats
 

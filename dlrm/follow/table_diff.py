@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sluice.etl.apply.unreadable import MORE, shares
 from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.transforms import TableTransform
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.table import FeatureTable
@@ -70,10 +71,12 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
     states = (None, None) if same_state else (before.state(), after.state())
     anew: dict[str, str] = {}
     dense_changed: dict[str, str] = {}
-    for name in [*(n for n in new if n in old), *(n for n in dense[1] if n in dense[0])]:
+    both = [*(n for n in new if n in old), *(n for n in dense[1] if n in dense[0])]
+    last = {name: number for number, one in enumerate(after.transforms) for name in (o.name for o in one.outputs)}
+    for name in sorted(both, key=lambda name: last.get(name, -1)):  # what a transform takes comes before what it gives
         was, now = makers[0].get(name), makers[1].get(name)
-        reason = ""
-        if was is not None and now is not None:
+        reason = _transformed_otherwise(name, before, after, {*anew, *dense_changed})
+        if not reason and was is not None and now is not None:
             if (was.role, was.sources, was.ops) != (now.role, now.sources, now.ops):
                 reason = _OTHERWISE
             elif not _ids_stay(now, *states):
@@ -90,6 +93,22 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
                      dense_added=tuple(n for n in dense[1] if n not in dense[0]),
                      dense_dropped=tuple(n for n in dense[0] if n not in dense[1]), dense_changed=dense_changed,
                      lost=_lost(before.record, after.record))
+
+
+def _transformed_otherwise(name: str, before: FeatureTable, after: FeatureTable, changed: Container[str]) -> str:
+    """Why the transforms that make or change a column give it another meaning; empty if they do not. `changed` are
+    columns whose values have another meaning."""
+    was, now = (_transforms(table, name) for table in (before, after))
+    if [one.described for one in was] != [one.described for one in now]:
+        return "its transforms make it in another way"
+    others = sorted(one for transform in now for one in transform.inputs if one != name and one in changed)
+    return f"a transform makes it of {others[0]!r}, which has changed" if others else ""
+
+
+def _transforms(table: FeatureTable, column: str) -> list[TableTransform]:
+    """The transforms that make or change a column, in their order."""
+    names = next(f for f in table.fields if f.name == column).transforms
+    return [one for one in table.transforms if one.name in names]
 
 
 def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]:

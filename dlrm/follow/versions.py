@@ -13,6 +13,7 @@ from sluice.dlrm.config import (
     ModelConfig,
 )
 from sluice.dlrm.follow.table_diff import TableDiff, between
+from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
 from sluice.etl.table.census import Census, trained_on
 from sluice.etl.table.data_files import job_of
@@ -62,11 +63,12 @@ def seen_in(table: FeatureTable, meta: CheckpointMeta, split_moved: str, *, spli
     return told
 
 
-def start_on(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *,
-             split_moved: str = "refuse") -> StartPoint:
+def start_on(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *, split_moved: str = "refuse",
+             allow_code: Permission = NOTHING) -> StartPoint:
     """The plan for going on from a checkpoint with another version of its table."""
     config = Config.from_dict(meta.config)
-    before, after = (FeatureTable.open(config.data, v) for v in (meta.version, version))
+    before, after = (FeatureTable.open(config.data, v, allow_code=allow_code, transforms=config.transforms)
+                     for v in (meta.version, version))
     seen = seen_in(after, meta, split_moved)
     changes = between(before, after)
     now = replace(config, version=version, model=_model(config.model, changes),

@@ -26,7 +26,9 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.stages.batch import Batch
+from sluice.ingest.stages.batch import Batch, lengths_name
+from sluice.ingest.stages.transform import Arrays
+from sluice.ingest.transforms import ColumnTransforms
 
 Online = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 _NONE = torch.zeros(0)
@@ -55,6 +57,7 @@ class Servable:
     """What joins and histories need to know of other rows."""
     features: Features
     online: Mapping[str, Online]
+    transforms: ColumnTransforms
 
     @classmethod
     def load(cls, run: Path, kind: str, *, take_best: bool = False, allow_code: Permission | Iterable[str] = ()
@@ -65,7 +68,7 @@ class Servable:
         (names of modules) does not cover."""
         path, meta = chosen(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
-        table = FeatureTable.open(config.data, meta.version, allow_code=allow_code)
+        table = FeatureTable.open(config.data, meta.version, allow_code=allow_code, transforms=config.transforms)
         meta.check(table)
         if not table.record.spec:
             raise CheckpointError(f"{table.uri}: version {table.version} was not made by etl/job.py: without a feature "
@@ -77,17 +80,26 @@ class Servable:
         model, tables = ranker(config, layout, len(meta.dense), CheckpointReader(path), kind)
         return cls(path=path, meta=meta, spec=spec, table=table, layout=layout, model=model, tables=tables,
                    rows=Serving.open(table), features=Features(spec, state),
-                   online=online_of(table, state))
+                   online=online_of(table, state), transforms=ColumnTransforms.of(table))
 
     def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
         """Turns raw columns into a batch as the loader would; BadValue for rows in which a number is missing that
         nothing fills."""
         made = self.features.inputs(self.rows.complete(columns))
         rows = len(next(iter(columns.values())))
+        arrays: Arrays = {}
+        for name, values in made.items():
+            if pa.types.is_list(values.type):
+                elements, long = flat(values)
+                arrays[name] = elements.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+                arrays[lengths_name(name)] = long.astype(np.int32)
+            else:
+                found = values.to_numpy(zero_copy_only=False)
+                arrays[name] = self.online[name](found) if name in self.online else found
+        arrays = self.transforms(arrays, rows)
         dense = np.empty((len(self.meta.dense), rows), np.float32)
         for place, name in enumerate(self.meta.dense):
-            values = made[name].to_numpy(zero_copy_only=False)
-            dense[place] = self.online[name](values) if name in self.online else values
+            dense[place] = arrays[name]
         if self.layout.missing is None and not np.isfinite(dense).all():
             wrong = ~np.isfinite(dense)
             place = int(wrong.any(1).argmax())
@@ -96,15 +108,8 @@ class Servable:
                            "nothing in")
         ids, lengths = [], []
         for column in self.layout.columns:
-            values = made[column.name]
-            counts = np.ones(rows, np.int32)
-            if pa.types.is_list(values.type):
-                values, long = flat(values)
-                counts = long.astype(np.int32)
-            found = values.to_numpy(zero_copy_only=False)
-            if column.name in self.online:
-                found = self.online[column.name](found)
-            found = found.astype(np.int32, copy=False)
+            counts = arrays.get(lengths_name(column.name), np.ones(rows, np.int32))
+            found = arrays[column.name].astype(np.int32, copy=False)
             if len(found) and not (found.min() >= 0 and found.max() < column.rows):
                 raise RuntimeError(f"column {column.name!r}: an id is outside its table of {column.rows} rows")
             ids.append(found)

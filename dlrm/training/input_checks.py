@@ -24,7 +24,7 @@ def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:
     """Checks a rank's part of a table's files."""
     label = next(f.name for f in table.fields if f.role == "label")
     # A bag's ids lie within bytes, of which statistics say nothing; others the loader is yet to make.
-    sizes = {f.name: f.cardinality for f in table.fields
+    sizes = {f.name: f.cardinality for f in table.stored
              if f.role == "sparse" and f.cardinality is not None and not f.online}
     try:
         check_footers([f.path for f in table.files][rank::ranks], sizes, label)
@@ -37,6 +37,8 @@ def find(table: FeatureTable, split: str, column: str | None, value: float) -> s
     """`FILE, row group N`: the first place where a column (None: the label) has a value; None if no file holds it, for
     instance because the loader made it from another value, or it lies within a bag."""
     name = column or next(f.name for f in table.fields if f.role == "label")
+    if name not in table.schema.names:
+        return None
     for path in (f.path for f in table.files_of(split)):
         with _opened(path) as file:
             parquet = pq.ParquetFile(file)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
-from sluice.etl.ops.lists import Bag, FirstX, Overlap
+from sluice.etl.ops.lists import Bag, FirstX, Overlap, Vectors
 from sluice.etl.ops.numeric import BoxCox, Bucketize, Clip, Fill, Log, Logit, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
     Fill, FillMean, FillMedian, Missing, Clip, Log, BoxCox, Logit, Standardise, MinMax, Bucketize, Quantiles, OneHot,
     Categorify, Vocabulary, Hash, Cross, Modulus, Map, Concat, Split, Ngram, FirstX, Bag, Overlap, Count, Target, Group,
-    ParseTime, Hour, Weekday, Python)}
+    ParseTime, Hour, Weekday, Vectors, Python)}
 
 __all__ = ["FIRST", "NULL", "OPERATORS", "PADDING", "Fitted", "Operator", "OperatorError", "made", "online"]
 

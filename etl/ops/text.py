@@ -82,7 +82,7 @@ class Ngram(Operator):
     """Makes one text of each `size` consecutive elements of a list; a shorter list gives an empty one."""
 
     name: ClassVar[str] = "ngram"
-    takes: ClassVar[tuple[str, ...]] = ("texts",)
+    takes: ClassVar[tuple[str, ...]] = ("texts", "ids")
     gives: ClassVar[str] = "texts"
     size: int = 2
 
@@ -91,7 +91,7 @@ class Ngram(Operator):
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         values, lengths = flat(column)
-        values = pc.fill_null(values, _NO_VALUE)
+        values = pc.fill_null(as_text(values), _NO_VALUE)
         many = max(0, len(values) - self.size + 1)
         grams = pc.binary_join_element_wise(*[values.slice(i, many) for i in range(self.size)], _BETWEEN)
         # Among the windows over the elements of all rows, those that are within one row stay.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
 from sluice.etl.spec.permission import MODULE_NAME, Permission
 from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
+from sluice.etl.spec.transforms import short_transforms
 
 
 def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -19,15 +23,35 @@ def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
                         help="a spec of your own: the functions that it names may be imported and run")
 
 
+def add_transforms(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Adds `--transform`, by which a user names functions, and allows them."""
+    parser.add_argument("--transform", metavar="MODULE:FUNCTION[:IN,…>OUT,…]", dest="transforms", type=_transform,
+                        action="append", default=argparse.SUPPRESS,
+                        help="what else is done to the columns, after the table's own transforms: a function over a "
+                        "dict of numpy arrays, of all columns or of those named; an output that is no column becomes "
+                        "a dense one, or, with =SIZE, one of so many ids; may be given again")
+
+
 def given(options: argparse.Namespace) -> Permission:
     """Returns the permission that these options give."""
     own = getattr(options, "own_spec", None)
-    return Permission(frozenset(getattr(options, "allow_code", ())), _functions(own) if own else frozenset())
+    functions = frozenset(one.function for one in short_transforms(getattr(options, "transforms", ())))
+    return Permission(frozenset(getattr(options, "allow_code", ())), functions | (_functions(own) if own else set()))
 
 
 def _module(text: str) -> str:
     if not MODULE_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no module's name; write for instance mine.features")
+    return text
+
+
+def _transform(text: str) -> str:
+    try:
+        short_transforms((text,))
+    except SpecError as error:
+        raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
+    if os.getcwd() not in sys.path:  # as `python -m` finds modules
+        sys.path.insert(0, os.getcwd())
     return text
 
 

@@ -150,7 +150,7 @@ def _column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str])
     kind, ops, online = kinds[sources[0]] if len(sources) == 1 else "row", [], None
     for number, entry in enumerate(value(raw, "ops", list, [], path)):
         here = f"{path}.ops[{number}]"
-        op, is_online = _operator(entry, here)
+        op, is_online = operator(entry, here)
         if kind == "row" and isinstance(op, Python) and len(op.inputs) != len(sources):
             raise SpecError(f"{here}.inputs: names {len(op.inputs)} inputs, but the column is made from {len(sources)}")
         given = follow(op, kind)
@@ -200,7 +200,8 @@ def _width(raw: dict[str, Any], role: str, path: str) -> int | None:
     return int(width)
 
 
-def _operator(raw: Any, path: str) -> tuple[Operator, bool]:
+def operator(raw: Any, path: str) -> tuple[Operator, bool]:
+    """The operator that an entry of a chain names, and whether it is left to the loader."""
     if not isinstance(raw, dict) or "op" not in raw:
         raise SpecError(f'{path} = {raw!r}: write {{op = "name", …}}')
     if raw["op"] not in OPERATORS:

@@ -48,8 +48,8 @@ class Permission:
         if not colon or not MODULE_NAME.fullmatch(module) or not name.isidentifier():
             raise OperatorError(f"function = {function!r}: must be module:function")
         if function not in self.functions and module not in self.modules:
-            raise OperatorError(f"the spec of {named_by} names the function {function!r}, which must run here. A table "
-                                f"is data, so nothing it names is imported unless you say so: {_how(module)}")
+            raise OperatorError(f"{named_by} names the function {function!r}, which must run here. A table is data, so "
+                                f"nothing it names is imported unless you say so: {_how(module)}")
         try:
             found = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
@@ -58,8 +58,8 @@ class Permission:
             raise OperatorError(f"function = {function!r}: must be module:function")
         home = getattr(found, "__module__", None) or "builtins"
         if function not in self.functions and home not in self.modules:
-            raise OperatorError(f"the spec of {named_by} names the function {function!r}, which {module} has from "
-                                f"{home}, and that module is not allowed: {_how(home)}")
+            raise OperatorError(f"{named_by} names the function {function!r}, which {module} has from {home}, and that "
+                                f"module is not allowed: {_how(home)}")
         loaded: Callable[..., Any] = found
         return loaded
 

@@ -27,6 +27,7 @@ from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
 from sluice.etl.spec.time_order import Steps
 from sluice.etl.spec.toml_keys import SpecError, column, known, needed, section, sections, texts, value
+from sluice.etl.spec.transforms import TableTransform, read_transforms
 
 FORMATS = ("tsv", "csv", "json", "parquet", "delta")
 WITH_LISTS = ("json", "parquet", "delta")
@@ -105,6 +106,8 @@ class Spec:
     table: TableSpec
     columns: tuple[ColumnSpec, ...]
     text: str = field(repr=False)
+    transforms: tuple[TableTransform, ...] = ()
+    """What is left to whoever reads the table, on top of its columns."""
     rows: RowRules = field(default_factory=RowRules)
     drift: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     """For psi, unseen and nulls: the value from which a new version gets a warning, and the one from which it is
@@ -168,17 +171,18 @@ class Spec:
 
     @property
     def functions(self) -> frozenset[str]:
-        """The functions that its `python` operators name, as "module:function"."""
-        return frozenset(op.function for column in self.columns for op in column.ops if isinstance(op, Python))
+        """The functions that its `python` operators and its transforms name, as "module:function"."""
+        found = {op.function for column in self.columns for op in column.ops if isinstance(op, Python)}
+        return frozenset(found | {one.function for one in self.transforms if one.function})
 
     def imported(self) -> dict[str, Callable[..., Any]]:
-        """Imports those functions; OperatorError if one may not or cannot be imported."""
+        """Imports those of its operators; OperatorError if one may not or cannot be imported."""
         found: dict[str, Callable[..., Any]] = {}
         for made in self.columns:
             for op in made.ops:
                 if isinstance(op, Python):
                     try:
-                        found[op.function] = self.permission.load(op.function, self.name)
+                        found[op.function] = self.permission.load(op.function, f"the spec of {self.name}")
                         op.check(found[op.function])
                     except OperatorError as error:
                         raise OperatorError(f"column {made.name!r}: {error}") from None
@@ -241,7 +245,7 @@ class Spec:
 
 
 def _spec(raw: dict[str, Any], text: str) -> Spec:
-    known(raw, ("input", "table", "column", "drift", *SECTIONS), "")
+    known(raw, ("input", "table", "column", "transform", "drift", *SECTIONS), "")
     source = _input(section(raw, "input"))
     kinds = {name: INPUT_TYPES[kind] for name, kind in source.columns.items()}
     rows = read_rows(raw, kinds, INPUT_TYPES)
@@ -269,7 +273,7 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
     if table.partition and rows.negatives:
         raise SpecError("table.partition: cannot stand beside [negatives]")
     return Spec(input=source, table=table, columns=columns, text=text, rows=rows, drift=_drift(section(raw, "drift")),
-                kinds=kinds)
+                kinds=kinds, transforms=read_transforms(raw, {c.name: c.role for c in columns}))
 
 
 def input_columns(text: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import datetime
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from urllib.parse import unquote
 
@@ -20,6 +20,8 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import DataFile, Field, Fingerprint, Version
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
+from sluice.etl.spec.transforms import TableTransform, short_transforms, stored, transformed
 from sluice.etl.table.data_files import METADATA_KEY, job_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord, RecordError
@@ -42,20 +44,24 @@ class FeatureTable:
     uri: str
     version: int
     fields: tuple[Field, ...]
+    """The columns as a model sees them, with those that transforms add."""
     files: tuple[DataFile, ...]
     """The files, in the order of their jobs' versions, then of their names: the plan of rows relies on it."""
     schema: pa.Schema
-    """The schema of every file, in the order of `fields`."""
+    """The schema of every file, in the order of `stored`."""
     records: Mapping[str, JobRecord]
     """The records of the jobs whose files this version holds."""
     permission: Permission = field(default=NOTHING, compare=False)
     """Which of the functions that its spec names may be imported."""
+    transforms: tuple[TableTransform, ...] = ()
+    """What is left to the loader and the server: the transforms of its spec, then those that were asked for."""
 
     @classmethod
     def open(cls, uri: str | os.PathLike[str], version: int | None = None, *,
-             allow_code: Permission | Iterable[str] = ()) -> FeatureTable:
+             allow_code: Permission | Iterable[str] = (), transforms: Iterable[str] = ()) -> FeatureTable:
         """Opens a version. Nothing that the table names is imported, except functions of the modules `allow_code` when
-        they must run."""
+        they must run. `transforms` come on top of the spec's, each as `--transform` has it
+        (`sluice.etl.spec.transforms.short_transforms`)."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -86,8 +92,27 @@ class FeatureTable:
         fields = tuple(_field(f, newest, records.values()) for f in schema if METADATA_KEY in (f.metadata or {}))
         if not fields:
             raise TableError(f"{uri}: a Delta table, but not one that etl/job.py wrote: no column has a role")
-        stored = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=False) for f in fields])
-        return cls(store.uri, delta.version(), fields, files, stored, records, Permission.of(allow_code))
+        in_files = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=False) for f in fields])
+        found = cls(store.uri, delta.version(), fields, files, in_files, records, Permission.of(allow_code))
+        return found.transformed((*found._spec_transforms(), *short_transforms(transforms)))
+
+    def transformed(self, transforms: Iterable[TableTransform]) -> FeatureTable:
+        """The same version with these transforms on top. SpecError if one needs a column that is not there."""
+        more = tuple(transforms)
+        try:
+            fields = transformed(self.fields, more)
+        except SpecError as error:
+            raise SpecError(f"{self.uri}, version {self.version}: {error}") from None
+        return replace(self, fields=fields, transforms=(*self.transforms, *more))
+
+    def _spec_transforms(self) -> tuple[TableTransform, ...]:
+        text = self.record.spec if self.records else ""
+        return self.spec().transforms if "transform" in text else ()  # most tables are opened without parsing a spec
+
+    @property
+    def stored(self) -> tuple[Field, ...]:
+        """The columns that files hold, as they hold them."""
+        return stored(self.fields)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -109,7 +134,7 @@ class FeatureTable:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        return Fingerprint.of(self.fields)
+        return Fingerprint.of(self.fields, [one.described for one in self.transforms])
 
     @property
     def record(self) -> JobRecord:
@@ -162,7 +187,7 @@ class FeatureTable:
         published = {v.job for v in self._every_version()} | self.records.keys()
         known = {f.path for job in published for f in _record(store, job).files}
         digests = {store.url(f.path): f.sha256 for r in self.records.values() for f in r.files}
-        return verify(store, self.files, self.fields, self.schema, digests=digests, listed=known)
+        return verify(store, self.files, self.stored, self.schema, digests=digests, listed=known)
 
 
 def _first_line(error: Exception) -> str:

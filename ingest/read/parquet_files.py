@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.slow_path import plain_path, slow_path
-from sluice.etl.schema import DataFile, Field
-from sluice.etl.spec.permission import Permission
+from sluice.etl.schema import DataFile, Field, Fingerprint
+from sluice.etl.spec.permission import NOTHING, Permission
+from sluice.etl.spec.transforms import TableTransform, stored, transformed
 from sluice.ingest.knobs import nearest
 from sluice.ingest.read.footers import SEVERAL, Footer, FooterError, footers_of
 from sluice.ingest.read.hashed_ids import MOST_IDS, can_hash, cardinality
@@ -59,10 +60,14 @@ class ParquetFiles:
     """The average number of ids of a row in each column of bags."""
     hash: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The columns whose ids are made by hashing what is stored, and over how many ids (`HashedIds`)."""
+    transforms: tuple[TableTransform, ...] = ()
+    """What the loader does to the columns."""
+    permission: Permission = NOTHING
+    """Which of the functions that these name may be imported."""
 
     @classmethod
-    def open(cls, source: Paths, roles: Roles | str | None = None, hash: Mapping[str, int] | None = None
-             ) -> ParquetFiles:
+    def open(cls, source: Paths, roles: Roles | str | None = None, hash: Mapping[str, int] | None = None, *,
+             permission: Permission = NOTHING) -> ParquetFiles:
         """Opens the files. Without `roles` they are guessed by name and type, and printed on standard error, once for a
         source. `hash` maps names, or patterns of names, to numbers of ids."""
         uri, prefix, paths = _paths(source)
@@ -83,7 +88,8 @@ class ParquetFiles:
                       for p, f in zip(paths, footers, strict=True))
         rows = max(1, sum(f.rows for f in files))
         bags = [field.name for field in fields if field.role == "id_list" and field.name in footers[0].ids]
-        return cls(uri, fields, files, {name: sum(f.ids[name] for f in footers) / rows for name in bags}, sizes)
+        return cls(uri, fields, files, {name: sum(f.ids[name] for f in footers) / rows for name in bags}, sizes,
+                   permission=permission)
 
     @cached_property
     def version(self) -> str:
@@ -91,6 +97,20 @@ class ParquetFiles:
         named = [[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files]
         text = json.dumps([named, self.hash] if self.hash else named)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def transformed(self, transforms: Iterable[TableTransform]) -> ParquetFiles:
+        """The same files with these transforms on top. SpecError if one needs a column that is not there."""
+        more = tuple(transforms)
+        return replace(self, fields=transformed(self.fields, more), transforms=(*self.transforms, *more))
+
+    @property
+    def stored(self) -> tuple[Field, ...]:
+        """The columns that files hold, as they hold them."""
+        return stored(self.fields)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint.of(self.fields, [one.described for one in self.transforms])
 
     def state(self) -> None:
         """None: no operator has learned anything."""
@@ -298,7 +318,7 @@ def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | str | N
 
         source = FeatureTable.open(source, allow_code=allow_code)
     if isinstance(source, (str, os.PathLike, Iterable)):
-        return ParquetFiles.open(source, roles, hash)
+        return ParquetFiles.open(source, roles, hash, permission=Permission.of(allow_code))
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")
     if hash:

@@ -173,15 +173,16 @@ class Cutter:
         self._plan, self._columns, self._buffers = plan, columns, buffers
         self._rows = plan.batch_size // ranks
         self._most = most_steps(plan, ranks)
-        most_ids = max(columns.sparse, key=lambda name: columns.cardinalities.get(name, 0), default=None)
-        self._checked = None if most_ids is None else columns.sparse.index(most_ids)
+        self._checked = None if columns.in_order_hash is None else columns.sparse.index(columns.in_order_hash)
+        self._added = [[n for n, name in enumerate(names) if name in columns.added]
+                       for names in (columns.floats, columns.scalars)]
         self._starts = tuple(range(0, (len(columns.sparse) + 1) * self._rows, self._rows))
 
     def size(self, cut: Cut) -> int:
         """The size of the batches in bytes."""
         columns = self._columns
         bags = sum(4 * block.bags[name].count(start, stop)
-                   for pieces in cut.pieces for block, start, stop in pieces for name in columns.bags)
+                   for pieces in cut.pieces for block, start, stop in pieces for name in columns.stored_bags)
         lengths = 4 * len(columns.sparse) if columns.bags else 0
         numbers = 4 * (len(columns.floats) + len(columns.scalars) + (not columns.weight)) + lengths
         return cut.steps * self._rows * numbers + bags
@@ -190,6 +191,9 @@ class Cutter:
         columns, steps = self._columns, cut.steps
         begin = cut.step % len(cut.chunk.floats)
         floats, scalars = (a[begin:begin + steps] for a in (cut.chunk.floats, cut.chunk.ids))
+        for array, added in zip((floats, scalars), self._added, strict=True):
+            if added:
+                array[:, added] = 0  # until a transform has given them
         weights = None
         if not columns.weight:
             weights = self._buffers.take((self._most, self._rows), np.float32)[:steps]
@@ -239,7 +243,7 @@ class Cutter:
                 continue
             lengths[column] = 0
             size = 0
-            for lane, at, block, start, stop in lanes:
+            for lane, at, block, start, stop in lanes if name not in columns.added else ():
                 bags = block.bags[name]
                 low = lane * each + at
                 lengths[column, low:low + stop - start] = bags.lengths(start, stop)

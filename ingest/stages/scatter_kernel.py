@@ -118,10 +118,11 @@ class ColumnAddresses:
 
     def __init__(self, schema: pa.Schema, columns: Columns):
         self.schema = schema
-        wanted = [(name, _KINDS[0]) for name in columns.floats] + [(name, _KINDS[1]) for name in columns.scalars]
+        wanted = [(name, kinds) for names, kinds in zip((columns.floats, columns.scalars), _KINDS, strict=True)
+                  for name in names if name not in columns.added]
         types = [schema.field(name).type for name, _ in wanted]
         self.kinds = np.array([of.get(kind, CONVERTED) for kind, (_, of) in zip(types, wanted, strict=True)], np.int64)
-        """The kind of each column of floats, then of ids."""
+        """The kind of each stored column of floats, then of ids."""
         self.names = tuple(name for (name, _), kind in zip(wanted, self.kinds, strict=True) if kind != CONVERTED)
         self.at = np.cumsum(self.kinds != CONVERTED) - 1
         """The index of each column among `names`, if it is there."""

@@ -155,6 +155,11 @@ class Gatherer:
         """`ids` maps columns to the functions that make their ids from what is stored."""
         self._plan, self._columns, self._chunks, self._describe, self._ids = plan, columns, chunks, describe, ids
         self._layout: ColumnAddresses | None = None
+        every = [(name, kind) for names, kind in ((columns.floats, np.float32), (columns.scalars, np.int32))
+                 for name in names]
+        self._stored: list[tuple[str, type]] = [one for one in every if one[0] not in columns.added]
+        self._places_of = np.array([n for n, one in enumerate(every) if one[0] not in columns.added], np.int64)
+        """The place of each stored column among all columns of one number a row."""
 
     def __call__(self, gathering: Gathering, charge: Charge) -> Block:
         window, columns, schedule = gathering.window, self._columns, gathering.schedule
@@ -167,7 +172,7 @@ class Gatherer:
         if order is None and skipped:
             order = np.arange(window.rows, dtype=np.uint64)
         bags = {name: self._bags(name, gathering.pieces, None if order is None else order[skipped:].view(np.int64))
-                for name in columns.bags}
+                for name in columns.stored_bags}
         for piece in gathering.pieces:
             piece.decoded.part_done()
         return Block(gathering, first, chunks=chunks, bags=bags, charge=charge,
@@ -213,7 +218,8 @@ class Gatherer:
             owners.append(arrays)
         place(sources, np.cumsum([piece.stop - piece.start for piece in pieces]), kinds,
               _AS_THEY_LIE if order is None else order, self._places(gathering, first),
-              np.stack([chunk.addresses for _, chunk in sorted(chunks.items())]), self._chunks.strides)
+              np.stack([chunk.addresses[self._places_of] for _, chunk in sorted(chunks.items())]),
+              self._chunks.strides[self._places_of])
 
     def _sources(self, pieces: tuple[WindowPiece, ...]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """For each column, the address of each piece's values, and the kind of the values."""
@@ -232,9 +238,7 @@ class Gatherer:
 
     def _converted(self, number: int, pieces: tuple[WindowPiece, ...]) -> list[npt.NDArray[Any]]:
         """Converts a column whose values `place` cannot take as they are stored."""
-        floats = len(self._columns.floats)
-        name, dtype = (self._columns.floats[number], np.float32) if number < floats else \
-            (self._columns.scalars[number - floats], np.int32)
+        name, dtype = self._stored[number]
         found = []
         for piece in pieces:
             column = piece.decoded.table.column(name)

@@ -8,10 +8,10 @@ import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,7 @@ import pyarrow as pa
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
-from sluice.ingest.memory.governor import Charge
-from sluice.ingest.stages.batch import Stretch, columns_of, joined, lengths_name
-from sluice.ingest.stages.counters import StageCounters, WorkerClock
-from sluice.ingest.stages.number_types import ValueRefused, numbers
-
-_AT_ONCE = 8192  # rows that pass all stages that are fused, before the next ones do: they stay in the core's cache
+from sluice.ingest.stages.batch import lengths_name
 
 Arrays = dict[str, npt.NDArray[Any]]
 Result = Mapping[str, npt.NDArray[Any]] | None
@@ -54,6 +49,10 @@ class Transform:
     """Whether it writes nothing into what it gets, so that no copy is kept for the case that it fails on some row."""
     columns: tuple[str, ...] = ()
     """The columns that the function gets; if empty: all. Other columns are neither copied nor sent."""
+    outputs: Mapping[str, int | None] = field(default_factory=dict)
+    """The columns that it may give, with the cardinality of those that hold ids; if empty: any that it gets."""
+    added: tuple[str, ...] = ()
+    """Those of `outputs` that are no columns before: it must give them, and does not get them."""
     limit_s: float | None = None
     """The time that a batch may take in a process; a worker that takes longer is ended."""
     memory_limit: int | None = None
@@ -149,119 +148,17 @@ def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
     return tuple(stages)
 
 
-class TransformCall(Protocol):
-    """Calls a transform's function on batch `number` of a stretch; `where` names it in errors."""
-
-    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Result: ...
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A stage of transforms in one run of a pipeline."""
-
-    fused: Fused
-    tally: StageCounters
-    runs: Callable[[], list[TransformCall]]
-    """Makes what calls its functions, for one worker."""
-
-
-class Transformer:
-    """One worker of the stage of transforms number `first`. It also does the work of all stages that are fused with
-    it."""
-
-    def __init__(self, first: int, stages: Sequence[Step], columns: Columns, stint: WorkerClock,
-                 until: Callable[[], int]):
-        """`until` returns the number of the next stage that has workers of its own."""
-        self._first, self._stages, self._columns, self._stint, self._until = first, stages, columns, stint, until
-        self._runs: dict[int, list[TransformCall]] = {}
-
-    def __call__(self, stretch: Stretch, charge: Charge) -> Stretch:
-        until = self._until()
-        self._leave(until)
-        for number in range(self._first, until):
-            self._runs[number] = self._runs.get(number) or self._stages[number].runs()
-        alone, rows = until == self._first + 1, stretch.floats.shape[2]
-        at_once = stretch.steps if alone else max(1, _AT_ONCE // rows)
-        for low in range(0, stretch.steps, at_once):
-            for number in range(self._first, until):
-                self._stint.go_over(self._stages[number].tally)
-                stretch = self._through(number, stretch, range(low, min(low + at_once, stretch.steps)))
-        for number in range(self._first + 1, until):
-            self._stint.passed(self._stages[number].tally, sum(stretch.rows), stretch.nbytes)
-        stretch.charge.release()
-        return stretch.replaced(charge=charge, done=until)
-
-    def close(self) -> None:
-        """Releases what this worker holds, as it leaves."""
-        self._leave(self._first)
-
-    def _leave(self, until: int) -> None:
-        """Closes what ran the work of stages from that number on."""
-        for number in [n for n in self._runs if n >= until]:
-            for run in self._runs.pop(number):
-                run.close()
-
-    def _through(self, number: int, stretch: Stretch, batches: range) -> Stretch:
-        """Takes some batches of a stretch through one stage."""
-        for n in batches:
-            for transform, run in zip(self._stages[number].fused.transforms, self._runs[number], strict=True):
-                where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
-                arrays = columns_of(stretch, n, self._columns)
-                given = run(stretch, n, arrays, where)
-                if given is None:
-                    continue  # the function wrote into what it got
-                if not isinstance(given, Mapping):
-                    raise TransformError(f"{where}: it gave back {type(given).__name__}, not a dict of arrays by "
-                                         "column name, nor None")
-                new = {name: value for name, value in given.items() if value is not arrays.get(name)}
-                changed = self._lengths(new, arrays, where)
-                for name, value in new.items():
-                    if name not in changed:
-                        _take(name, value, arrays, where)
-                if changed:
-                    ids = list(stretch.ids)
-                    ids[n] = joined(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
-                    stretch = stretch.replaced(ids=tuple(ids))
-        return stretch
-
-    def _lengths(self, new: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], where: str
-                 ) -> dict[str, npt.NDArray[Any]]:
-        """Checks bags that came back with their lengths: both are used if they fit each other."""
-        changed: dict[str, npt.NDArray[Any]] = {}
-        for bag in self._columns.bags:
-            name = lengths_name(bag)
-            if name in new:
-                lengths, ids = np.asarray(new[name]), np.asarray(new.get(bag, arrays[bag]))
-                if lengths.shape != arrays[name].shape or lengths.min(initial=0) < 0 or lengths.sum() != ids.size:
-                    raise TransformError(f"{where}: column {name!r} came back with {lengths.size} lengths that add up "
-                                         f"to {lengths.sum()}, for {arrays[name].size} rows and {ids.size} ids")
-                if not np.can_cast(ids.dtype, np.int32, "same_kind"):
-                    raise TransformError(f"{where}: column {bag!r} came back as {ids.dtype}, which does not become "
-                                         "int32")
-                changed |= {name: lengths.astype(np.int32), bag: _fitting(ids, np.int32, f"{where}: column {bag!r}")}
-        return changed
-
-
-def _take(name: str, value: Any, arrays: Mapping[str, npt.NDArray[Any]], where: str) -> None:
-    what = f"{where}: column {name!r}"
-    if name not in arrays:
-        raise TransformError(f"{what} is none of the table's; a transform changes columns, it does not add them")
-    value, into = np.asarray(value), arrays[name]
-    if value.shape != into.shape:
-        raise TransformError(f"{what} came back with shape {value.shape} instead of {into.shape}")
-    if not np.can_cast(value.dtype, into.dtype, "same_kind"):
-        raise TransformError(f"{what} came back as {value.dtype}, which does not become {into.dtype}")
-    np.copyto(into, _fitting(value, into.dtype.type, what))
-
-
-def _fitting(value: npt.NDArray[Any], kind: Any, what: str) -> npt.NDArray[Any]:
-    if np.can_cast(value.dtype, kind):
-        return value
-    try:
-        return numbers(value.reshape(-1), kind).reshape(value.shape)
-    except ValueRefused as refused:
-        raise TransformError(f"{what} came back with {refused}") from None
+def shown(transform: Transform, arrays: Arrays) -> Arrays:
+    """A batch's columns as a function gets them in a thread: it cannot write into those that are none of its
+    outputs."""
+    if not transform.outputs:
+        return dict(arrays)
+    found = {}
+    for name, array in arrays.items():
+        found[name] = array if name.removesuffix(".lengths") in transform.outputs else array.view()
+        if found[name] is not array:
+            found[name].flags.writeable = False
+    return found
 
 
 def over_arrow(function: Function, arrays: Arrays, columns: Columns, where: str) -> Arrays:
@@ -272,7 +169,7 @@ def over_arrow(function: Function, arrays: Arrays, columns: Columns, where: str)
 def _to_arrow(arrays: Mapping[str, npt.NDArray[Any]], columns: Columns) -> pa.RecordBatch:
     """Makes a record batch of the arrays, without a copy."""
     found: dict[str, pa.Array] = {}
-    for name in filter(arrays.__contains__, columns.names):
+    for name in filter(arrays.__contains__, (*columns.floats, *columns.sparse)):
         lengths = arrays.get(lengths_name(name))
         values = pa.array(arrays[name])
         if lengths is not None:

@@ -22,7 +22,7 @@ from sluice.ingest.process.worker import RestartBudget, RestartsExhausted, Worke
 from sluice.ingest.stages.batch import Stretch, lengths_name
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, RowQuarantine, isolate, kinds_of, weights_of
-from sluice.ingest.stages.transform import Arrays, Function, Result, Transform, TransformError, over_arrow
+from sluice.ingest.stages.transform import Arrays, Function, Result, Transform, TransformError, over_arrow, shown
 
 BASE_BYTES = 40 * 2**20
 """The bytes that a worker process is assumed to take before anything is known about it."""
@@ -46,6 +46,8 @@ class TransformStage:
         a process's seconds on a core, and those that it waited for one; `alone` is the governor's. The function runs
         `burden` times for each batch, all but the last time on a copy."""
         self.transform, self.columns, self.aside, self.backend = transform, columns, aside, backend
+        self.hidden = frozenset(of for name in transform.added for of in (name, lengths_name(name)))
+        """The columns of a batch that are only room for what the function is to give."""
         self.burden = burden
         self.function = function_of(transform)
         self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
@@ -165,11 +167,13 @@ class TransformWorker:
 
     def _call(self, arrays: Arrays, where: str, free: int | None = None) -> Result:
         stage = self._stage
+        if stage.hidden:
+            arrays = {name: array for name, array in arrays.items() if name not in stage.hidden}
         if self._backend == "thread":
             self.close()
             if stage.transform.arrow:
                 return over_arrow(stage.function, arrays, stage.columns, where)
-            given: Result = stage.function(dict(arrays))
+            given: Result = stage.function(shown(stage.transform, arrays))
             return given
         if self._worker is None:
             self._worker = stage.worker()
@@ -186,7 +190,7 @@ class TransformWorker:
         missing = [name for name in names if name not in arrays]
         if missing:
             raise TransformError(f"transform {self._stage.transform.name!r}: columns={missing} are none of the table's")
-        wanted = {*names, *(lengths_name(name) for name in names)}
+        wanted = {*names, *(lengths_name(name) for name in names), *self._stage.hidden}
         return {name: array for name, array in arrays.items() if name in wanted}
 
     def _before(self, arrays: Arrays) -> Arrays:
@@ -194,12 +198,16 @@ class TransformWorker:
         transform = self._stage.transform
         if self._backend != "thread" or transform.pure or transform.arrow:
             return arrays
+        found = dict(arrays)
         for name, array in arrays.items():
+            if transform.outputs and name.removesuffix(".lengths") not in transform.outputs:
+                continue  # it cannot write there
             kept = self._kept.get(name)
             if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
                 kept = self._kept[name] = np.empty_like(array)
             np.copyto(kept, array)
-        return {name: self._kept[name] for name in arrays}
+            found[name] = kept
+        return found
 
 
 class _Rescue:

@@ -22,6 +22,7 @@ from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import say
 from sluice.etl.spec import code_options
+from sluice.etl.spec.transforms import short_transforms
 from sluice.ingest import options as wishes
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import parse_bytes
@@ -176,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     knob_memory.add_options(parser)
     wishes.add_options(parser)
     code_options.add_options(parser)
+    code_options.add_transforms(parser)
     return parser
 
 
@@ -189,6 +191,7 @@ def main(argv: list[str]) -> Mapping[str, Any]:
     policy = policies.make(arguments.tuning)
     conditions = RunConditions(arguments.table, wishes.RunOptions.of(arguments), arguments.quarantine)
     table = table_of(conditions.table, roles_of(arguments.roles), code_options.given(arguments))
+    table = table.transformed(short_transforms(getattr(arguments, "transforms", ())))
     latency_s = arguments.store_latency_ms / 1000
 
     def before_read(_read: Read) -> None:

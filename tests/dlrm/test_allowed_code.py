@@ -42,18 +42,24 @@ def test_no_program_runs_what_a_table_or_a_run_folder_names(hostile, ran, capsys
         loader.operators.others()
     assert not ran()
 
-    # Names in settings that a checkpoint brings: settings that there are not.
+    # Names in settings that a checkpoint brings: settings that there are not, and one that there is.
     other = tmp_path / "run"
     shutil.copytree(trained, other)
     meta = latest(other / "checkpoints")[0] / "meta.json"
     values = json.loads(meta.read_text())
     assert "allow_code" not in values["config"]  # it was given, and is to be given again
-    for key in ("udf", "transform", "transforms", "allow_code"):
+    for key in ("udf", "transform", "allow_code"):
         meta.write_text(json.dumps({**values, "config": {**values["config"], key: [f"{MODULE}:halved"]}}))
         for main, words in ((train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
                             (evaluate.main, ("--run-dir", other))):
             assert ended(main, *words) == 2
         assert f"'{key}'" in capsys.readouterr().err
+    meta.write_text(json.dumps({**values, "config": {**values["config"], "transforms": [f"{MODULE}:halved"]}}))
+    for main, words in ((train.main, ("--run-dir", other, "--resume", "--epochs", 2, "--check")),
+                        (evaluate.main, ("--run-dir", other))):
+        assert ended(main, *words) == 2
+        said = capsys.readouterr().err
+        assert "the checkpoint does not fit" in said or f"names the function '{MODULE}:halved'" in said
     assert not ran()
 
 

@@ -1,0 +1,278 @@
+"""Work on a table's columns that is left to whoever reads it, training, evaluation and server alike: `TableTransform`.
+
+A spec names it as a [[transform]], a command line as `--transform`. It is recorded as data: a function that it names
+is imported by a `Permission` alone (`sluice.etl.spec.permission`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sluice.etl.common.suggest import nearest
+from sluice.etl.ops import Fitted, Operator
+from sluice.etl.ops.chain import follow
+from sluice.etl.ops.lists import Vectors
+from sluice.etl.ops.numeric import OneHot
+from sluice.etl.ops.user_function import Python
+from sluice.etl.schema import Field
+from sluice.etl.spec.columns import operator
+from sluice.etl.spec.toml_keys import SpecError, known, needed, sections, texts, value
+
+KINDS = {"dense": "number", "sparse": "id", "id_list": "ids"}
+"""The roles that a model takes, and the kind (see `sluice.etl.ops.base`) of such a column's values."""
+_TYPES = {"dense": ("float", "scalar"), "sparse": ("int32", "scalar"), "id_list": ("binary", "bytes")}
+_KEYS = ("name", "function", "op", "ops", "inputs", "outputs")
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_SHORT = "write module:function, or module:function:inputs>outputs, for instance mine:ratio:I1,I2>ratio,C1xC2=1000"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformOutput:
+    """One column that a transform gives."""
+
+    name: str
+    role: str = ""
+    """`dense`, `sparse` or `id_list`; empty for a column that is there and keeps its role, or as operators give it."""
+    cardinality: int | None = None
+    """All ids are below it; None: as the column that is there has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableTransform:
+    """A function, or a chain of built-in operators, over some columns of a table."""
+
+    name: str
+    function: str = ""
+    """The function as "module:function"; empty: `ops` do it."""
+    ops: tuple[Operator, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """The columns that it gets; empty: all that a model takes."""
+    outputs: tuple[TransformOutput, ...] = ()
+    """The columns that it gives, new ones or changed ones; empty: it may change any of its inputs."""
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What it does, as plain values."""
+        return {"function": self.function, "ops": [op.described for op in self.ops], "inputs": list(self.inputs),
+                "outputs": [dataclasses.asdict(one) for one in self.outputs]}
+
+    def fault(self, text: str) -> SpecError:
+        return SpecError(f"transform {self.name!r}: {text}")
+
+
+def read_transforms(raw: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[TableTransform, ...]:
+    """Reads the [[transform]] entries of a spec whose columns have these roles; what they name must be there."""
+    found: list[TableTransform] = []
+    there = {name: Field(name=name, role=role, type="") for name, role in columns.items()}
+    for path, entry in sections(raw, "transform"):
+        one = _read(entry, path)
+        if any(other.name == one.name for other in found):
+            raise SpecError(f"{path}.name = {one.name!r}: another transform has this name")
+        try:
+            there = {f.name: f for f in _after(tuple(there.values()), one, sized=False)}
+        except SpecError as error:
+            raise SpecError(f"{path}: {error}") from None
+        found.append(one)
+    return tuple(found)
+
+
+def _read(entry: dict[str, Any], path: str) -> TableTransform:
+    name = str(needed(entry, "name", str, path))
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise SpecError(f"{path}.name = {name!r}: a transform's name is letters, digits, '.', '-' and '_'")
+    ways = [key for key in ("function", "op", "ops") if key in entry]
+    if len(ways) != 1:
+        raise SpecError(f"{path}: give one of function, op and ops{', not ' + ' and '.join(ways) if ways else ''}")
+    own = {key: entry[key] for key in entry if key not in _KEYS or key == "op"}
+    if ways != ["op"]:
+        known(entry, _KEYS, path)
+    outputs = tuple(_output(one, f"{path}.outputs[{number}]")
+                    for number, one in enumerate(value(entry, "outputs", list, [], path)))
+    inputs = texts(entry, "inputs", (), path)
+    if ways == ["function"]:
+        function = value(entry, "function", str, "", path)
+        if not _FUNCTION.fullmatch(function):
+            raise SpecError(f"{path}.function = {function!r}: must be module:function")
+        return TableTransform(name=name, function=function, inputs=inputs, outputs=outputs)
+    steps = [own] if ways == ["op"] else value(entry, "ops", list, [], path)
+    ops = tuple(_operator(step, path if ways == ["op"] else f"{path}.ops[{number}]")
+                for number, step in enumerate(steps))
+    if not ops or not inputs:
+        raise SpecError(f"{path}: {'ops' if not ops else 'inputs'} must name at least one")
+    return TableTransform(name=name, ops=ops, inputs=inputs,
+                          outputs=outputs or (TransformOutput(name=inputs[0]),) * (len(inputs) == 1))
+
+
+def _operator(step: Any, path: str) -> Operator:
+    op, online = operator(step, path)
+    if online:
+        raise SpecError(f"{path}.online: a transform is always left to the loader")
+    if isinstance(op, Python):
+        raise SpecError(f'{path}.op = "python": name it as the transform\'s function = {op.function!r}')
+    if getattr(op, "indicator", False) or (isinstance(op, OneHot) and len(op.values) > 1):
+        raise SpecError(f"{path}.op = {op.name!r}: adds columns, which a transform's operators cannot; it belongs into "
+                        "a [[column]]")
+    if isinstance(op, Fitted) or op.needs:
+        raise SpecError(f"{path}.op = {op.name!r}: learns from the data, which a transform cannot; it belongs into a "
+                        "[[column]]")
+    return op
+
+
+def _output(raw: Any, path: str) -> TransformOutput:
+    about = {"name": raw} if isinstance(raw, str) else raw
+    if not isinstance(about, dict):
+        raise SpecError(f"{path} = {raw!r}: write a column's name, or {{name = …, role = …, cardinality = …}}")
+    known(about, ("name", "role", "cardinality"), path)
+    role, size = value(about, "role", str, "", path), value(about, "cardinality", int, None, path)
+    if role and role not in KINDS:
+        raise SpecError(f"{path}.role = {role!r}: must be {', '.join(KINDS)}{nearest(role, KINDS)}")
+    _check_size(size, f"{path}.cardinality")
+    return TransformOutput(name=str(needed(about, "name", str, path)), role=role, cardinality=size)
+
+
+def _check_size(size: int | None, path: str) -> None:
+    if size is not None and not 1 <= size < 2**31:
+        raise SpecError(f"{path} = {size}: must be from 1 to {2**31 - 1}")
+
+
+def short_transforms(said: Iterable[str]) -> tuple[TableTransform, ...]:
+    """Reads transforms as a command line has them: "module:function:inputs>outputs". An output that is no column of the
+    table is a dense one, or with =SIZE one of so many ids."""
+    found: list[TableTransform] = []
+    for text in said:
+        module, _, rest = text.partition(":")
+        attribute, colon, columns = rest.partition(":")
+        if not _FUNCTION.fullmatch(function := f"{module}:{attribute}") or (colon and ">" not in columns):
+            raise SpecError(f"--transform {text!r}: {_SHORT}")
+        inputs, _, outputs = columns.partition(">")
+        same = sum(other.function.endswith(f":{attribute}") for other in found)
+        found.append(TableTransform(
+            name=f"{attribute}_{same + 1}" if same else attribute, function=function,
+            inputs=tuple(name for name in inputs.split(",") if name),
+            outputs=tuple(_short_output(name, text) for name in outputs.split(",") if name)))
+    return tuple(found)
+
+
+def _short_output(text: str, whole: str) -> TransformOutput:
+    name, equals, size = text.partition("=")
+    if not name or (equals and not size.isdecimal()):
+        raise SpecError(f"--transform {whole!r}: {text!r} is no output; {_SHORT}")
+    _check_size(int(size) if equals else None, f"--transform {whole!r}: {name}")
+    return TransformOutput(name=name, cardinality=int(size) if equals else None)
+
+
+def transformed(fields: Sequence[Field], transforms: Iterable[TableTransform]) -> tuple[Field, ...]:
+    """The columns that a model sees: those that are stored, as the transforms leave them, and those that they add.
+    SpecError if a transform needs a column that is not there."""
+    found = tuple(fields)
+    names: set[str] = set()
+    for one in transforms:
+        if one.name in names:
+            raise one.fault("another transform has this name; rename one of the functions, or name them in the spec")
+        names.add(one.name)
+        found = _after(found, one, sized=True)
+    return found
+
+
+def stored(fields: Iterable[Field]) -> tuple[Field, ...]:
+    """Of the columns that a model sees, those that files hold, as they were before any transform."""
+    return tuple(replace(f, cardinality=f.stored_ids or f.cardinality, stored_ids=None, transforms=()) for f in fields
+                 if not f.made)
+
+
+def inputs_of(one: TableTransform, fields: Iterable[Field]) -> tuple[str, ...]:
+    """The columns that a transform gets, of those that are there."""
+    return one.inputs or tuple(f.name for f in fields if f.role in KINDS)
+
+
+def _after(fields: tuple[Field, ...], one: TableTransform, *, sized: bool) -> tuple[Field, ...]:
+    """The columns after one transform; `sized` says whether cardinalities are known."""
+    there = {f.name: f for f in fields}
+    taken = [there.get(name) for name in inputs_of(one, fields)]
+    for name, column in zip(inputs_of(one, fields), taken, strict=True):
+        if column is None:
+            raise one.fault(f"it needs a column {name!r}, which is not there{nearest(name, there)}; go on with a table "
+                            "that has it, or leave the transform out")
+        if column.role not in KINDS:
+            raise one.fault(f"its input {name!r} is the {column.role}, which a server has not; a transform takes dense "
+                            "and sparse columns")
+    inputs = [column for column in taken if column is not None]
+    outputs = one.outputs or tuple(TransformOutput(name=f.name) for f in inputs)
+    if one.ops:
+        outputs = _given_by_ops(one, inputs)
+    twice = next((o.name for n, o in enumerate(outputs) if any(o.name == p.name for p in outputs[:n])), None)
+    if twice is not None:
+        raise one.fault(f"its output {twice!r} is there twice")
+    bags = [f.bag for f in inputs if f.bag]
+    for output in outputs:
+        before = there.get(output.name)
+        there[output.name] = _changed(one, output, before) if before is not None else \
+            _added(one, output, tuple(f.name for f in inputs), max(bags, default=None), sized=sized)
+    return tuple(there.values())
+
+
+def _changed(one: TableTransform, output: TransformOutput, before: Field) -> Field:
+    if before.role not in KINDS:
+        raise one.fault(f"its output {output.name!r} is the table's {before.role}, which stays as it is; name it "
+                        "otherwise")
+    if output.role and output.role != before.role:
+        raise one.fault(f"its output {output.name!r} is {output.role}, but the table's column of this name is "
+                        f"{before.role}; give the output a name of its own")
+    if output.cardinality and before.role == "dense":
+        raise one.fault(f"its output {output.name!r} is a dense column, which has no cardinality")
+    size = output.cardinality or before.cardinality
+    stored = before.stored_ids or (None if before.made or size == before.cardinality else before.cardinality)
+    return replace(before, cardinality=size, stored_ids=stored, transforms=(*before.transforms, one.name))
+
+
+def _added(one: TableTransform, output: TransformOutput, inputs: tuple[str, ...], bag: tuple[int, float, int] | None, *,
+           sized: bool) -> Field:
+    role = output.role or ("sparse" if output.cardinality else "dense")
+    if role == "dense" and output.cardinality:
+        raise one.fault(f"its output {output.name!r} is a dense column, which has no cardinality")
+    if role != "dense" and output.cardinality is None and (sized or not one.ops):
+        raise one.fault(f"its output {output.name!r} has no cardinality: say below which number all its ids are, as "
+                        "its embedding needs so many rows")
+    if output.name in ("split", "partition") or output.name.startswith("_") or output.name.endswith(".lengths"):
+        raise one.fault(f"its output {output.name!r}: this name is the table's own")
+    kind, layout = _TYPES[role]
+    return Field(name=output.name, role=role, type=kind, layout=layout, cardinality=output.cardinality,
+                 bag=(0, bag[1], bag[2]) if bag and role == "id_list" else None, inputs=inputs, made=True,
+                 transforms=(one.name,))
+
+
+def steps(one: TableTransform, inputs: Sequence[Field]) -> list[tuple[Operator | None, str, int | None]]:
+    """Each operator of a chain with the kind of what it takes and, of ids, their cardinality; last comes None with
+    those of the result."""
+    kind = KINDS[inputs[0].role] if len(inputs) == 1 else "row"
+    size = inputs[0].cardinality if len(inputs) == 1 else None
+    found: list[tuple[Operator | None, str, int | None]] = []
+    for op in one.ops:
+        found.append((op, kind, size))
+        given = follow(op, kind)
+        if given is None:
+            raise one.fault(f"{op.name} takes {' or '.join(op.takes)}, but has {kind} here")
+        kind, size = given, op.cardinality(None) or (size if given in ("id", "ids") else None)
+    return [*found, (None, kind, size)]
+
+
+def _given_by_ops(one: TableTransform, inputs: Sequence[Field]) -> tuple[TransformOutput, ...]:
+    """The outputs of a chain of operators, with the role and the cardinality that it gives them."""
+    _, kind, size = steps(one, inputs)[-1]
+    role = next((role for role, of in KINDS.items() if of == kind), "")
+    wanted = 1
+    if isinstance(last := one.ops[-1], Vectors):
+        role, wanted = "dense", last.width
+    if not role:
+        raise one.fault(f"its operators end in {kind}, which no model takes; add one that gives numbers or ids")
+    if len(one.outputs) != wanted:
+        raise one.fault(f"its operators give {wanted} columns, and there are {len(one.outputs)} outputs")
+    for output in one.outputs:
+        if (output.role or role) != role or (size and output.cardinality not in (None, size)):
+            raise one.fault(f"its output {output.name!r}: the operators give it the role {role} and the cardinality "
+                            f"{size}; leave both out")
+    return tuple(replace(output, role=role, cardinality=size or output.cardinality) for output in one.outputs)

@@ -1,0 +1,175 @@
+"""Takes batches through stages of transforms: `Transformer`. What a function gives back is taken into its batch by
+`settled`, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.ingest.columns import Columns
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.stages.batch import Stretch, columns_of, joined, lengths_name
+from sluice.ingest.stages.counters import StageCounters, WorkerClock
+from sluice.ingest.stages.number_types import ValueRefused, numbers
+from sluice.ingest.stages.transform import Arrays, Fused, Result, Transform, TransformError
+
+_AT_ONCE = 8192  # rows that pass all stages that are fused, before the next ones do: they stay in the core's cache
+_LENGTHS = lengths_name("")
+
+
+class TransformCall(Protocol):
+    """Calls a transform's function on batch `number` of a stretch; `where` names it in errors."""
+
+    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Result: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A stage of transforms in one run of a pipeline."""
+
+    fused: Fused
+    tally: StageCounters
+    runs: Callable[[], list[TransformCall]]
+    """Makes what calls its functions, for one worker."""
+
+
+class Transformer:
+    """One worker of the stage of transforms number `first`. It also does the work of all stages that are fused with
+    it."""
+
+    def __init__(self, first: int, stages: Sequence[Step], columns: Columns, stint: WorkerClock,
+                 until: Callable[[], int]):
+        """`until` returns the number of the next stage that has workers of its own."""
+        self._first, self._stages, self._columns, self._stint, self._until = first, stages, columns, stint, until
+        self._runs: dict[int, list[TransformCall]] = {}
+
+    def __call__(self, stretch: Stretch, charge: Charge) -> Stretch:
+        until = self._until()
+        self._leave(until)
+        for number in range(self._first, until):
+            self._runs[number] = self._runs.get(number) or self._stages[number].runs()
+        alone, rows = until == self._first + 1, stretch.floats.shape[2]
+        at_once = stretch.steps if alone else max(1, _AT_ONCE // rows)
+        for low in range(0, stretch.steps, at_once):
+            for number in range(self._first, until):
+                self._stint.go_over(self._stages[number].tally)
+                stretch = self._through(number, stretch, range(low, min(low + at_once, stretch.steps)))
+        for number in range(self._first + 1, until):
+            self._stint.passed(self._stages[number].tally, sum(stretch.rows), stretch.nbytes)
+        stretch.charge.release()
+        return stretch.replaced(charge=charge, done=until)
+
+    def close(self) -> None:
+        """Releases what this worker holds, as it leaves."""
+        self._leave(self._first)
+
+    def _leave(self, until: int) -> None:
+        """Closes what ran the work of stages from that number on."""
+        for number in [n for n in self._runs if n >= until]:
+            for run in self._runs.pop(number):
+                run.close()
+
+    def _through(self, number: int, stretch: Stretch, batches: range) -> Stretch:
+        """Takes some batches of a stretch through one stage."""
+        for n in batches:
+            for transform, run in zip(self._stages[number].fused.transforms, self._runs[number], strict=True):
+                where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
+                arrays = columns_of(stretch, n, self._columns)
+                changed = settled(transform, run(stretch, n, arrays, where), arrays, self._columns.bags, where)
+                if changed:
+                    ids = list(stretch.ids)
+                    ids[n] = joined(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
+                    stretch = stretch.replaced(ids=tuple(ids))
+        return stretch
+
+
+def settled(transform: Transform, given: Result, arrays: Arrays, bags: Container[str], where: str) -> Arrays:
+    """Writes what a function gave back into the arrays of its batch. Returns the columns of `bags` that have got other
+    lengths, with these, as they take other arrays. None from the function: it wrote into what it got."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TransformError(f"{where}: it gave back {type(given).__name__}, not a dict of arrays by column name, nor "
+                             "None")
+    new = {name: value for name, value in (given or {}).items() if value is not arrays.get(name)}
+    if transform.outputs:
+        new = _expected(transform, new, arrays, where)
+    changed = _lengths(new, arrays, bags, where)
+    for name, value in new.items():
+        if name not in changed:
+            _take(name, value, arrays, where)
+    for name, size in transform.outputs.items():
+        if size is not None:
+            _check_ids(name, changed.get(name, arrays[name]), size, where)
+    return changed
+
+
+def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, where: str) -> dict[str, Any]:
+    """What came back of its outputs; others of its columns may come back as they were."""
+    found = {}
+    for name, value in new.items():
+        if name.removesuffix(_LENGTHS) in transform.outputs:
+            found[name] = value
+        elif name not in arrays or not _same(np.asarray(value), arrays[name]):
+            how = "came back changed, and" if name in arrays else "came back, which"
+            raise TransformError(f"{where}: column {name!r} {how} is none of its outputs "
+                                 f"({', '.join(transform.outputs)}); name it there")
+    for name in transform.added:
+        if name not in found or (lengths_name(name) in arrays and lengths_name(name) not in found):
+            lacking = name if name not in found else lengths_name(name)
+            raise TransformError(f"{where}: it gave no column {lacking!r}, which its outputs name")
+    return found
+
+
+def _same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether two arrays hold the same bytes: NaN is the same as NaN."""
+    return one.dtype == other.dtype and one.shape == other.shape and bool(
+        (np.ascontiguousarray(one).view(np.uint8) == np.ascontiguousarray(other).view(np.uint8)).all())
+
+
+def _check_ids(name: str, ids: npt.NDArray[Any], size: int, where: str) -> None:
+    if ids.size and not (ids.min() >= 0 and ids.max() < size):
+        at = int(np.argmax((ids < 0) | (ids >= size)))
+        raise TransformError(f"{where}: column {name!r} came back with id {ids[at]} (number {at}), and its cardinality "
+                             f"is {size}: ids go from 0 to {size - 1}; give a larger cardinality, or fewer ids")
+
+
+def _lengths(new: Mapping[str, Any], arrays: Arrays, bags: Container[str], where: str) -> Arrays:
+    """Checks bags that came back with their lengths: both are used if they fit each other."""
+    changed: Arrays = {}
+    for name in (name for name in new if name.endswith(_LENGTHS)):
+        bag = name.removesuffix(_LENGTHS)
+        if bag not in bags or name not in arrays:
+            continue
+        lengths, ids = np.asarray(new[name]), np.asarray(new.get(bag, arrays[bag]))
+        if lengths.shape != arrays[name].shape or lengths.min(initial=0) < 0 or lengths.sum() != ids.size:
+            raise TransformError(f"{where}: column {name!r} came back with {lengths.size} lengths that add up to "
+                                 f"{lengths.sum()}, for {arrays[name].size} rows and {ids.size} ids")
+        if not np.can_cast(ids.dtype, np.int32, "same_kind"):
+            raise TransformError(f"{where}: column {bag!r} came back as {ids.dtype}, which does not become int32")
+        changed |= {name: lengths.astype(np.int32), bag: _fitting(ids, np.int32, f"{where}: column {bag!r}")}
+    return changed
+
+
+def _take(name: str, value: Any, arrays: Arrays, where: str) -> None:
+    what = f"{where}: column {name!r}"
+    if name not in arrays:
+        raise TransformError(f"{what} is none of the table's; a transform changes columns, it does not add them")
+    value, into = np.asarray(value), arrays[name]
+    if value.shape != into.shape:
+        raise TransformError(f"{what} came back with shape {value.shape} instead of {into.shape}")
+    if not np.can_cast(value.dtype, into.dtype, "same_kind"):
+        raise TransformError(f"{what} came back as {value.dtype}, which does not become {into.dtype}")
+    np.copyto(into, _fitting(value, into.dtype.type, what))
+
+
+def _fitting(value: npt.NDArray[Any], kind: Any, what: str) -> npt.NDArray[Any]:
+    if np.can_cast(value.dtype, kind):
+        return value
+    try:
+        return numbers(value.reshape(-1), kind).reshape(value.shape)
+    except ValueRefused as refused:
+        raise TransformError(f"{what} came back with {refused}") from None

@@ -1,0 +1,124 @@
+"""Makes what a loader, or a server, runs of the transforms that a table leaves to it: `bound`, `ColumnTransforms`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.etl import ops
+from sluice.etl.ops.chain import step
+from sluice.etl.ops.lists import Vectors, flat, relisted
+from sluice.etl.schema import Field
+from sluice.etl.spec.permission import Permission
+from sluice.etl.spec.transforms import KINDS, TableTransform, inputs_of, steps, transformed
+from sluice.ingest.stages.batch import lengths_name
+from sluice.ingest.stages.transform import Arrays, Transform, shown
+from sluice.ingest.stages.transform_runner import function_of
+from sluice.ingest.stages.transformer import settled
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+
+_PLACE = ("put its module where Python finds it (PYTHONPATH), here as where the run began, or train another model "
+          "without the transform")
+
+
+def bound(transforms: Sequence[TableTransform], stored: Sequence[Field], permission: Permission) -> list[Transform]:
+    """The transforms over columns that are stored so, ready to be called. What cannot run is refused now."""
+    found, fields = [], tuple(stored)
+    for one in transforms:
+        before, fields = fields, transformed(fields, (one,))
+        there, now = {f.name: f for f in before}, {f.name: f for f in fields}
+        inputs = inputs_of(one, before)
+        names = [output.name for output in one.outputs] or list(inputs)
+        added = tuple(name for name in names if name not in there)
+        outputs = {name: now[name].cardinality if now[name].role != "dense" else None for name in names}
+        if one.ops:
+            chain = Chain(one, [there[name] for name in inputs])
+            found.append(Transform(one.name, chain, pure=True, columns=inputs, outputs=outputs, added=added))
+        else:
+            try:
+                permission.load(one.function, f"transform {one.name!r}")
+            except ops.OperatorError as error:
+                why = "" if "--allow-code" in str(error) else f"transform {one.name!r}: "
+                raise ops.OperatorError(f"{why}{error}{f'; {_PLACE}' if why else ''}") from None
+            found.append(Transform(one.name, one.function, columns=inputs, outputs=outputs, added=added))
+    return found
+
+
+class ColumnTransforms:
+    """A table's transforms over columns that are no part of a pipeline: a server's rows."""
+
+    def __init__(self, calls: Sequence[Transform], fields: Sequence[Field]):
+        self._calls = [(call, function_of(call)) for call in calls]
+        self._fields = tuple(f for f in fields if f.role in KINDS)
+        self._bags = frozenset(f.name for f in self._fields if f.role == "id_list")
+
+    @classmethod
+    def of(cls, table: FeatureTable) -> ColumnTransforms:
+        return cls(bound(table.transforms, table.stored, table.permission), table.fields)
+
+    def __call__(self, arrays: Arrays, rows: int) -> Arrays:
+        """The columns after all transforms, those of ids and numbers in a batch's types; bags have their lengths
+        beside them."""
+        if not self._calls:
+            return arrays
+        found: Arrays = {}
+        for f in self._fields:
+            kind = np.float32 if f.role == "dense" else np.int32
+            empty = np.zeros(0 if f.name in self._bags else rows, kind)
+            found[f.name] = np.array(arrays[f.name], kind) if not f.made else empty  # a function may write into it
+            if f.name in self._bags:
+                found[lengths_name(f.name)] = arrays.get(lengths_name(f.name), np.zeros(rows, np.int32))
+        for call, function in self._calls:
+            hidden = {of for name in call.added for of in (name, lengths_name(name))}
+            names = {of for name in call.columns for of in (name, lengths_name(name))} - hidden
+            given = function(shown(call, {name: array for name, array in found.items() if name in names}))
+            found |= settled(call, given, found, self._bags, f"transform {call.name!r}")
+        return found
+
+
+class Chain:
+    """Built-in operators over some columns of a batch, which come and go as arrays."""
+
+    def __init__(self, one: TableTransform, inputs: Sequence[Field]):
+        self._one, self._inputs = one, tuple(inputs)
+        try:
+            for op, kind, size in steps(one, inputs):
+                if isinstance(op, Vectors):
+                    op.check_reach(size if kind == "id" else None, one.name)
+            self(self._nothing())
+        except (ops.OperatorError, TypeError, ValueError, pa.ArrowException) as error:
+            raise one.fault(str(error)) from None
+
+    def __call__(self, arrays: Arrays) -> Arrays:
+        columns = [_column(f, arrays) for f in self._inputs]
+        values = columns[0] if len(columns) == 1 else \
+            pa.StructArray.from_arrays(columns, [f.name for f in self._inputs])
+        for op in self._one.ops:
+            values = step(op, values, None, {})
+        outputs = [output.name for output in self._one.outputs]
+        if isinstance(self._one.ops[-1], Vectors):
+            vectors = flat(values)[0].to_numpy(zero_copy_only=False).reshape(-1, len(outputs))
+            return {name: vectors[:, place] for place, name in enumerate(outputs)}
+        if pa.types.is_list(values.type):
+            elements, lengths = flat(values)
+            return {outputs[0]: elements.to_numpy(zero_copy_only=False), lengths_name(outputs[0]): lengths}
+        return {outputs[0]: values.to_numpy(zero_copy_only=False)}
+
+    def _nothing(self) -> Arrays:
+        """One row of zeros, to see that the operators take these columns."""
+        found: Arrays = {}
+        for f in self._inputs:
+            found[f.name] = np.zeros(1, np.float32 if f.role == "dense" else np.int32)
+            if f.role == "id_list":
+                found[lengths_name(f.name)] = np.ones(1, np.int32)
+        return found
+
+
+def _column(field: Field, arrays: Arrays) -> pa.Array:
+    values = pa.array(arrays[field.name])
+    return relisted(values, arrays[lengths_name(field.name)].astype(np.int64)) if field.role == "id_list" else values
