@@ -18,7 +18,7 @@ from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.spec.transforms import short_transforms
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.stages.quarantine import ErrorPolicy
 from sluice.ingest.stages.transform import TransformError
@@ -71,7 +71,7 @@ def plain(tmp_path_factory) -> FeatureTable:
 def epoch(table: Any, **how: Any) -> tuple[dict[str, list[Any]], str | None, Loader]:
     """The columns of an epoch, in its order: numbers, ids, or lists of ids; and its order hash."""
     found: dict[str, list[Any]] = {}
-    with Loader(table, batch_size=BATCH, reader="arrow", last="pad", **how) as loader:
+    with BatchLoader(table, batch_size=BATCH, reader="arrow", last="pad", **how) as loader:
         for batch in loader:
             real = (batch.weight > 0).tolist()
             for name, numbers in zip(loader.dense_names, batch.dense.t().tolist(), strict=True):
@@ -139,10 +139,10 @@ outputs = ["v0", "v1", "v2"]
 """)
     table = clicks_table.write(tmp_path / "t", clicks_table.raw_rows(ROWS), text=text)
     with pytest.raises(SpecError, match=r"transform 'vectors': lookup: .*v\.npy cannot be read"):
-        Loader(table, batch_size=BATCH)
+        BatchLoader(table, batch_size=BATCH)
     np.save(tmp_path / "v.npy", matrix[:-1])
     with pytest.raises(SpecError, match=rf"ids go up to {rows - 1}, and .* has {rows - 1} vectors"):
-        Loader(FeatureTable.open(table.uri), batch_size=BATCH)
+        BatchLoader(FeatureTable.open(table.uri), batch_size=BATCH)
     np.save(tmp_path / "v.npy", matrix)
     found, _, _ = epoch(FeatureTable.open(table.uri))
     ids = np.array(found["C9"]).reshape(-1)
@@ -159,7 +159,7 @@ outputs = ["v0", "v1", "v2"]
 def test_what_does_not_fit_is_refused_by_name(plain, short, why, backend):
     table = FeatureTable.open(plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:{short}",))
     knobs = Knobs(backend={short.partition(":")[0]: backend})
-    with Loader(table, batch_size=BATCH, reader="arrow", knobs=knobs) as loader, \
+    with BatchLoader(table, batch_size=BATCH, reader="arrow", knobs=knobs) as loader, \
             pytest.raises(TransformError, match=why):
         next(iter(loader))
 
@@ -167,14 +167,14 @@ def test_what_does_not_fit_is_refused_by_name(plain, short, why, backend):
 def test_a_column_that_is_no_output_cannot_be_written(plain):
     table = FeatureTable.open(plain.uri, allow_code=(MODULE,),
                               transforms=(f"{MODULE}:writes_where_it_may_not:C1>x=4000",))
-    with Loader(table, batch_size=BATCH, reader="arrow") as loader, pytest.raises(Exception, match="read-only"):
+    with BatchLoader(table, batch_size=BATCH, reader="arrow") as loader, pytest.raises(Exception, match="read-only"):
         next(iter(loader))
 
 
 def test_rows_on_which_it_fails_are_set_aside_with_nothing_in_what_it_adds(plain, tmp_path):
     table = FeatureTable.open(plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:fails_on_some:number>x=6",))
     kept = bad = 0
-    with Loader(table, batch_size=BATCH, reader="arrow", errors=ErrorPolicy(on_error="quarantine", max_rate=1.0),
+    with BatchLoader(table, batch_size=BATCH, reader="arrow", errors=ErrorPolicy(on_error="quarantine", max_rate=1.0),
                 quarantine=tmp_path / "q.jsonl") as loader:
         place = loader.sparse_names.index("x")
         for batch in loader:
@@ -192,11 +192,11 @@ def test_rows_on_which_it_fails_are_set_aside_with_nothing_in_what_it_adds(plain
 def test_a_function_is_imported_only_if_the_user_names_it_and_said_by_name_if_it_is_gone(made, plain):
     with pytest.raises(OperatorError, match=rf"^transform 'ratio' names the function '{MODULE}:ratio', which must run "
                                             rf"here\. A table is data, .* give --allow-code {MODULE}"):
-        Loader(FeatureTable.open(made), batch_size=BATCH)
+        BatchLoader(FeatureTable.open(made), batch_size=BATCH)
     table = FeatureTable.open(plain.uri, allow_code=("nowhere_to_be_found",), transforms=("nowhere_to_be_found:f",))
     with pytest.raises(OperatorError, match=r"^transform 'f': function = 'nowhere_to_be_found:f': cannot be imported "
                                             r"\(No module named .*PYTHONPATH.*or train another model without"):
-        Loader(table, batch_size=BATCH)
+        BatchLoader(table, batch_size=BATCH)
 
 
 def test_a_column_that_a_transform_needs_and_a_version_lacks_is_named(plain):
