@@ -154,7 +154,7 @@ def test_what_cannot_be_fused_is_refused_and_changes_nothing(table):
     with loading(table, (plus, NAME + "twice")) as loader:
         assert loader.limits.fusable == {"shuffle": "read", "b": "a"}
         for fused, backend, words in ((["a"], "thread", "'a' cannot be fused with the stage before it"),
-                                      (["collate"], "thread", "'collate' is no transform"),
+                                      (["collate"], "thread", "'collate' cannot be fused"),
                                       (["bb"], "thread", "did you mean 'b'"),
                                       (["b"], "process", "'b' runs on process, 'a' before it on thread; give both")):
             with pytest.raises(KnobError, match=words):

@@ -68,7 +68,7 @@ def plain(tmp_path_factory) -> FeatureTable:
     return clicks_table.write(tmp_path_factory.mktemp("plain") / "t", clicks_table.raw_rows(ROWS))
 
 
-def epoch(table: Any, **how: Any) -> tuple[dict[str, list[Any]], str | None, Loader]:
+def epoch(table: Any, **how: Any) -> tuple[dict[str, list[Any]], str | None, BatchLoader]:
     """The columns of an epoch, in its order: numbers, ids, or lists of ids; and its order hash."""
     found: dict[str, list[Any]] = {}
     with BatchLoader(table, batch_size=BATCH, reader="arrow", last="pad", **how) as loader:

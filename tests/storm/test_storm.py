@@ -203,7 +203,7 @@ MUTANTS = {
     "a generator that a closed pool ended looks like the end": Mutant(
         run_pools, 1000, pool.Pool, "_take", "self.close()  #", "pass  #", closed_chain),
     "a loader that is closed says that its store was closed": Mutant(
-        run_loader, 1000, loader.Loader, "_epoch", "(Closed, SourceError, WorkerClosed)", "Closed", closed),
+        run_loader, 1000, loader.BatchLoader, "_epoch", "(Closed, SourceError, WorkerClosed)", "Closed", closed),
 }
 
 
