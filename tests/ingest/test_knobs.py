@@ -70,7 +70,7 @@ def test_knobs_cannot_be_changed_behind_their_owner():
 @pytest.mark.parametrize(("text", "message"), [
     ("raed=2", "did you mean 'read'"), ("read=9", "outside 1 to 8"), ("collate=2", "outside 1 to 1"),
     ("read.backend=process", "not among"), ("prefetch_bytes=1", "prefetch_bytes"),
-    ("secnd.fused=yes", "did you mean 'second'"), ("transform.fused=yes", "no transform that follows another"),
+    ("secnd.fused=yes", "did you mean 'second'"), ("transform.fused=yes", "cannot be fused with the stage before it"),
     ("second.fused=yes,transform.backend=process", "'second' runs on thread, 'transform' before it on process")])
 def test_limits_say_what_is_outside(text, message):
     with pytest.raises(KnobError, match=message):
