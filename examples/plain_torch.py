@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from sluice import ingest
+from sluice import report
 from sluice.ingest.loader import Loader
 
 BATCH_SIZE = 2048
@@ -67,7 +67,7 @@ def main(source: str) -> None:
         for epoch in range(3):
             losses = [step(batch) for batch in loader]
             print(f"epoch {epoch}: mean loss {np.mean(losses):.4f} over {len(losses)} steps, order {loader.order_hash}")
-        print(ingest.report(loader, step, seconds=1.0))
+        print(report(loader, step, seconds=1.0))
 
 
 if __name__ == "__main__":
