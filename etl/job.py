@@ -94,7 +94,7 @@ def _mebibytes(text: str) -> int:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    from sluice.etl.show import aligned
+    from sluice.etl.common.text_table import aligned
     from sluice.etl.spark.errors import clearly
     from sluice.etl.spark.explain import explain
     from sluice.etl.spark.job_run import Job

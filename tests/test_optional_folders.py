@@ -34,7 +34,8 @@ def imported(path: Path) -> set[str]:
 
 def belongs(module: str, folder: OptionalFolder) -> bool:
     tests = tuple(path.replace("/", ".") for path in folder.tests)
-    return any(module == own or module.startswith(f"{own}.") for own in (*folder.modules, *tests))
+    names = (*folder.modules, *tests)
+    return any(name == own or name.startswith(f"{own}.") for name in (module, f"sluice.{module}") for own in names)
 
 
 @every

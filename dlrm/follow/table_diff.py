@@ -8,11 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from sluice.etl.apply.unreadable import MORE, shares
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.transforms import TableTransform
 from sluice.etl.table.fitted_state import FittedState
-from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.job_record import MORE, JobRecord, shares
 from sluice.etl.table.table import FeatureTable
 
 _OTHERWISE = "the spec makes it in another way"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.runtime.knob_memory import KnobMemory
+from sluice.agent.tunable import Tunable
 from sluice.dlrm.config import Config
 from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
 from sluice.dlrm.optim.build import LearningRates, dense_optimiser, dense_parameters, fuse_tables
@@ -55,19 +56,22 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, kept: KnobMemory, *
           observe: Callable[[Mapping[str, Any]], None], agent: Mapping[str, Any]) -> Iterator[Controller | None]:
     """Lets the host's agent tune the loader for as long as the context lasts; what it has learned is kept. `agent` is
     what a checkpoint has of an earlier one, which counts if machine and schema are the same; otherwise the registry's
-    counts. The agent runs beside local rank 0; other ranks get None."""
-    hosts = world.gather_objects(str(world.host))
-    host = str(world.host)
-    member = HostMember(world.store.clone(), host, world.local_rank, loader)
-    if world.local_rank:
-        with member:
-            yield None
-        return
-    member.step()  # the agent's first look finds something, and its last comes after the member's last word
-    ranks = HostTunable(world.store.clone(), host, loader, ranks={h: hosts.count(h) for h in hosts})
+    counts. The agent runs beside local rank 0, and tunes the loader itself if that is the only rank; other ranks get
+    None."""
+    loading: Tunable = loader
+    member: AbstractContextManager[Any] = nullcontext()
+    if world.ranks > 1:
+        hosts, host = world.gather_objects(str(world.host)), str(world.host)
+        member = HostMember(world.store.clone(), host, world.local_rank, loader)
+        if world.local_rank:
+            with member:
+                yield None
+            return
+        member.step()  # the agent's first look finds something, and its last comes after the member's last word
+        loading = HostTunable(world.store.clone(), host, loader, ranks={h: hosts.count(h) for h in hosts})
     policy = policies.make(config.tuning)
     same = all(agent.get(name) == value for name, value in _place(kept).items())
-    with (kept.sharing(ranks) as tunable,
+    with (kept.sharing(loading) as tunable,
           Controller(tunable, policy, record=kept.observing(record), observe=kept.observing(observe),
                      learned=agent["learned"] if same else kept.learned) as controller, member):
         yield controller

@@ -17,13 +17,13 @@ from sluice.etl.apply.features import Features
 from sluice.etl.ops import Fitted
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.spec import input_columns
-from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.job_record import MORE, JobRecord
 from sluice.etl.table.profile import DriftError
 
 if TYPE_CHECKING:
     from sluice.etl.spark.fit import Counted
 
-TIMES, MORE = 2.0, 0.05
+TIMES = 2.0
 """A share is refused if it is more than TIMES what it was, and at least MORE above it."""
 _SHOWN = 100  # how many characters of a value are quoted
 
@@ -70,11 +70,6 @@ def refuse_lost(before: JobRecord | None, counted: Counted, accepted: Container[
         if share >= MORE and (unread is None or name not in unread):
             say(f"warning: column {name!r}: {share:.1%} of its values cannot be read, for instance "
                 f"{counted.examples[name]!r}, and no version before says whether that is usual")
-
-
-def shares(missing: Mapping[str, float], unread: Mapping[str, float] | None) -> dict[str, float]:
-    """Each column's share of lost values of either sort: those that are missing, and those that cannot be read."""
-    return {name: missing.get(name, 0.0) + (unread or {}).get(name, 0.0) for name in [*missing, *(unread or {})]}
 
 
 def reading(column: ColumnSpec) -> int:

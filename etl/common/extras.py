@@ -18,19 +18,16 @@ OF_VERBS = {"train": "trainer", "evaluate": "trainer", "export": "trainer", "ser
 """A verb that needs more than one package, and the extra that holds all that it imports."""
 
 
-OPTIONAL_FOLDERS = {
-    "serve": ("dlrm/serving", ("sluice.dlrm.serve", "sluice.dlrm.serving")),
-    "export": ("dlrm/serving", ("sluice.dlrm.export", "sluice.dlrm.serving")),
-    "search": ("dlrm/hpo", ("sluice.dlrm.search", "sluice.dlrm.hpo")),
-}
-"""A verb whose folder may be deleted, that folder, and the modules that are then missed."""
+OPTIONAL_FOLDERS = {"serve": ("dlrm/serving", "dlrm/serve"), "export": ("dlrm/serving", "dlrm/export"),
+                    "search": ("dlrm/hpo", "dlrm/search")}
+"""A verb whose folder may be deleted, that folder, and the verb's own file, which goes with it."""
 
 
 def advice(error: Exception, verb: str = "") -> str:
     """One sentence that names the package and the extra, or the folder that was left out; empty for any other error."""
-    folder, missed = OPTIONAL_FOLDERS.get(verb, ("", ()))
-    if isinstance(error, ModuleNotFoundError) and error.name in missed:
-        return f"`sluice {verb}` needs {folder}, which was left out of this copy of Sluice; the repository has it"
+    places: tuple[str, ...] = OPTIONAL_FOLDERS.get(verb, ())
+    if isinstance(error, ModuleNotFoundError) and error.name in [f"sluice.{p.replace('/', '.')}" for p in places]:
+        return f"`sluice {verb}` needs {places[0]}, which was left out of this copy of Sluice; the repository has it"
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package not in EXTRAS:
         return ""

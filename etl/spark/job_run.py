@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.etl.apply.features import FileAssignment, cardinalities
 from sluice.etl.apply.learned_rows import learned_from, saw_others, why_not
-from sluice.etl.apply.unreadable import refuse_lost, shares
+from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.common.suggest import nearest
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spark.fit import Counted, count, fit
@@ -28,9 +28,10 @@ from sluice.etl.spec.row_identity import ACCEPT, Identity, SplitMoved
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.census import Census, rule_of, there_already, trained_on, under_rule
 from sluice.etl.table.commit import Base, CommitConflict, new_job, publish
-from sluice.etl.table.data_files import CommitError, describe, folder_of
+from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
-from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.job_record import JobRecord, shares
+from sluice.etl.table.new_files import CommitError, describe
 from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.store import TableStore, folder_of_tails

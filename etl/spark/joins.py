@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sluice.etl.apply.unreadable import MORE
 from sluice.etl.spark.parquet_footers import InputError
 from sluice.etl.spec.row_rules import Dedup, History, Join
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
+from sluice.etl.table.job_record import MORE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from sluice.etl.schema import Field
 from sluice.etl.synth.criteo import CATEGORIES, INTEGERS, Clicks, SyntheticRows
 from sluice.etl.table.commit import Base, new_job, publish
-from sluice.etl.table.data_files import arrow_schema, describe, folder_of
+from sluice.etl.table.data_files import arrow_schema, folder_of
 from sluice.etl.table.job_record import JobRecord
+from sluice.etl.table.new_files import describe
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 

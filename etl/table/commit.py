@@ -22,8 +22,9 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from sluice.etl.schema import Field
 from sluice.etl.table.census import rule_of
-from sluice.etl.table.data_files import METADATA_KEY, CommitError, arrow_schema
+from sluice.etl.table.data_files import METADATA_KEY, arrow_schema
 from sluice.etl.table.job_record import NO_PARTITION, FileRecord, JobRecord
+from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 

@@ -11,6 +11,8 @@ from sluice.etl.spec.row_identity import Identity
 FORMAT = 1
 NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """The name that Hive, and so Spark, gives the folder of rows whose value is missing."""
+MORE = 0.05
+"""A column's share of lost values that is this much above the one before is worth a word."""
 
 
 class RecordError(ValueError):
@@ -92,3 +94,8 @@ class JobRecord:
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise RecordError(f"it lacks something, or has it of another kind: {error}") from None
+
+
+def shares(missing: Mapping[str, float], unread: Mapping[str, float] | None) -> dict[str, float]:
+    """Each column's share of lost values of either sort: those that are missing, and those that cannot be read."""
+    return {name: missing.get(name, 0.0) + (unread or {}).get(name, 0.0) for name in [*missing, *(unread or {})]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -27,6 +28,7 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_alone(tmp_path, same):
         with assemble.tuned(config, loader, here, kept, record=lambda _: None, observe=lambda _: None,
                             agent=json.loads(json.dumps(before))) as controller:
             assert controller is not None
+            assert not any(thread.name == "sluice-member" for thread in threading.enumerate()), "it is the only rank"
             next(iter(loader))
             controller.step()
             after = json.loads(json.dumps(assemble.agent_of(controller, kept)))

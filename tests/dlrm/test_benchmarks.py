@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from benchmarks.ladder import PLAINEST, Rung, climb
-from benchmarks.search import compared
 
 BYTES = {"table_bytes": 100, "state_bytes": 10, "bytes_per_step": 1}
 
@@ -31,12 +30,3 @@ def test_a_step_is_kept_if_it_is_faster_or_smaller_and_costs_no_auc():
     assert top.words == {**PLAINEST.words, "what": "cheaper", "faster": "1", "smaller": "1", "cheaper": "1"}
     assert top.table == "all"
     assert "worse" not in asked[-1].words  # what was not kept was taken back
-
-
-def test_searches_are_compared_over_all_seeds():
-    rows = [{"search": name, "seconds": seconds, "processor's": processor_s, "evaluations": evaluations}
-            for name, seconds, processor_s, evaluations in [
-                ("search 0", 10.0, 8.0, 20), ("plain 0", 50.0, 40.0, 90), ("search 1", 20.0, 12.0, 10),
-                ("plain 1", 50.0, 40.0, 60)]]
-    assert compared(rows) == {"seconds": 0.3, "processor's": 0.25, "evaluations": 0.2}
-    assert compared([{"search": "search 0", "seconds": 1.0, "evaluations": 2}]) == {}

@@ -24,8 +24,8 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.commit import CommitConflict
-from sluice.etl.table.data_files import CommitError
 from sluice.etl.table.fitted_state import StateError
+from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 

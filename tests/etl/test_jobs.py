@@ -20,9 +20,9 @@ from sluice.etl.spark.fit import fit
 from sluice.etl.spark.job_run import Job
 from sluice.etl.spark.read_input import InputError, Raw
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.data_files import CommitError
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.job_record import NO_PARTITION
+from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable

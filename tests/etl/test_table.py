@@ -19,7 +19,7 @@ from sluice.etl.__main__ import main
 from sluice.etl.show import describe_table, draw_table
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.commit import Base, CommitConflict, publish
-from sluice.etl.table.data_files import CommitError
+from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.pins import Pin
 from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.table import FeatureTable, TableError, _bag

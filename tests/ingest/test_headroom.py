@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 import torch
 
-from sluice import ingest
+import sluice
 from sluice.ingest.__main__ import main
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stats import Snapshot, StageStats
@@ -51,7 +51,7 @@ class Endless:
     (0.001, 0.1, 0.0099, 0.01, "consumer-bound: 1% of each step waits; faster loading brings nothing")])
 def test_any_iterable_of_batches_is_told_what_it_loses(load_s, step_s, stall, gain, verdict):
     clock = Clock()
-    found = ingest.report(Endless(clock, load_s), clock.step(step_s), seconds=20.0, clock=clock)
+    found = sluice.report(Endless(clock, load_s), clock.step(step_s), seconds=20.0, clock=clock)
     assert found.consumer == pytest.approx(10 / step_s)
     assert found.loading == pytest.approx(10 / load_s)
     assert found.together == pytest.approx(10 / (load_s + step_s))
@@ -62,7 +62,7 @@ def test_any_iterable_of_batches_is_told_what_it_loses(load_s, step_s, stall, ga
 
 def test_a_step_that_takes_no_time_is_all_waiting():
     clock = Clock()
-    found = ingest.report(Endless(clock, 0.2), clock.step(0.0), seconds=0.0, clock=clock)
+    found = sluice.report(Endless(clock, 0.2), clock.step(0.0), seconds=0.0, clock=clock)
     assert found.stall == 1.0
     assert found.loading == pytest.approx(50)
     assert found.verdict == "input-bound: 100% of each step waits; the consumer alone takes next to no time"

@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 from sluice.etl.schema import Field
 from sluice.etl.table import commit
 from sluice.etl.table.commit import Base, CommitConflict
-from sluice.etl.table.data_files import CommitError
 from sluice.etl.table.job_record import FileRecord, JobRecord
+from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.pins import Hold
 from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.table import FeatureTable, TableError
