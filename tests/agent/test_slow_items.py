@@ -93,3 +93,23 @@ def test_a_warm_up_is_no_before():
     first = next(e for e in events if e["kind"] == "decision")
     grown = first["after"]["workers"]["slow"] / first["before"]["workers"]["slow"]
     assert effect["rows_per_s_after"] / effect["rows_per_s_before"] == pytest.approx(grown, rel=0.2)
+
+
+def test_a_stage_that_hangs_after_a_change_is_not_waited_for_for_ever():
+    """Nothing more comes of eight workers: the change is taken back."""
+    class Hanging(SlowItems):
+        def advance(self, seconds):
+            if self.knobs.workers["slow"] > 1:
+                self.now += seconds
+                self.busy_s += seconds * self.knobs.workers["slow"]
+            else:
+                super().advance(seconds)
+
+    pipeline, decided = Hanging(0.5), []
+    controller = Controller(pipeline, make("auto"), record=decided.append, clock=lambda: pipeline.now)
+    for _ in range(100):
+        controller.step()
+        pipeline.advance(1.0)
+    first, second = [e for e in decided if e["kind"] == "decision"][:2]
+    assert first["after"]["workers"]["slow"] > 1
+    assert second["after"]["workers"]["slow"] == 1
