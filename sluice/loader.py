@@ -23,7 +23,7 @@ from sluice.ingest.row_order import STREAMS
 from sluice.ingest.stages.batch import Batch
 from sluice.ingest.stages.quarantine import ErrorPolicy
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import Given
+from sluice.ingest.stages.transform import UserTransform
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -101,7 +101,7 @@ class Loader(BatchLoader):
 
     def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int,
                  tuning: str | Policy | None = None, run_dir: str | os.PathLike[str] | None = None,
-                 transforms: Iterable[Given] = (), roles: Roles | str | None = None,
+                 transforms: Iterable[UserTransform] = (), roles: Roles | str | None = None,
                  hash: Mapping[str, int] | None = None, fill: Mapping[str, float] | float | None = None,
                  split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1,
                  memory_limit: int | None = None, knobs: Knobs | None = None, order: Order = Order(),

@@ -27,7 +27,7 @@ from sluice.ingest.stages.number_types import ValueRefused, numbers
 _AT_ONCE = 8192  # rows that pass all stages that are fused, before the next ones do: they stay in the core's cache
 
 Arrays = dict[str, npt.NDArray[Any]]
-Result = Mapping[str, npt.NDArray[Any]] | None
+Given = Mapping[str, npt.NDArray[Any]] | None
 Function = Callable[[Any], Any]
 
 
@@ -69,7 +69,7 @@ class Transform:
                                  "module:function")
 
     @classmethod
-    def of(cls, given: Given) -> Transform:
+    def of(cls, given: UserTransform) -> Transform:
         """What a user gives: a transform, a function, `module:function`, or a name with either. A function alone is
         named after itself; one that a fresh process can import may run in processes, all others run in threads."""
         if isinstance(given, Transform):
@@ -99,7 +99,7 @@ class Transform:
         return self.function if isinstance(self.function, str) else address_of(self.function)
 
 
-def transforms_of(given: Iterable[Given]) -> tuple[Transform, ...]:
+def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
     """The transforms that a user gives, each under a name of its own."""
     if isinstance(given, (str, Transform)) or not isinstance(given, Iterable):
         raise TransformError(f"transforms: give a list, transforms=[{given!r}]")
@@ -120,7 +120,7 @@ def address_of(function: Any) -> str | None:
     return f"{module}:{name}" if PathFinder.find_spec(module.partition(".")[0]) is not None else None
 
 
-Given = Transform | Function | str | tuple[str, Function | str]
+UserTransform = Transform | Function | str | tuple[str, Function | str]
 """One transform as a user may write it."""
 
 
@@ -152,7 +152,7 @@ def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:
 class TransformCall(Protocol):
     """Calls a transform's function on batch `number` of a stretch; `where` names it in errors."""
 
-    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Result: ...
+    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given: ...
     def close(self) -> None: ...
 
 
