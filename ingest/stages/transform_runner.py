@@ -49,7 +49,7 @@ class TransformStage:
         self.burden = burden
         self.function = function_of(transform)
         self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collector may close a forgotten loader's stages within it
         self._workers: dict[Worker, None] = {}  # in the order in which they were started
         self._closed = False
 
