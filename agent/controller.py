@@ -14,6 +14,7 @@ from typing import Any
 
 from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.runtime.change_detector import ChangeDetector
+from sluice.agent.runtime.pacing import enough
 from sluice.agent.runtime.ticker import Ticker
 from sluice.agent.tunable import Policy, Reason, Tunable
 from sluice.ingest.knobs import KnobError, Knobs, Limits
@@ -56,7 +57,8 @@ class Controller:
         self._starting = False
         """Whether no row has come by the second look or later: compilers may be at work, so what is seen says
         little."""
-        self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change
+        self._last: Snapshot | None = None
+        self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change, with enough done between them
         self._awaited: tuple[int, PipelineRates | None,
                              float | None] | None = None  # the decision whose effect is not logged
         self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
@@ -81,22 +83,25 @@ class Controller:
             self._decide(snapshot)
 
     def _look(self) -> Snapshot | None:
-        snapshot = self._tunable.snapshot()
-        if self._recent and snapshot.sequence == self._recent[-1].sequence:
+        """Measures, and returns what was seen if enough was done since what was returned before it."""
+        snapshot, before = self._tunable.snapshot(), self._last
+        if before is not None and snapshot.sequence == before.sequence:
             return None  # nothing new: ranks may publish more slowly than we look
-        self.ticks += 1
-        seen = rates(self._recent[-1], snapshot) if self._recent else None
-        began = bool(self._recent) and not self._recent[-1].rows
+        self.ticks, self._last = self.ticks + 1, snapshot
+        seen = rates(before, snapshot) if before is not None else None
+        began = before is not None and not before.rows
         was_starting, self._starting = self._starting, self.ticks > 1 and not snapshot.rows
         if was_starting and not self._starting:
             self._lookout, self._limits, self._learned = ChangeDetector(), None, self._given  # as if it began now
         for occasion in () if self._starting else self._lookout.look(snapshot, seen):
             self._record_to(occasion)
-        if self._recent and (snapshot.cpu_quota != self._recent[-1].cpu_quota or was_starting or self._starting):
-            self._recent.clear()  # rates at other cores, or of the start, cannot be compared
-        self._recent.append(snapshot)
         if seen is not None and self._observe_to is not None:
             self._observe_to({**self._metric(seen, snapshot), **({"began": True} if began else {})})
+        if before is not None and (snapshot.cpu_quota != before.cpu_quota or was_starting or self._starting):
+            self._recent.clear()  # rates at other cores, or of the start, cannot be compared
+        if self._recent and not enough(self._recent[-1], snapshot):
+            return None
+        self._recent.append(snapshot)
         if self._awaited is not None and len(self._recent) > _EFFECT_AFTER:
             self._log_effect()
         return snapshot
@@ -122,17 +127,24 @@ class Controller:
         if reason.proposal is not None and told is None:
             self._proposed.append(reason)
             self._record_to({"kind": "proposal", **_choice(before, reason.proposal, reason, seen)})
-        if after == before or not self._apply(after):
+        if after == before or not self._apply(after) or _alike(before, after):
             return
         if self._awaited is not None:
             self._log_effect()
         self.decisions += 1
         self._changed.append(self._clock())
-        since = next((s for s in self._recent if s.rows), snapshot)  # the start's rate is nothing to compare with
-        self._awaited = (self.decisions, rates(since, snapshot), reason.predicted_rows_per_s)
+        self._awaited = (self.decisions, rates(self._comparable(snapshot), snapshot), reason.predicted_rows_per_s)
         self._recent.clear()
         self._recent.append(snapshot)
         self._record_to({"kind": "decision", "sequence": self.decisions, **_choice(before, after, reason, seen)})
+
+    def _comparable(self, snapshot: Snapshot) -> Snapshot:
+        """The look from which on the rate says what the present knobs do. Before the first rows there is none, and for
+        a while after them compilers, first files and connections are part of it: the later half is nearer the truth."""
+        begun = [s for s in self._recent if s.rows]
+        if not begun:
+            return snapshot
+        return begun[(len(begun) - 1) // 2 if self.decisions == 1 else 0]
 
     def _apply(self, knobs: Knobs) -> bool:
         """Applies the knobs; returns whether they are in force. If the limits have changed meanwhile, the policy starts
@@ -235,6 +247,16 @@ class Controller:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _alike(before: Knobs, after: Knobs) -> bool:
+    """Whether both set the pipeline alike: the workers of a fused stage are those before it."""
+    def plain(knobs: Knobs) -> tuple[Any, ...]:
+        return ({stage: count for stage, count in knobs.workers.items() if stage not in knobs.fused},
+                {stage: backend for stage, backend in knobs.backend.items() if backend != "thread"}, knobs.fused,
+                knobs.read_ahead_bytes, knobs.prefetch_bytes)
+
+    return plain(before) == plain(after)
 
 
 def _seen(seen: PipelineRates | None) -> dict[str, Any]:

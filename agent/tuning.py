@@ -55,10 +55,10 @@ class TuningStatus:
     def __str__(self) -> str:
         if self.stopped is not None:
             return f"not tuned any more, {self.stopped}: {self.knobs}"
-        if not self.reason:
-            return f"{self.mode}: tuning begins with the first batch, at {self.knobs}"
         if self.mode == "fixed":
             return f"fixed at {self.knobs}"
+        if not self.reason:
+            return f"{self.mode}: tuning begins with the first batch, at {self.knobs}"
         made = "without a change" if not self.decisions else \
             f"{seconds(self.changed_s)} after the first batch, by {self.decisions} change{'s' * (self.decisions > 1)}"
         return f"{self.mode}: {'settled' if self.settled else 'now'} at {self.knobs}, {made}: {self.reason}"

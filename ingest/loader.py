@@ -28,7 +28,7 @@ from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import ErrorPolicy, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import Given, Transform, fused, transforms_of
+from sluice.ingest.stages.transform import Transform, UserTransform, fused, transforms_of
 from sluice.ingest.stats import Snapshot
 from sluice.ingest.transforms import bound
 
@@ -61,7 +61,7 @@ class BatchLoader(IterableDataset[Batch]):
                  shuffle: bool = True,
                  streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
                  memory_limit: int | None = None, reader: str | None = None,
-                 transforms: Iterable[Given] = (), roles: Roles | None = None,
+                 transforms: Iterable[UserTransform] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None, errors: ErrorPolicy | None = None,
                  quarantine: str | os.PathLike[str] = "quarantine.jsonl", files: FileOpener | None = None,
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None,

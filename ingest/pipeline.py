@@ -113,7 +113,7 @@ class Pipeline:
         self._transforms: dict[str, list[TransformStage]] = {}
         self._budget, self._burden = RestartBudget(), 1
         self._leaving: list[Pool[Any, Any]] = []
-        self._turning = threading.Lock()
+        self._turning = threading.RLock()  # a garbage collector may close a forgotten loader's pipeline within it
 
     # ---- knobs
 

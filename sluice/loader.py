@@ -23,7 +23,7 @@ from sluice.ingest.row_order import STREAMS
 from sluice.ingest.stages.batch import Batch
 from sluice.ingest.stages.quarantine import ErrorPolicy
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import Given
+from sluice.ingest.stages.transform import UserTransform
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -101,7 +101,7 @@ class Loader(BatchLoader):
 
     def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int,
                  tuning: str | Policy | None = None, run_dir: str | os.PathLike[str] | None = None,
-                 transforms: Iterable[Given] = (), roles: Roles | str | None = None,
+                 transforms: Iterable[UserTransform] = (), roles: Roles | str | None = None,
                  hash: Mapping[str, int] | None = None, fill: Mapping[str, float] | float | None = None,
                  split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1,
                  memory_limit: int | None = None, knobs: Knobs | None = None, order: Order = Order(),
@@ -110,10 +110,11 @@ class Loader(BatchLoader):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files.
 
         `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
-        `tuning` is `auto`; `planner`, the same without what was learned; `shadow`, which only says what it would do;
-        `fixed`; or a policy of your own. Without a word it is `auto`, for nobody should have to ask for what costs
-        nothing and changes no row; who gives `knobs` has chosen, so with them it is `fixed`. `fixed` without `knobs` is
-        one worker a stage. Whoever calls `apply` has the knobs from then on: the agent leaves them alone.
+        `tuning` is `auto`, the best policy there is, or `planner`, one by its name; `shadow`, which only says what it
+        would do; `fixed`; or a policy of your own. Without a word it is `auto`, for nobody should have to ask for what
+        costs next to nothing and changes no row; who gives `knobs` has chosen, so with them it is `fixed`. `fixed`
+        without `knobs` is one worker a stage. Whoever calls `apply` has the knobs from then on: the agent leaves them
+        alone.
         `run_dir` is a new folder for what was measured and decided, with a report.html at the end; `sluice explain`
         tells it. Without it nothing is written. Of several ranks the first one writes.
         `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`),
@@ -206,6 +207,6 @@ class _Ending:
 
 
 def _sharers(ranks: int) -> int:
-    """How many ranks share this host."""
+    """How many ranks share this host: as torchrun says, or all of them."""
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, min(ranks, int(told)) if told.isdigit() else ranks)
+    return max(1, int(told)) if told.isdigit() else ranks

@@ -192,8 +192,10 @@ class TestRanks:
             seen = loader.snapshot()
             assert math.isclose(seen.cpu_quota, Machine().cores() / 2)
             assert seen.memory_limit <= Machine().memory_limit() // 2
-        with loader_of(clicks) as loader:
-            assert loader.snapshot().cpu_quota == Machine().cores()
+        monkeypatch.delenv("LOCAL_WORLD_SIZE")
+        for ranks in (1, 4):
+            with loader_of(clicks, ranks=ranks) as loader:
+                assert math.isclose(loader.snapshot().cpu_quota, Machine().cores() / ranks)
 
     def test_only_the_first_rank_writes(self, clicks, tmp_path):
         with loader_of(clicks, rank=1, ranks=2, run_dir=tmp_path / "run") as loader:

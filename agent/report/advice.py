@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice.agent.report.format import count, percent
+from sluice.agent.report.incidents import measured
 from sluice.agent.report.operator_placement import placement
 from sluice.agent.report.run_folder import Run
 
@@ -50,7 +51,9 @@ def _models(stages: Mapping[str, Any]) -> list[str]:
 
 
 def _prediction(run: Run) -> list[str]:
-    errors = sorted(abs(e["prediction_error"]) for e in run.of("effect") if e.get("prediction_error") is not None)
+    errors = sorted(abs(one.effect["prediction_error"]) for one in measured(run)
+                    if one.effect is not None and one.disturbance is None
+                    and one.effect.get("prediction_error") is not None)
     if not errors:
         return []
     changes = "one change" if len(errors) == 1 else f"{len(errors)} changes"

@@ -34,6 +34,9 @@ def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     for key in ("workers", "backend"):
         was, now = before.get(key) or {}, after.get(key) or {}
         found += [f"{stage} {was.get(stage, '–')} → {now[stage]}" for stage in now if now[stage] != was.get(stage)]
+    was, now = set(before.get("fused") or ()), set(after.get("fused") or ())
+    found += [f"{stage} by the workers before it" for stage in sorted(now - was)]
+    found += [f"{stage} by workers of its own" for stage in sorted(was - now)]
     for key, label in (("read_ahead_bytes", "read-ahead"), ("prefetch_bytes", "prefetch")):
         if key in before and key in after and before[key] != after[key]:
             found.append(f"{label} {format_bytes(before[key])} → {format_bytes(after[key])}")

@@ -62,6 +62,30 @@ def occasions(run: Run) -> list[Incident]:
             for n, one in enumerate(found)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredDecision:
+    """A decision, the effect that was measured of it, and what came between that no decision caused."""
+
+    decision: Line
+    effect: Line | None
+    disturbance: str | None
+    """What happened before the effect was measured, so that it says nothing of the decision; None: nothing."""
+
+
+def measured(run: Run) -> list[MeasuredDecision]:
+    """All decisions, in order. An effect belongs to the last decision of its number before it."""
+    decisions, effects = run.of("decision"), run.of("effect")
+    events = [one for one in map(_read, run.events) if one is not None]
+    found = []
+    for i, decision in enumerate(decisions):
+        number, at = decision.get("sequence"), float(decision["at"])
+        until = next((d["at"] for d in decisions[i + 1:] if d.get("sequence") == number), float("inf"))
+        effect = next((e for e in effects if e.get("sequence") == number and at <= e["at"] <= until), None)
+        between = (one["text"] for one in events if effect is not None and at < one["at"] <= effect["at"])
+        found.append(MeasuredDecision(decision=decision, effect=effect, disturbance=next(between, None)))
+    return found
+
+
 def _read(event: Line) -> dict[str, Any] | None:
     kind, at = event.get("kind"), float(event.get("at", 0.0))
     if kind == "occasion":

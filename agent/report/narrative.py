@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.agent.report.advice import advice
 from sluice.agent.report.format import count, moves, percent, seconds
-from sluice.agent.report.incidents import occasions
+from sluice.agent.report.incidents import measured, occasions
 from sluice.agent.report.run_folder import Run
 
 SMOOTH = 0.02  # a stall up to this is reported as none
@@ -31,18 +31,15 @@ class DecisionEffect:
 
 
 def changes(run: Run) -> list[DecisionEffect]:
-    """All decisions, in order. An effect belongs to the last decision of its number before it."""
+    """All decisions, in order."""
     found: list[DecisionEffect] = []
-    decisions, effects = run.of("decision"), run.of("effect")
-    for i, decision in enumerate(decisions):
-        number = decision.get("sequence")
-        until = next((d["at"] for d in decisions[i + 1:] if d.get("sequence") == number), float("inf"))
-        effect = next((e for e in effects if e.get("sequence") == number
-                       and decision["at"] <= e["at"] <= until), None)
+    for i, one in enumerate(measured(run)):
+        decision = one.decision
         reason = decision.get("reason") or {}
         found.append(DecisionEffect(at=float(decision["at"]), number=i + 1, bottleneck=reason.get("bottleneck") or "",
                                     moves=moves(decision.get("before") or {}, decision.get("after") or {}),
-                                    reason=reason.get("text") or "no reason given", effect=_effect(effect)))
+                                    reason=reason.get("text") or "no reason given",
+                                    effect=_effect(one.effect, one.disturbance)))
     return found
 
 
@@ -51,7 +48,8 @@ class RunOutcome:
     """The figures of a run, each None if it was not measured."""
 
     rows_per_s_first: float | None = None
-    """The rate before the first decision; without one, in the whole run. The start is left out, here and below."""
+    """The rate before the first decision, in the later half of that time; without one, in the whole run. The start is
+    left out, here and below."""
     rows_per_s_settled: float | None = None
     """The rate in the last third of the loader's time; None for a run that is too short for that."""
     stall_first: float | None = None
@@ -79,6 +77,8 @@ def outcome(run: Run) -> RunOutcome:
     loader = started(looks)
     first_change = decisions[0]["at"] if decisions else float("inf")
     before = [m for m in loader if m["at"] <= first_change]
+    if decisions:  # compilers, first files and connections are part of the first looks
+        before = before[(len(before) - 1) // 2:] if before else []
     settled = loader[2 * len(loader) // 3:] if len(loader) >= _LEAST else []
     evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
     ends = run.of("end")
@@ -179,9 +179,11 @@ def mean(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _effect(effect: Mapping[str, Any] | None) -> str:
+def _effect(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
     if effect is None:
         return "not measured"
+    if disturbance is not None:
+        return f"not comparable with before, as meanwhile {disturbance}"
     before, after = effect.get("rows_per_s_before"), effect["rows_per_s_after"]
     error = effect.get("prediction_error")
     off = f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted" if error is not None else ""

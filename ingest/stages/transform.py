@@ -22,7 +22,7 @@ from sluice.ingest.errors import LoadingError
 from sluice.ingest.stages.batch import lengths_name
 
 Arrays = dict[str, npt.NDArray[Any]]
-Result = Mapping[str, npt.NDArray[Any]] | None
+Given = Mapping[str, npt.NDArray[Any]] | None
 Function = Callable[[Any], Any]
 
 
@@ -68,7 +68,7 @@ class Transform:
                                  "module:function")
 
     @classmethod
-    def of(cls, given: Given) -> Transform:
+    def of(cls, given: UserTransform) -> Transform:
         """What a user gives: a transform, a function, `module:function`, or a name with either. A function alone is
         named after itself; one that a fresh process can import may run in processes, all others run in threads."""
         if isinstance(given, Transform):
@@ -98,7 +98,7 @@ class Transform:
         return self.function if isinstance(self.function, str) else address_of(self.function)
 
 
-def transforms_of(given: Iterable[Given]) -> tuple[Transform, ...]:
+def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
     """The transforms that a user gives, each under a name of its own."""
     if isinstance(given, (str, Transform)) or not isinstance(given, Iterable):
         raise TransformError(f"transforms: give a list, transforms=[{given!r}]")
@@ -119,7 +119,7 @@ def address_of(function: Any) -> str | None:
     return f"{module}:{name}" if PathFinder.find_spec(module.partition(".")[0]) is not None else None
 
 
-Given = Transform | Function | str | tuple[str, Function | str]
+UserTransform = Transform | Function | str | tuple[str, Function | str]
 """One transform as a user may write it."""
 
 

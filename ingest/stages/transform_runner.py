@@ -22,7 +22,7 @@ from sluice.ingest.process.worker import RestartBudget, RestartsExhausted, Worke
 from sluice.ingest.stages.batch import Stretch, lengths_name
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, RowQuarantine, isolate, kinds_of, weights_of
-from sluice.ingest.stages.transform import Arrays, Function, Result, Transform, TransformError, over_arrow, shown
+from sluice.ingest.stages.transform import Arrays, Function, Given, Transform, TransformError, over_arrow, shown
 
 BASE_BYTES = 40 * 2**20
 """The bytes that a worker process is assumed to take before anything is known about it."""
@@ -51,7 +51,7 @@ class TransformStage:
         self.burden = burden
         self.function = function_of(transform)
         self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collector may close a forgotten loader's stages within it
         self._workers: dict[Worker, None] = {}  # in the order in which they were started
         self._closed = False
 
@@ -96,7 +96,7 @@ class Worker:
         self._spent = (-1, 0.0, 0.0)
         self._weigh(BASE_BYTES)
 
-    def call(self, arrays: Arrays, label: str, memory_limit: int | None) -> Result:
+    def call(self, arrays: Arrays, label: str, memory_limit: int | None) -> Given:
         result = self.process.call(arrays, label, memory_limit)
         self._weigh(max(self._charged, anonymous_bytes(self.process.pid)))
         return result
@@ -131,7 +131,7 @@ class TransformWorker:
         batch must fit."""
         self._kept: dict[str, npt.NDArray[Any]] = {}
 
-    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Result:
+    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given:
         stage = self._stage
         self._backend = stage.backend
         arrays = self._declared(arrays)
@@ -153,7 +153,7 @@ class TransformWorker:
             self._stage.leave(self._worker)
             self._worker = None
 
-    def _alone(self, arrays: Arrays, before: Arrays, where: str) -> Result:
+    def _alone(self, arrays: Arrays, before: Arrays, where: str) -> Given:
         """Calls the function once more, with all the memory that is free."""
         for name, array in arrays.items():
             if before[name] is not array:
@@ -165,7 +165,7 @@ class TransformWorker:
                 raise TooLarge(f"{where}: out of memory, also when tried again alone with "
                                f"{format_bytes(free)} free: {getattr(error, 'text', error)}") from error
 
-    def _call(self, arrays: Arrays, where: str, free: int | None = None) -> Result:
+    def _call(self, arrays: Arrays, where: str, free: int | None = None) -> Given:
         stage = self._stage
         if stage.hidden:
             arrays = {name: array for name, array in arrays.items() if name not in stage.hidden}
@@ -173,7 +173,7 @@ class TransformWorker:
             self.close()
             if stage.transform.arrow:
                 return over_arrow(stage.function, arrays, stage.columns, where)
-            given: Result = stage.function(shown(stage.transform, arrays))
+            given: Given = stage.function(shown(stage.transform, arrays))
             return given
         if self._worker is None:
             self._worker = stage.worker()
@@ -213,12 +213,12 @@ class TransformWorker:
 class _Rescue:
     """Rescues the good rows of a batch on which a function failed."""
 
-    def __init__(self, stage: TransformStage, call: Callable[[Arrays, str], Result], stretch: Stretch, number: int,
+    def __init__(self, stage: TransformStage, call: Callable[[Arrays, str], Given], stretch: Stretch, number: int,
                  where: str):
         self._stage, self._call, self._stretch, self._number, self._where = stage, call, stretch, number, where
         self._failed = 0
 
-    def of(self, error: BaseException, arrays: Arrays) -> Result:
+    def of(self, error: BaseException, arrays: Arrays) -> Given:
         """Returns the batch with the rows that fail set aside, or raises QuarantineError."""
         rows = self._stretch.floats.shape[2]
         if isinstance(error, WorkerCrashed) or PROGRAM_ERRORS.intersection(kinds_of(error)):

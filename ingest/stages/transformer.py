@@ -15,7 +15,7 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.stages.batch import Stretch, columns_of, joined, lengths_name
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.number_types import ValueRefused, numbers
-from sluice.ingest.stages.transform import Arrays, Fused, Result, Transform, TransformError
+from sluice.ingest.stages.transform import Arrays, Fused, Given, Transform, TransformError
 
 _AT_ONCE = 8192  # rows that pass all stages that are fused, before the next ones do: they stay in the core's cache
 _LENGTHS = lengths_name("")
@@ -24,7 +24,7 @@ _LENGTHS = lengths_name("")
 class TransformCall(Protocol):
     """Calls a transform's function on batch `number` of a stretch; `where` names it in errors."""
 
-    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Result: ...
+    def __call__(self, stretch: Stretch, number: int, arrays: Arrays, where: str) -> Given: ...
     def close(self) -> None: ...
 
 
@@ -88,7 +88,7 @@ class Transformer:
         return stretch
 
 
-def settled(transform: Transform, given: Result, arrays: Arrays, bags: Container[str], where: str) -> Arrays:
+def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[str], where: str) -> Arrays:
     """Writes what a function gave back into the arrays of its batch. Returns the columns of `bags` that have got other
     lengths, with these, as they take other arrays. None from the function: it wrote into what it got."""
     if given is not None and not isinstance(given, Mapping):

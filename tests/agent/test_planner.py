@@ -236,7 +236,7 @@ def test_noise_is_not_taken_for_change(seed):
 
 def test_a_change_that_does_harm_is_taken_back_after_three_looks():
     """More than four readers, and the store answers three times later and more."""
-    pipeline = FakePipeline([FakeStage(name="read", wait_s=0.05, bend=lambda n: 1.0 if n <= 4 else 3.0 * n / 4),
+    pipeline = FakePipeline([FakeStage(name="read", wait_s=0.02, bend=lambda n: 1.0 if n <= 4 else 3.0 * n / 4),
                              FakeStage(name="collate", cpu_s=0.001)], workers={"read": 4})
     _, events = _tune(pipeline, 5)
     decisions = [e for e in events if e["kind"] == "decision"]

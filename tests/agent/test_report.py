@@ -16,6 +16,7 @@ from sluice.agent.policies import make
 from sluice.agent.report import charts, narrative
 from sluice.agent.report import page as report
 from sluice.agent.report.charts import decimate, moments, ticks
+from sluice.agent.report.format import moves
 from sluice.agent.report.run_folder import Run, RunFolder, read_lines
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
 
@@ -292,3 +293,34 @@ def test_a_link_that_somebody_planted_beside_a_report_is_not_followed(tmp_path):
     (tmp_path / "run" / "report.new").symlink_to(tmp_path / "mine")
     assert "<html" in report.write(tmp_path / "run").read_text()
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_what_a_disturbance_came_between_is_not_compared(tmp_path):
+    """With the effect of the first change came other cores; only what is predicted of the second counts."""
+    clock = [0.0]
+    with RunFolder.create(tmp_path / "run", {}, clock=lambda: clock[0]) as folder:
+        def change(number, at, occasion=None):
+            clock[0] = at
+            folder.event({"kind": "decision", "sequence": number, "before": {"workers": {"read": number}},
+                          "after": {"workers": {"read": number + 1}}, "reason": {"text": "more"}})
+            if occasion:
+                clock[0] = at + 1
+                folder.event(occasion)
+            clock[0] = at + 4
+            folder.event({"kind": "effect", "sequence": number, "rows_per_s_before": 100.0, "rows_per_s_after": 50.0,
+                          "stall_before": 1.0, "stall_after": 1.0, "prediction_error": -0.75 / number})
+        change(1, 10.0, {"kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 0.5"})
+        change(2, 20.0)
+        folder.event({"kind": "verdict", "text": "done"})
+    run = Run.read(tmp_path / "run")
+    first, second = narrative.changes(run)
+    assert first.effect == "not comparable with before, as meanwhile the cores at hand went from 2 to 0.5"
+    assert second.effect.startswith("0.5 times the rows")
+    assert "What was predicted of one change was 38 % off in the middle, 38 % at worst." in narrative.tell(run)
+
+
+def test_a_change_of_who_does_a_stages_work_is_told():
+    alone, fused = {"workers": {"f": 1}, "fused": []}, {"workers": {"f": 1}, "fused": ["f"]}
+    assert moves(alone, fused) == "f by the workers before it"
+    assert moves(fused, alone) == "f by workers of its own"
+    assert moves(fused, fused) == "nothing"

@@ -67,8 +67,7 @@ def test_it_says_what_it_does_and_when_it_has_settled():
 
 
 def test_what_is_fixed_says_so():
-    assert str(TuningStatus(mode="fixed", knobs=Knobs(workers={"read": 2}), reason="the knobs are fixed")).startswith(
-        "fixed at read=2")
+    assert str(TuningStatus(mode="fixed", knobs=Knobs(workers={"read": 2}))).startswith("fixed at read=2")
 
 
 def test_who_turns_a_knob_by_hand_has_the_knobs_from_then_on():

@@ -17,6 +17,7 @@ from sluice.ingest.faults.injection import Injection
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.transform import Transform
 from tests.ingest import twin
 from tests.ingest.test_workers import Scene, assert_gone
@@ -199,3 +200,15 @@ def test_close_from_many_threads_at_once_is_one_close(table):
     for thread in threads:
         thread.join(20)
     twin.eventually(lambda: loader._pipeline.gone)
+
+
+def test_a_pipeline_may_be_closed_in_the_middle_of_being_turned(table, monkeypatch):
+    """By the garbage collector, if the loader was forgotten and the agent's thread is the one that collects."""
+    loader = BatchLoader(table, batch_size=80, epochs=100)
+    next(iter(loader))
+    monkeypatch.setattr(Pool, "resize", lambda _pool, _workers: loader._pipeline.close())
+    turning = threading.Thread(target=loader.apply, args=(loader.knobs,), daemon=True)
+    turning.start()
+    turning.join(20)
+    assert not turning.is_alive()
+    loader.close()

@@ -13,7 +13,7 @@ import pytest
 from sluice.etl.ops.ids import Hash
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.hashed_ids import HashedIds
-from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 
 SIZE = 1_000_000
 # Computed once by hand from the definition in etl/ops/hashing.py; ids in written tables depend on them.
@@ -126,6 +126,11 @@ def test_patterns_and_guessed_roles_take_hashed_columns(files, capsys):
 def test_what_cannot_be_hashed_is_refused(files, wanted, said):
     with pytest.raises(ParquetError, match=said):
         ParquetFiles.open(files, {"label": "label", "dense": "number"}, wanted)
+
+
+def test_a_feature_table_has_its_own_ids(table):
+    with pytest.raises(ParquetError, match="a feature table has the operator hash in its spec"):
+        table_of(table, hash={"C1": 5})
 
 
 class TestTimes:
