@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dlrm import hostile_table
+from tests.dlrm import hostile_table, transformed_table
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +15,14 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table whose record names a function of a module that lies in the table, and a run over it."""
     folder = tmp_path_factory.mktemp("hostile")
     hostile_table.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def transformed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table whose spec has transforms, and a run of one epoch over it."""
+    folder = tmp_path_factory.mktemp("transforms")
+    transformed_table.write(folder)
     return folder
 
 
