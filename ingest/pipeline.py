@@ -17,7 +17,7 @@ import pyarrow as pa
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import BACKENDS, Knobs, Limits
-from sluice.ingest.machine import Machine, give_back
+from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor, Senses
 from sluice.ingest.process.worker import RestartBudget
@@ -32,7 +32,7 @@ from sluice.ingest.stages.quarantine import RowQuarantine
 from sluice.ingest.stages.scatter_kernel import load_compiled
 from sluice.ingest.stages.shuffle import Block, Chunks, Convert, Decoded, Gatherer, ReadTask, gatherings
 from sluice.ingest.stages.transform import Fused, Step, Transformer
-from sluice.ingest.stages.transform_runner import BASE_BYTES, TransformStage, Worker, function_of
+from sluice.ingest.stages.transform_runner import TransformStage, Worker, function_of
 from sluice.ingest.stats import StageStats
 
 PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their work when a pipeline stops
@@ -125,7 +125,7 @@ class Pipeline:
     def _backends(self) -> tuple[str, ...]:
         """The back ends for transforms: processes only if there is memory for as many as cores keep busy."""
         spare = self._limit - self.base - self.minimum
-        return BACKENDS if spare >= 2 * self._cores * BASE_BYTES else ("thread",)
+        return BACKENDS if spare >= 2 * self._cores * WORKER_PROCESS_BYTES else ("thread",)
 
     def _complete(self, knobs: Knobs, given: Knobs) -> Knobs:
         """Completes `given`: stages that it does not name get what `knobs` say, or one worker."""
