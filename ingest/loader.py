@@ -24,6 +24,7 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
 from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
+from sluice.ingest.stage_spec import ONLINE
 from sluice.ingest.stages.batch import Batch, Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import ErrorPolicy, Origins, Quarantine, RowQuarantine
@@ -100,7 +101,7 @@ class Loader(IterableDataset[Batch]):
         state = source.state() if any(f.online for f in source.fields) else None
         self.operators = Operators(source.fields, state, spec)
         """The operators that the table leaves to the loader, with their cost."""
-        left = [Transform("online", self.operators, pure=True)] if self.operators.chains else []
+        left = [Transform(ONLINE, self.operators, pure=True)] if self.operators.chains else []
         self.layout = Fingerprint.of(source.fields).layout
         read = source.files_of(split)
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))

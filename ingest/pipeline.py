@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sluice.ingest import stage_spec
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import BACKENDS, Knobs, Limits
@@ -24,6 +25,7 @@ from sluice.ingest.process.worker import RestartBudget
 from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, Read, RowsPlan
+from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
@@ -36,7 +38,6 @@ from sluice.ingest.stages.transform_runner import TransformStage, Worker, functi
 from sluice.ingest.stats import StageStats
 
 PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their work when a pipeline stops
-FIXED = ("read", "shuffle", "batch", "collate")
 
 
 class PipelineError(LoadingError):
@@ -66,11 +67,15 @@ class PipelineParts:
     """The number of epochs that follow each other without a stop."""
 
     def __post_init__(self) -> None:
-        names = [*FIXED, *(t.name for t in self.transforms)]
+        names = [stage.name for stage in self.stages]
         twice = {n for n in names if names.count(n) > 1}
         if twice:
             raise PipelineError(f"two stages are called {', '.join(sorted(twice))}: give each transform a name of "
                                 "its own")
+
+    @property
+    def stages(self) -> tuple[StageSpec, ...]:
+        return stage_spec.pipeline([stage_spec.transform(t.name, movable=t.movable) for t in self.transforms])
 
 
 class Pipeline:
@@ -79,15 +84,15 @@ class Pipeline:
 
     def __init__(self, parts: PipelineParts, knobs: Knobs | None):
         self._parts = parts
-        self.stages = ("read", "shuffle", "batch", *(t.name for t in parts.transforms), "collate")
-        cores = max(1, math.ceil(parts.machine.cores()))
-        self._cores = cores
-        start = Knobs(workers={"read": max(1, cores // 2), "shuffle": max(1, cores // 2)})  # a worker for each core
+        self._specs = {spec.name: spec for spec in parts.stages}
+        self.stages = tuple(self._specs)
+        self._cores = max(1, math.ceil(parts.machine.cores()))
+        start = Knobs(workers={name: spec.first_workers(self._cores) for name, spec in self._specs.items()})
         self.knobs = self._complete(start, knobs or Knobs())
         self._tallies = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
         self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
-                                      transforms=len(parts.transforms), converted=parts.converted, epochs=parts.epochs)
+                                      stages=parts.stages, converted=parts.converted, epochs=parts.epochs)
         self.minimum = self.footprint.total
         load_compiled()  # its memory is taken before anything is counted
         self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
@@ -114,12 +119,7 @@ class Pipeline:
     def limits(self) -> Limits:
         """The limits of the knobs. They rise with the cores, and never fall: knobs in force stay within them."""
         self._cores = max(self._cores, math.ceil(self._parts.machine.cores()))
-        workers = {name: (1, 2 * self._cores) for name in self.stages}
-        workers["read"] = (1, max(64, 8 * self._cores))  # waiting for a store takes no core,
-        workers |= {t.name: (1, max(16, 4 * self._cores)) for t in self._parts.transforms}  # nor for a service
-        workers["collate"] = (1, 1)  # collate only hands batches over
-        return Limits(workers=workers, backends={s.name: self._backends for s in self._parts.transforms if s.movable},
-                      fusable={b.name: a.name for a, b in itertools.pairwise(self._parts.transforms)})
+        return limits_of(tuple(self._specs.values()), self._cores, self._backends)
 
     @property
     def _backends(self) -> tuple[str, ...]:
@@ -162,11 +162,10 @@ class Pipeline:
 
     def _limit_bytes(self, stage: str) -> int:
         """How many bytes may wait after a stage."""
-        if stage == "read":
-            return self.knobs.read_ahead_bytes
-        if stage == "shuffle":  # all streams may come to the end of their window at the same time
+        room = self._specs[stage].room
+        if room == "window":  # all streams may come to the end of their window at the same time
             return len(self._parts.plan.streams_of(self._parts.rank, self._parts.ranks)) * self._block_bytes
-        return self.knobs.prefetch_bytes if stage == "collate" else self._stretch_bytes
+        return self._stretch_bytes if room == "stretch" else int(getattr(self.knobs, room))
 
     # ---- starting and stopping
 
@@ -180,25 +179,25 @@ class Pipeline:
             steps = [self._step(transform) for transform in parts.transforms]  # all: a fused stage does others' work
 
             def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, Decoded]:
-                return self._pool("read", tasks, lambda _: make_work(),
+                return self._pool(READ.name, tasks, lambda _: make_work(),
                                   size=lambda t: parts.decoding.at_work(t.read.rows),
                                   measure=lambda d: (d.table.num_rows, d.table.nbytes))
 
             decoded = parts.source.open(self._tasks(position, epochs), read)
             chunks = Chunks(plan, columns, parts.ranks, self._buffers)
             blocks: Iterator[Block] = self._pool(
-                "shuffle", gatherings(decoded), lambda _: Gatherer(plan, columns, chunks, parts.describe, parts.ids),
+                SHUFFLE.name, gatherings(decoded), lambda _: Gatherer(plan, columns, chunks, parts.describe, parts.ids),
                 size=lambda g: g.window.rows * columns.row_bytes, measure=lambda b: (b.rows, b.nbytes))
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
-                "batch", cuts(blocks, plan, parts.ranks, chunks), self._marked(cutter), size=cutter.size,
+                BATCH.name, cuts(blocks, plan, parts.ranks, chunks), self._marked(cutter), size=cutter.size,
                 measure=_measured)
             for number, transform in enumerate(parts.transforms):
                 stretches = self._pool(transform.name, stretches, self._transformer(number, steps),
                                        size=lambda s: s.nbytes, measure=_measured,
                                        passes=functools.partial(_done, number))
             collator = Collator(columns, plan.batch_size // parts.ranks)
-            return self._pool("collate", stretches, lambda _: collator, size=lambda s: s.nbytes,
+            return self._pool(COLLATE.name, stretches, lambda _: collator, size=lambda s: s.nbytes,
                               measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
 
     def close(self) -> list[Pool[Any, Any]]:
