@@ -111,13 +111,7 @@ class Controller:
         if self._tunable.limits != self._limits:  # the start, or another machine: what was known no longer holds
             self._limits = self._tunable.limits
             self._state = self._policy.initial(self._limits, before)
-            if self._learned is not None and (recall := getattr(self._policy, "recall", None)):
-                try:
-                    self._state = recall(self._state, self._learned)
-                except (KeyError, TypeError, ValueError, AttributeError) as error:
-                    self._record_to({"kind": "fault", "where": "agent", "text": "what was learned in an earlier run is "
-                                     f"ignored: {type(error).__name__}: {error}"})
-                self._learned = None
+            self._recall()
         if len(self._changed) == self._changed.maxlen and self._clock() - self._changed[0] < _MINUTE_S:
             return
         after, self._state, reason = self._policy.decide(snapshot, self._state)
@@ -145,6 +139,21 @@ class Controller:
         if not begun:
             return snapshot
         return begun[(len(begun) - 1) // 2 if self.decisions == 1 else 0]
+
+    def _recall(self) -> None:
+        """Gives the policy what was learned in an earlier run, once; one that has no use for it leaves it for the
+        next."""
+        if self._learned is None:
+            return
+        try:
+            recalled = self._policy.recall(self._state, self._learned)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._learned = None
+            self._record_to({"kind": "fault", "where": "agent", "text": "what was learned in an earlier run is "
+                             f"ignored: {type(error).__name__}: {error}"})
+            return
+        if recalled is not None:
+            self._state, self._learned = recalled, None
 
     def _apply(self, knobs: Knobs) -> bool:
         """Applies the knobs; returns whether they are in force. If the limits have changed meanwhile, the policy starts
@@ -177,10 +186,10 @@ class Controller:
 
     def _log_verdict(self) -> None:
         """Logs what the policy knows at the end, if it can explain it."""
-        explain = getattr(self._policy, "explain", None)
         if self._reason is not None:
+            explained = self._policy.explain(self._state) if self._limits else None
             self._record_to({"kind": "verdict", "text": self._reason.text, "bottleneck": self._reason.bottleneck,
-                             "details": explain(self._state) if explain and self._limits else self._reason.details})
+                             "details": self._reason.details if explained is None else explained})
 
     def _metric(self, seen: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
         stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
@@ -215,8 +224,8 @@ class Controller:
     def learned(self) -> Mapping[str, Any] | None:
         """What the policy has learned so far, as plain data, or what it was given and could not use yet; None if
         nothing."""
-        tell = getattr(self._policy, "learned", None)
-        return tell(self._state) if tell and self._limits else self._learned
+        learned = self._policy.learned(self._state) if self._limits else None
+        return self._learned if learned is None else learned
 
     def start(self) -> Controller:
         """Runs ticks in a separate thread until `stop()`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -46,14 +48,28 @@ class Reason:
     """The knobs that a policy which changes nothing would choose, such as `shadow`."""
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Something that chooses knobs. `decide` is pure: no clock, thread, file or randomness but what is in its
-    arguments."""
+    arguments. A policy that learns or explains itself says so by the last three methods; others leave them."""
 
     name: str
 
+    @abstractmethod
     def initial(self, limits: Limits, knobs: Knobs) -> Any:
         """The state before the first snapshot."""
 
+    @abstractmethod
     def decide(self, snapshot: Snapshot, state: Any) -> tuple[Knobs, Any, Reason]:
         """The knobs to have from now on (possibly those in force), the next state, and why."""
+
+    def learned(self, state: Any) -> Mapping[str, Any] | None:
+        """What it has learned, as plain data for `recall` in another process; None if it learns nothing."""
+        return None
+
+    def recall(self, state: Any, learned: Mapping[str, Any]) -> Any:
+        """A state that knows what was learned before; None if it has no use for that."""
+        return None
+
+    def explain(self, state: Any) -> dict[str, Any] | None:
+        """What it knows at the end of a run, JSON-ready; None if its last reason says all."""
+        return None

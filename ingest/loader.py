@@ -23,6 +23,7 @@ from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
 from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
+from sluice.ingest.stage_spec import ONLINE
 from sluice.ingest.stages.batch import Batch, Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import ErrorPolicy, Origins, Quarantine, RowQuarantine
@@ -88,7 +89,7 @@ class BatchLoader(IterableDataset[Batch]):
         state = source.state() if any(f.online for f in source.fields) else None
         self.operators = Operators(source.fields, state, spec)
         """The operators that the table leaves to the loader, with their cost."""
-        left = [Transform("online", self.operators, pure=True)] if self.operators.chains else []
+        left = [Transform(ONLINE, self.operators, pure=True)] if self.operators.chains else []
         left += bound(source.transforms, source.stored, source.permission)
         self.layout = source.fingerprint.layout
         read = source.files_of(split)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UNLIMITED = 2**60  # version 1 writes a number near 2**63 for "no limit"
+WORKER_PROCESS_BYTES = 50 * 2**20
+"""What a worker process takes with numpy and pyarrow: it is charged with that, and planned with, until it is known."""
 
 
 @dataclass(frozen=True, slots=True)

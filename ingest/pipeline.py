@@ -14,16 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from sluice.ingest import stage_spec
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import BACKENDS, Knobs, Limits
-from sluice.ingest.machine import Machine, give_back
+from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor, Senses
 from sluice.ingest.process.worker import RestartBudget
 from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, Read, RowsPlan
+from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
@@ -32,13 +34,12 @@ from sluice.ingest.stages.quarantine import RowQuarantine
 from sluice.ingest.stages.scatter_kernel import load_compiled
 from sluice.ingest.stages.shuffle import Chunks, Convert, Gatherer, Gathering, ReadTask
 from sluice.ingest.stages.transform import Fused
-from sluice.ingest.stages.transform_runner import BASE_BYTES, TransformStage, Worker, function_of
+from sluice.ingest.stages.transform_runner import TransformStage, Worker, function_of
 from sluice.ingest.stages.transformer import Step, Transformer
 from sluice.ingest.stages.windows import ReadDone, ReadWorker, Windows, placed
 from sluice.ingest.stats import StageStats
 
 PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their work when a pipeline stops
-FIXED = ("read", "shuffle", "batch", "collate")
 
 
 class PipelineError(LoadingError):
@@ -68,11 +69,15 @@ class PipelineParts:
     """The number of epochs that follow each other without a stop."""
 
     def __post_init__(self) -> None:
-        names = [*FIXED, *(t.name for t in self.transforms)]
+        names = [stage.name for stage in self.stages]
         twice = {n for n in names if names.count(n) > 1}
         if twice:
             raise PipelineError(f"two stages are called {', '.join(sorted(twice))}: give each transform a name of "
                                 "its own")
+
+    @property
+    def stages(self) -> tuple[StageSpec, ...]:
+        return stage_spec.pipeline([stage_spec.transform(t.name, movable=t.movable) for t in self.transforms])
 
 
 class Pipeline:
@@ -81,16 +86,16 @@ class Pipeline:
 
     def __init__(self, parts: PipelineParts, knobs: Knobs | None):
         self._parts = parts
-        self.stages = ("read", "shuffle", "batch", *(t.name for t in parts.transforms), "collate")
-        cores = max(1, math.ceil(parts.machine.cores()))
-        self._cores = cores
-        # A worker for each core: whoever decodes a window's last rows places them.
-        start = Knobs(workers={"read": cores}, fused=frozenset({"shuffle"}))
+        self._specs = {spec.name: spec for spec in parts.stages}
+        self.stages = tuple(self._specs)
+        self._cores = max(1, math.ceil(parts.machine.cores()))
+        start = Knobs(workers={name: spec.first_workers(self._cores) for name, spec in self._specs.items()},
+                      fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused))
         self.knobs = self._complete(start, start if knobs is None else knobs)
         self._tallies = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
         self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
-                                      transforms=len(parts.transforms), converted=parts.converted, epochs=parts.epochs)
+                                      stages=parts.stages, converted=parts.converted, epochs=parts.epochs)
         self.minimum = self.footprint.total
         load_compiled()  # its memory is taken before anything is counted
         self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
@@ -121,19 +126,13 @@ class Pipeline:
     def limits(self) -> Limits:
         """The limits of the knobs. They rise with the cores, and never fall: knobs in force stay within them."""
         self._cores = max(self._cores, math.ceil(self._parts.machine.cores()))
-        workers = {name: (1, 2 * self._cores) for name in self.stages}
-        workers["read"] = (1, max(64, 8 * self._cores))  # waiting for a store takes no core,
-        workers |= {t.name: (1, max(16, 4 * self._cores)) for t in self._parts.transforms}  # nor for a service
-        workers["collate"] = (1, 1)  # collate only hands batches over
-        return Limits(workers=workers, backends={s.name: self._backends for s in self._parts.transforms if s.movable},
-                      fusable={"shuffle": "read"} | {
-                          after.name: before.name for before, after in itertools.pairwise(self._parts.transforms)})
+        return limits_of(tuple(self._specs.values()), self._cores, self._backends)
 
     @property
     def _backends(self) -> tuple[str, ...]:
         """The back ends for transforms: processes only if there is memory for as many as cores keep busy."""
         spare = self._limit - self.base - self.minimum
-        return BACKENDS if spare >= 2 * self._cores * BASE_BYTES else ("thread",)
+        return BACKENDS if spare >= 2 * self._cores * WORKER_PROCESS_BYTES else ("thread",)
 
     def _complete(self, knobs: Knobs, given: Knobs) -> Knobs:
         """Completes `given`: stages that it does not name get what `knobs` say, or one worker."""
@@ -170,11 +169,10 @@ class Pipeline:
 
     def _limit_bytes(self, stage: str) -> int:
         """How many bytes may wait after a stage."""
-        if stage == "read":
-            return self.knobs.read_ahead_bytes
-        if stage == "shuffle":  # all streams may come to the end of their window at the same time
+        room = self._specs[stage].room
+        if room == "window":  # all streams may come to the end of their window at the same time
             return len(self._parts.plan.streams_of(self._parts.rank, self._parts.ranks)) * self._block_bytes
-        return self.knobs.prefetch_bytes if stage == "collate" else self._stretch_bytes
+        return self._stretch_bytes if room == "stretch" else int(getattr(self.knobs, room))
 
     # ---- starting and stopping
 
@@ -193,26 +191,26 @@ class Pipeline:
                 return Gatherer(plan, columns, chunks, parts.describe, parts.ids)
 
             def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, ReadDone]:
-                return self._pool("read", tasks, lambda clock: ReadWorker(
-                    make_work(), windows, gatherer(), clock=clock, shuffle=self._tallies["shuffle"],
+                return self._pool(READ.name, tasks, lambda clock: ReadWorker(
+                    make_work(), windows, gatherer(), clock=clock, shuffle=self._tallies[SHUFFLE.name],
                     room=lambda window: self._room_for(window, windows)),
                     size=lambda t: parts.decoding.at_work(t.read.rows), measure=lambda r: (r.rows, r.nbytes),
                     corrects=False)
 
             blocks = self._pool(
-                "shuffle", windows.in_order(parts.source.open(self._tasks(position, epochs), read)),
+                SHUFFLE.name, windows.in_order(parts.source.open(self._tasks(position, epochs), read)),
                 lambda _: gatherer(), size=lambda g: g.window.rows * columns.row_bytes,
                 measure=lambda b: (b.rows, b.nbytes), passes=placed)
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
-                "batch", cuts(blocks, plan, parts.ranks, chunks), self._marked(cutter), size=cutter.size,
+                BATCH.name, cuts(blocks, plan, parts.ranks, chunks), self._marked(cutter), size=cutter.size,
                 measure=_measured)
             for number, transform in enumerate(parts.transforms):
                 stretches = self._pool(transform.name, stretches, self._transformer(number, steps),
                                        size=lambda s: s.nbytes, measure=_measured,
                                        passes=functools.partial(_done, number))
             collator = Collator(columns, plan.batch_size // parts.ranks)
-            return self._pool("collate", stretches, lambda _: collator, size=lambda s: s.nbytes,
+            return self._pool(COLLATE.name, stretches, lambda _: collator, size=lambda s: s.nbytes,
                               measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
 
     def close(self) -> list[Pool[Any, Any]]:
@@ -256,8 +254,8 @@ class Pipeline:
         window is due soon, and there is memory for it."""
         plan, knobs, governor = self._parts.plan, self.knobs, self._governor
         streams = len(plan.streams_of(self._parts.rank, self._parts.ranks))
-        soon = (2 + knobs.workers["read"] // streams) * self._placed_rows
-        if "shuffle" not in knobs.fused or windows.ahead(window) > soon:
+        soon = (2 + knobs.workers[READ.name] // streams) * self._placed_rows
+        if SHUFFLE.name not in knobs.fused or windows.ahead(window) > soon:
             return None
         with governor.lock:
             return governor.admit(window.window.rows * self._parts.columns.row_bytes, due=False)

@@ -18,7 +18,8 @@ from tests.optional_folders import OPTIONAL, is_left_out
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("etl", "ingest", "agent", "dlrm")
 MOST_FILES = 14
-SHARED_WITH_AGENT = {"sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.row_order", "sluice.ingest.machine"}
+SHARED_WITH_AGENT = {"sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec",
+                     "sluice.ingest.row_order", "sluice.ingest.machine"}
 FOR_EVERY_ROOM = {"sluice.etl.common.arguments", "sluice.etl.common.errors", "sluice.etl.common.slow_path",
                   "sluice.etl.common.suggest"}
 CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.spec.permission",
@@ -32,7 +33,8 @@ PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "
             "sluice.dlrm.hpo.trial_server"}
 FOR_PROGRAMS = {"sluice.etl.common.program"}
 LIGHT = ("sluice", "sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.ops", "sluice.etl.schema",
-         "sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.row_order", "sluice.ingest.machine",
+         "sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec", "sluice.ingest.row_order",
+         "sluice.ingest.machine",
          "sluice.agent.tunable", "sluice.agent.controller", "sluice.agent.policies")
 HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 

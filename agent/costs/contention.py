@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.agent.costs.rates import PipelineRates
-
-_LEAST = 0.02  # cores: with fewer in use, waits for a core say nothing
-CONTENDED = 1.3  # times slower than with free cores: from here on other programs matter
+from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +21,9 @@ class Contention:
     """How many times slower than alone a thread runs, if as many of ours as there are cores want one."""
 
     @classmethod
-    def of(cls, seen: PipelineRates) -> Contention:
+    def of(cls, seen: PipelineRates, settings: PlannerSettings = DEFAULT) -> Contention:
         running, wanting, quota = seen.running, seen.wanting, seen.cpu_quota
-        if running < _LEAST or quota <= 0 or wanting <= running:
+        if running < settings.least_running or quota <= 0 or wanting <= running:
             return cls(cores=quota)
         # Fair shares: all threads wait as long as ours do, wanting / running. Where nobody says what the others run,
         # they run all that we do not; but if we want fewer cores than there are, a wait may be chance as well.

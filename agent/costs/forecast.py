@@ -9,22 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.agent.costs.allocation import Allocation, StageRequest, allocate
-from sluice.agent.costs.contention import CONTENDED, Contention
+from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost
+from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.machine import WORKER_PROCESS_BYTES
 
-HEADROOM = 1.05  # capacity over what is needed, for the unevenness that averages hide
-MEMORY_TARGET = 0.9  # share of the limit that a choice may fill
-HANDOVER_S = 20e-6  # processor seconds that an item costs from one stage's workers to the next one's
-_IN_HAND = 1.5  # times an item's bytes that a worker holds: its output, and part of its input
-_READ_AHEAD = 1.0  # items a reader may have finished and waiting
-_PREFETCH = 4.0  # batches that may wait for the trainer
-_LEAN, _WORTH_LEAN = 0.5, 1.05  # share of what buffers want, if that brings so many times the rows
-_SHARE = 0.25  # of the memory limit: the most that one buffer wants
-_PROCESS_BYTES = 50 * 2**20  # a worker process with numpy and pyarrow
 _MIB = 2**20
-_HALVINGS = 6  # of the range in which the best rate is searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +44,16 @@ class Forecast:
     """How many times slower a core is than a free one, as other programs use it too."""
     buffers: float = 1.0
     """The share of the buffers' wanted bytes that they get."""
+    settings: PlannerSettings = DEFAULT
 
     @classmethod
     def of(cls, seen: PipelineRates, knobs: Knobs, limits: Limits, services: Mapping[str, StageCost], *,
-           other_cpu_s: float, demand: float) -> Forecast:
+           other_cpu_s: float, demand: float, settings: PlannerSettings = DEFAULT) -> Forecast:
         known = {name: service for name, service in services.items() if service.points}
-        pressure = Contention.of(seen)
+        pressure = Contention.of(seen, settings)
         empty = cls(knobs=knobs, limits=limits, services=_joined(known, knobs, limits), each=known, demand=demand,
                     base_bytes=0.0, memory_limit=seen.memory_limit, slow=pressure.slow, cores=seen.cpu_quota,
-                    stage_cores=pressure.cores, other_cpu_s=other_cpu_s)
+                    stage_cores=pressure.cores, other_cpu_s=other_cpu_s, settings=settings)
         # A worker at work holds an item; a process holds its libraries, at work or not.
         in_hand = sum(min(seen.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
                       + knobs.workers[n] * empty._process_bytes(n) for n in empty.services if n in seen.stages)
@@ -75,7 +68,7 @@ class Forecast:
 
     @property
     def contended(self) -> bool:
-        return self.slow >= CONTENDED
+        return self.slow >= self.settings.contended
 
     def cores_rate(self, workers: Mapping[str, int]) -> float:
         """The rows a second for which the cores are enough."""
@@ -106,7 +99,7 @@ class Forecast:
 
     def fits(self, knobs: Knobs) -> bool:
         """Whether the knobs leave the margin of memory that a choice has to leave."""
-        return self.memory(knobs) <= MEMORY_TARGET * self.memory_limit
+        return self.memory(knobs) <= self.settings.memory_target * self.memory_limit
 
     def best(self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool = False) -> tuple[Knobs, float]:
         """Finds the knobs of the highest rate within the `ranges` and memory, and that rate.
@@ -116,8 +109,8 @@ class Forecast:
         found = self._best(ranges, fewest=fewest, tight=tight)
         if sum(ranges[n][1] * self._worker_bytes(n) for n in self.services) <= self._room:
             return found
-        other = replace(self, buffers=_LEAN)._best(ranges, fewest=fewest, tight=tight)
-        return other if other[1] >= _WORTH_LEAN * found[1] else found
+        other = replace(self, buffers=self.settings.lean)._best(ranges, fewest=fewest, tight=tight)
+        return other if other[1] >= self.settings.worth_lean * found[1] else found
 
     def _best(self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool) -> tuple[Knobs, float]:
         requests = []
@@ -126,7 +119,7 @@ class Forecast:
             current = self.knobs.workers[name]
             if not fewest and least < current <= most and self.capacity(name, current) >= self.capacity(name, least):
                 least = current
-            ahead = self.buffers * _READ_AHEAD * service.item_bytes if name == self._first else 0.0
+            ahead = self.buffers * self.settings.read_ahead_items * service.item_bytes if name == self._first else 0.0
             capacity = functools.cache(self._with_headroom(name, most))  # asked for in each halving
             requests.append(StageRequest(name=name, least=least, most=most, capacity=capacity,
                                          worker_bytes=self._worker_bytes(name) + ahead))
@@ -156,7 +149,7 @@ class Forecast:
     def fused(self, name: str) -> Forecast:
         """The forecast if the workers of the stage before did a stage's work: each item is handed over once less."""
         rows = self.each[name].item_rows
-        saved_s = min(self.other_cpu_s, HANDOVER_S / rows) if rows else 0.0
+        saved_s = min(self.other_cpu_s, self.settings.handover_s / rows) if rows else 0.0
         saved = saved_s * self.rate(self.knobs.workers)  # in cores; until now they counted as taken by others
         look = self._as(replace(self.knobs, fused=self.knobs.fused | {name}), self.each)
         return replace(look, other_cpu_s=self.other_cpu_s - saved_s,
@@ -172,7 +165,7 @@ class Forecast:
     def _with_headroom(self, name: str, most: int) -> Callable[[int], float]:
         """A stage's capacity less some headroom, except at the most workers that it may have: there is no more to
         get."""
-        return lambda n: self.capacity(name, n) / (HEADROOM if n < most else 1.0)
+        return lambda n: self.capacity(name, n) / (self.settings.headroom if n < most else 1.0)
 
     def _allocate(self, requests: list[StageRequest], room: float) -> Allocation:
         """Allocates workers. Where more workers make a row dearer, the cores are enough for fewer rows, so aiming a
@@ -180,7 +173,7 @@ class Forecast:
         fewest = {**self.knobs.workers, **{r.name: r.least for r in requests}}
         enough = min(self.demand, max(self.cores_rate(self.knobs.workers), self.cores_rate(fewest)))
         found, low, high, share = [], 0.0, 1.0, 1.0
-        for _ in range(_HALVINGS):
+        for _ in range(self.settings.halvings):
             one = allocate(requests, enough=share * enough, memory=room)
             cores_rate = self.cores_rate({**self.knobs.workers, **one.workers})
             found.append(replace(one, rows_per_s=min(one.rows_per_s, cores_rate)))
@@ -201,7 +194,7 @@ class Forecast:
     @property
     def _room(self) -> float:
         """The bytes that are left for workers and for what readers have finished."""
-        room = MEMORY_TARGET * self.memory_limit - self.base_bytes
+        room = self.settings.memory_target * self.memory_limit - self.base_bytes
         return room - self._buffers(self.knobs.workers)["prefetch_bytes"]
 
     @property
@@ -209,12 +202,12 @@ class Forecast:
         return next(iter(self.limits.workers))
 
     def _item_bytes(self, name: str) -> float:
-        return _IN_HAND * self.services[name].item_bytes
+        return self.settings.in_hand * self.services[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
         """The bytes of a worker's processes: it has one for each stage whose work it does."""
         stages = sum(self.limits.head(self.knobs, n) == name for n in self.each)
-        return stages * _PROCESS_BYTES if self.knobs.backend.get(name) == "process" else 0
+        return stages * WORKER_PROCESS_BYTES if self.knobs.backend.get(name) == "process" else 0
 
     def _worker_bytes(self, name: str) -> float:
         return self._item_bytes(name) + self._process_bytes(name)
@@ -225,12 +218,12 @@ class Forecast:
             return self.services[name].item_bytes if name in self.services else 0.0
 
         last = list(self.limits.workers)[-1]
-        needs = {"read_ahead_bytes": self.buffers * _READ_AHEAD * workers[self._first] * item_bytes(self._first),
-                 "prefetch_bytes": self.buffers * _PREFETCH * item_bytes(last)}
-        sizes = {}
-        for name, need in needs.items():
+        items = {"read_ahead_bytes": self.settings.read_ahead_items * workers[self._first] * item_bytes(self._first),
+                 "prefetch_bytes": self.settings.prefetch_batches * item_bytes(last)}
+        most, sizes = self.settings.buffer_share * self.memory_limit, {}
+        for name, bytes_ in items.items():
             low, high = getattr(self.limits, name)
-            sizes[name] = min(max(_MIB * math.ceil(min(need, _SHARE * self.memory_limit) / _MIB), low), high)
+            sizes[name] = min(max(_MIB * math.ceil(min(self.buffers * bytes_, most) / _MIB), low), high)
         return sizes
 
 

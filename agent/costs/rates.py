@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from sluice.agent.planner_settings import DEFAULT
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
-
-_SATURATED = 0.92  # of the cores in use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +51,9 @@ class PipelineRates:
     idle: float | None = None
     """Cores without work, of those that may be used. Near 0: every core is wanted; None: unknown."""
 
-    @property
-    def saturated(self) -> bool:
-        """Whether no core is free."""
-        return self.cpu >= _SATURATED * self.cpu_quota
+    def saturated(self, share: float = DEFAULT.saturated) -> bool:
+        """Whether no core is free: at least this share of them is in use."""
+        return self.cpu >= share * self.cpu_quota
 
     @property
     def running(self) -> float:

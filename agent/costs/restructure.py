@@ -13,10 +13,6 @@ from dataclasses import dataclass
 from sluice.agent.costs.forecast import Forecast
 from sluice.agent.costs.rates import PipelineRates, StageRates
 
-_HOLDS = 0.5  # of a core: a stage that computes less delays no other
-_ALONE = 1.15  # cores: those who need a lock do not compute side by side
-_WAITING = 1.0  # workers of others that wait for a store or a lock, on average
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restructuring:
@@ -45,11 +41,11 @@ def locked(look: Forecast) -> Iterator[Restructuring]:
 def suspected(look: Forecast, since: PipelineRates) -> Iterator[Restructuring]:
     """The stages on threads that may hold the lock for which the others wait, while cores are free."""
     for name in _movable(look):
-        if since.saturated or look.each[name].backend != "thread" or name not in since.stages:
+        if since.saturated(look.settings.saturated) or look.each[name].backend != "thread" or name not in since.stages:
             continue
         others = sum(_waiting(since.stages[n]) for n, s in look.services.items()
                      if n != name and n in since.stages and s.backend == "thread")
-        if _HOLDS <= since.stages[name].cpu <= _ALONE and others >= _WAITING:
+        if look.settings.holds <= since.stages[name].cpu <= look.settings.alone and others >= look.settings.waiting:
             yield Restructuring(kind="switch", stage=name, look=look.switched(name, lambda s: s.unhindered()),
                                 cause=f"{name} may hold the lock that {others:.1f} workers of other stages wait for")
 

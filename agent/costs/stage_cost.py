@@ -13,18 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.ingest.stats import StageStats
-
-_LEAST_ITEMS = 2  # an interval with fewer goes on, as they say little
-_LEARNING = 0.25  # weight of a new observation once a point is settled
-_DRIFT = 1.5  # a cost this many times off is a surprise, and surprises add up (a cumulative sum, each way)
-_SLACK, _CLIP, _ALARM = 0.1, 0.8, 1.7  # of the cost's logarithm: no surprise, the largest surprise, a changed workload
-_FORGET = 0.99  # factor by which the largest item seen fades with each observation
-_FLAT = 0.98  # two settings with almost the same rate: something else bounds the stage, also between them
-_STEEP = 2.0  # times dearer with more workers: there may be a kink before
-_RELIEVED = 1.15  # times the cost with fewest workers: if dearer, the lock may have been the cause
-_LEAST_WAIT = 0.1  # of the cost: waiting that no stage gets rid of
-_LOCKED = 1.5  # times dearer with more workers, because of waiting: they wait for each other
 
 
 def between(few: int, many: int) -> int:
@@ -46,8 +36,8 @@ class Point:
     def wait_s(self) -> float:
         return max(0.0, self.busy_s - self.cpu_s)
 
-    def towards(self, busy_s: float, cpu_s: float) -> Point:
-        weight = max(_LEARNING, 1 / (self.seen + 1))
+    def towards(self, busy_s: float, cpu_s: float, learning: float) -> Point:
+        weight = max(learning, 1 / (self.seen + 1))
         error = busy_s / self.busy_s - 1
         return Point(busy_s=self.busy_s + weight * (busy_s - self.busy_s),
                      cpu_s=self.cpu_s + weight * (cpu_s - self.cpu_s),
@@ -77,6 +67,7 @@ class StageCost:
     backend: str = ""
     elsewhere: Mapping[str, Mapping[int, Point]] = field(default_factory=dict)
     """The points of back ends that the stage has left."""
+    settings: PlannerSettings = DEFAULT
     _anchor: StageStats | None = None  # counters where the present observation began
     _surprise: float = 0.0  # added up; above 0 for a dearer row, below for a cheaper
 
@@ -93,9 +84,9 @@ class StageCost:
         items, rows = now.items - then.items, now.rows - then.rows
         core_wait_s, cpu_s = now.core_wait_s - then.core_wait_s, now.cpu_s - then.cpu_s
         busy_s = max(now.busy_s - then.busy_s - core_wait_s, min(cpu_s, now.busy_s - then.busy_s))
-        if items < _LEAST_ITEMS or rows <= 0 or busy_s <= 0 or min(cpu_s, core_wait_s) < 0:
+        if items < self.settings.least_items or rows <= 0 or busy_s <= 0 or min(cpu_s, core_wait_s) < 0:
             return replace(self, age=self.age + 1)
-        item_bytes = max(_FORGET * self.item_bytes, (now.bytes - then.bytes) / items)
+        item_bytes = max(self.settings.forget * self.item_bytes, (now.bytes - then.bytes) / items)
         seen = replace(self, _anchor=now, item_bytes=item_bytes, item_rows=rows / items, age=0, _surprise=0.0)
         busy_s, cpu_s = busy_s / rows, cpu_s / rows
         if saturated and not core_wait_s and self.points:
@@ -105,15 +96,16 @@ class StageCost:
     def _learn(self, workers: int, busy_s: float, cpu_s: float, surprise: float) -> StageCost:
         known = self.points.get(workers)
         off = busy_s / self.busy_s(workers) if self.points else 1.0
-        residual = self.residual + _LEARNING * (min(abs(off - 1), 1.0) - self.residual)
+        residual = self.residual + self.settings.learning * (min(abs(off - 1), 1.0) - self.residual)
         if known is None:
             return replace(self, residual=residual,
                            points={**self.points, workers: Point(busy_s=busy_s, cpu_s=cpu_s)})
-        if 1 / _DRIFT < off < _DRIFT:
-            return replace(self, residual=residual, points={**self.points, workers: known.towards(busy_s, cpu_s)})
-        step = math.copysign(min(abs(math.log(off)), _CLIP) - _SLACK, off - 1)
+        if 1 / self.settings.drift < off < self.settings.drift:
+            nearer = known.towards(busy_s, cpu_s, self.settings.learning)
+            return replace(self, residual=residual, points={**self.points, workers: nearer})
+        step = math.copysign(min(abs(math.log(off)), self.settings.clip) - self.settings.slack, off - 1)
         surprise = step if surprise * step < 0 else surprise + step
-        if abs(surprise) < _ALARM:
+        if abs(surprise) < self.settings.alarm:
             return replace(self, residual=residual, _surprise=surprise)
         # The curve keeps its shape, as the contention that bent it is still there.
         cpu_off = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
@@ -126,9 +118,9 @@ class StageCost:
                 "points": _plain(self.points), "elsewhere": {b: _plain(points) for b, points in self.elsewhere.items()}}
 
     @classmethod
-    def from_dict(cls, name: str, values: Mapping[str, Any]) -> StageCost:
-        return cls(name=name, backend=values["backend"], item_bytes=values["item_bytes"], residual=values["residual"],
-                   points=_points(values["points"]),
+    def from_dict(cls, name: str, values: Mapping[str, Any], settings: PlannerSettings = DEFAULT) -> StageCost:
+        return cls(name=name, settings=settings, backend=values["backend"], item_bytes=values["item_bytes"],
+                   residual=values["residual"], points=_points(values["points"]),
                    elsewhere={b: _points(points) for b, points in values["elsewhere"].items()})
 
     def on(self, backend: str) -> StageCost:
@@ -147,8 +139,8 @@ class StageCost:
     def relieved(self) -> StageCost:
         """The stage if its workers no longer disturbed each other, as a stage that held the same lock has moved
         away."""
-        least = self.points[min(self.points)]
-        return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= _RELIEVED * least.busy_s})
+        most = self.settings.relieved * self.points[min(self.points)].busy_s
+        return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= most})
 
     def stale(self) -> StageCost:
         """The same model, but the next observation at a setting replaces all earlier ones."""
@@ -156,15 +148,15 @@ class StageCost:
 
     def unhindered(self) -> StageCost:
         """The stage if it hardly waited, neither for a lock nor for a store."""
-        return replace(self, points={n: replace(p, busy_s=max(p.cpu_s, _LEAST_WAIT * p.busy_s))
+        return replace(self, points={n: replace(p, busy_s=max(p.cpu_s, self.settings.least_wait * p.busy_s))
                                      for n, p in self.points.items()})
 
     @property
     def locked(self) -> bool:
         """Whether the workers wait for each other: more of them made a row dearer, and the added time is waiting."""
         least = self.points[min(self.points)]
-        return any(p.busy_s >= _LOCKED * least.busy_s and p.wait_s - least.wait_s >= 0.5 * (p.busy_s - least.busy_s)
-                   for p in self.points.values())
+        return any(p.busy_s >= self.settings.locked * least.busy_s
+                   and p.wait_s - least.wait_s >= 0.5 * (p.busy_s - least.busy_s) for p in self.points.values())
 
     def _nearest(self, workers: int) -> Point:
         return self.points[min(self.points, key=lambda n: (abs(n - workers), n))]
@@ -226,8 +218,8 @@ class StageCost:
         at = seen.index(best)
         hopes: dict[int, float] = {}
         for few, many in itertools.pairwise(seen[:at + 2]):
-            if _FLAT < self.capacity(few) / self.capacity(many) < 1 / _FLAT or (
-                    many < best and self.busy_s(many) < _STEEP * self.busy_s(few)):
+            if self.settings.flat < self.capacity(few) / self.capacity(many) < 1 / self.settings.flat or (
+                    many < best and self.busy_s(many) < self.settings.steep * self.busy_s(few)):
                 continue
             # With fewer workers than this, not even the best curve would bring more.
             least = max(few + 1, math.ceil(worth * self.capacity(best) / self.capacity(few) * few))

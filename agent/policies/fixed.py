@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 
-class Fixed:
+class Fixed(Policy):
     name = "fixed"
 
     def initial(self, limits: Limits, knobs: Knobs) -> Knobs:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
@@ -74,7 +74,7 @@ class IntuneState:
     last: Snapshot | None = None
 
 
-class InTune:
+class InTune(Policy):
     name = "intune"
 
     def __init__(self, weights: Path = WEIGHTS, *, model_latency: bool = True) -> None:

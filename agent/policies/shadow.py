@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.policies.planner.state import PlannerState
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 
-class Shadow:
+class Shadow(Policy):
     """Puts what the planner would do into its reasons (`proposal`), which the controller logs."""
 
     name = "shadow"
 
-    def __init__(self) -> None:
-        self._planner = Planner()
+    def __init__(self, settings: PlannerSettings = DEFAULT) -> None:
+        self._planner = Planner(settings)
 
     def initial(self, limits: Limits, knobs: Knobs) -> PlannerState:
         return self._planner.initial(limits, knobs)

@@ -10,8 +10,8 @@ from typing import Any
 
 from sluice.agent.report.format import percent
 from sluice.agent.report.run_folder import Run
+from sluice.ingest.stage_spec import ONLINE
 
-_ONLINE = "online"  # the name of the loader's stage that applies operators begins so
 _MOST = 3  # at most so many columns are named
 _NOTHING = 0.005  # of the rate: a smaller gain counts as none
 
@@ -52,7 +52,7 @@ class Bounds:
     def of(cls, details: Mapping[str, Any], cores: float) -> Bounds:
         """Reads the bounds from a verdict's details."""
         by_cores = details.get("cores_rows_per_s")
-        online = details["stages"].get(_ONLINE, {"cpu_us_a_row": 0.0})
+        online = details["stages"].get(ONLINE, {"cpu_us_a_row": 0.0})
         return cls(stages={n: (m["workers"], 1e-6 * m["busy_us_a_row"]) for n, m in details["stages"].items()},
                    online_cpu_s=1e-6 * online["cpu_us_a_row"],
                    cpu_s=cores / by_cores if by_cores else 0.0, cores=cores,
@@ -61,7 +61,7 @@ class Bounds:
     @property
     def without(self) -> Bounds:
         """The bounds without operators in the loader: their stage is gone, with its copies and hand-overs."""
-        return replace(self, stages={n: s for n, s in self.stages.items() if n != _ONLINE}, online_cpu_s=0.0,
+        return replace(self, stages={n: s for n, s in self.stages.items() if n != ONLINE}, online_cpu_s=0.0,
                        cpu_s=max(0.0, self.cpu_s - self.online_cpu_s))
 
     def rate(self, more_s: Mapping[str, float] = MappingProxyType({})) -> float:
@@ -88,16 +88,16 @@ def moves(run: Run) -> list[Move]:
     stored = measured["row_bytes"]
 
     def stage_of(one: Mapping[str, Any]) -> str:
-        return str(one.get("stage", _ONLINE))  # older runs name none: it was always this one
+        return str(one.get("stage", ONLINE))  # older runs name none: it was always this one
 
     def move(some: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
         cost: dict[str, float] = {}
         for one in some:
             cost[stage_of(one)] = cost.get(stage_of(one), 0.0) + (-one["cpu_s"] if to_etl else one["cpu_s"])
         more = sum(one["bytes_after"] - one["bytes_before"] for one in some) / stored if to_etl and stored else None
-        stay = [one for one in measured["loader"] if stage_of(one) == _ONLINE and one not in some]
-        if to_etl and bounds.online_cpu_s and _ONLINE in cost and not stay:
-            del cost[_ONLINE]
+        stay = [one for one in measured["loader"] if stage_of(one) == ONLINE and one not in some]
+        if to_etl and bounds.online_cpu_s and ONLINE in cost and not stay:
+            del cost[ONLINE]
             then = bounds.without.rate(cost)
         else:
             then = bounds.rate(cost)

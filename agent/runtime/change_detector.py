@@ -6,10 +6,10 @@ from typing import Any
 
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost
+from sluice.agent.planner_settings import DEFAULT
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.stats import Snapshot
 
-_MATTERS = 0.3  # of a stage's workers busy: below this, its cost makes no difference
 _OURS = 8  # snapshots after a change of workers in which events count as its effect
 _OTHER_LIMIT = 0.05  # of a memory limit: a smaller change is only memory that other programs took
 
@@ -42,9 +42,9 @@ class ChangeDetector:
         found = []
         for stage in now.stages:
             was = self._services.get(stage.name, StageCost(name=stage.name))
-            became = self._services[stage.name] = was.observe(stage, seen.saturated)
+            became = self._services[stage.name] = was.observe(stage, seen.saturated())
             busy = seen.stages[stage.name].busy if stage.name in seen.stages else 0.0
-            if became.drifts > was.drifts and self._age > _OURS and busy >= _MATTERS * stage.workers:
+            if became.drifts > was.drifts and self._age > _OURS and busy >= DEFAULT.matters * stage.workers:
                 times = became.busy_s(stage.workers) / was.busy_s(stage.workers)
                 what = f"{times:.2g} times dearer" if times > 1 else f"{1 / times:.2g} times cheaper"
                 found.append(_event("workload", f"a row became {what} in {stage.name}"))

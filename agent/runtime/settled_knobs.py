@@ -20,10 +20,9 @@ from typing import Any
 
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine, cache_folder
+from sluice.ingest.stage_spec import ONLINE
 
 FORMAT = 3
-ONLINE = "online"
-"""The name of the stage that applies a table's operators begins with this."""
 _SUFFIX = ".sluice.json"
 _MOST_BYTES = 64 * 1024  # a larger file is not one of ours
 _MOST_ENTRIES = 256

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sluice.agent.simulator.optimum import best_knobs
 from sluice.agent.simulator.physics import TrueCosts
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
@@ -28,7 +28,7 @@ class OracleState:
     at: float = -_EVERY_S
 
 
-class Oracle:
+class Oracle(Policy):
     name = "oracle"
 
     def __init__(self, truth_at: Callable[[float], TrueCosts], fill: float = 0.95) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from sluice.ingest.knobs import BACKENDS, MAX_WORKERS
+from sluice.ingest.machine import WORKER_PROCESS_BYTES
 
 GIB = 2**30
 MIB = 2**20
@@ -72,7 +73,7 @@ class SimStage:
     """Memory of an item while a worker holds it; 0: its rows' bytes."""
     worker_bytes: float = 0.0
     """Memory that a thread worker holds for itself."""
-    process_bytes: float = 50.0 * MIB
+    process_bytes: float = float(WORKER_PROCESS_BYTES)
     """Memory that a process worker holds for itself."""
     start_s: float = 0.0
     """Seconds until a new thread worker begins to work."""

@@ -40,7 +40,7 @@ class Rollout:
     """The knobs at the end."""
 
 
-class _Frozen:
+class _Frozen(Policy):
     """A policy that stops deciding at a moment, to show what never tuning again would have brought."""
 
     def __init__(self, policy: Policy, at: float) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
@@ -75,7 +75,7 @@ class AutotuneState:
     next_at: float = 0.0
 
 
-class Autotune:
+class Autotune(Policy):
     name = "autotune"
     adaptive = False
 

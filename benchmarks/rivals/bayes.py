@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
@@ -44,7 +44,7 @@ class BayesState:
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
-class Bayes:
+class Bayes(Policy):
     name = "bayes"
 
     def initial(self, limits: Limits, knobs: Knobs) -> BayesState:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
@@ -30,7 +30,7 @@ class CachewState:
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
-class Cachew:
+class Cachew(Policy):
     name = "cachew"
 
     def initial(self, limits: Limits, knobs: Knobs) -> CachewState:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sluice.agent.costs.rates import PipelineRates
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
@@ -47,7 +47,7 @@ class Ds2State:
     steps: int = 0
 
 
-class DS2:
+class DS2(Policy):
     name = "ds2"
 
     def initial(self, limits: Limits, knobs: Knobs) -> Ds2State:

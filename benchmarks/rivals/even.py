@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 State = tuple[Limits, Knobs, bool]
 
 
-class Even:
+class Even(Policy):
     name = "even"
 
     def initial(self, limits: Limits, knobs: Knobs) -> State:

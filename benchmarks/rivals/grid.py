@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
@@ -42,7 +42,7 @@ class GridState:
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
-class OfflineGrid:
+class OfflineGrid(Policy):
     name = "offline-grid"
 
     def initial(self, limits: Limits, knobs: Knobs) -> GridState:

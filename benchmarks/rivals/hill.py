@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
@@ -36,7 +36,7 @@ class HillState:
     watch: Stopwatch = field(default_factory=Stopwatch)
 
 
-class Hill:
+class Hill(Policy):
     name = "hill"
 
     def initial(self, limits: Limits, knobs: Knobs) -> HillState:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.stopwatch import Stopwatch
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
@@ -45,7 +45,7 @@ class PlumberState:
     cores: float = 0.0
 
 
-class Plumber:
+class Plumber(Policy):
     name = "plumber"
     adaptive = False
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
@@ -101,7 +101,7 @@ class TridentState:
     """Stage → bytes of an item."""
 
 
-class Trident:
+class Trident(Policy):
     name = "trident"
 
     def initial(self, limits: Limits, knobs: Knobs) -> TridentState:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.stage_spec import StageSpec
 from sluice.ingest.stages.batch import most_steps
 from sluice.ingest.stages.shuffle import chunk_steps
 
@@ -44,10 +46,10 @@ class Footprint:
                 f"{format_bytes(self.kept)} that allocators keep")
 
 
-def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: int, ranks: int, transforms: int,
-                 converted: int, epochs: int) -> Footprint:
-    """Computes the footprint. `transforms` is the number of their stages, `converted` the number of columns whose
-    values cannot be moved as they are stored in a file; with several `epochs`, one follows the other at once."""
+def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: int, ranks: int,
+                 stages: Sequence[StageSpec], converted: int, epochs: int) -> Footprint:
+    """Computes the footprint. `converted` is the number of columns whose values cannot be moved as they are stored in a
+    file; with several `epochs`, one follows the other at once."""
     windows, reads = _way(plan, decoding, rank, ranks, epochs)
     together = most_steps(plan, ranks) * plan.stream_rows  # rows of a stream that are cut at a time
     row_groups, rows = _held(windows, reads, columns.row_bytes * len(plan.streams_of(rank, ranks)),
@@ -56,8 +58,9 @@ def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: 
     a_rank = plan.batch_size // ranks
     chunk = chunk_steps(plan, ranks) * a_rank  # a chunk may have to be begun on either side
     stretch = most_steps(plan, ranks) * a_rank * (columns.row_bytes + 4)
-    # After the batch stage, each transform and collate, one stretch is done, and the next stage works on another.
-    stretches = 2 * (transforms + 2) * stretch + transforms * a_rank * columns.row_bytes
+    # After each of these stages one stretch is done, and the next stage works on another.
+    holding, transforms = sum(s.holds_stretches for s in stages), sum(s.transforms for s in stages)
+    stretches = 2 * holding * stretch + transforms * a_rank * columns.row_bytes
     window = plan.widest * (_ORDERS + 4 * converted)
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
     batches = (band + 2 * chunk) * columns.row_bytes + stretches

@@ -20,6 +20,7 @@ import pyarrow as pa
 from sluice.etl import ops
 from sluice.etl.schema import Field
 from sluice.etl.spec.spec import Spec
+from sluice.ingest.stage_spec import ONLINE, SHUFFLE
 
 _SAMPLE_ROWS = 4096
 _TRIES = 3
@@ -42,9 +43,9 @@ class Operators:
         online = [f for f in fields if f.online]
         self._fields, self._state, self._spec = fields, state, spec
         self._functions = {f.name: ops.online(f, state) for f in online}
-        self._stages = {f.name: "shuffle" if f.role == "sparse" else "online" for f in online}
+        self._stages = {f.name: SHUFFLE.name if f.role == "sparse" else ONLINE for f in online}
         self._chains = {f.name: "+".join(str(step["op"]) for step in f.online) for f in online}
-        self.chains: Mapping[str, str] = {n: c for n, c in self._chains.items() if self._stages[n] == "online"}
+        self.chains: Mapping[str, str] = {n: c for n, c in self._chains.items() if self._stages[n] == ONLINE}
         """The names of the operators of each dense column."""
         self.ids: Mapping[str, Function] = {name: partial(self._ids_of, name) for name in self._chains
                                             if name not in self.chains}
@@ -107,7 +108,7 @@ class Operators:
                 function(values)
                 times.append(self._clock() - began)
             found.append({"column": column.name, "operators": "+".join(str(step["op"]) for step in steps),
-                          "stage": "shuffle" if left.role == "sparse" else "online",
+                          "stage": SHUFFLE.name if left.role == "sparse" else ONLINE,
                           "cpu_s": min(times) / _SAMPLE_ROWS})
         return found
 

@@ -17,15 +17,13 @@ import numpy.typing as npt
 
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import format_bytes
+from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.worker import RestartBudget, RestartsExhausted, WorkerClosed, WorkerCrashed, WorkerProcess
 from sluice.ingest.stages.batch import Stretch, lengths_name
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, RowQuarantine, isolate, kinds_of, weights_of
 from sluice.ingest.stages.transform import Arrays, Function, Given, Transform, TransformError, over_arrow, shown
-
-BASE_BYTES = 40 * 2**20
-"""The bytes that a worker process is assumed to take before anything is known about it."""
 
 # If a user's function raises these, they are its errors and end no trainer: signals reach no worker.
 _ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit)
@@ -94,7 +92,7 @@ class Worker:
         self.process, self._charge = process, charge
         self._charged = 0
         self._spent = (-1, 0.0, 0.0)
-        self._weigh(BASE_BYTES)
+        self._weigh(WORKER_PROCESS_BYTES)
 
     def call(self, arrays: Arrays, label: str, memory_limit: int | None) -> Given:
         result = self.process.call(arrays, label, memory_limit)

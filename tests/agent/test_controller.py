@@ -12,7 +12,7 @@ from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.report.format import line
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.stats import Snapshot, StatsError
 
@@ -21,7 +21,7 @@ def _pipeline():
     return FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)])
 
 
-class Script:
+class Script(Policy):
     """A policy that does what its list says, then holds."""
 
     name = "script"

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from sluice.agent.costs.forecast import HANDOVER_S
+from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
@@ -155,17 +155,17 @@ def _settled(stages, machine, *, fused=(), ticks=60):
 
 
 def test_cheap_stages_are_fused_where_handing_over_takes_cores_that_are_short():
-    machine = SimMachine(cores=2, handover_s=HANDOVER_S)
-    apart = [dataclasses.replace(s, fusable=False) for s in _stages(1.2 * HANDOVER_S)]
-    simulator, rate, reasons = _settled(_stages(1.2 * HANDOVER_S), machine)
+    machine = SimMachine(cores=2, handover_s=DEFAULT.handover_s)
+    apart = [dataclasses.replace(s, fusable=False) for s in _stages(1.2 * DEFAULT.handover_s)]
+    simulator, rate, reasons = _settled(_stages(1.2 * DEFAULT.handover_s), machine)
     assert simulator.knobs.fused == {"c", "d"}
     assert any("handing batches over from b to c takes cores" in text for text in reasons)
     assert rate > 1.25 * _settled(apart, machine)[1]
 
 
 @pytest.mark.parametrize(("cost", "machine"), [
-    (100 * HANDOVER_S, SimMachine(cores=2, handover_s=HANDOVER_S)),  # it is nothing beside the work
-    (1.2 * HANDOVER_S, SimMachine(cores=64, handover_s=HANDOVER_S)),  # cores are free
+    (100 * DEFAULT.handover_s, SimMachine(cores=2, handover_s=DEFAULT.handover_s)),  # it is nothing beside the work
+    (1.2 * DEFAULT.handover_s, SimMachine(cores=64, handover_s=DEFAULT.handover_s)),  # cores are free
 ])
 def test_nothing_is_fused_where_that_would_save_nothing_that_counts(cost, machine):
     simulator, _, _ = _settled(_stages(cost, max_workers=4), machine)
@@ -174,8 +174,8 @@ def test_nothing_is_fused_where_that_would_save_nothing_that_counts(cost, machin
 
 def test_a_fusion_that_brought_nothing_is_undone_and_not_tried_again():
     """As though handing over took time, but it is the trainer's loop on the same cores."""
-    scenario = Scenario(name="trainer", stages=tuple(_stages(1.2 * HANDOVER_S)), machine=SimMachine(cores=2),
-                        consumer=Consumer(batch_rows=1024, step_s=HANDOVER_S, cpu=1.0))
+    scenario = Scenario(name="trainer", stages=tuple(_stages(1.2 * DEFAULT.handover_s)), machine=SimMachine(cores=2),
+                        consumer=Consumer(batch_rows=1024, step_s=DEFAULT.handover_s, cpu=1.0))
     fused = []
     run(scenario, make("planner"), observe=lambda snapshot, knobs, reason: fused.append(knobs.fused))
     assert any(fused), "it was tried"

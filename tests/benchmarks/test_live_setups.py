@@ -8,16 +8,14 @@ from sluice.agent.tunable import Tunable
 from sluice.benchmarks import live_setups
 from sluice.benchmarks.live_setups import BATCH_ROWS, CALIBRATION, SETUPS, Session, Setup
 from sluice.etl.synth.small_table import small_table
-from sluice.ingest.knobs import BACKENDS, Knobs, Limits
-from sluice.ingest.pipeline import FIXED
+from sluice.ingest import stage_spec
+from sluice.ingest.knobs import BACKENDS, Knobs
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda s: s.name)
 def test_settings_fit_their_pipeline_on_two_cores(setup):
-    names = [*FIXED, *setup.transforms]
-    workers = dict.fromkeys(names, (1, 4)) | dict.fromkeys(setup.transforms, (1, 16))
-    workers |= {"read": (1, 64), "collate": (1, 1)}
-    limits = Limits(workers=workers, backends=dict.fromkeys(setup.transforms, BACKENDS))
+    stages = stage_spec.pipeline([stage_spec.transform(name, movable=True) for name in setup.transforms])
+    names, limits = [stage.name for stage in stages], stage_spec.limits_of(stages, 2, BACKENDS)
     for text in setup.settings:
         limits.check(Knobs(workers=dict.fromkeys(names, 1)).parse(text))
     assert len(set(setup.settings)) == len(setup.settings) > CALIBRATION

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.ingest import stage_spec
 from sluice.ingest.columns import Columns
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.decoding import decoding_of
@@ -39,7 +40,7 @@ def footprint(metadata: pq.FileMetaData, *, epochs: int = 2, **plan) -> Footprin
     counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
     decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
     return footprint_of(RowsPlan(groups=(counts,), batch_size=64, window_rows=512, **plan), COLUMNS, decoding, rank=0,
-                        ranks=1, transforms=0, converted=2, epochs=epochs)
+                        ranks=1, stages=stage_spec.pipeline(()), converted=2, epochs=epochs)
 
 
 def test_a_row_group_counts_as_it_is_decoded_and_the_one_read_ahead_with_it(tmp_path):

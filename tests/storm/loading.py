@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from sluice.ingest import stage_spec
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.read.reader import SourceError
@@ -152,12 +153,13 @@ def _least(name: str, plan: RowsPlan, stages: int, ranks: int) -> int:
     columns = Columns.of(source.fields, None, source.bags)
     decoding = store.decoding(source.files, columns.names)
     schema = store.TABLES[source.files[0].path][0].schema
-    found = 0
+    found, transforms = 0, stages - len(stage_spec.pipeline(()))
+    specs = stage_spec.pipeline([stage_spec.transform(f"t{n}", movable=False) for n in range(transforms)])
     for steps in (1, 2, 4):
         _together(plan, ranks, steps)
         for rank in range(ranks):
             with mock.patch.multiple("sluice.ingest.stages.minimum_memory", **doors.FOOTPRINT):
-                found = max(found, footprint_of(plan, columns, decoding, rank=rank, ranks=ranks, transforms=stages - 4,
+                found = max(found, footprint_of(plan, columns, decoding, rank=rank, ranks=ranks, stages=specs,
                                                 converted=converted(schema, columns), epochs=2).total)
     return found + _BASE
 

@@ -27,32 +27,25 @@ from sluice.agent.costs.forecast import Forecast, what_if
 from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.costs.restructure import Restructuring
 from sluice.agent.costs.stage_cost import StageCost
+from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.explain import details, moves, why
-from sluice.agent.policies.planner.state import FORGIVE, SPARE, WINDOW, PlannerState, WorkerCap, taught
-from sluice.agent.policies.planner.trial_change import PATIENCE, SETTLE, SMOOTH, TrialChange
-from sluice.agent.tunable import Reason
+from sluice.agent.policies.planner.state import PlannerState, WorkerCap, taught
+from sluice.agent.policies.planner.trial_change import TrialChange
+from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
 from sluice.ingest.stats import Snapshot
 
-WORTH = 1.08  # a predicted gain below this is not worth a change
-GROWTH, FURTHER = 8, 4  # times one worker, times the most ever seen if those paid off in full: more would be a guess
-CAREFUL = 2  # the same where other programs use the cores as well
-OURS = 3 * PATIENCE  # snapshots after a change in which events count as its effect
-MATTERS = 0.3  # of a stage's workers busy: below this, its cost makes no difference
-LATELY = 0.25  # weight of the latest interval in an average
-CROWD, SLIM = 1.5, 0.9  # times the running threads want a core: workers are tried at this share or less
-MEMORY_ALARM = 0.95  # of the limit in use: memory is given back at once
 
-
-class Planner:
+class Planner(Policy):
     """`auto` is this one under another name."""
 
-    def __init__(self, *, name: str = "planner") -> None:
-        self.name = name
+    def __init__(self, settings: PlannerSettings = DEFAULT, *, name: str = "planner") -> None:
+        self.name, self.settings = name, settings
 
     def initial(self, limits: Limits, knobs: Knobs) -> PlannerState:
-        return PlannerState(limits=limits, knobs=limits.clamp(knobs),
-                            services={s: StageCost(name=s) for s in limits.workers})
+        return PlannerState(limits=limits, knobs=limits.clamp(knobs), settings=self.settings,
+                            spare_needed=self.settings.spare,
+                            services={s: StageCost(name=s, settings=self.settings) for s in limits.workers})
 
     def learned(self, state: PlannerState) -> dict[str, Any]:
         """The stages' costs as plain data, for `recall` in another process on such a machine."""
@@ -61,7 +54,7 @@ class Planner:
 
     def recall(self, state: PlannerState, learned: Mapping[str, Any]) -> PlannerState:
         """A state that knows what was learned before."""
-        known = {name: StageCost.from_dict(name, values) for name, values in learned["services"].items()
+        known = {name: StageCost.from_dict(name, values, self.settings) for name, values in learned["services"].items()
                  if name in state.services}
         return replace(state, services={**state.services, **known}, other_cpu=learned["other_cpu_s"], passed=1.0)
 
@@ -78,15 +71,17 @@ class Planner:
         learned = _learn(state, snapshot, seen)
         other_machine = snapshot.cpu_quota != state.last.cpu_quota
         # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
-        other_workload = state.age > OURS and any(
-            learned.services[n].drifts > state.services[n].drifts and stage.busy >= MATTERS * stage.workers
+        other_workload = state.age > state.settings.ours and any(
+            learned.services[n].drifts > state.services[n].drifts
+            and stage.busy >= state.settings.matters * stage.workers
             for n, stage in seen.stages.items() if n in state.services)
         if other_machine or other_workload:  # earlier measurements say nothing about what comes now
-            learned = replace(learned, held={}, tried=frozenset(), quiet_until=0, failures=0, spare=SPARE,
-                              spare_needed=SPARE, trial=None, window=(), demands=())
+            spare = state.settings.spare
+            learned = replace(learned, held={}, tried=frozenset(), quiet_until=0, failures=0, spare=spare,
+                              spare_needed=spare, trial=None, window=(), demands=())
         state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
-                        window=(*learned.window, snapshot)[-WINDOW:])
-        if state.trial is not None and state.age > SETTLE and state.trial.crashed(seen):
+                        window=(*learned.window, snapshot)[-state.settings.window:])
+        if state.trial is not None and state.age > state.settings.settle and state.trial.crashed(seen):
             return _undo(state, state.trial, seen)
         since = _rates(state, state.window[0], snapshot)
         if since is None or since.rows_per_s == 0:
@@ -94,8 +89,8 @@ class Planner:
         if state.trial is not None:
             keep = state.trial.verdict(state.age, since)
             failing = keep is False
-            if state.trial.kind in ("grow", "probe") and since.stall > SMOOTH and (
-                    failing or (keep is None and state.age >= SETTLE and state.trial.gain(since) < 1)):
+            if state.trial.kind in ("grow", "probe") and since.stall > state.settings.smooth and (
+                    failing or (keep is None and state.age >= state.settings.settle and state.trial.gain(since) < 1)):
                 undone = replace(state, knobs=state.trial.before, trial=None)
                 look = _look(undone, seen)  # perhaps a stage was grown whose workers wait for a lock
                 suspects = (s for s in restructure.suspected(look, since) if failing or s.stage in state.trial.stages)
@@ -107,7 +102,7 @@ class Planner:
             if not keep:
                 return _undo(state, state.trial, since)
             state = replace(state, trial=None, failures=0 if state.trial.rises else state.failures)
-        if len(state.window) < SETTLE:
+        if len(state.window) < state.settings.settle:
             return state.knobs, state, Reason(text="looking at how the present knobs do")
         # Full buffers hide for a moment that the input has become slower: the latest interval is nearer the truth.
         return _plan(state, seen, replace(since, rows_per_s=min(since.rows_per_s, seen.rows_per_s or math.inf)))
@@ -128,18 +123,19 @@ def _rates(state: PlannerState, earlier: Snapshot, later: Snapshot) -> PipelineR
 
 def _look(state: PlannerState, seen: PipelineRates) -> Forecast:
     return Forecast.of(seen, state.knobs, state.limits, state.services, other_cpu_s=state.other_cpu_s,
-                       demand=max(state.demands, default=math.inf))
+                       demand=max(state.demands, default=math.inf), settings=state.settings)
 
 
 def _learn(state: PlannerState, snapshot: Snapshot, seen: PipelineRates) -> PlannerState:
-    services = {s.name: state.services[s.name].observe(s, seen.saturated) for s in snapshot.stages
+    settings, saturated = state.settings, seen.saturated(state.settings.saturated)
+    services = {s.name: state.services[s.name].observe(s, saturated) for s in snapshot.stages
                 if s.name in state.services}
     demand = seen.demand_rows_per_s
     other = max(0.0, seen.cpu - seen.running)
     return replace(state, services={**state.services, **services},
-                   other_cpu=state.other_cpu + LATELY * (other - state.other_cpu),
-                   passed=state.passed + LATELY * (seen.rows_per_s - state.passed),
-                   demands=(*state.demands, demand)[-SPARE:] if demand else state.demands)
+                   other_cpu=state.other_cpu + settings.lately * (other - state.other_cpu),
+                   passed=state.passed + settings.lately * (seen.rows_per_s - state.passed),
+                   demands=(*state.demands, demand)[-settings.spare:] if demand else state.demands)
 
 
 def _undo(state: PlannerState, trial: TrialChange, since: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
@@ -160,14 +156,15 @@ def _undo(state: PlannerState, trial: TrialChange, since: PipelineRates) -> tupl
 
 
 def _plan(state: PlannerState, seen: PipelineRates, since: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
-    look = _look(state, seen)
-    if not look.services or (len(look.each) < len(state.services) and state.tick <= PATIENCE):
+    look, settings = _look(state, seen), state.settings
+    if not look.services or (len(look.each) < len(state.services) and state.tick <= state.settings.patience):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
-    state = replace(state, held={n: held.eased(look.slow, state.tick) for n, held in state.held.items()})
+    state = replace(state, held={n: held.eased(look.slow, state.tick, settings) for n, held in state.held.items()})
     now, bottleneck = look.rate(state.knobs.workers), look.bottleneck()
     ranges = {name: _range(state, name, look.contended) for name in look.services}
-    tight = seen.memory_used > MEMORY_ALARM * look.memory_limit or look.memory(state.knobs) > look.memory_limit
-    input_bound = since.stall > SMOOTH
+    tight = (seen.memory_used > settings.memory_alarm * look.memory_limit
+             or look.memory(state.knobs) > look.memory_limit)
+    input_bound = since.stall > settings.smooth
     if tight:
         knobs, best = look.best(ranges, fewest=True, tight=True)
         if look.memory(knobs) < look.memory(state.knobs):
@@ -187,7 +184,7 @@ def _plan(state: PlannerState, seen: PipelineRates, since: PipelineRates) -> tup
         if thinned is not None:
             return thinned
         knobs, best = look.best(ranges, fewest=False)
-        if best >= WORTH * now and knobs.workers != state.knobs.workers:
+        if best >= state.settings.worth * now and knobs.workers != state.knobs.workers:
             grown = replace(state, spare=0, spare_needed=state.spare_needed * (4 if state.released else 1),
                             released=False)
             return _change(grown, knobs, "grow", since, Reason(
@@ -227,7 +224,7 @@ def _reshape(state: PlannerState, look: Forecast, since: PipelineRates,
         if moving:
             ranges[name] = (1, min(state.limits.workers[name][1], max(2, math.ceil(since.cpu_quota))))
         knobs, best = shape.look.best(ranges, fewest=False)
-        if best < WORTH * now or not shape.look.fits(knobs):
+        if best < state.settings.worth * now or not shape.look.fits(knobs):
             continue
         trying = replace(state, spare=0, tried=state.tried | {shape.key})
         if moving:
@@ -248,9 +245,9 @@ def _range(state: PlannerState, name: str, contended: bool) -> tuple[int, int]:
     if held is not None and state.tick < held.until:
         least, most = max(least, held.least), min(most, held.most)
     service = state.services[name]
-    growth = 1 + ((CAREFUL if contended else FURTHER) - 1) * service.efficiency**2
+    growth = 1 + ((state.settings.careful if contended else state.settings.further) - 1) * service.efficiency**2
     seen = max(1, service.most_seen)
-    reach = max(state.knobs.workers[name], math.ceil(growth * seen) if seen > 1 else GROWTH)
+    reach = max(state.knobs.workers[name], math.ceil(growth * seen) if seen > 1 else state.settings.growth)
     return least, max(least, min(most, reach))
 
 
@@ -264,10 +261,10 @@ def _probe(state: PlannerState, look: Forecast, since: PipelineRates) -> tuple[s
     least, most = _range(state, name, look.contended)
     most = max(workers[name], most, service.most_seen)  # between two settings seen, any may be tried
     worth = {}
-    for count, hope in service.hopes(since.cpu_quota, WORTH).items():
+    for count, hope in service.hopes(since.cpu_quota, state.settings.worth).items():
         unbent = replace(look, services={**look.services, name: service.unbent(count)})
         found = min(hope, unbent.rate_around(name, {**workers, name: count}))
-        if least <= count <= most and (name, count) not in state.tried and found >= WORTH * now and (
+        if least <= count <= most and (name, count) not in state.tried and found >= state.settings.worth * now and (
                 count < workers[name] or look.fits(state.knobs.with_workers(**{name: count}))):
             worth[count] = found
     if not worth:
@@ -280,13 +277,14 @@ def _thin(state: PlannerState, look: Forecast, since: PipelineRates,
           ranges: Mapping[str, tuple[int, int]]) -> tuple[Knobs, PlannerState, Reason] | None:
     """Takes workers away where our own threads, rather than other programs', may crowd the cores. As many stay as the
     threads that run now would keep busy."""
-    if not look.contended or since.wanting < CROWD * since.running:
+    if not look.contended or since.wanting < state.settings.crowd * since.running:
         return None
     alone = replace(look.alone, stage_cores=since.running)
     knobs = _lean(state, alone, ranges)
-    if knobs.total_workers > SLIM * state.knobs.total_workers or alone.rate(knobs.workers) < since.rows_per_s:
+    most, until = state.settings.slim * state.knobs.total_workers, state.tick + state.settings.forgive
+    if knobs.total_workers > most or alone.rate(knobs.workers) < since.rows_per_s:
         return None
-    held = {n: WorkerCap(least, knobs.workers[n], state.tick + FORGIVE, look.slow, state.knobs.workers[n])
+    held = {n: WorkerCap(least, knobs.workers[n], until, look.slow, state.knobs.workers[n])
             for n, (least, _) in state.limits.workers.items() if knobs.workers[n] < state.knobs.workers[n]}
     thinned = replace(state, spare=0, held={**state.held, **held})
     return _change(thinned, knobs, "release", since, Reason(
@@ -322,5 +320,5 @@ def _change(state: PlannerState, knobs: Knobs, kind: str | None, since: Pipeline
     """Puts `knobs` in force; with a `kind`, on trial."""
     more = {n: stage.rows_per_s for n, stage in since.stages.items() if knobs.workers[n] > state.knobs.workers[n]}
     trial = TrialChange(kind=kind, before=state.knobs, rows_per_s=since.rows_per_s, stages=more,
-                  predicted=reason.predicted_rows_per_s or since.rows_per_s) if kind else None
+                  predicted=reason.predicted_rows_per_s or since.rows_per_s, settings=state.settings) if kind else None
     return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice.agent.costs.contention import CONTENDED, Contention
+from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost, between
+from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
-
-BENT = 0.75  # if a row cost only this share with fewer workers, they disturb each other
-FORGIVE = 400  # snapshots for which a stage's failed change is not tried again
-DOUBT = 30  # the same where other programs may have been the cause (doubled with each failure in a row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +26,30 @@ class WorkerCap:
     freer."""
     before: int = 0
 
-    def eased(self, slow: float, tick: int) -> WorkerCap:
+    def eased(self, slow: float, tick: int, settings: PlannerSettings) -> WorkerCap:
         """The cap as it should be with the cores as they are now. They may be freer only because we have fewer
         workers."""
-        return WorkerCap(self.least, self.before, tick + DOUBT) if slow * CONTENDED < self.slow else self
+        freer = slow * settings.contended < self.slow
+        return WorkerCap(self.least, self.before, tick + settings.doubt) if freer else self
 
 
 def taught(state: PlannerState, before: Knobs, since: PipelineRates) -> dict[str, WorkerCap]:
     """The caps that follow from a failed change. Stages that grew until their workers disturbed each other may grow at
     most half-way to that, by ratio, and so may all if other programs may have been the cause. If there are none, each
     stage that was changed stays on the side it was on."""
-    contended = Contention.of(since).slow >= CONTENDED
-    held, until = dict(state.held), state.tick + (min(FORGIVE, DOUBT * 2**state.failures) if contended else FORGIVE)
+    settings = state.settings
+    contended = Contention.of(since, settings).slow >= settings.contended
+    doubt = min(settings.forgive, settings.doubt * 2**state.failures)
+    held, until = dict(state.held), state.tick + (doubt if contended else settings.forgive)
     grown = {n: (before.workers[n], now) for n, now in state.knobs.workers.items() if now > before.workers[n]}
     bent = {n: between(then, now) for n, (then, now) in grown.items()
-            if state.services[n].points and state.services[n].busy_s(now) * BENT > state.services[n].busy_s(then)}
+            if (cost := state.services[n]).points and cost.busy_s(now) * settings.bent > cost.busy_s(then)}
     for name, most in (bent or {n: between(*both) if contended else both[0] for n, both in grown.items()}).items():
         held[name] = WorkerCap(state.limits.workers[name][0], most, until)
     for name, now in state.knobs.workers.items():
         if now < before.workers[name]:
             held[name] = WorkerCap(before.workers[name], state.limits.workers[name][1], until)
     return held
-
-
-WINDOW = 6  # snapshots over which rates are taken
-SPARE = 5  # snapshots in a row that must show workers to spare before some are given back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +59,7 @@ class PlannerState:
     limits: Limits
     knobs: Knobs
     services: Mapping[str, StageCost]
+    settings: PlannerSettings = DEFAULT
     last: Snapshot | None = None
     window: tuple[Snapshot, ...] = ()
     """The latest snapshots that show the present knobs alone."""
@@ -83,7 +80,7 @@ class PlannerState:
     quiet_until: int = 0
     failures: int = 0
     spare: int = 0
-    spare_needed: int = SPARE
+    spare_needed: int = DEFAULT.spare
     released: bool = False
     """Whether the last change of size was a release. If it has to be taken back, the next one waits longer."""
 
@@ -95,6 +92,6 @@ class PlannerState:
     def undecided(self, before: PlannerState) -> PlannerState:
         """This state with all that was learned, but as if nothing had been changed; `before` is the state before the
         decision."""
-        window = (*before.window, *((self.last,) if self.last else ()))[-WINDOW:]
+        window = (*before.window, *((self.last,) if self.last else ()))[-self.settings.window:]
         return replace(before, services=self.services, last=self.last, tick=self.tick, age=before.age + 1,
                        window=window, other_cpu=self.other_cpu, passed=self.passed)

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.benchmarks.rivals.contest import Contest, LiveError, Settled, Turn, contest, score, settle, table
 from sluice.ingest.knobs import Knobs, Limits
 
@@ -49,7 +49,7 @@ class Bench:
         pass
 
 
-class Eight:
+class Eight(Policy):
     """Eight readers at the second look."""
 
     name = "eight"

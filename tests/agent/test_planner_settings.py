@@ -1,0 +1,64 @@
+"""The planner's numbers: what cannot be is refused by name, and another number decides otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+
+from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.planner_settings import PlannerSettings
+from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.simulator.rollout import Rollout, run
+from sluice.agent.simulator.scenario_json import shipped
+
+POINTS = {1: Point(busy_s=1.0, cpu_s=1.0, seen=9)}
+
+
+@pytest.mark.parametrize(("setting", "said"), [
+    ({"worth": 0.9}, "worth: 0.9 is not a number of at least 1"),
+    ({"slim": 1.2}, "slim: 1.2 is not a number from 0 to 1"),
+    ({"patience": 4.5}, "patience: 4.5 is not a whole number"),
+    ({"window": 0}, "window: 0 is not a whole number of at least 1"),
+    ({"handover_s": 0.0}, "handover_s: 0.0 is not a number above 0"),
+    ({"alarm": float("nan")}, "alarm: nan is not a number above 0"),
+    ({"halvings": True}, "halvings: True is not a whole number"),
+    ({"settle": 6}, "settle: 6 is above patience, 5"),
+    ({"memory_target": 0.97}, "memory_target: 0.97 is above memory_alarm, 0.95")])
+def test_a_number_that_cannot_be_is_refused_by_name(setting, said):
+    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+        PlannerSettings(**setting)
+
+
+def test_every_number_has_a_sentence_and_its_default_fits():
+    source = inspect.getsource(PlannerSettings)
+    for one in dataclasses.fields(PlannerSettings):
+        assert f'    {one.name}: {one.type} = ' in source
+    assert source.count('"""') == 2 * (len(dataclasses.fields(PlannerSettings)) + 2), "the class, each field, `ours`"
+    assert PlannerSettings().ours == 3 * PlannerSettings().patience
+
+
+def settled(**changed: object) -> Rollout:
+    scenario = next(s for s in shipped() if s.name.startswith("01"))
+    return run(dataclasses.replace(scenario, seconds=40), Planner(dataclasses.replace(PlannerSettings(), **changed)))
+
+
+@pytest.mark.parametrize(("changed", "differs"), [
+    ({"worth": 1e9}, lambda found, usual: not any(found.changed) and any(usual.changed)),
+    ({"growth": 2, "further": 1}, lambda found, usual: max(found.workers[:12]) < max(usual.workers[:12])),
+    ({"settle": 5}, lambda found, usual: found.changed.index(True) > usual.changed.index(True)),
+    ({"headroom": 3.0}, lambda found, usual: found.knobs != usual.knobs)])
+def test_one_number_is_turned_without_touching_a_module(changed, differs):
+    assert differs(settled(**changed), settled())
+
+
+def test_what_is_learned_of_a_stage_follows_the_settings_also_in_the_next_run():
+    planner, scenario = Planner(PlannerSettings(learning=0.5)), shipped()[0]
+    state = planner.initial(scenario.limits, scenario.first_knobs)
+    learned = {"other_cpu_s": 0.0, "services": {"first": StageCost(name="first", points=POINTS).to_dict()}}
+    for one in (state, planner.recall(state, learned)):
+        assert {cost.settings for cost in one.services.values()} == {planner.settings}
+    point = next(iter(POINTS.values()))
+    assert point.towards(3.0, 1.0, learning=0.5).busy_s == 2.0
+    assert point.towards(3.0, 1.0, learning=1.0).busy_s == 3.0

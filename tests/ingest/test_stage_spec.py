@@ -1,0 +1,42 @@
+"""What is known of a pipeline's stages before it runs, and what follows from that for limits and memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.ingest import stage_spec
+from sluice.ingest.knobs import BACKENDS
+from sluice.ingest.stage_spec import StageSpec, limits_of, pipeline, transform
+
+STAGES = pipeline([transform("first", movable=True), transform("second", movable=False)])
+
+
+@pytest.mark.parametrize(("cores", "most", "first"), [
+    (1, (64, 2, 2, 16, 16, 1), (1, 1, 1, 1, 1, 1)),
+    (2, (64, 4, 4, 16, 16, 1), (1, 1, 1, 1, 1, 1)),
+    (32, (256, 64, 64, 128, 128, 1), (16, 16, 1, 1, 1, 1))])
+def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, first):
+    limits = limits_of(STAGES, cores, BACKENDS)
+    assert limits.workers == dict(zip(("read", "shuffle", "batch", "first", "second", "collate"),
+                                      [(1, n) for n in most], strict=True))
+    assert tuple(stage.first_workers(cores) for stage in STAGES) == first
+
+
+def test_transforms_alone_are_moved_and_do_each_others_work():
+    limits = limits_of(STAGES, 2, BACKENDS)
+    assert limits.backends == {"first": BACKENDS}
+    assert limits.fusable == {"second": "first"}
+    assert [stage.name for stage in STAGES if stage.holds_stretches] == ["batch", "first", "second", "collate"]
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"room": "garden"}, "a: room: 'garden' is not one of read_ahead_bytes"), ({"workers": 0}, "a: workers: 0"),
+    ({"workers_a_core": -1}, "a: workers: 1 and -1 a core")])
+def test_a_stage_that_cannot_be_is_refused_by_name(given, said):
+    with pytest.raises(ValueError, match=said):
+        StageSpec(**{"name": "a", "room": "stretch"} | given)
+
+
+def test_a_room_is_a_knob_or_a_measure_of_the_plan():
+    knobs = {"read_ahead_bytes", "prefetch_bytes"}
+    assert {stage.room for stage in pipeline(())} == set(stage_spec.ROOMS) == knobs | {"window", "stretch"}
