@@ -253,7 +253,7 @@ def test_second_order_of_one_column_is_nothing():
 @pytest.mark.parametrize(("settings", "words"), [
     ({"kind": "dlmr"}, "'dlmr' is none of dlrm, dcn"),
     ({"width": 0}, "width: 0 is not a whole number of 1"),
-    ({"over_layers": (8, 0)}, r"over_layers: \(8, 0\)"),
+    ({"over_layers": (8, 0)}, "--over-layers: 0 is not a whole number of 1"),
     ({"kind": "dcn", "cross_experts": 2}, "2 experts need a cross_rank"),
 ])
 def test_a_wrong_model_is_named(settings, words):
