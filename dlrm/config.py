@@ -20,7 +20,10 @@ from sluice.ingest.options import RunOptions
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
 
-MODELS = ("dlrm", "dcn", "wide_deep", "deepfm", "dien")
+_TOWERS = "sluice.dlrm.model.towers"
+MODELS = {"dlrm": f"{_TOWERS}:Dlrm", "dcn": f"{_TOWERS}:Dcn", "wide_deep": f"{_TOWERS}:WideDeep",
+          "deepfm": f"{_TOWERS}:DeepFm", "dien": f"{_TOWERS}:Dien"}
+"""The name of a model → the class of its tower, which is imported when a model is made."""
 OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
 TUNINGS = ("auto", "planner", "shadow", "fixed")
@@ -64,7 +67,7 @@ class ModelConfig:
     """Which model is trained, the sizes of its layers, and which tables are made smaller."""
 
     title = "model"
-    kind: str = setting("dlrm", "which tower", flags=("--model",), choices=MODELS)
+    kind: str = setting("dlrm", "which tower", flags=("--model",), choices=tuple(MODELS))
     width: int = setting(16, "width of every embedding, and of the dense tower's output", least=1)
     table_width: int = setting(0, "width of the tables, a part of --width: vectors are held, sent and updated so "
                                "narrow, and "
@@ -92,9 +95,9 @@ class ModelConfig:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
         object.__setattr__(self, "over_layers", tuple(self.over_layers))
         check(self, ConfigError)
-        if self.table_width and (self.width % self.table_width or self.kind == "dien"):
+        if self.table_width and (self.width % self.table_width or self.history):
             raise ConfigError(f"table_width: {self.table_width} cannot be repeated to a width of {self.width}"
-                              + (" in dien, which reads the tables' own vectors" if self.kind == "dien" else ""))
+                              + (f" in {self.kind}, which reads the tables' own vectors" if self.history else ""))
         if self.cross_experts > 1 and not self.cross_rank:
             raise ConfigError(f"cross_experts: {self.cross_experts} experts need a cross_rank above 0")
 

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     import torch
 
     from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-    from sluice.dlrm.model.towers import INPUTS
+    from sluice.dlrm.model.towers import tower_of
     from sluice.dlrm.serving.exported import SIZES, Head, compiled, difference, example, exported
 
     columns = [name for name in meta.columns if name != model.history]
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             say(f"not compiled: {found['not_compiled']}")
     about = {"checkpoint": path.name, "step": meta.step, "model": model.kind, "width": model.width,
              "table_width": model.table_width or model.width,
-             "dense": list(meta.dense), "columns": columns, "inputs": list(INPUTS[model.kind]),
+             "dense": list(meta.dense), "columns": columns, "inputs": list(tower_of(model.kind).inputs),
              "output": "one logit a row; its sigmoid is the probability", "not_exported": NOT_EXPORTED}
     (out / "export.json").write_text(json.dumps(about, indent=1) + "\n")
     for what, why in NOT_EXPORTED.items():
