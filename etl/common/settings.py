@@ -98,7 +98,7 @@ def read(*parts: type, argv: Sequence[str], prog: str, description: str | None =
             groups[title] = parser.add_argument_group(title)
         _add(groups[title], field, hint)
     return {name: tuple(value) if isinstance(value, list) else value
-            for name, value in vars(parser.parse_args(argv)).items()}
+            for name, value in parser.read(argv).items()}
 
 
 def parse(kind: type[T], *, argv: Sequence[str], prog: str, description: str | None = None, epilog: str | None = None
