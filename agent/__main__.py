@@ -2,42 +2,68 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from sluice.agent.evaluate import simulated
 from sluice.agent.learn import train
 from sluice.agent.report import narrative, page
 from sluice.agent.report.run_folder import Run
-from sluice.etl.common.arguments import ArgumentParser
+from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
+from sluice.etl.common.settings import parse, setting
+from sluice.etl.common.suggest import nearest
+
+_EXAMPLES = """examples:
+  sluice report runs/first
+  sluice explain runs/first
+
+Both read a run folder that training or `sluice bench` left, finished or not.
+The last line of standard output is a JSON object."""
+_USAGE = f"""usage: sluice COMMAND …
+
+{__doc__}
+
+commands:
+  report     write RUN/report.html again: one page that opens offline
+  explain    tell what happened: the verdict, each change with its reason and its effect
+  evaluate   judge policies in the simulator: the whole table (see `evaluate --help`)
+  simulate   one policy through one scenario, told as it goes (see `simulate --help`)
+  train      teach the learned policy in simulated pipelines (see `train --help`)
+
+{_EXAMPLES}"""
 
 
-def main(argv: list[str]) -> Mapping[str, Any]:
-    if argv[:1] == ["evaluate"]:
-        return simulated.main(argv[1:])
-    if argv[:1] == ["simulate"]:
-        return simulated.simulate(argv[1:])
-    if argv[:1] == ["train"]:
-        return train.main(argv[1:])
-    parser = ArgumentParser(
-        prog="sluice", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n  sluice report runs/first\n  sluice explain runs/first\n\n"
-               "Both read a run folder that training or `sluice bench` left, finished or not.\n"
-               "The last line of standard output is a JSON object.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in (("report", "write RUN/report.html again: one page that opens offline"),
-                       ("explain", "tell what happened: the verdict, each change with its reason and its effect")):
-        command = commands.add_parser(name, help=text, description=text)
-        command.add_argument("run", metavar="RUN", help="the run folder (it holds config.json)")
-    for name, text in (("evaluate", "judge policies in the simulator: the whole table (see `evaluate --help`)"),
-                       ("simulate", "one policy through one scenario, told as it goes (see `simulate --help`)"),
-                       ("train", "teach the learned policy in simulated pipelines (see `train --help`)")):
-        commands.add_parser(name, help=text, add_help=False)
-    options = parser.parse_args(argv)
-    return {"report": _report, "explain": _explain}[options.command](options.run)
+@dataclass(frozen=True, kw_only=True)
+class RunChoice:
+    """Which run is told of."""
+
+    run: str = setting(help="the run folder (it holds config.json)", metavar="RUN", positional=True)
+
+
+def main(argv: list[str]) -> Mapping[str, Any] | None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_USAGE)
+        return None
+    if argv[0] not in COMMANDS:
+        raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
+    return COMMANDS[argv[0]](argv[1:])
+
+
+def report(argv: list[str]) -> dict[str, Any]:
+    """Writes a run's page again: one page that opens offline."""
+    return _report(_run("report", report.__doc__, argv))
+
+
+def explain(argv: list[str]) -> dict[str, Any]:
+    """Tells what happened in a run: the verdict, each change with its reason and its effect."""
+    return _explain(_run("explain", explain.__doc__, argv))
+
+
+def _run(name: str, about: str | None, argv: list[str]) -> str:
+    return parse(RunChoice, argv=argv, prog=f"sluice {name}", description=about, epilog=_EXAMPLES).run
 
 
 def _report(path: str) -> dict[str, Any]:
@@ -54,6 +80,11 @@ def _explain(path: str) -> dict[str, Any]:
 
 def _figures(path: str) -> dict[str, Any]:
     return dataclasses.asdict(narrative.outcome(Run.read(path)))
+
+
+COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any]]] = {
+    "report": report, "explain": explain, "evaluate": simulated.main, "simulate": simulated.simulate,
+    "train": train.main}
 
 
 def program() -> NoReturn:

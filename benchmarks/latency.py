@@ -31,7 +31,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Read
-from sluice.ingest.tools.bench import consume
+from sluice.ingest.tools.bench_outcome import consume
 
 _WARM_S = 1.0
 _ROWS, _ROW_GROUP_ROWS = 1_000_000, 20_000  # of the table that is made if none is named

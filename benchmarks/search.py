@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.results import table
 from sluice.dlrm.hpo.space import Space
 from sluice.dlrm.hpo.study import Found, Search, latest
-from sluice.dlrm.search import Trainers, Trial
+from sluice.dlrm.hpo.trials import Trainers, Trial
 from sluice.etl.common.program import run, say
 
 KINDS = {"search": False, "plain": True}

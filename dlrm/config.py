@@ -7,16 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.dlrm import tables as use
 from sluice.dlrm.liveness.activity import MOST_S
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.settings import check, setting
 from sluice.etl.schema import Field
+from sluice.etl.spec.code_options import TransformOptions
+from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.options import RunOptions
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
 
-MODELS = ("dlrm", "dcn", "wide_deep", "deepfm", "dien")
+_TOWERS = "sluice.dlrm.model.towers"
+MODELS = {"dlrm": f"{_TOWERS}:Dlrm", "dcn": f"{_TOWERS}:Dcn", "wide_deep": f"{_TOWERS}:WideDeep",
+          "deepfm": f"{_TOWERS}:DeepFm", "dien": f"{_TOWERS}:Dien"}
+"""The name of a model → the class of its tower, which is imported when a model is made."""
 OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
 TUNINGS = ("auto", "planner", "shadow", "fixed")
@@ -24,31 +31,13 @@ SHARDINGS = ("auto", "row", "table", "column", "torchrec")
 PRECISIONS = ("fp32", "bf16")
 WIRES = ("fp32", "fp16")
 MISSING = ("refuse", "mask")
+READERS = ("auto", "petastorm", "arrow")
 FOLLOWS = ("", "epochs", "parts")
 """`epochs`: the newest version, at each epoch's end. `parts`: one version after the other, what each added once."""
 
 
 class ConfigError(UsageError):
     """A run that cannot be: its message names the setting or column, its value and what would do."""
-
-
-def _positive(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise ConfigError(f"{name}: {value!r} is not a positive number")
-
-
-def _whole(owner: object, **least: int) -> None:
-    for name, low in least.items():
-        value = getattr(owner, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ConfigError(f"{name}: {value!r} is not a whole number of {low} or more")
-
-
-def _one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name}: {value!r} is none of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,45 +66,38 @@ class Table:
 class ModelConfig:
     """Which model is trained, the sizes of its layers, and which tables are made smaller."""
 
-    kind: str = "dlrm"
-    width: int = 16
-    """The width of every embedding, and of the dense tower's output."""
-    table_width: int = 0
-    """The width of the tables, if less: vectors travel in this width and are then repeated to `width`. 0: `width`."""
-    dense_layers: tuple[int, ...] = (128, 64)
-    """The hidden layers for the dense features in `dlrm` and `dcn`; a last one of `width` is added."""
-    over_layers: tuple[int, ...] = (256, 128)
-    """The hidden layers after the interaction; a last one of 1 is added."""
-    cross_layers: int = 3
-    """The number of cross layers in `dcn`."""
-    cross_rank: int = 0
-    """The rank of a cross layer's matrix; 0: full."""
-    cross_experts: int = 1
-    """The number of low-rank experts in a cross layer; 1: no gates."""
-    history: str = ""
-    """The column of bags that `dien` reads as a history, the oldest item first."""
-    target: str = ""
-    """The column of the item in question, for `dien`."""
-    precision: str = "fp32"
-    """The precision of the dense layers' products. Weights, tables and the loss stay float32."""
-    compress: dict[str, str] = field(default_factory=dict)
-    """Column → how its table is made smaller, as `sluice.dlrm.model.table_compression.Compression.read` takes it."""
-    bags: dict[str, str] = field(default_factory=dict)
-    """Column of bags → how its ids are weighted, as `sluice.dlrm.model.bag_weights.Weighing.read` takes it. The ids of
-    other columns are summed up."""
+    title = "model"
+    kind: str = setting("dlrm", "which tower", flags=("--model",), choices=tuple(MODELS))
+    width: int = setting(16, "width of every embedding, and of the dense tower's output", least=1)
+    table_width: int = setting(0, "width of the tables, a part of --width: vectors are held, sent and updated so "
+                               "narrow, and "
+                               "repeated to the full width for the tower (default: the full width)", metavar="N",
+                               least=0)
+    dense_layers: tuple[int, ...] = setting((128, 64), "hidden layers for the dense features in dlrm and dcn; a last "
+                                            "one of --width is added", metavar="N,N", least=1)
+    over_layers: tuple[int, ...] = setting((256, 128), "hidden layers after the interaction; a last one of 1 is added",
+                                           metavar="N,N", least=1)
+    bags: dict[str, str] = setting({}, "how a bag's ids are weighed: sum, mean, sqrt (by the root of their number) or "
+                                   "decay:RATE (the last one most) (default: sum)", metavar="COLUMN=KIND,…")
+    cross_layers: int = setting(3, "number of cross layers in dcn", metavar="N", least=1)
+    cross_rank: int = setting(0, "rank of a cross layer's matrix (default: full)", metavar="N", least=0)
+    cross_experts: int = setting(1, "number of low-rank experts in a cross layer; 1: no gates", metavar="N", least=1)
+    history: str = setting("", "column of bags that dien reads as a history, the oldest item first", metavar="COLUMN")
+    target: str = setting("", "column of the item in question, for dien", metavar="COLUMN")
+    precision: str = setting("fp32", "precision of the dense layers' products; weights, tables and the loss stay "
+                             "float32",
+                             choices=PRECISIONS)
+    compress: dict[str, str] = setting({}, "smaller tables: hash:ROWS, modulo:ROWS, quotient:ROWS[:add|concat], "
+                                       "product:ROWS[:PARTS], or spread (as large, its use even over its rows)",
+                                       metavar="COLUMN=KIND,…")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
         object.__setattr__(self, "over_layers", tuple(self.over_layers))
-        _one_of("model", self.kind, MODELS)
-        _one_of("precision", self.precision, PRECISIONS)
-        _whole(self, width=1, table_width=0, cross_layers=1, cross_rank=0, cross_experts=1)
-        for name in ("dense_layers", "over_layers"):
-            if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in getattr(self, name)):
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a list of positive layer sizes")
-        if self.table_width and (self.width % self.table_width or self.kind == "dien"):
+        check(self, ConfigError)
+        if self.table_width and (self.width % self.table_width or self.history):
             raise ConfigError(f"table_width: {self.table_width} cannot be repeated to a width of {self.width}"
-                              + (" in dien, which reads the tables' own vectors" if self.kind == "dien" else ""))
+                              + (f" in {self.kind}, which reads the tables' own vectors" if self.history else ""))
         if self.cross_experts > 1 and not self.cross_rank:
             raise ConfigError(f"cross_experts: {self.cross_experts} experts need a cross_rank above 0")
 
@@ -124,113 +106,124 @@ class ModelConfig:
 class OptimConfig:
     """Tables are updated within the backward pass; dense layers by an optimiser of their own."""
 
-    table_optimiser: str = "rowwise_adagrad"
-    lr: float = 0.05
-    """The learning rate of the tables."""
-    schedule: str = "constant"
-    """The schedule of the tables' rate, as `sluice.dlrm.optim.schedule.RateSchedule.read` takes it."""
-    dense_optimiser: str = "adam"
-    dense_lr: float = 0.001
-    dense_schedule: str = "constant"
-    clip: float = 0.0
-    """The largest length that the dense layers' gradients may have together; 0: any length."""
-    table_decay: float = 0.0
-    """The pull towards 0 on each vector that a batch looks up: decay/2 · its squared length is added to a row's
-    loss."""
-    dense_decay: float = 0.0
-    """The dense optimiser's own weight decay."""
+    title = "optimisers"
+    table_optimiser: str = setting("rowwise_adagrad", "what updates the tables, within the backward pass",
+                                   choices=TABLE_OPTIMISERS)
+    lr: float = setting(0.05, "learning rate of the embedding tables", above=0)
+    schedule: str = setting("constant", "how that rate changes: constant, or any of "
+                            "warmup=,decay_start=,decay=,power=,floor=,"
+                            "by=step|epoch")
+    dense_optimiser: str = setting("adam", "what updates the dense layers", choices=OPTIMISERS)
+    dense_lr: float = setting(0.001, "learning rate of the dense layers", above=0)
+    dense_schedule: str = setting("constant", "how that rate changes, as in --schedule")
+    clip: float = setting(0.0, "largest length of the dense layers' gradients together; 0: any (default: none)",
+                          metavar="LENGTH", least=0)
+    table_decay: float = setting(0.0, "pull of each vector that is looked up towards 0: D/2 · its squared length is "
+                                 "added to a row's loss", metavar="D", least=0)
+    dense_decay: float = setting(0.0, "the dense optimiser's own weight decay", metavar="D", least=0)
 
     def __post_init__(self) -> None:
-        _positive(self, "lr", "dense_lr")
-        _one_of("dense optimiser", self.dense_optimiser, OPTIMISERS)
-        _one_of("table optimiser", self.table_optimiser, TABLE_OPTIMISERS)
-        for name in ("clip", "table_decay", "dense_decay"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not 0 <= value < float("inf"):
-                raise ConfigError(f"{name}: {value!r} is not a number of 0 or more")
+        check(self, ConfigError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Everything that decides what a run does. Settings that cannot change its result come last."""
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which table a run trains on, and whether it follows that."""
 
-    data: str
-    """Address of the feature table."""
-    version: int
-    """The version of the table that is read."""
-    batch_size: int = 4096
-    """Rows of a global batch; each rank takes an equal part."""
-    epochs: int = 1
-    seed: int = 0
+    title = "what"
+    data: str = setting(help="feature table, as etl/job.py writes it (with --resume: the checkpoint's)",
+                        metavar="TABLE",
+                        later=True)
+    version: int = setting(help="version of it (default: the newest; with --resume: the checkpoint's)", later=True)
+    follow: str = setting("", "take up newer versions of the table, with columns that come and go: `epochs` (or "
+                          "nothing) the newest one at each epoch's end; `parts` one after the other, training once on "
+                          "what each added, after an evaluation on it", bare="epochs", choices=FOLLOWS)
+    follow_wait: float = setting(0.0, "with `parts`: how long to wait for another one at the end", metavar="SECONDS",
+                                 least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """How long a run trains, and what it leaves behind on its way."""
+
+    title = "training"
+    epochs: int = setting(1, "how often all rows are trained on", least=1)
+    batch_size: int = setting(4096, "rows of a global batch; each rank takes an equal part", least=1)
+    seed: int = setting(0, "decides first weights and row order")
+    save_every: int = setting(0, "checkpoint also within epochs, so many steps apart (default: after each epoch)",
+                              metavar="STEPS", least=0)
+    keep: int = setting(3, "newest checkpoints to keep, beside the best", metavar="N", least=1)
+    log_every: int = setting(20, "steps between two lines of the log; ranks agree there whether to stop",
+                             metavar="STEPS", least=1)
+    profile: int = setting(0, "write a trace of so many steps (from the tenth) into DIR (default: none)",
+                           metavar="STEPS", least=0)
+    metrics_port: str = setting("", "serve figures for Prometheus, on this machine alone unless HOST says otherwise; a "
+                                "machine's rank n takes PORT + n (default: none)", metavar="[HOST:]PORT")
+    stall_after: float = setting(MOST_S, "a rank that stands still for so long is named, and all end; less where steps "
+                                 "are quick: 20 times the slowest of late, but at least 10 s", metavar="SECONDS",
+                                 least=1)
+    mllog: bool = setting(False, "write MLPerf's log lines into DIR, too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """How the work is spread over ranks."""
+
+    title = "ranks"
+    ranks: int = 1
+    sharding: str = setting("auto", "how tables are spread over ranks; torchrec: as TorchRec's planner has it; FILE: "
+                            "JSON, {table: KIND[:KERNEL]}, auto for the rest; kinds: row, table, column, table_row "
+                            "(over one host's ranks), on GPUs also data (a copy on each); kernels on GPUs: fused, uvm "
+                            "(in the host's memory), uvm_caching", metavar="|".join([*SHARDINGS, "FILE"]))
+    wire: str = setting("fp32", "what embeddings and their gradients travel as between ranks", choices=WIRES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """When a run is judged on the validation split, and what follows from that."""
+
+    title = "evaluation"
+    evals: int = setting(1, "evaluations an epoch on the validation split, each with a checkpoint", metavar="N",
+                         least=1)
+    stop_auc: float | None = setting(None, "end once the validation split reaches it", metavar="AUC")
+    slices: tuple[str, ...] = setting((), "AUC also for the most frequent ids of these", metavar="COLUMN,…")
+    stuck_after: int = setting(500, "from there on an AUC near 0.5 is a warning that names likely causes",
+                               metavar="STEPS", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSettings(KnobOptions, TransformOptions):
+    """How a rank's loader works, beside its knobs."""
+
+    title = "input"
+    tuning: str = setting("auto", "who turns the loader's knobs while it runs", choices=TUNINGS)
+    memory_limit: int | None = setting(None, "what one rank's loader may use, for instance 2GiB (default: what the "
+                                       "machine and "
+                                       "its control groups leave)", metavar="BYTES", parse=parse_bytes)
+    missing: str = setting("refuse", "dense features that are no finite numbers: an error, or counted and 0",
+                           choices=MISSING)
+    reader: str = setting("auto", "who decodes; auto: petastorm where it is installed", choices=READERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(DataSettings, LoopSettings, RankSettings, EvaluationSettings, InputSettings):
+    """Everything that decides what a run does: it is written into the run folder and into each checkpoint."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
-    follow: str = ""
-    """Whether and how the run moves on to newer versions of the table, see FOLLOWS; empty: never."""
-    follow_wait: float = 0.0
-    """Seconds to wait for another part before the run is over."""
-    sharding: str = "auto"
-    """One of SHARDINGS, or the path of a JSON file with a kind for each column."""
-    ranks: int = 1
-    wire: str = "fp32"
-    """The number format in which embeddings and their gradients are sent between ranks."""
-    missing: str = "refuse"
-    """What is done about dense features that are not finite numbers; `mask`: they are counted, and become 0."""
-    tuning: str = "auto"
-    knobs: str = ""
-    """The knobs to start with, as the command line has them."""
-    save_knobs: str = ""
-    """The file that the best knobs are written to; empty: none."""
-    registry: str | None = None
-    """The folder or URI where settled knobs are kept; empty: the user's cache; None: nowhere."""
-    transforms: tuple[str, ...] = ()
-    """Transforms on top of the table's own, as `--transform` has them (`sluice.etl.spec.transforms`)."""
-    reader: str = "auto"
-    """Who decodes: `petastorm`, `arrow`, or `auto`, which is petastorm where it is installed."""
     conditions: RunOptions = field(default_factory=RunOptions)
     """What is done about rows that fail, where remote files are kept, and which faults are injected."""
-    memory_limit: int | None = None
-    """Bytes that one rank's loader may use; None: what the machine and its control groups leave."""
-    log_every: int = 20
-    """Steps between two lines of the log; ranks agree there whether to stop."""
-    save_every: int = 0
-    """Steps between two checkpoints within an epoch; 0: one at the end of each epoch only."""
-    keep: int = 3
-    """How many of the newest checkpoints stay, beside the best."""
-    evals: int = 1
-    """How many evaluations on the validation split an epoch has, evenly spread."""
-    stop_auc: float | None = None
-    """Training is over once the validation split's AUC reaches this."""
-    slices: tuple[str, ...] = ()
-    """Sparse columns whose most frequent ids get an AUC of their own."""
-    stuck_after: int = 500
-    """Steps from which an evaluation near chance is a warning."""
-    metrics_port: str = ""
-    """[HOST:]PORT of an endpoint for Prometheus on each rank; empty: none."""
-    stall_after: float = MOST_S
-    """The most seconds that a rank may stand still before the run is ended; where steps are usually quick, it is less.
-    """
-    profile: int = 0
-    """How many steps a trace is made of, from the tenth on; 0: none."""
-    mllog: bool = False
-    """Whether MLPerf's log lines are written, in the run folder."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "slices", tuple(self.slices))
         object.__setattr__(self, "transforms", tuple(self.transforms))
-        _whole(self, batch_size=1, epochs=1, ranks=1, log_every=1, save_every=0, keep=1, evals=1, stuck_after=0,
-               profile=0)
+        check(self, ConfigError)
+        if isinstance(self.ranks, bool) or not isinstance(self.ranks, int) or self.ranks < 1:
+            raise ConfigError(f"ranks: {self.ranks!r} is not a whole number of 1 or more")
         if self.batch_size % self.ranks:
             raise ConfigError(f"batch size {self.batch_size} cannot be cut into equal parts for {self.ranks} ranks")
         if self.stop_auc is not None and not 0.5 < self.stop_auc < 1:
             raise ConfigError(f"stop_auc: {self.stop_auc!r} is not between 0.5 and 1")
-        _one_of("tuning", self.tuning, TUNINGS)
-        _one_of("wire", self.wire, WIRES)
-        _one_of("missing", self.missing, MISSING)
-        _one_of("follow", self.follow, FOLLOWS)
-        if not 1 <= self.stall_after < float("inf"):
-            raise ConfigError(f"stall_after: {self.stall_after!r} is not a number of seconds from 1 on")
-        if not 0 <= self.follow_wait < float("inf"):
-            raise ConfigError(f"follow_wait: {self.follow_wait!r} is not a number of seconds")
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -9,11 +9,10 @@ output is one JSON object: which checkpoints were written anew, and which were a
 
 from __future__ import annotations
 
-import argparse
 import io
 import pickle  # noqa: TID251  see `_Listed`: only a few names, none of which does anything, are found
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
@@ -30,8 +29,8 @@ from sluice.dlrm.checkpoint.meta import (
     refuse,
     whole,
 )
-from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.program import run, say
+from sluice.etl.common.settings import parse, setting
 
 _SIGNS = "torch.distributed.checkpoint.metadata"
 _NAMES = {_SIGNS: ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "StorageMeta",
@@ -54,11 +53,15 @@ class _Listed(pickle.Unpickler):
         return getattr(import_module(module), name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """Whose checkpoints are written anew."""
+
+    run: Path = setting(help="run folder of dlrm.train", metavar="RUN", positional=True)
+
+
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = ArgumentParser(prog="sluice convert", description=__doc__,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
-    args = parser.parse_args(argv)
+    args = parse(ConvertOptions, argv=argv, prog="sluice convert", description=__doc__)
     folder = args.run / "checkpoints"
     found = [folder / one.name for one in whole(folder)]
     if not found:

@@ -7,7 +7,6 @@ Each step is the command a user would type; it is printed before it runs. The la
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -17,12 +16,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
+from sluice.etl.common.settings import parse, setting
 from sluice.ingest.machine import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,17 +111,21 @@ def _fresh(out: Path) -> None:
     (out / MARK).touch()
 
 
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """How large the demo is, and where it goes."""
+
+    out: Path = setting(Path("demo-out"), "folder for data, table and runs; emptied first if the demo made it",
+                        metavar="DIR")
+    rows: int = setting(1_000_000, "raw log lines to make", least=1)
+    ranks: int = setting(2, "training ranks", least=1)
+    bench_seconds: float = setting(15.0, "seconds of the loader run with one worker, a quarter of the tuned one's",
+                                   above=0)
+    seed: int = setting(1, "seed of data and training")
+
+
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = ArgumentParser(
-        prog="python -m dlrm.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag, kind, default, text in (
-            ("--out", Path, Path("demo-out"), "folder for data, table and runs; emptied first if the demo made it"),
-            ("--rows", int, 1_000_000, "raw log lines to make"),
-            ("--ranks", int, 2, "training ranks"),
-            ("--bench-seconds", float, 15, "seconds of the loader run with one worker, a quarter of the tuned one's"),
-            ("--seed", int, 1, "seed of data and training")):
-        parser.add_argument(flag, type=kind, default=default, help=f"{text} (default: %(default)s)")
-    args = parser.parse_args(argv)
+    args = parse(DemoOptions, argv=argv, prog="python -m dlrm.demo", description=__doc__)
     out = args.out.resolve()
     _fresh(out)
     began = time.monotonic()
@@ -137,7 +141,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     say("\nA stand-in for a fast trainer (1.19 M rows/s, as eight A100s took) reads the table as from an object store\n"
         "(50 ms a row group) through a transform in Python, from one worker in each stage: first as it is, then tuned\n"
         "while the transform becomes 4 times dearer, a worker is killed (-9), and a quarter of the cores is left.")
-    bench = ["sluice", "bench", table, "--batch-size", str(BENCH_BATCH), "--store-latency-ms", "50",
+    bench: list[str | Path] = ["sluice", "bench", table, "--batch-size", str(BENCH_BATCH), "--store-latency-ms", "50",
              "--step-ms", f"{1000 * BENCH_BATCH / ACCELERATOR_ROWS_PER_S:.2f}", "--udf", "dlrm.squash:squash"]
     fixed, _ = step("3/5 ingestion, one worker", *bench, "--tuning", "fixed", "--knobs", "read=1,shuffle=1",
                     "--seconds", str(args.bench_seconds))

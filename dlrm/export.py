@@ -9,16 +9,16 @@ object: what was written, the largest difference, and what is not in it, with th
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sluice.dlrm.checkpoint.meta import check, latest
 from sluice.dlrm.config import Config
-from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.program import run, say
-from sluice.etl.spec import code_options
+from sluice.etl.common.settings import parse, setting
+from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table import FeatureTable
 
 NOT_EXPORTED = {
@@ -31,14 +31,18 @@ NOT_EXPORTED = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Which run is exported, and to where."""
+
+    run: Path = setting(help="run folder of dlrm.train", metavar="RUN", positional=True)
+    out: Path | None = setting(None, "folder to write into (default: RUN/export)", metavar="DIR")
+    compile: bool = setting(False, "also to machine code")
+    code: CodeOptions = field(default_factory=CodeOptions)
+
+
 def main(argv: list[str]) -> dict[str, Any]:
-    parser = ArgumentParser(prog="sluice export", description=__doc__,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder of dlrm.train")
-    parser.add_argument("--out", type=Path, help="folder to write into (default: RUN/export)")
-    parser.add_argument("--compile", action="store_true", help="also to machine code")
-    code_options.add_options(parser)
-    args = parser.parse_args(argv)
+    args = parse(ExportOptions, argv=argv, prog="sluice export", description=__doc__)
     path, meta = latest(args.run / "checkpoints")
     check(path)
     model = Config.from_dict(meta.config).model
@@ -46,7 +50,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     import torch
 
     from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-    from sluice.dlrm.model.towers import INPUTS
+    from sluice.dlrm.model.towers import tower_of
     from sluice.dlrm.serving.exported import SIZES, Head, compiled, difference, example, exported
 
     columns = [name for name in meta.columns if name != model.history]
@@ -54,8 +58,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     head.tower.load_state_dict(CheckpointReader(path).tower())
     longest = 0
     if model.history:
-        allowed = code_options.given(args)
-        fields = FeatureTable.open(meta.config["data"], meta.version, allow_code=allowed,
+        fields = FeatureTable.open(meta.config["data"], meta.version, allow_code=args.code.permission,
                                    transforms=meta.config.get("transforms", ())).fields
         longest = next(f.bag[2] for f in fields if f.name == model.history and f.bag)
     batches = [example(model, dense=len(meta.dense), columns=len(columns), longest=longest, rows=n) for n in SIZES]
@@ -77,7 +80,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             say(f"not compiled: {found['not_compiled']}")
     about = {"checkpoint": path.name, "step": meta.step, "model": model.kind, "width": model.width,
              "table_width": model.table_width or model.width,
-             "dense": list(meta.dense), "columns": columns, "inputs": list(INPUTS[model.kind]),
+             "dense": list(meta.dense), "columns": columns, "inputs": list(tower_of(model.kind).inputs),
              "output": "one logit a row; its sigmoid is the probability", "not_exported": NOT_EXPORTED}
     (out / "export.json").write_text(json.dumps(about, indent=1) + "\n")
     for what, why in NOT_EXPORTED.items():

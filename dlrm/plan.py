@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from sluice.dlrm.config import ModelConfig, Table, profile_of, tables_of
@@ -13,10 +12,10 @@ from sluice.dlrm.sharding.machine import read
 from sluice.dlrm.sharding.placement import KINDS, place
 from sluice.dlrm.sharding.shards import DTYPES, STATES, DoesNotFit, ModelPlacement, PlacementError, Storage, gb
 from sluice.dlrm.tables import spread_out
-from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
-from sluice.etl.spec import code_options
+from sluice.etl.common.settings import parse, setting
+from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table import FeatureTable
 
 _EXAMPLES = """
@@ -34,31 +33,31 @@ not fit ends with 2.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    p = ArgumentParser(prog="sluice plan", description=__doc__, epilog=_EXAMPLES,
-                       formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = p.add_mutually_exclusive_group(required=True)
-    what.add_argument("--data", metavar="TABLE", help="a feature table: its sparse columns are the tables")
-    what.add_argument("--rows", metavar="N,…", help="rows of each table")
-    p.add_argument("--width", metavar="W,…", default="16",
-                   help="embedding width of each table, or one for all (default %(default)s)")
-    p.add_argument("--lookups", metavar="L,…", default="1",
-                   help="ids a sample brings to each table, with --rows (default %(default)s)")
-    p.add_argument("--dtype", choices=list(DTYPES), default="fp32", help="of the weights (default %(default)s)")
-    p.add_argument("--optimiser", choices=list(STATES), default="rowwise_adagrad",
-                   help="whose state lies beside the weights, in float32 (default %(default)s)")
-    p.add_argument("--machine", default="8x80GB", help="RANKSxMEMORY or a JSON file (default %(default)s)")
-    p.add_argument("--sharding", choices=["auto", *KINDS], default="auto", help="default %(default)s")
-    p.add_argument("--batch-size", type=int, default=65_536, metavar="B",
-                   help="global batch that the step's time is reckoned for (default %(default)s)")
-    code_options.add_options(p)
-    return p
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Which tables are placed, and on which machine."""
+
+    data: str = setting("", "a feature table: its sparse columns are the tables", metavar="TABLE")
+    rows: str = setting("", "rows of each table, instead of --data", metavar="N,…")
+    width: str = setting("16", "embedding width of each table, or one for all", metavar="W,…")
+    lookups: str = setting("1", "ids a sample brings to each table, with --rows", metavar="L,…")
+    dtype: str = setting("fp32", "number type of the weights", choices=tuple(DTYPES))
+    optimiser: str = setting("rowwise_adagrad", "whose state lies beside the weights, in float32",
+                             choices=tuple(STATES))
+    machine: str = setting("8x80GB", "RANKSxMEMORY or a JSON file", metavar="MACHINE")
+    sharding: str = setting("auto", "how every table is spread", choices=("auto", *KINDS))
+    batch_size: int = setting(65_536, "global batch that the step's time is reckoned for", metavar="B", least=1)
+    code: CodeOptions = field(default_factory=CodeOptions)
+
+    def __post_init__(self) -> None:
+        if bool(self.data) == bool(self.rows):
+            raise UsageError("--data or --rows: give one of them")
 
 
-def tables(args: argparse.Namespace) -> tuple[Table, ...]:
+def tables(args: PlanOptions) -> tuple[Table, ...]:
     """The tables that are to be placed."""
     if args.data:
-        table = FeatureTable.open(args.data, allow_code=code_options.given(args))
+        table = FeatureTable.open(args.data, allow_code=args.code.permission)
         model = ModelConfig(width=_numbers("--width", args.width, 1)[0])
         found = tables_of(table.fields, model, profile_of(table))
         spread = spread_out(model, found).compress  # as training spreads them: used evenly
@@ -85,10 +84,8 @@ def _numbers(flag: str, text: str, count: int | None, *, whole: bool = True) -> 
 
 
 def main(argv: list[str]) -> dict[str, Any]:
-    args = parser().parse_args(argv)
+    args = parse(PlanOptions, argv=argv, prog="sluice plan", description=__doc__, epilog=_EXAMPLES)
     found, machine = tables(args), read(args.machine)
-    if args.batch_size < 1:
-        raise UsageError(f"--batch-size: {args.batch_size} is below 1")
     storage = Storage(dtype=args.dtype, optimiser=args.optimiser)
     weights = sum(storage.weights(t.rows, t.width) for t in found)
     state = sum(storage.state(t.rows, t.width) for t in found)

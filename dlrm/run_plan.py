@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sluice.dlrm.config import Config, ConfigError, profile_of, tables_of
-from sluice.dlrm.model.flops import LayerCost, count
+from sluice.dlrm.model.flops import LayerCost
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import TableLayout
+from sluice.dlrm.model.towers import cost_of
 from sluice.dlrm.optim.schedule import RateSchedule
 from sluice.dlrm.sharding.apply import describe, placed, summary
 from sluice.dlrm.sharding.machine import TrainingMachine
@@ -59,8 +60,8 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
         RateSchedule.read(text)
     layout = TableLayout(config.model, columns, MissingNumbers(dense) if config.missing == "mask" else None)
     placement = placed(config, layout.tables, machine)
-    whole = count(config.model, dense=len(dense), columns=len(layout.compressor.columns),
-                  history=layout.history.longest if layout.history else 0)["total"]
+    whole = cost_of(config.model, dense=len(dense), columns=len(layout.compressor.columns),
+                    history=layout.history.longest if layout.history else 0)["total"]
     a_row, an_element = STATES[config.optim.table_optimiser]
     state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
     sent = bytes_per_step(placement, layout, whole.parameters, config)

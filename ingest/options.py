@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.settings import check, setting
 from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
 from sluice.ingest.process.child_main import load
@@ -49,19 +49,23 @@ _POLICY = ErrorPolicy()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of a run: those that `add_options` adds to a command line."""
+    """What is done about rows that fail, where remote files are kept, and which faults are injected."""
 
-    on_error: str = _POLICY.on_error
-    max_quarantined: int = _POLICY.max_rows
-    """The most rows of a rank that may be set aside."""
-    max_quarantined_rate: float = _POLICY.max_rate
-    """The largest share of the rows that a rank has seen that may be set aside, judged once enough were seen."""
-    cache: str = ""
-    """The cache's folder; empty: no cache."""
-    cache_limit: int = 10 * 2**30
-    inject: str = ""
+    title = "errors, stores and faults"
+    on_error: str = setting(_POLICY.on_error, "rows that fail: stop, or set them aside with weight 0", choices=ON_ERROR)
+    max_quarantined: int = setting(_POLICY.max_rows, "with quarantine: the most rows of a rank that may be set aside",
+                                   metavar="ROWS")
+    max_quarantined_rate: float = setting(
+        _POLICY.max_rate, f"and the largest share of its rows, judged after the first {_POLICY.probation_rows:,}",
+        metavar="SHARE")
+    cache: str = setting("", "keep what was read from remote files on this disk", metavar="DIR")
+    cache_limit: int = setting(10 * 2**30, "and never more than this", metavar="BYTES", parse=parse_bytes,
+                               show=format_bytes)
+    inject: str = setting("", "faults on purpose, for instance kill-worker@30s,stall-store=5s@10s,corrupt@part-0: "
+                          + "; ".join(f"{n} {k.what}" for n, k in KINDS.items()), metavar="FAULT@TIME,…")
 
     def __post_init__(self) -> None:
+        check(self, ArgumentError)
         parse(self.inject)  # a fault that cannot be parsed is an error at the start
         try:
             _ = self.policy
@@ -70,12 +74,6 @@ class RunOptions:
         if self.cache_limit < 1:
             raise ArgumentError(f"--cache-limit: {self.cache_limit} bytes hold nothing")
 
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> RunOptions:
-        """The options given on a command line."""
-        said = {f.name: getattr(options, f.name, None) for f in fields(cls)}
-        return cls(**{name: value for name, value in said.items() if value is not None})
-
     @property
     def policy(self) -> ErrorPolicy:
         return ErrorPolicy(on_error=self.on_error, max_rows=self.max_quarantined, max_rate=self.max_quarantined_rate)
@@ -83,20 +81,3 @@ class RunOptions:
     @property
     def faults(self) -> tuple[Fault, ...]:
         return parse(self.inject)
-
-
-def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds the options without defaults, so that an option that was not given can be told from one that was."""
-    wishes = RunOptions()
-    add = parser.add_argument
-    add("--on-error", choices=ON_ERROR, help="rows that fail: stop, or set them aside with weight 0 (default: "
-        f"{wishes.on_error})")
-    add("--max-quarantined", type=int, metavar="ROWS", help="with quarantine: the most rows of a rank that may be set "
-        f"aside (default: {wishes.max_quarantined})")
-    add("--max-quarantined-rate", type=float, metavar="SHARE", help="and the largest share of its rows, judged after "
-        f"the first {_POLICY.probation_rows:,} (default: {wishes.max_quarantined_rate:g})")
-    add("--cache", metavar="DIR", help="keep what was read from remote files on this disk")
-    add("--cache-limit", type=parse_bytes, metavar="BYTES", help="and never more than this (default: "
-        f"{format_bytes(wishes.cache_limit)})")
-    add("--inject", metavar="FAULT@TIME,…", help="faults on purpose, for instance "
-        "kill-worker@30s,stall-store=5s@10s,corrupt@part-0: " + "; ".join(f"{n} {k.what}" for n, k in KINDS.items()))

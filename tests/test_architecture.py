@@ -20,8 +20,8 @@ ROOMS = ("etl", "ingest", "agent", "dlrm")
 MOST_FILES = 14
 SHARED_WITH_AGENT = {"sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec",
                      "sluice.ingest.row_order", "sluice.ingest.machine"}
-FOR_EVERY_ROOM = {"sluice.etl.common.arguments", "sluice.etl.common.errors", "sluice.etl.common.slow_path",
-                  "sluice.etl.common.suggest"}
+FOR_EVERY_ROOM = {"sluice.etl.common.arguments", "sluice.etl.common.errors", "sluice.etl.common.settings",
+                  "sluice.etl.common.slow_path", "sluice.etl.common.suggest"}
 CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.spec.permission",
                     "sluice.etl.spec.code_options", "sluice.etl.spec.transforms",
                     "sluice.etl.ops", "sluice.etl.schema")
@@ -31,6 +31,8 @@ PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "
             "sluice.agent.learn.train", "sluice.dlrm.train", "sluice.dlrm.evaluate", "sluice.dlrm.serve",
             "sluice.dlrm.plan", "sluice.dlrm.convert", "sluice.dlrm.demo", "sluice.dlrm.export", "sluice.dlrm.search",
             "sluice.dlrm.hpo.trial_server"}
+# Parts of programs: they may import every room, too, and only their room's programs import them.
+PARTS_OF_PROGRAMS = {"sluice.ingest.tools.bench_session"}
 FOR_PROGRAMS = {"sluice.etl.common.program"}
 LIGHT = ("sluice", "sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.ops", "sluice.etl.schema",
          "sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec", "sluice.ingest.row_order",
@@ -88,7 +90,9 @@ def allowed(importer: str, imported: str) -> bool:
     if imported in PROGRAMS:
         # A room's `python -m` entry, and what starts trainers for a search, may hand over to the room's own programs.
         return source == target and importer.endswith(("__main__", "dlrm.hpo.trial_server"))
-    if importer in PROGRAMS:
+    if imported in PARTS_OF_PROGRAMS:
+        return source == target and importer in PROGRAMS
+    if importer in PROGRAMS | PARTS_OF_PROGRAMS:
         return True
     if imported in FOR_PROGRAMS:
         return False

@@ -137,7 +137,7 @@ def test_each_program_ends_so(program, in_this_process, monkeypatch, capsys):
 
         if program == "dlrm.train":  # it says itself what its rank met
             monkeypatch.setattr("sys.argv", ["train", "--run-dir", "r", "--data", "t"])
-            monkeypatch.setattr(module, "_plan", fail)
+            monkeypatch.setattr(module.start, "start_point", fail)
         else:
             monkeypatch.setattr(module, "main", fail)
         with pytest.raises(SystemExit) as ended:

@@ -16,9 +16,10 @@ from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry
+from sluice.dlrm.session.session import written_report
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
-from sluice.dlrm.train import _report
+from sluice.etl.common.program import say
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import Hold
 from sluice.ingest.knobs import KnobError, Knobs
@@ -76,7 +77,7 @@ def test_a_report_without_room_costs_no_result(tmp_path, capsys):
     with RunFolder.create(tmp_path / "run", {"kind": "train"}) as folder:
         folder.metric(metric(1))
     with no_more_than(100):
-        assert _report(tmp_path / "run") is None
+        assert written_report(tmp_path / "run", say) is None
     assert "the report cannot be written (File too large); make room, then `sluice report" in \
         capsys.readouterr().err
     assert sorted(p.name for p in (tmp_path / "run").glob("report*")) == []

@@ -11,12 +11,11 @@ minutes on two free cores.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,10 @@ from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, refer
 from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.simulator.scenario_json import load, shipped
 from sluice.agent.tunable import Reason
-from sluice.etl.common.arguments import ArgumentParser
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
+from sluice.etl.common.settings import parse, setting
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 
@@ -196,50 +195,60 @@ def _round(value: Any) -> float:
     return round(float(value), 4)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = ArgumentParser(
-        prog="sluice policies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n  sluice policies\n"
-               "  sluice policies --quick --policy planner --policy ds2\n"
-               "  sluice policies --live-only --setup 'far store'\n"
-               "  sluice policies --scenario mine.json     (docs/scenarios.md describes the file)")
-    parser.add_argument("--policy", action="append", metavar="P",
-                        help=f"of these alone (default: all: {', '.join(judged())})")
-    parser.add_argument("--scenario", action="append", metavar="FILE",
-                        help="these scenarios alone (default: the shipped ones and held-out pipelines)")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds of each scenario (default: %(default)s)")
-    parser.add_argument("--pipelines", type=int,
-                        help="held-out pipelines of each family (default: 30; 0 with --scenario)")
-    parser.add_argument("--quick", action="store_true", help="one seed, four held-out pipelines of each family")
-    parser.add_argument("--live", action="store_true", help="also run live set-ups on this machine, which should do "
-                        "nothing else meanwhile (default: the planner alone)")
-    parser.add_argument("--live-only", action="store_true", help="run these alone")
-    parser.add_argument("--setup", action="append", metavar="NAME",
-                        help="of the live set-ups (benchmarks/live_setups.py) these alone")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each live arm (default: %(default)s)")
-    parser.add_argument("--settle", type=float, default=10.0, metavar="S",
-                        help="seconds in which a policy tunes a live pipeline (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=0.4, metavar="S",
-                        help="of each live turn, at least (default: %(default)s)")
-    parser.add_argument("--missed", action="store_true", help="also list the conditions that were missed")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s)")
-    return parser
+_EXAMPLES = """examples:
+  sluice policies
+  sluice policies --quick --policy planner --policy ds2
+  sluice policies --live-only --setup 'far store'
+  sluice policies --scenario mine.json     (docs/scenarios.md describes the file)"""
 
 
-def main(argv: Iterable[str]) -> Mapping[str, Any]:
-    options = _parser().parse_args(list(argv))
-    for name in options.policy or ():
+@dataclass(frozen=True, kw_only=True)
+class ContestOptions:
+    """What is run on this machine."""
+
+    title = "live set-ups"
+    live: bool = setting(False, "also run live set-ups on this machine, which should do nothing else meanwhile (the "
+                         "planner alone, unless --policy says otherwise)")
+    live_only: bool = setting(False, "run these alone")
+    setup: tuple[str, ...] = setting((), "of the live set-ups (benchmarks/live_setups.py) these alone", metavar="NAME",
+                                     again=True)
+    rounds: int = setting(10, "turns of each live arm", least=1)
+    settle: float = setting(10.0, "seconds in which a policy tunes a live pipeline", metavar="S", above=0)
+    seconds: float = setting(0.4, "least seconds of each live turn", metavar="S", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """Which policies are judged, and in which scenarios."""
+
+    title = "what"
+    policy: tuple[str, ...] = setting((), "these policies alone (default: all)", metavar="P", again=True)
+    scenario: tuple[str, ...] = setting((), "these scenarios alone (default: the shipped ones and held-out pipelines)",
+                                        metavar="FILE", again=True)
+    seeds: int = setting(5, "seeds of each scenario", least=1)
+    pipelines: int | None = setting(None, "held-out pipelines of each family (default: 30; 0 with --scenario)", least=0)
+    quick: bool = setting(False, "one seed, four held-out pipelines of each family")
+    missed: bool = setting(False, "also list the conditions that were missed")
+    processes: int = setting(os.cpu_count() or 1, "processes that simulate", least=1)
+    contest: ContestOptions = field(default_factory=ContestOptions)
+
+
+def main(argv: Sequence[str]) -> Mapping[str, Any]:
+    options = parse(PolicyOptions, argv=argv, prog="sluice policies", description=_described(__doc__),
+                    epilog=_EXAMPLES)
+    for name in options.policy:
         if name != "oracle":
             policies.make(name)
-    if options.seeds < 1 or (options.pipelines or 0) < 0 or min(options.processes, options.rounds) < 1:
-        raise UsageError("--seeds, --processes and --rounds are at least 1, --pipelines at least 0")
-    if min(options.settle, options.seconds) <= 0:
-        raise UsageError("--settle and --seconds are positive")
-    found = {} if options.live_only else _simulated(options)
-    return {**found, **(_live(options) if options.live or options.live_only else {})}
+    live = options.contest.live or options.contest.live_only
+    found = {} if options.contest.live_only else _simulated(options)
+    return {**found, **(_live(options) if live else {})}
 
 
-def _simulated(options: argparse.Namespace) -> dict[str, Any]:
+def _described(text: str | None) -> str:
+    return f"{text}\nPolicies: {', '.join(judged())}."
+
+
+def _simulated(options: PolicyOptions) -> dict[str, Any]:
     names = list(dict.fromkeys(options.policy or judged()))
     scenarios = [load(path) for path in options.scenario] if options.scenario else shipped()
     pipelines = options.pipelines if options.pipelines is not None else (
@@ -253,31 +262,33 @@ def _simulated(options: argparse.Namespace) -> dict[str, Any]:
             "simulated": True}
 
 
-def _live(options: argparse.Namespace) -> dict[str, Any]:
+def _live(options: PolicyOptions) -> dict[str, Any]:
     if not policies.find_rivals():
         raise UsageError("--live is not part of the installed package: the contest lies in benchmarks/rivals of the "
                          "repository")
     from sluice.benchmarks.rivals.contest import hold
 
     names = [n for n in dict.fromkeys(options.policy or ["planner"]) if n != "oracle"]  # no truth to know here
-    contests = hold(names, setups=options.setup or (), rounds=options.rounds, seconds=options.seconds,
-                    settle_s=options.settle, say=say)
+    contests = hold(names, setups=options.contest.setup, rounds=options.contest.rounds,
+                    seconds=options.contest.seconds, settle_s=options.contest.settle, say=say)
     return {"live": {name: found.to_dict() for name, found in contests.items()}}
 
 
-def simulate(argv: Iterable[str]) -> Mapping[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class SimulationOptions:
+    """Which policy goes through which scenario."""
+
+    policy: str = setting("planner", "whose changes are told", metavar="P")
+    scenario: str = setting("steady", "a file (docs/scenarios.md), or part of a shipped one's name",
+                            metavar="FILE|WORD")
+    seed: int = setting(0, "decides what the scenario draws")
+    without_governor: bool = setting(False, "let nothing hold the memory back")
+
+
+def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
     """`sluice simulate`: one policy through one scenario, each change told with its reason."""
-    parser = ArgumentParser(
-        prog="sluice simulate", description=simulate.__doc__,
-        epilog="example:\n  sluice simulate --policy planner --scenario 'cost'",
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policy", default="planner", metavar="P",
-                        help=f"one of {', '.join(judged())} (default: %(default)s)")
-    parser.add_argument("--scenario", default="steady", metavar="FILE|WORD",
-                        help="a file (docs/scenarios.md), or part of a shipped one's name (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--without-governor", action="store_true")
-    options = parser.parse_args(list(argv))
+    options = parse(SimulationOptions, argv=argv, prog="sluice simulate", description=_described(simulate.__doc__),
+                    epilog="example:\n  sluice simulate --policy planner --scenario 'cost'")
     scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(options.scenario)
     policy = Oracle(scenario.truth_at) if options.policy == "oracle" else policies.make(options.policy)
     before = scenario.first_knobs

@@ -6,10 +6,9 @@ the best that the pipeline can do. The held-out pipelines of the evaluation are 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.optimum import best_knobs
 from sluice.agent.simulator.physics import steady
 from sluice.agent.simulator.random_pipelines import training
-from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
+from sluice.etl.common.settings import parse, setting
 
 _EPISODE = 60
 _DISCOUNT = 0.8
@@ -183,18 +181,19 @@ def save(network: Any, path: Path) -> None:
                for kind in ("weight", "bias")}, path)
 
 
-def main(argv: Iterable[str]) -> Mapping[str, Any]:
-    parser = ArgumentParser(prog="sluice teach", description=__doc__,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--policy", choices=("intune",), default="intune", help="(default: %(default)s)")
-    add("--seed", type=int, default=0, help="(default: %(default)s)")
-    add("--out", type=Path, default=WEIGHTS, help="weights file (default: the one in use)")
-    add("--decisions", type=int, default=32_000, help="(default: %(default)s)")
-    add("--without-model-latency", action="store_true", help="hide that input: the ablation")
-    options = parser.parse_args(list(argv))
-    if options.decisions < 1:
-        raise UsageError(f"--decisions {options.decisions}: give at least 1")
+@dataclass(frozen=True, kw_only=True)
+class TeachingOptions:
+    """What is taught, and for how long."""
+
+    policy: str = setting("intune", "who is taught", choices=("intune",))
+    seed: int = setting(0, "decides first weights and pipelines")
+    out: Path = setting(WEIGHTS, "weights file (default: the one in use)", metavar="FILE")
+    decisions: int = setting(32_000, "decisions to learn from", least=1)
+    without_model_latency: bool = setting(False, "hide that input: the ablation")
+
+
+def main(argv: Sequence[str]) -> Mapping[str, Any]:
+    options = parse(TeachingOptions, argv=argv, prog="sluice teach", description=__doc__)
     began = time.monotonic()
     network, mean = learn(options.decisions, options.seed, model_latency=not options.without_model_latency)
     save(network, options.out)

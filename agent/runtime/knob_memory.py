@@ -1,24 +1,20 @@
-"""Where a run's knobs come from and where they are kept: `--knobs`, `--save-knobs` and `--registry` in all programs."""
+"""Where a run's knobs come from and where they are kept, as `KnobOptions` say."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable
+from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry, machine_fingerprint
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
 
-KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread "
-         "or process, STAGE.fused=yes (a transform done by the workers of the one before), read_ahead_bytes=64MiB, "
-         "prefetch_bytes=32MiB, several with commas between")
 _LEAST_TICKS = 3  # ticks with a choice before it may count as the best
 _SAME = 0.98  # of the best rate: as good as the best, and the latest of such choices counts
 
@@ -48,32 +44,6 @@ class Loading(Tunable, Protocol):
 
     @property
     def stored_bytes(self) -> float: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnobOptions:
-    """The values of the options that `add_options` adds."""
-
-    knobs: str = ""
-    save_knobs: str = ""
-    registry: str | None = None
-    """A folder or URI; empty: the user's cache; None: no registry."""
-
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> KnobOptions:
-        """Reads the options of a command line."""
-        said = {f.name: getattr(options, f.name, None) for f in fields(cls)}
-        return cls(**{name: value for name, value in said.items() if value is not None})
-
-
-def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds the options, without defaults, so that one can see which were given."""
-    add = parser.add_argument
-    add("--knobs", metavar="NAME=N,…|FILE", help=f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote")
-    add("--save-knobs", metavar="FILE", help="write the best knobs of the run as TOML, for --knobs")
-    add("--registry", metavar="FOLDER|URI", nargs="?", const="", help="start where an earlier run on such a machine "
-        "and schema settled, keep where this one does, and share the cores with jobs that name the same place "
-        "(without a value: in the user's cache)")
 
 
 class KnobMemory:

@@ -13,8 +13,9 @@ from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
 from sluice.dlrm.config import Config, Table
 from sluice.dlrm.follow.table_diff import TableDiff
-from sluice.dlrm.follow.weight_labels import Labels, labels_of, moved
+from sluice.dlrm.follow.weight_labels import labels_of, moved
 from sluice.dlrm.model.table_compression import Compression, codes
+from sluice.dlrm.model.towers import Labels
 
 if TYPE_CHECKING:
     from sluice.dlrm.model.ranker import TableLayout

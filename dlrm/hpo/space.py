@@ -41,7 +41,7 @@ class Space:
             if not found["low"] < found["high"] or (found.get("log") and found["low"] <= 0):
                 raise ConfigError(f"search: {name!r}: from {found['low']} to {found['high']} is no range")
         ends = {n: f[-1] if isinstance(f, list) else f["high"] for n, f in self.choices.items()}
-        options.parse(["--run-dir", "search", *words(ends)], None)  # names a flag that the trainer lacks
+        options.parse(["--run-dir", "search", *words(ends)])  # names a flag that the trainer lacks
 
     @classmethod
     def read(cls, path: Path | None) -> Space:

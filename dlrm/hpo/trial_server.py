@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 
 from sluice.etl.common.program import run
 
-_LATE = ("sluice.dlrm.train", "sluice.dlrm.training.assemble", "sluice.dlrm.follow.transplant",
+_LATE = ("sluice.dlrm.train", "sluice.dlrm.session.version_run", "sluice.dlrm.session.session",
+         "sluice.dlrm.training.assemble", "sluice.dlrm.follow.transplant",
          "sluice.dlrm.checkpoint.save_load", "sluice.dlrm.telemetry.prometheus", "sluice.dlrm.telemetry.journal",
          "sluice.dlrm.evaluation.validation",
          "sluice.dlrm.run_plan", "sluice.dlrm.training.trainer", "sluice.dlrm.training.signals",

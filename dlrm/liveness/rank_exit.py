@@ -7,11 +7,17 @@ import os
 import select
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 _FAILED = 1
 _GRACE_S = 3.0
+
+
+class Elsewhere(RuntimeError):
+    """Another rank ended, and said why."""
 
 
 class RankExit:
@@ -38,6 +44,7 @@ class RankExit:
             print(f"error: {text}", file=sys.stderr, flush=True)
             if self.first if speak is None else speak:
                 print(json.dumps({"error": text}), flush=True)
+            tell_torchrun(text)
         tidying = threading.Thread(target=self._tidy, name="sluice-ending", daemon=True)
         tidying.start()
         tidying.join(_GRACE_S)
@@ -49,6 +56,16 @@ class RankExit:
         for one in reversed(self.before):
             with suppress(Exception):
                 one()
+
+
+def tell_torchrun(text: str) -> None:
+    """Leaves the reason of this rank's end where torchrun looks for it, so that the summary which it prints last gives
+    that reason, too."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        text = f"error: {text}"
+        about = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": about}))
 
 
 def with_torchrun(ending: RankExit) -> None:

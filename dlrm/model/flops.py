@@ -1,4 +1,4 @@
-"""How many parameters a model's dense side has, and how many operations a forward pass costs a sample. Needs no torch.
+"""How many parameters a layer has, and how many operations a forward pass through it costs a sample. Needs no torch.
 
 An operation is a multiplication or an addition of a matrix product: two for each weight that a sample meets. Biases,
 activations, and sums over single elements are left out, as published tables do.
@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import comb
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sluice.dlrm.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +59,3 @@ def interests(width: int, steps: int) -> LayerCost:
     """DIEN's two GRUs and its attention, over a history of `steps` items."""
     gru = LayerCost(6 * width * width + 6 * width, 12 * width * width * steps)
     return gru + gru + LayerCost(width * width, 2 * width * width + 2 * width * steps)
-
-
-def count(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> dict[str, LayerCost]:
-    """Part → its count, for a tower as `sluice.dlrm.model.towers.build` makes it; `total` is last. Embedding tables are
-    not in it."""
-    width, over = config.width, [*config.over_layers, 1]
-    everything = dense + columns * width
-    bottom = mlp([dense, *config.dense_layers, width])
-    parts: dict[str, LayerCost]
-    if config.kind == "dlrm":
-        parts = {"dense": bottom, "interaction": dots(columns + 1, width),
-                 "over": mlp([width + comb(columns + 1, 2), *over])}
-    elif config.kind == "dcn":
-        wide = width * (columns + 1)
-        parts = {"dense": bottom, "interaction": cross(wide, config.cross_layers, config.cross_rank,
-                                                       config.cross_experts), "over": mlp([wide, *over])}
-    elif config.kind == "dien":
-        parts = {"interaction": interests(width, history), "over": mlp([everything + 2 * width, *over])}
-    else:
-        parts = {"wide": linear(dense, 1, bias=False), "over": mlp([everything, *over])}
-        if config.kind == "deepfm":
-            parts["interaction"] = second_order(columns, width)
-    return {**parts, "total": sum(parts.values(), LayerCost())}

@@ -5,7 +5,7 @@ All are plain torch, and torch.fx can trace them; `attention_gru` is one node of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 
 import torch
@@ -53,6 +53,14 @@ class CrossLayers(nn.Module):
             x = start * layer(x) + x
         return x
 
+    @staticmethod
+    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
+        """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
+        found: dict[str, tuple[Sequence[Hashable] | None, ...]] = {}
+        for n in range(layers):
+            found |= {f"layers.{n}.weight": (wide, wide), f"layers.{n}.bias": (wide,)}
+        return found
+
 
 class LowRankCross(nn.Module):
     """DCN-v2 with W = U V of a low rank: x ← x₀ ⊙ (U V x + b) + x."""
@@ -69,6 +77,14 @@ class LowRankCross(nn.Module):
         for down, up in zip(self.down, self.up, strict=True):
             x = start * up(down(x)) + x
         return x
+
+    @staticmethod
+    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
+        """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
+        found: dict[str, tuple[Sequence[Hashable] | None, ...]] = {}
+        for n in range(layers):
+            found |= {f"down.{n}.weight": (None, wide), f"up.{n}.weight": (wide, None), f"up.{n}.bias": (wide,)}
+        return found
 
 
 class MixtureCross(nn.Module):
@@ -99,6 +115,14 @@ class MixtureCross(nn.Module):
             # Gates weigh the small inner vectors: their sum is 1, so the bias stays as it is.
             x = start * (torch.einsum("kds,bks->bd", up, inner * gates.unsqueeze(2)) + bias) + x
         return x
+
+    @staticmethod
+    def labels(wide: Sequence[Hashable], layers: int) -> dict[str, tuple[Sequence[Hashable] | None, ...]]:
+        """Parameter → which feature each place belongs to, for vectors that `wide` names place by place."""
+        found: dict[str, tuple[Sequence[Hashable] | None, ...]] = {"gate.weight": (None, wide)}
+        for n in range(layers):
+            found |= {f"down.{n}": (None, None, wide), f"up.{n}": (None, wide, None), f"bias.{n}": (wide,)}
+        return found
 
 
 def _start(layer: nn.Module) -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-from sluice.dlrm.config import ConfigError, ModelConfig, Table
+from sluice.dlrm.config import MODELS, ConfigError, ModelConfig, Table
 from sluice.dlrm.model.bag_weights import Weighing
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.table_compression import Combine, Compression, Compressor
-from sluice.dlrm.model.towers import INPUTS, WIDE, build
+from sluice.dlrm.model.towers import WIDE, build, tower_of
 from sluice.ingest.knobs import nearest
 
 if TYPE_CHECKING:
@@ -31,17 +31,19 @@ class TableLayout:
     def __init__(self, config: ModelConfig, columns: Sequence[Table], missing: MissingNumbers | None = None) -> None:
         """`missing` masks dense features that are not finite numbers."""
         self.columns, self.missing = tuple(columns), missing
-        dien = config.kind == "dien"
-        if (bool(config.history), bool(config.target)) != (dien, dien):
-            raise ConfigError("--model dien needs --history COLUMN, a column of bags, and --target COLUMN, the item in "
-                              "question" if dien else
-                              f"--history and --target are of --model dien alone, not of {config.kind}")
+        inputs = tower_of(config.kind).inputs
+        reads = "history" in inputs
+        if (bool(config.history), bool(config.target)) != (reads, reads):
+            raise ConfigError(f"--model {config.kind} needs --history COLUMN, a column of bags, and --target COLUMN, "
+                              "the item in question" if reads else
+                              f"--history and --target are of --model {' and '.join(_reading())} alone, not of "
+                              f"{config.kind}")
         self.history = _named(config.history, "history", columns) if config.history else None
         kept = [t for t in columns if t is not self.history]
         self.target = kept.index(_named(config.target, "target", kept)) if config.target else None
         self.compressor = Compressor(kept, {name: Compression.read(text) for name, text in config.compress.items()})
         self.wide = tuple(replace(t, name=f"{t.name}@wide", width=WIDE) for t in columns
-                          ) if "wide" in INPUTS[config.kind] else ()
+                          ) if "wide" in inputs else ()
         self.tables = (*self.compressor.tables, *self.wide, *((self.history,) if self.history else ()))
         self.keys = {t.name: [t.name] for t in self.tables}
         """Table → the features that are looked up in it: for a history, each of its places is a feature."""
@@ -96,6 +98,11 @@ class TableLayout:
         there = places < rows[number]
         return (torch.cat(bags), torch.cat([rows[:number], rows[number + 1:]]).flatten(), ids[(first + places)[there]],
                 there.flatten().to(lengths.dtype))
+
+
+def _reading() -> list[str]:
+    """The models that read a history."""
+    return [kind for kind in MODELS if "history" in tower_of(kind).inputs]
 
 
 def _named(name: str, what: str, columns: Sequence[Table]) -> Table:

@@ -1,53 +1,103 @@
 """The dense side of every model: dense features and pooled embeddings in, one logit a sample out.
 
-`build(ModelConfig(…), dense=D, columns=F)` gives a module whose inputs `INPUTS[kind]` names, in this order:
+A tower is a class that derives from `Tower` and a line in `MODELS` of `sluice.dlrm.config`. It says itself which inputs
+it takes, what it costs, and which features its weights belong to.
 
-- `dense` [B, D] and `pooled` [B, F, W]: for all kinds;
-- `wide` [B, F, n]: for `wide_deep` and `deepfm`, one weight for each id, from a second table of each column. Fused
-  kernels take widths in fours, so such a table is WIDE wide and a weight is the mean over its n columns. Under
-  row-wise Adagrad that mean takes the very steps of Adagrad on a single column;
-- `history` [B, T, W], `lengths` [B], `target` [B, W]: for `dien`, embedded items of a history (padded at the end, with
-  any finite values), how many are real, and the item in question. `negatives` [B, T, W], items that did not come,
-  are needed for its auxiliary loss alone.
+`build(ModelConfig(…), dense=D, columns=F)` makes one; its `inputs` are some of these, in this order:
 
-All return logits [B]; `dien` returns (logits, auxiliary loss), 0 without negatives.
+- `dense` [B, D] and `pooled` [B, F, W];
+- `wide` [B, F, n]: one weight for each id, from a second table of each column. Fused kernels take widths in fours, so
+  such a table is WIDE wide and a weight is the mean over its n columns. Under row-wise Adagrad that mean takes the very
+  steps of Adagrad on a single column;
+- `history` [B, T, W], `lengths` [B], `target` [B, W]: embedded items of a history (padded at the end, with any finite
+  values), how many are real, and the item in question. `negatives` [B, T, W], items that did not come, are needed for
+  an auxiliary loss alone.
+
+All return logits [B]; a tower with a history returns (logits, auxiliary loss), 0 without negatives.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
+from importlib import import_module
+from itertools import combinations
 from math import comb
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from sluice.dlrm.config import ConfigError, ModelConfig
+from sluice.dlrm.config import MODELS, ConfigError, ModelConfig
+from sluice.dlrm.model import flops
+from sluice.dlrm.model.flops import LayerCost
 from sluice.dlrm.model.interactions import CrossLayers, Dots, Interests, LowRankCross, MixtureCross, mlp, second_order
 
 WIDE = 4
-INPUTS = {
-    "dlrm": ("dense", "pooled"),
-    "dcn": ("dense", "pooled"),
-    "wide_deep": ("dense", "pooled", "wide"),
-    "deepfm": ("dense", "pooled", "wide"),
-    "dien": ("dense", "pooled", "history", "lengths", "target"),
-}
+Labels = tuple[Sequence[Hashable] | None, ...]
+"""For each dimension of a parameter the feature that each place belongs to; None for a dimension without features."""
+_TOWER = "the dense features' own vector"  # no column has this name
 
 
-def build(config: ModelConfig, *, dense: int, columns: int) -> nn.Module:
+class Tower(nn.Module):
+    """What the trainer, the server and the reports ask of a tower. Its last layers are called `over`: the last bias
+    there begins at the labels' rate."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("dense", "pooled")
+
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
+        super().__init__()
+
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+        """Part → its parameters, and its operations for one sample."""
+        raise NotImplementedError
+
+    @staticmethod
+    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+        """Parameter → its labels, for those that depend on the features."""
+        raise NotImplementedError
+
+
+def tower_of(kind: str) -> type[Tower]:
+    """The class of a tower by its name."""
+    module, _, name = MODELS[kind].partition(":")
+    found: type[Tower] = getattr(import_module(module), name)
+    return found
+
+
+def build(config: ModelConfig, *, dense: int, columns: int) -> Tower:
     """The tower for `dense` dense features and `columns` pooled embeddings."""
     if dense < 1 or columns < 1:
         raise ConfigError(f"a model needs a dense and a sparse column or more, not {dense} and {columns}")
-    kinds: dict[str, type[nn.Module]] = {"dlrm": Dlrm, "dcn": Dcn, "wide_deep": WideDeep, "deepfm": DeepFm,
-                                         "dien": Dien}
-    return kinds[config.kind](config, dense, columns)
+    return tower_of(config.kind)(config, dense, columns)
 
 
-class Dlrm(nn.Module):
+def cost_of(config: ModelConfig, *, dense: int, columns: int, history: int = 0) -> dict[str, LayerCost]:
+    """Part → its count, for a tower as `build` makes it; `total` is last. Embedding tables are not in it."""
+    parts = tower_of(config.kind).cost(config, dense=dense, columns=columns, history=history)
+    return {**parts, "total": sum(parts.values(), LayerCost())}
+
+
+def _vector(config: ModelConfig, *names: str) -> list[Hashable]:
+    """The labels of these columns' vectors, one after the other."""
+    return [(name, i) for name in names for i in range(config.width)]
+
+
+def _bottom(config: ModelConfig, dense: int) -> LayerCost:
+    """The layers that make the dense features' own vector."""
+    return flops.mlp([dense, *config.dense_layers, config.width])
+
+
+def _over(config: ModelConfig, entering: int) -> LayerCost:
+    return flops.mlp([entering, *config.over_layers, 1])
+
+
+class Dlrm(Tower):
     """DLRM: dense features go through one tower; its output and all embeddings are multiplied pair by pair; then a
     second tower follows."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__()
+        super().__init__(config, dense, columns)
         self.dense = mlp([dense, *config.dense_layers, config.width])
         self.dots = Dots(columns + 1)
         self.over = mlp([config.width + comb(columns + 1, 2), *config.over_layers, 1], last_linear=True)
@@ -58,12 +108,22 @@ class Dlrm(nn.Module):
         logits: Tensor = self.over(torch.cat([dense, dots], 1))
         return logits.squeeze(1)
 
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+        return {"dense": _bottom(config, dense), "interaction": flops.dots(columns + 1, config.width),
+                "over": _over(config, config.width + comb(columns + 1, 2))}
 
-class Dcn(nn.Module):
+    @staticmethod
+    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+        pairs: list[Hashable] = [frozenset(pair) for pair in combinations([_TOWER, *columns], 2)]
+        return {"dense.0.weight": (None, dense), "over.0.weight": (None, [*_vector(config, _TOWER), *pairs])}
+
+
+class Dcn(Tower):
     """DCN-v2: as DLRM, but cross layers over all vectors take the place of the dot products."""
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__()
+        super().__init__(config, dense, columns)
         width = config.width * (columns + 1)
         self.dense = mlp([dense, *config.dense_layers, config.width])
         self.cross: nn.Module
@@ -79,12 +139,28 @@ class Dcn(nn.Module):
         logits: Tensor = self.over(self.cross(torch.cat([self.dense(dense), pooled.flatten(1)], 1)))
         return logits.squeeze(1)
 
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+        width = config.width * (columns + 1)
+        return {"dense": _bottom(config, dense),
+                "interaction": flops.cross(width, config.cross_layers, config.cross_rank, config.cross_experts),
+                "over": _over(config, width)}
 
-class WideDeep(nn.Module):
+    @staticmethod
+    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+        wide = _vector(config, _TOWER, *columns)
+        cross = (CrossLayers if not config.cross_rank else LowRankCross if config.cross_experts == 1 else MixtureCross)
+        return {"dense.0.weight": (None, dense), "over.0.weight": (None, wide),
+                **{f"cross.{name}": labels for name, labels in cross.labels(wide, config.cross_layers).items()}}
+
+
+class WideDeep(Tower):
     """Wide & Deep: a linear model over ids and dense features, plus a deep one over embeddings and dense features."""
 
+    inputs = ("dense", "pooled", "wide")
+
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__()
+        super().__init__(config, dense, columns)
         self.linear = nn.Linear(dense, 1, bias=False)  # the deep part's bias is the model's
         self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
 
@@ -92,6 +168,14 @@ class WideDeep(nn.Module):
         deep: Tensor = self.over(torch.cat([dense, pooled.flatten(1)], 1))
         linear: Tensor = self.linear(dense)
         return (deep + linear).squeeze(1) + wide.mean(2).sum(1)
+
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+        return {"wide": flops.linear(dense, 1, bias=False), "over": _over(config, dense + columns * config.width)}
+
+    @staticmethod
+    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+        return {"linear.weight": (None, dense), "over.0.weight": (None, [*dense, *_vector(config, *columns)])}
 
 
 class DeepFm(WideDeep):
@@ -101,13 +185,20 @@ class DeepFm(WideDeep):
         logits: Tensor = super().forward(dense, pooled, wide)
         return logits + second_order(pooled)
 
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+        return {**WideDeep.cost(config, dense=dense, columns=columns, history=history),
+                "interaction": flops.second_order(columns, config.width)}
 
-class Dien(nn.Module):
+
+class Dien(Tower):
     """DIEN: interests that evolve. A history is read with attention to the item in question, then a tower takes all
     vectors."""
 
+    inputs = ("dense", "pooled", "history", "lengths", "target")
+
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
-        super().__init__()
+        super().__init__(config, dense, columns)
         self.interests = Interests(config.width)
         self.over = mlp([dense + (columns + 2) * config.width, *config.over_layers, 1], last_linear=True)
 
@@ -118,3 +209,13 @@ class Dien(nn.Module):
         if negatives is None:
             return logits, logits.new_zeros(())
         return logits, self.interests.auxiliary(states, history, negatives, lengths)
+
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+        return {"interaction": flops.interests(config.width, history),
+                "over": _over(config, dense + (columns + 2) * config.width)}
+
+    @staticmethod
+    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+        vectors = _vector(config, *columns, "the target", "the interest")
+        return {"over.0.weight": (None, [*dense, *vectors])}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sluice.dlrm.config import ModelConfig
-from sluice.dlrm.model.towers import INPUTS, WIDE, build
+from sluice.dlrm.model.towers import WIDE, build, tower_of
 
 SIZES = (1, 2, 7, 64, 1000)
 """Batch sizes at which an exported program is compared with the model."""
@@ -45,7 +45,7 @@ def example(config: ModelConfig, *, dense: int, columns: int, longest: int, rows
     shapes = {"dense": (rows, dense), "pooled": (rows, columns, config.width), "wide": (rows, columns, WIDE),
               "history": (rows, longest, config.width), "target": (rows, config.width)}
     return tuple(torch.randint(0, longest + 1, (rows,), generator=generator) if name == "lengths"
-                 else torch.randn(shapes[name], generator=generator) for name in INPUTS[config.kind])
+                 else torch.randn(shapes[name], generator=generator) for name in tower_of(config.kind).inputs)
 
 
 def exported(head: Head, inputs: Inputs) -> torch.export.ExportedProgram:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sluice.agent.runtime.knob_memory import KnobMemory, KnobOptions
+from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm.config import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader, LoaderError
@@ -31,9 +31,7 @@ def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int
 
 def knob_memory(config: Config, loader: BatchLoader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:
     """Remembers the loader's knobs: where they start and where they are kept, as the settings say."""
-    return KnobMemory(loader, KnobOptions(knobs=config.knobs, save_knobs=config.save_knobs, registry=config.registry),
-                      say=say,
-                      ranks=local_ranks)
+    return KnobMemory(loader, config, say=say, ranks=local_ranks)
 
 
 def evaluation(config: Config, table: FeatureTable, split: str, *, rank: int, local_ranks: int) -> BatchLoader:

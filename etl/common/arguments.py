@@ -1,45 +1,42 @@
-"""Names in messages: suggests what the writer may have meant. Standard library only: every room uses it."""
+"""The command line's parser: argparse's, with one-line errors that suggest what may have been meant. Standard library
+only: every room uses it."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import re
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.suggest import meant
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-_KINDS = {"int": "a whole number", "float": "a number", "_positive": "a whole number of 1 or more",
-          "_share": "a number from 0 to 1", "_mebibytes": "a whole number of MiB"}
-_INVALID = re.compile(r"invalid (\w+) value: ('.*')")
+class OptionError(UsageError):
+    """A command line that cannot be understood: the message names the option, its value and what would do."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse's parser, which says for an unknown option which one may have been meant."""
+    """argparse's parser, but an option is spelled in full, and an error is raised as an OptionError of one line, which
+    says what may have been meant."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **how)
+
+    def read(self, words: Sequence[str]) -> dict[str, Any]:
+        """The options that are given. A misspelt one is named before one that is missing because of it."""
+        known = [name for action in self._actions for name in action.option_strings]
+        until = list(words).index("--") if "--" in words else len(words)
+        unknown = [name for name in (word.partition("=")[0] for word in words[:until])
+                   if name.startswith("--") and name not in known]
+        if unknown:
+            self.error("; ".join(f"no option {name!r}{meant(name, known)}" for name in unknown))
+        return vars(self.parse_args(words))
 
     def error(self, message: str) -> NoReturn:
-        super().error(self.explained(message))
-
-    def explained(self, message: str) -> str:
-        """argparse's message, reworded if an option is unknown, or if its value is not of the kind that it takes."""
-        message = _INVALID.sub(lambda found: f"{found[2]} is not {_KINDS.get(found[1], 'what it takes')}", message)
-        before, _, words = message.partition("unrecognized arguments: ")
-        unknown = [word.partition("=")[0] for word in words.split() if word.startswith("-")]
-        if before or not unknown:
-            return message
-        known = list(_options(self))
-        return "; ".join(f"no option {name!r}{_meant(name, known)}" for name in unknown)
+        raise OptionError(f"{message.removeprefix('argument ')} (see --help)")
 
 
-def _options(parser: argparse.ArgumentParser) -> Iterable[str]:
-    """The parser's options, and those of its commands."""
-    for action in parser._actions:
-        yield from (name for name in action.option_strings if name.startswith("--"))
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                yield from _options(command)
+def none_of(value: Any, choices: Iterable[Any]) -> str:
+    """Says that a value is none of the choices, and which of them may have been meant."""
+    names = [str(one) for one in choices]
+    return f"{value!r} is none of {', '.join(names)}{meant(str(value), names)}"

@@ -1,13 +1,19 @@
-"""Suggests the nearest right name for one that does not exist, in messages."""
+"""Suggests the nearest right name for one that does not exist, in messages. Standard library only: every room uses
+it."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
-from sluice.etl.common.arguments import _meant
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The tail of a message about a name: ` (did you mean 'clip'?)`, or nothing if no name is near."""
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The tail of a message about a name: ` (did you mean 'clip'?)`, or the names there are to choose from."""
+    """The tail of a message about a name: the one that may have been meant, or the names there are to choose from."""
     known = list(known)
-    return _meant(name, known) or f" (known: {', '.join(sorted(known)) or 'none'})"
+    return meant(name, known) or f" (known: {', '.join(sorted(known)) or 'none'})"

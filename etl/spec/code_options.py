@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.settings import setting
 from sluice.etl.spec.permission import MODULE_NAME, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.spec.transforms import short_transforms
 
 
-def add_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds the options. Every program that reads a table or a run folder has them, so that one command line fits
-    all."""
-    parser.add_argument("--allow-code", metavar="MODULE", type=_module, action="append", default=argparse.SUPPRESS,
-                        help="let the table's spec name functions of this module to be imported and run; may be given "
-                        "again, and is not remembered (default: none; built-in operators need no leave)")
-    parser.add_argument("--spec", metavar="FILE", dest="own_spec", type=_spec, default=argparse.SUPPRESS,
-                        help="a spec of your own: the functions that it names may be imported and run")
-
-
-def add_transforms(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Adds `--transform`, by which a user names functions, and allows them."""
-    parser.add_argument("--transform", metavar="MODULE:FUNCTION[:IN,…>OUT,…]", dest="transforms", type=_transform,
-                        action="append", default=argparse.SUPPRESS,
-                        help="what else is done to the columns, after the table's own transforms: a function over a "
-                        "dict of numpy arrays, of all columns or of those named; an output that is no column becomes "
-                        "a dense one, or, with =SIZE, one of so many ids; may be given again")
-
-
-def given(options: argparse.Namespace) -> Permission:
-    """Returns the permission that these options give."""
-    own = getattr(options, "own_spec", None)
-    functions = frozenset(one.function for one in short_transforms(getattr(options, "transforms", ())))
-    return Permission(frozenset(getattr(options, "allow_code", ())), functions | (_functions(own) if own else set()))
-
-
 def _module(text: str) -> str:
     if not MODULE_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no module's name; write for instance mine.features")
+        raise UsageError(f"{text!r} is no module's name; write for instance mine.features")
     return text
 
 
@@ -49,7 +26,7 @@ def _transform(text: str) -> str:
     try:
         short_transforms((text,))
     except SpecError as error:
-        raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
+        raise UsageError(str(error).partition(": ")[2]) from None
     if os.getcwd() not in sys.path:  # as `python -m` finds modules
         sys.path.insert(0, os.getcwd())
     return text
@@ -65,10 +42,45 @@ def _functions(path: str) -> frozenset[str]:
     try:
         return Spec.parse(Path(path).read_text("utf-8"), path).functions
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{path}: the spec cannot be read ({error})") from None
+        raise UsageError(f"{path}: the spec cannot be read ({error})") from None
 
 
-def words(options: argparse.Namespace) -> list[str]:
-    """Spells the same options as arguments of another program's command line."""
-    found = [word for module in getattr(options, "allow_code", ()) for word in ("--allow-code", module)]
-    return [*found, *(("--spec", options.own_spec) if "own_spec" in options else ())]
+@dataclass(frozen=True, kw_only=True)
+class CodeOptions:
+    """Which code a table's spec may name. Every program that reads a table or a run folder has these options, so that
+    one command line fits all; no run records them."""
+
+    title = "code that the table's spec names"
+    allow_code: tuple[str, ...] = setting(
+        (), "let the table's spec name functions of this module to be imported and run; may be given again, and is not "
+        "remembered (default: none; built-in operators need no leave)", metavar="MODULE", parse=_module, again=True)
+    own_spec: str = setting("", "a spec of your own: the functions that it names may be imported and run",
+                            flags=("--spec",), metavar="FILE", parse=_spec)
+
+    @property
+    def permission(self) -> Permission:
+        return self.permission_with(())
+
+    def permission_with(self, transforms: Sequence[str]) -> Permission:
+        """What these options allow, and the functions that the same command line names by --transform."""
+        functions = frozenset(one.function for one in short_transforms(transforms))
+        own = _functions(self.own_spec) if self.own_spec else frozenset()
+        return Permission(frozenset(self.allow_code), functions | own)
+
+    @property
+    def words(self) -> list[str]:
+        """The same options as words of another program's command line."""
+        return [*(word for module in self.allow_code for word in ("--allow-code", module)),
+                *(("--spec", self.own_spec) if self.own_spec else ())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformOptions:
+    """What else is done to the columns. Who names a function here allows it."""
+
+    title = "input"
+    transforms: tuple[str, ...] = setting(
+        (), "what else is done to the columns, after the table's own transforms: a function over a dict of numpy "
+        "arrays, of all columns or of those named; an output that is no column becomes a dense one, or, with =SIZE, "
+        "one of so many ids; may be given again", flags=("--transform",), metavar="MODULE:FUNCTION[:IN,…>OUT,…]",
+        parse=_transform, again=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import platform
@@ -10,8 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sluice.etl.common.arguments import ArgumentParser
-from sluice.etl.spec import code_options
+from sluice.etl.common.settings import parse, setting
+from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.machine import Machine, cache_folder
 from sluice.ingest.tools import doctor_checks
 from sluice.ingest.tools.doctor_checks import Finding
@@ -23,25 +22,29 @@ examples:
   sluice doctor data/clicks --json
   sluice doctor --cache /mnt/nvme --clean
 """
+_DESCRIPTION = ("Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's checksums "
+                "and store. Exit code: 0 all is well, 1 something is not.")
 _MARKS = {True: "✓", False: "✗", None: "–"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """What is looked at beside the machine."""
+
+    table: str = setting("", "a feature table, or a folder of Parquet files", metavar="TABLE", positional=True)
+    cache: str | None = setting(None, "a cache of remote files, to be looked at for leftovers", metavar="DIR")
+    clean: bool = setting(False, "remove what dead runs left, and nothing else")
+    json: bool = setting(False, "no table; all findings in the JSON line")
+    code: CodeOptions = dataclasses.field(default_factory=CodeOptions)
 
 
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     """Prints a table for people and one JSON line; ends with 1 if something is wrong."""
-    parser = ArgumentParser(
-        prog="sluice doctor", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Looks at versions, cores, limits, shared memory and what dead runs left, and at a table's "
-                            "checksums and store. Exit code: 0 all is well, 1 something is not.")
-    parser.add_argument("table", nargs="?", metavar="TABLE", help="a feature table, or a folder of Parquet files")
-    parser.add_argument("--cache", metavar="DIR", help="a cache of remote files, to be looked at for leftovers")
-    parser.add_argument("--clean", action="store_true", help="remove what dead runs left, and nothing else")
-    parser.add_argument("--json", action="store_true", help="no table; all findings in the JSON line")
-    code_options.add_options(parser)
-    options = parser.parse_args(argv)
+    options = parse(DoctorOptions, argv=argv, prog="sluice doctor", epilog=_EXAMPLES, description=_DESCRIPTION)
     found = Machine()
     findings = [*doctor_checks.versions(), *doctor_checks.machine(found), *doctor_checks.shared_memory(),
                 *doctor_checks.workers(),
-                *doctor_checks.leftovers(options.cache, options.table, options.clean),
+                *doctor_checks.leftovers(options.cache, options.table or None, options.clean),
                 *(doctor_checks.table(options.table) if options.table else ())]
     result: dict[str, Any] = {
         "machine": {"system": platform.platform(), "processor": found.model(), "cores": found.cores(),

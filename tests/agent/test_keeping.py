@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import ClassVar
 
 import pytest
 
-from sluice.agent.runtime import knob_memory, knobs_file
-from sluice.agent.runtime.knob_memory import Best, KnobMemory, KnobOptions
+from sluice.agent.runtime import knobs_file
+from sluice.agent.runtime.knob_memory import Best, KnobMemory
+from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.etl.common.settings import make, read
 from sluice.ingest.knobs import KnobError, Knobs
 
 
@@ -122,12 +123,10 @@ def test_a_file_for_another_pipeline_names_the_nearest_stage(tmp_path):
 
 
 def test_what_was_not_said_is_told_from_what_was():
-    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
-    knob_memory.add_options(parser)
-    assert vars(parser.parse_args([])) == {}
-    assert KnobOptions.of(parser.parse_args([])) == KnobOptions()
-    assert KnobOptions.of(parser.parse_args(["--registry", "--knobs", "read=2"])) == KnobOptions(registry="",
-                                                                                                 knobs="read=2")
+    assert read(KnobOptions, argv=[], prog="p") == {}
+    said = read(KnobOptions, argv=["--registry", "--knobs", "read=2"], prog="p")
+    assert said == {"registry": "", "knobs": "read=2"}
+    assert make(KnobOptions, said) == KnobOptions(registry="", knobs="read=2")
 
 
 def test_jobs_of_one_registry_share_the_cores_and_others_do_not(tmp_path):

@@ -30,7 +30,7 @@ MODEL = ["--batch-size", 256, "--log-every", 1, "--width", 8, "--dense-layers", 
 
 
 def said(*words):
-    return options.given(options.parse(["--run-dir", "r", "--data", "t", *words], None))
+    return options.parse(["--run-dir", "r", "--data", "t", *words])
 
 
 def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():

@@ -10,8 +10,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sluice.dlrm.config import MODELS, ModelConfig
-from sluice.dlrm.model.flops import count, cross, linear, mlp
-from sluice.dlrm.model.towers import INPUTS, build
+from sluice.dlrm.model.flops import cross, linear, mlp
+from sluice.dlrm.model.towers import build, tower_of
+from sluice.dlrm.model.towers import cost_of as count
 
 CONFIGS = [dict(kind=k) for k in MODELS] + [dict(kind="dcn", cross_rank=8), dict(kind="dcn", cross_rank=8,
                                                                                 cross_experts=3)]
@@ -34,7 +35,7 @@ def test_flops_are_those_that_torch_counts(settings):
     tower = build(config, dense=13, columns=7)
     shapes = {"dense": (5, 13), "pooled": (5, 7, 12), "wide": (5, 7, 4)}
     with FlopCounterMode(display=False) as counter:
-        tower(*(torch.zeros(shapes[n]) for n in INPUTS[config.kind]))
+        tower(*(torch.zeros(shapes[n]) for n in tower_of(config.kind).inputs))
     assert counter.get_total_flops() == 5 * count(config, dense=13, columns=7)["total"].flops
 
 

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from sluice.dlrm import cli as options
 from sluice.dlrm.config import Config, ConfigError, ModelConfig, tables_of
+from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import Field
 
 
 def said(*words: str):
-    return options.given(options.parse(["--run-dir", "r", *words], None))
+    return options.parse(["--run-dir", "r", *words])
 
 
 def test_what_is_not_said_has_the_settings_defaults():
@@ -32,6 +34,22 @@ def test_everything_said_arrives():
     assert (config.save_every, config.log_every, config.tuning, config.knobs) == (7, 2, "fixed", "read=2")
     assert (config.memory_limit, config.reader) == (2**30, "arrow")
     assert Config.from_dict(config.to_dict()) == config
+
+
+OLDER = {"data": "t", "version": 3, "batch_size": 64, "model": {"kind": "dcn", "dense_layers": [8, 4]},
+         "optim": {"table_optimiser": "adagrad", "lr": 0.1}, "conditions": {"cache_limit": 5}, "slices": ["C2"],
+         "registry": None, "memory_limit": 9, "stall_after": 60.0, "mllog": False}
+"""Part of what a program before these settings recorded: in JSON, at the same depth."""
+
+
+def test_what_an_older_program_recorded_is_read_and_recorded_alike():
+    config = Config.from_dict(OLDER)
+    assert config.model == ModelConfig(kind="dcn", dense_layers=(8, 4))
+    assert (config.optim.lr, config.conditions.cache_limit, config.slices) == (0.1, 5, ("C2",))
+    recorded = json.loads(json.dumps(config.to_dict()))
+    assert OLDER.keys() <= recorded.keys()
+    for part in ("model", "optim", "conditions"):
+        assert OLDER[part].items() <= recorded[part].items()
 
 
 def test_a_resumed_run_keeps_its_settings_but_for_those_said():
@@ -74,10 +92,13 @@ def test_what_would_train_another_model_is_refused_on_resume(words, message):
 
 @pytest.mark.parametrize(("words", "message"), [
     (("--epochs", "0"), "epochs: 0 is not a whole number of 1 or more"), (("--lr", "nan"), "lr: nan"),
-    (("--batch-size", "x"), "argument --batch-size"), (("--over-layers", "4,-1"), "over_layers"),
-    (("--tuning", "magic"), "invalid choice: 'magic'")])
+    (("--batch-size", "x"), "--batch-size: 'x' is not a whole number"),
+    (("--over-layers", "4,-1"), "--over-layers: -1 is not a whole number of 1 or more"),
+    (("--tuning", "magic"), "--tuning: 'magic' is none of auto, "),
+    (("--tuning", "planer"), "did you mean 'planner'"),
+    (("--epoch", "2"), "no option '--epoch' .did you mean '--epochs'")])
 def test_nonsense_is_named(words, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UsageError, match=message):
         options.fresh(said("--data", "t", *words), version=0)
 
 

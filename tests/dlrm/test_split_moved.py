@@ -14,6 +14,7 @@ from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, read
 from sluice.dlrm.config import Config
 from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.session import start
 from sluice.etl.spec.row_identity import SplitMoved
 from sluice.etl.table.census import Census
 from sluice.etl.table.table import FeatureTable
@@ -45,7 +46,7 @@ def again(tmp_path: Path, *, turned: bool) -> FeatureTable:
 
 
 def plan(*words: object) -> StartPoint:
-    return train._plan(options.parse([str(word) for word in words], None))
+    return start.start_point(options.parse([str(word) for word in words]))
 
 
 def test_following_is_refused_with_the_share_or_accepted(table, tmp_path, capsys):

@@ -13,7 +13,7 @@ from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureC
 
 from sluice.dlrm.config import MODELS, ConfigError, ModelConfig
 from sluice.dlrm.model.interactions import CrossLayers, Dots, Interests, LowRankCross, MixtureCross, second_order
-from sluice.dlrm.model.towers import INPUTS, build
+from sluice.dlrm.model.towers import build, tower_of
 
 SHAPES = [(1, 1, 1, 4), (1, 3, 5, 4), (7, 13, 3, 12), (16, 2, 26, 8)]  # samples, dense, columns, width
 STEPS = 5
@@ -154,7 +154,7 @@ def test_a_model_is_its_formula(settings, shape):
     config = ModelConfig(width=width, dense_layers=(9, 6), over_layers=(11, 5), **settings)
     tower = randomise(build(config, dense=dense, columns=columns))
     data = inputs(shape)
-    out = tower(*(data[name] for name in INPUTS[config.kind]))
+    out = tower(*(data[name] for name in tower_of(config.kind).inputs))
     close(out[0] if config.kind == "dien" else out, twin(config, tower, data))
 
 
@@ -164,7 +164,7 @@ def test_a_model_can_be_traced(settings):
     config = ModelConfig(width=8, **settings)
     tower = build(config, dense=3, columns=4)
     data = {n: v.float() if v.is_floating_point() else v for n, v in inputs((6, 3, 4, 8)).items()}
-    args = [data[name] for name in INPUTS[config.kind]]
+    args = [data[name] for name in tower_of(config.kind).inputs]
     traced = fx.symbolic_trace(tower, concrete_args={"negatives": None} if config.kind == "dien" else None)
     torch.testing.assert_close(traced(*args), tower(*args))
 
@@ -222,7 +222,7 @@ def test_histories_that_are_all_empty_train(steps):
 def test_the_auxiliary_loss_is_the_mean_over_steps_that_have_a_next_item():
     tower = randomise(build(ModelConfig(kind="dien", width=4), dense=2, columns=1))
     data = inputs((4, 2, 1, 4), lengths=torch.tensor([0, 1, 3, 5]))
-    _, loss = tower(*(data[n] for n in INPUTS["dien"]), negatives=data["negatives"])
+    _, loss = tower(*(data[n] for n in tower_of("dien").inputs), negatives=data["negatives"])
     w, terms = arrays(tower), []
     for b, n in enumerate(data["lengths"].tolist()):
         states = twin_gru(w, data["history"][b].numpy()[:n])
@@ -253,7 +253,7 @@ def test_second_order_of_one_column_is_nothing():
 @pytest.mark.parametrize(("settings", "words"), [
     ({"kind": "dlmr"}, "'dlmr' is none of dlrm, dcn"),
     ({"width": 0}, "width: 0 is not a whole number of 1"),
-    ({"over_layers": (8, 0)}, r"over_layers: \(8, 0\)"),
+    ({"over_layers": (8, 0)}, "--over-layers: 0 is not a whole number of 1"),
     ({"kind": "dcn", "cross_experts": 2}, "2 experts need a cross_rank"),
 ])
 def test_a_wrong_model_is_named(settings, words):

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.dlrm import cli as options
-from sluice.dlrm import train
+from sluice.dlrm.session import start
 from sluice.etl.apply.features import hash_of
 from sluice.etl.spec.row_identity import SplitMoved
 from sluice.etl.table.census import Census
@@ -85,8 +85,8 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
     assert "lay in 'train' in version 2; a run that was trained on that goes on here only with" in said.text
     resume = ["--run-dir", str(tmp_path / "run"), "--resume", "--follow", "--epochs", "3"]
     with pytest.raises(SplitMoved, match=r" 4\d(\.\d)? % of the rows of split 'test' were trained on"):
-        train._plan(options.parse(resume, None))
-    assert train._plan(options.parse([*resume, "--split-moved", "accept"], None)).config.version == 3
+        start.start_point(options.parse(resume))
+    assert start.start_point(options.parse([*resume, "--split-moved", "accept"])).config.version == 3
 
 
 def test_rows_of_one_key_lie_alike_however_the_input_was_cut(spark, tmp_path):

@@ -16,7 +16,7 @@ from sluice.etl.common.errors import UsageError
 from sluice.ingest.__main__ import main
 from sluice.ingest.knobs import KnobError
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.tools.bench import BenchOutcome
+from sluice.ingest.tools.bench_outcome import BenchOutcome
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
     (["bench", "{table}", "--batch-size", "80", "--save-knobs", "{table}"], "the knobs cannot be written: Is a dir"),
     (["bench", "{table}", "--udf", "tests.nothing:f"], "tests.nothing"),
     (["bench", "{table}", "--udf", "nothing"], "write module:function"),
-    (["bench", "{table}", "--seconds", "0"], "--seconds 0"),
+    (["bench", "{table}", "--seconds", "0"], "--seconds: 0.0 is not a positive number"),
     (["bench", "{table}", "--roles", "label"], "'label' has no '='"),
     (["bench", "{table}", "--roles", "label=label"], "roles are for plain Parquet files"),
     (["bench", "{table}/data/*/*/part-00000.parquet", "--roles", "label=labl"], "did you mean 'label'"),

@@ -10,8 +10,9 @@ import pytest
 from sluice.dlrm import export, serve
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.serving.served_model import Servable
+from sluice.dlrm.serving.server import ServerOptions
+from sluice.etl.common.settings import parse
 from sluice.etl.ops import OperatorError
-from sluice.etl.spec import code_options
 from sluice.etl.spec.permission import Permission
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
@@ -57,7 +58,7 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
     columns = {name: clicks_table.raw_rows(5)[name].combine_chunks() for name in clicks_table.COLUMNS}
 
     def allowed(*words: object) -> Permission:
-        return code_options.given(serve.parser().parse_args(["run", *map(str, words)]))
+        return parse(ServerOptions, argv=["run", *map(str, words)], prog="serve").code.permission
 
     for words in ((), ("--allow-code", "another.module"), ("--allow-code", MODULE.upper())):
         with pytest.raises(OperatorError, match=f"allow_code=\\('{MODULE}',\\)"):

@@ -1,0 +1,24 @@
+"""The options `--knobs`, `--save-knobs` and `--registry`, the same in all programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.etl.common.settings import setting
+
+KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread "
+         "or process, STAGE.fused=yes (a transform done by the workers of the one before), read_ahead_bytes=64MiB, "
+         "prefetch_bytes=32MiB, several with commas between")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnobOptions:
+    """Where a run's knobs come from, and where they are kept."""
+
+    title = "input"
+    knobs: str = setting("", f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote",
+                         metavar="NAME=N,…|FILE")
+    save_knobs: str = setting("", "write the best knobs of the run as TOML, for --knobs", metavar="FILE")
+    registry: str | None = setting(None, "start where an earlier run on such a machine and schema settled, keep where "
+                                   "this one does, and share the cores with jobs that name the same place (without a "
+                                   "value: in the user's cache)", metavar="FOLDER|URI", bare="")

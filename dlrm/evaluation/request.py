@@ -1,0 +1,74 @@
+"""What `sluice evaluate` is asked: to judge a run's checkpoint over a whole split of a feature table, on all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sluice.dlrm.checkpoint.meta import chosen
+from sluice.dlrm.config import Config
+from sluice.dlrm.follow.versions import seen_in
+from sluice.etl.common.settings import setting
+from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.table.census import TRAIN
+from sluice.etl.table.table import FeatureTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """Which checkpoint is judged, and on which rows."""
+
+    title = "what"
+    run: Path = setting(help="run folder of dlrm.train", flags=("--run-dir", "--run"), metavar="DIR")
+    best: bool = setting(False, "the checkpoint that did best on validation, not the last")
+    data: str = setting("", "feature table (default: the run's)", metavar="TABLE")
+    version: int | None = setting(None, "version of it (default: the newest; without --data, the run's)")
+    split: str = setting("test", "which part of the table", metavar="NAME")
+    batch_size: int = setting(16384, "rows of a global batch", least=1)
+    slices: tuple[str, ...] = setting((), "figures also for the most frequent ids of these columns", metavar="COLUMN,…")
+    split_moved: str = setting("refuse", "what to do where the split holds rows that were trained on",
+                               choices=("refuse", "accept"))
+    code: CodeOptions = field(default_factory=CodeOptions)
+
+    def answer(self, say: Callable[[str], None]) -> dict[str, Any] | None:
+        """The figures, on the first rank; None on the others."""
+        path, meta = chosen(self.run / "checkpoints", take_best=self.best)
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        trained = Config.from_dict(meta.config)
+        version = self.version if self.data or self.version is not None else trained.version
+        table = FeatureTable.open(self.data or trained.data, version, allow_code=self.code.permission,
+                                  transforms=trained.transforms)
+        meta.check(table, same_version=False)
+        table.files_of(self.split)  # an unknown split is an error that names those there are
+        if self.split != TRAIN and (seen := seen_in(table, meta, self.split_moved, split=self.split)):
+            say(f"warning: {seen}")
+        config = replace(trained, data=table.uri, version=table.version, ranks=ranks, batch_size=self.batch_size,
+                         sharding="auto", slices=self.slices)
+
+        from sluice.dlrm.telemetry.silence_warnings import quiet
+
+        quiet()
+        from sluice.dlrm import run_plan
+        from sluice.dlrm.checkpoint import save_load
+        from sluice.dlrm.evaluation.split import evaluate
+        from sluice.dlrm.ranks import machine, world
+        from sluice.dlrm.training import assemble, loaders
+        from sluice.dlrm.training.input_checks import Guard
+
+        with (world() as here,
+              loaders.evaluation(config, table, self.split, rank=here.rank, local_ranks=here.local_ranks) as batches):
+            planned = run_plan.plan_run(config, table, machine(here.ranks, here.local_ranks))
+            parts = assemble.parts_of(config, planned.layout, len(batches.dense_names), planned.placement, here)
+            save_load.load(path, parts, here, optimisers=False)
+            guard = Guard({t.name: t.rows for t in planned.layout.columns}, batches.dense_names,
+                          f"split {self.split!r}", missing=config.missing)
+            found = evaluate(parts, batches, guard, here, slices=config.slices)
+            if not here.first:
+                return None
+        say(f"{self.split}: {found.quality}")
+        return {**found.quality.to_dict(), "split": self.split, "step": meta.step, "version": table.version,
+                "checkpoint": str(path),
+                "slices": {name: {i: q.to_dict() for i, q in ids.items()} for name, ids in found.slices.items()}}

@@ -1,0 +1,236 @@
+"""The server's assembly: its options, the port, the model behind it, and how it begins and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sluice.dlrm.serving.int8_tables import KINDS
+from sluice.dlrm.serving.limits import ServerLimits
+from sluice.dlrm.serving.pace import Pace
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.settings import setting
+from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.table.pins import Hold
+from sluice.ingest.knobs import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from sluice.dlrm.serving.http import HttpApp
+    from sluice.dlrm.serving.scorer import Scorer
+
+Say = Callable[[str], None]
+_SWITCH_S = 1e-4
+"""The longest time for which a large batch, in its thread, keeps the interpreter's lock from the event loop."""
+_ACCEPTED = 256
+"""How many connections are accepted before one that they push out is closed."""
+_FILES = _ACCEPTED + 256
+"""Files that the process needs beside the open connections."""
+
+
+def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
+    """How many connections may be open, and which limit of files (RLIMIT_NOFILE) to set, for a process with these soft
+    and hard limits; -1: no limit."""
+    needed = connections + _FILES
+    if soft < 0 or soft >= needed:
+        return connections, soft
+    if hard < 0 or hard >= needed:
+        return connections, needed
+    return max(1, hard - _FILES), hard
+
+
+def _connections(wanted: int, say: Say) -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found, files = affordable(wanted, soft, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    if found < wanted:
+        say(f"--max-connections {wanted}: {found}, as this process may open {hard} files (ulimit -Hn)")
+    return found
+
+
+_LIMITS = ServerLimits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """What one request, one client and one server may use."""
+
+    title = "limits"
+    max_body: int = setting(_LIMITS.body_bytes, "bytes of a request", metavar="BYTES", parse=parse_bytes,
+                            show=format_bytes)
+    max_rows: int = setting(_LIMITS.rows, "rows of a request")
+    timeout: float = setting(_LIMITS.seconds, "for a request's head, its body, and its answer, each", metavar="SECONDS")
+    rate: float = setting(_LIMITS.rate, "requests a second; 0: any number")
+    max_waiting: int = setting(_LIMITS.waiting, "requests that wait")
+    max_connections: int = setting(_LIMITS.connections, "connections that are open")
+    drain: int = setting(20, "how long SIGTERM waits", metavar="SECONDS")
+
+    def server_limits(self, connections: int) -> ServerLimits:
+        return ServerLimits(body_bytes=self.max_body, rows=self.max_rows, seconds=self.timeout, rate=self.rate,
+                            waiting=self.max_waiting, connections=connections)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Which model is served, how it is held, and where it can be asked."""
+
+    title = "what"
+    run: Path = setting(help="run folder of dlrm.train", metavar="RUN", positional=True)
+    best: bool = setting(False, "the checkpoint that did best on validation, not the last")
+    host: str = setting("127.0.0.1", "address to listen on; with 0.0.0.0 other machines reach it, too, and there is no "
+                        "password", metavar="ADDRESS")
+    port: int = setting(8000, "0: any that is free")
+    tables: str = setting("int8", "how embedding tables are held", choices=tuple(KINDS))
+    measure_rows: int = setting(200_000, "rows of the test split on which the AUC of narrow tables is compared with "
+                                "that of float32 at the start; 0: none")
+    reload_every: float = setting(5.0, "how often to look for a newer checkpoint; 0: never", metavar="SECONDS")
+    threads: int = setting(1, "threads of the model")
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    code: CodeOptions = field(default_factory=CodeOptions)
+
+
+def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
+    """Serves until a signal ends it; returns what was answered."""
+    limits = options.limits.server_limits(_connections(options.limits.max_connections, say))
+    # The port is opened before the model is loaded: a wrong one is reported at once.
+    with _listening(options.host, options.port) as listener, Hold(f"serve-{options.run.name}", say) as hold:
+        return Server(options, limits, hold, say).serve(listener)
+
+
+class Server:
+    """A model behind a port."""
+
+    def __init__(self, options: ServerOptions, limits: ServerLimits, hold: Hold, say: Say) -> None:
+        import torch
+
+        from sluice.dlrm.serving.http import HttpApp
+        from sluice.dlrm.serving.reload import Reload
+        from sluice.dlrm.telemetry.silence_warnings import quiet
+
+        quiet()
+        torch.set_num_threads(options.threads)
+        sys.setswitchinterval(_SWITCH_S)
+        gc.collect()
+        gc.freeze()  # what libraries made stays: a collection that goes through it all holds everybody up for 0.2 s
+        self._options, self._limits, self._hold, self._say = options, limits, hold, say
+        try:
+            first, pace = self._load()
+            self._servable = first.servable
+            say(_tables(self._servable, options.measure_rows))
+        except OSError as error:
+            raise UsageError(str(error)) from None
+        follow = Reload(options.run, lambda: self._load()[0], every_s=options.reload_every, say=say,
+                        take_best=options.best) if options.reload_every else None
+        self._service: HttpApp = HttpApp(first, limits, beside=follow, pace=pace)
+
+    def serve(self, listener: socket.socket) -> dict[str, Any]:
+        """Answers until a signal ends it."""
+        self._interrupted = asyncio.Event()
+        self._server = self._uvicorn()
+        began = time.monotonic()
+        asyncio.run(self._until_left(listener))
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
+        served = self._service.served
+        return {"requests": sum(served.statuses.values()),
+                "statuses": {str(status): n for status, n in sorted(served.statuses.items())},
+                "rows": served.rows, "reloads": served.taken, "step": self._service.scorer.servable.meta.step,
+                "seconds": round(time.monotonic() - began, 1)}
+
+    def _load(self) -> tuple[Scorer, Pace]:
+        from sluice.dlrm.serving.scorer import Scorer
+        from sluice.dlrm.serving.served_model import Servable
+
+        options = self._options
+        scorer = Scorer(Servable.load(options.run, options.tables, take_best=options.best,
+                                      allow_code=options.code.permission), most_rows=self._limits.rows)
+        pace = scorer.warmed_up()
+        self._hold.take(scorer.servable.table.uri, scorer.servable.table.version)
+        return scorer, pace
+
+    def _uvicorn(self) -> uvicorn.Server:
+        import uvicorn
+
+        from sluice.dlrm.serving.connections import protocol
+
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hostile requests may not fill a log
+        return uvicorn.Server(uvicorn.Config(
+            self._service.app, http=protocol(self._limits.seconds, self._limits.connections), loop="asyncio", ws="none",
+            log_config=None, access_log=False, backlog=_ACCEPTED, timeout_keep_alive=60,
+            timeout_graceful_shutdown=self._options.limits.drain, server_header=False))
+
+    async def _until_left(self, listener: socket.socket) -> None:
+        ready = asyncio.create_task(self._say_ready(listener))
+        await self._server._serve([listener])  # `serve` would also take signals, and end by them
+        await ready
+
+    async def _say_ready(self, listener: socket.socket) -> None:
+        """Says that the server is up and takes signals from then on; before that, a signal ends the program as any
+        other."""
+        while not self._server.started:
+            await asyncio.sleep(0.01)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._leave_at_once)
+        host, port = listener.getsockname()[:2]
+        self._say(f"serving {self._servable.path.name} of {self._options.run} on http://{host}:{port}")
+
+    def _leave(self) -> None:
+        self._say("asked to leave: what was asked is still answered")
+        self._server.should_exit = True
+
+    def _leave_at_once(self) -> None:
+        self._interrupted.set()
+        self._server.config.timeout_graceful_shutdown = 1
+        self._server.should_exit = True
+
+
+def _tables(servable: Any, rows: int) -> str:
+    """Says how much memory the tables take, and what that costs in AUC."""
+    from sluice.dlrm.serving.int8_accuracy import compared
+
+    tables = servable.tables
+    text = (f"tables: {tables.kind}, {format_bytes(tables.bytes)} instead of {format_bytes(tables.wide_bytes)} "
+            f"(÷ {tables.wide_bytes / tables.bytes:.2f})")
+    if tables.kind == "fp32" or not rows:
+        return text
+    split = next((s for s in ("test", "validation") if s in servable.table.splits), None)
+    if split is None:
+        return f"{text}; what that costs is unknown: the table has no test split"
+    try:
+        wide, narrow = compared(servable, split, rows)
+    except OSError as error:
+        return f"{text}; what that costs is unknown: the {split} split cannot be read ({error})"
+    if wide.auc is None or narrow.auc is None:
+        return f"{text}; what that costs is unknown: the {split} split has labels of one kind"
+    return (f"{text}; AUC {narrow.auc:.6f} instead of {wide.auc:.6f} ({narrow.auc - wide.auc:+.6f}) on {wide.rows:,} "
+            f"rows of {split}")
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port {port}: must be from 0 to 65535")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends at once (TCP_NODELAY) only over sockets that are told to be TCP: else an answer waits 40 ms for the
+    # client to acknowledge its head.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(1024)
+        except OSError as error:
+            raise UsageError(f"{host}:{port} cannot be listened on ({error.strerror or error}); choose another --port, "
+                             "or 0 for any that is free") from None
+        yield listener

@@ -1,0 +1,84 @@
+"""Where a run starts, as its command line, its table and, to resume, its checkpoint say; and what can be checked before
+it trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from sluice.agent.report import run_folder
+from sluice.agent.report.run_folder import RunError
+from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
+from sluice.dlrm.cli import StartOptions, fresh, resumed
+from sluice.dlrm.config import ConfigError, profile_of, tables_of
+from sluice.dlrm.follow import versions
+from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.tables import spread_out
+from sluice.dlrm.training.input_checks import check_files
+from sluice.etl.common.settings import Given, make
+from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.table.table import FeatureTable
+
+
+def start_point(given: Given) -> StartPoint:
+    """Says from where the run starts: from its beginning, or from its newest checkpoint."""
+    options = make(StartOptions, given)
+    allowed = make(CodeOptions, given).permission_with(given.get("transforms", ()))
+    ranks = options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
+    # torchrun starts all ranks anew after one of them died: they go on from what was saved.
+    go_on = options.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    saved = (options.run / "checkpoints" / LATEST).exists()
+    if options.resume and not saved and "data" not in given:
+        raise CheckpointError(f"{options.run}: holds no checkpoint to go on from; give --data, too, to begin a run "
+                              "there")
+    if go_on and saved:
+        path, meta = latest(options.run / "checkpoints")
+        config = resumed(meta.config, given, ranks=ranks)
+        if not meta.trained:  # an older program wrote it: from here on the rows are recorded
+            meta = replace(meta, trained=meta.seen().to_json())
+        meta = replace(meta, config=config.to_dict())
+        if (version := versions.next_version(config, meta)) is not None:
+            start = versions.start_on(options.run, path, meta, version, split_moved=options.split_moved,
+                                      allow_code=allowed)
+            return replace(start, pause=options.pause)
+        table = FeatureTable.open(config.data, config.version, allow_code=allowed, transforms=config.transforms)
+        meta.check(table)
+        seen = versions.seen_in(table, meta, options.split_moved)
+        return StartPoint(run=options.run, config=config, table=versions.view(table, config), meta=meta, resume=path,
+                          go_on=True, pause=options.pause, split_moved=options.split_moved, seen=seen)
+    if "data" not in given:
+        raise ConfigError("--data is missing: which feature table to train on")
+    first = 0 if given.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
+    table = FeatureTable.open(given["data"], given.get("version", first), allow_code=allowed,
+                              transforms=given.get("transforms", ()))
+    config = fresh(given, data=table.uri, version=table.version, ranks=ranks)
+    columns = tables_of(table.fields, config.model, profile_of(table))
+    config = replace(config, model=spread_out(config.model, columns))
+    return StartPoint(run=options.run, config=config, table=versions.view(table, config),
+                      meta=CheckpointMeta.of(table, config.to_dict()), resume=None, go_on=go_on, pause=options.pause,
+                      split_moved=options.split_moved)
+
+
+def check(start: StartPoint, *, resume: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Checks everything that can be known before training; raises what is wrong."""
+    from sluice.dlrm import run_plan
+    from sluice.dlrm.ranks import machine
+    from sluice.dlrm.training import loaders
+
+    config, table = start.config, start.table
+    planned = run_plan.plan_run(config, table, machine(config.ranks, config.ranks))
+    check_files(table)
+    conditions = loaders.conditions(config, start.run, 0)
+    with loaders.training(config, table, rank=0, local_ranks=config.ranks, conditions=conditions) as loader:
+        loaders.knob_memory(config, loader, config.ranks, say).start()
+        steps = len(loader)
+        if start.meta.loader:
+            loader.load_state_dict(start.meta.loader)
+    run_folder.check(start.run)
+    if not resume and run_folder.has_run(start.run):
+        raise RunError(f"{start.run}: already holds a run; choose another folder, or go on with it by --resume")
+    say(planned.text)
+    return {"ok": True, "rows": steps * config.batch_size, "steps": steps, "epochs": config.epochs,
+            **planned.to_dict(), "settings": config.to_dict()}

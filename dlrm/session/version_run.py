@@ -1,0 +1,212 @@
+"""A part of a run: training on one version of the table, from its first batch to its last evaluation."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sluice.agent.controller import Controller
+from sluice.agent.runtime.knob_memory import KnobMemory
+from sluice.dlrm import run_plan
+from sluice.dlrm.checkpoint import save_load
+from sluice.dlrm.checkpoint.meta import CheckpointMeta
+from sluice.dlrm.config import Config
+from sluice.dlrm.evaluation.metrics import Quality
+from sluice.dlrm.evaluation.validation import Validator
+from sluice.dlrm.follow import versions
+from sluice.dlrm.follow.transplant import transplant
+from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.ranks import Ranks, machine
+from sluice.dlrm.training import assemble, loaders
+from sluice.dlrm.training.assemble import TrainingParts
+from sluice.dlrm.training.input_checks import Guard, check_files, find
+from sluice.dlrm.training.profiler import traced
+from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
+from sluice.dlrm.training.trainer import Trainer, TrainingOutcome
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.machine import Machine
+
+if TYPE_CHECKING:
+    from sluice.dlrm.session.session import TrainingSession
+
+
+class VersionRun:
+    """One version's part of a run. Every rank goes through the same steps in the same order: they meet in many of
+    them."""
+
+    def __init__(self, session: TrainingSession, start: StartPoint) -> None:
+        self._began = time.perf_counter()
+        self._session, self._start, self._ranks = session, start, session.ranks
+        self._config = replace(start.config, epochs=versions.epochs_of(start.config, start.meta))
+        self._table = start.table
+        ranks = self._ranks
+        self._planned = run_plan.plan_run(self._config, self._table, machine(ranks.ranks, ranks.local_ranks))
+        check_files(self._table, ranks.rank, ranks.ranks)
+        self._conditions = loaders.conditions(self._config, start.run, ranks.rank)
+
+    def train(self) -> tuple[dict[str, Any], StartPoint | None]:
+        """Returns the result, and the start on the next version, if there is one."""
+        with ExitStack() as stack:
+            loader = self._open_loader(stack)
+            self._introduce(stack, loader)
+            knob_memory = loaders.knob_memory(self._config, loader, self._ranks.local_ranks, self._journal.say)
+            known = knob_memory.start()
+            parts = assemble.parts_of(self._config, self._planned.layout, len(loader.dense_names),
+                                      self._planned.placement, self._ranks, steps_per_epoch=len(loader))
+            self._go_on(loader, parts, known=known)
+            self._record_start(loader)
+            checkpoints = save_load.Checkpoints(self._start.run / "checkpoints", parts, self._ranks,
+                                                keep=self._config.keep, record=self._journal.event)
+            stack.callback(checkpoints.close)
+            batches = SyncedBatches(self._ranks, self._session.signals.stop.is_set, time.perf_counter,
+                                    self._session.activity)
+            self._session.signals.stalled = batches.stalled
+            validator = Validator(config=self._config, table=self._table, parts=parts, world=self._ranks,
+                                  journal=self._journal, checkpoints=checkpoints, steps_per_epoch=len(loader),
+                                  gate=batches, on_evaluation=self._session.on_evaluation)
+            if self._config.follow == "parts" and self._start.changes is not None:
+                self._journal.say("before it is trained on:")
+                with suppress(Stopped):
+                    validator.measure("train", self._start.meta)
+            outcome, controller = self._steps(loader, parts, knob_memory, checkpoints=checkpoints, batches=batches,
+                                              validator=validator)
+            loader.close()  # its threads and memory are free for the evaluation
+            following = None if outcome.stopped or outcome.good else self._session.following(self._start, outcome.meta)
+            if following is not None:
+                return {}, following
+            found = self._judge(outcome, validator)
+            found |= {"decisions": controller.decisions if controller else 0, "version": self._table.version,
+                      "bytes_per_step": self._planned.bytes_per_step,
+                      "masked": run_plan.masked(self._planned.layout, self._ranks),
+                      "rows_set_aside": sum(self._ranks.gather_objects(loader.quarantined["rows_set_aside"])),
+                      "input": self._conditions.outcome(loader)}
+            self._journal.event({"kind": "end", **found})
+        return {**found, "plan": {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}}, None
+
+    def _open_loader(self, stack: ExitStack) -> BatchLoader:
+        loader = stack.enter_context(loaders.training(
+            self._config, self._table, rank=self._ranks.rank, local_ranks=self._ranks.local_ranks,
+            conditions=self._conditions))
+        self._session.signals.workers = loader.stacks
+        before = self._session.ending.before
+        before.append(self._conditions.give_back)
+        stack.callback(before.remove, self._conditions.give_back)
+        return loader
+
+    def _introduce(self, stack: ExitStack, loader: BatchLoader) -> None:
+        """Says what is about to be done, and where it can be watched."""
+        steps, endpoint = len(loader), self._session.endpoint
+        self._journal = self._session.journal()
+        self._journal.expect(self._start.meta.steps_in_all(steps, self._config.epochs))
+        self._journal.tell(endpoint.observe)
+        endpoint.reads(loader.snapshot, self._table.version)
+        stack.callback(endpoint.reads, None, self._table.version)
+        self._journal.say(self._planned.text)
+        self._journal.say(f"a rank's loader needs at least {loader.memory_need}")
+
+    def _go_on(self, loader: BatchLoader, parts: TrainingParts, *, known: bool) -> None:
+        """Gives model and loader the state of the checkpoint, if there is one. `known` says that the registry had the
+        loader's knobs."""
+        start, journal = self._start, self._journal
+        if start.seen:
+            journal.event({"kind": "warning", "step": start.meta.step, "text": start.seen})
+            journal.say(f"warning: {start.seen}")
+        if start.resume is None:
+            return
+        if start.changes is not None and start.before is not None:
+            journal.say(start.changes.text)
+            save_load.check(start.resume, self._ranks)
+            transplant(start.resume, parts, before=start.before, after=start.meta, changes=start.changes)
+            loader.load_state_dict({**loader.state_dict(), "epoch": start.meta.epoch})
+        else:
+            save_load.load(start.resume, parts, self._ranks)
+            loader.load_state_dict(start.meta.loader)
+            journal.say(_onward(start.meta, self._config))
+        # What the registry has for a changed table was scaled to it.
+        if start.meta.knobs and (not known if start.changes is not None else not self._config.knobs):
+            loader.apply(loader.limits.clamp(Knobs.from_dict(start.meta.knobs)))
+        if differs := start.meta.other_software():
+            journal.say(differs)
+
+    def _record_start(self, loader: BatchLoader) -> None:
+        start = self._start
+        if start.changes is not None:
+            self._journal.event({"kind": "follow", "step": start.meta.step, "epoch": start.meta.epoch,
+                                 "seconds": round(time.perf_counter() - self._began, 3), **start.changes.to_dict(),
+                                 **self._planned.to_dict()})
+        else:
+            self._journal.event({"kind": "start", "ranks": self._ranks.ranks,
+                                 "steps": start.meta.steps_in_all(len(loader), self._config.epochs),
+                                 "resumed_at": start.meta.step, "data": self._table.uri,
+                                 "version": self._table.version, **self._planned.to_dict()})
+
+    def _steps(self, loader: BatchLoader, parts: TrainingParts, knob_memory: KnobMemory, *,
+               checkpoints: save_load.Checkpoints, batches: SyncedBatches, validator: Validator
+               ) -> tuple[TrainingOutcome, Controller | None]:
+        """Trains, tuned by the agent, until the epochs are over or something ends them."""
+        session, journal, config = self._session, self._journal, self._config
+
+        def save(at: CheckpointMeta) -> None:
+            with session.activity.apart("saved a checkpoint"):
+                checkpoints.save(replace(at, knobs=loader.knobs.to_dict(),
+                                         agent=assemble.agent_of(controller, knob_memory)))
+            if not at.loader["step"]:
+                journal.event({"kind": "epoch", "epoch": at.epoch, "step": at.step, "rows": at.rows,
+                               "order_hash": loader.order_hash})
+
+        def evaluate_and_check(at: CheckpointMeta) -> bool:
+            with session.activity.apart("evaluated"):
+                return validator.evaluate_and_check(at)
+
+        def table_changed(at: CheckpointMeta) -> bool:
+            version = versions.next_version(config, at) if self._ranks.first else None
+            return self._ranks.gather_objects(version)[0] is not None
+
+        guard = Guard({t.name: t.rows for t in self._planned.layout.columns}, loader.dense_names, "split 'train'",
+                      missing=config.missing, find=partial(find, self._table, "train"))
+        with (self._conditions.inject_faults(loader, journal.event),
+              assemble.tuned(config, loader, self._ranks.apart(f"version {self._table.version}"), knob_memory,
+                             record=journal.event, observe=journal.metric, agent=self._start.meta.agent) as controller,
+              traced(config.profile if self._ranks.first else 0, self._start.run) as tick):
+            trainer = Trainer(config=config, world=self._ranks, parts=parts, guard=guard, save=save,
+                              observe=journal.metric, evaluate=evaluate_and_check, gate=batches, tick=tick,
+                              table_changed=table_changed, memory_used=Machine().memory_used)
+            outcome = trainer.train(loader, self._start.meta)
+            checkpoints.wait()
+        return outcome, controller
+
+    def _judge(self, outcome: TrainingOutcome, validator: Validator) -> dict[str, Any]:
+        """Evaluates the model on its test, unless the run was asked to stop, and sums up the training."""
+        split = None if outcome.stopped else next((s for s in ("test", "validation") if s in self._table.splits), None)
+        quality = None
+        try:
+            quality = validator.measure(split, outcome.meta).quality if split else None
+        except Stopped:
+            outcome = replace(outcome, stopped=True)
+        if outcome.stopped:
+            self._journal.say(f"asked to stop: saved at step {outcome.meta.step}" if outcome.meta.step else
+                              "asked to stop before the first step: there is nothing to save")
+        return {**_summary(outcome, quality, self._ranks), "split": split}
+
+
+def _onward(meta: CheckpointMeta, config: Config) -> str:
+    """Says what a resumed run is about to do."""
+    if meta.epoch < config.epochs:
+        return f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
+    done = f"version {meta.version} is" if config.follow == "parts" else f"--epochs {config.epochs} are"
+    return f"nothing left to train: {done} done"
+
+
+def _summary(outcome: TrainingOutcome, quality: Quality | None, ranks: Ranks) -> dict[str, Any]:
+    """Sums up the results of training, over all ranks."""
+    peaks = ranks.gather_objects(outcome.peak_bytes)
+    firsts = ranks.gather_objects(outcome.first_batch_s)
+    judged = dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows")) if quality is None else quality.to_dict()
+    return {**judged, "samples_per_s": round(outcome.timing.samples_per_s, 1),
+            "stall_fraction": round(outcome.timing.stall, 5), "first_batch_s": round(max(firsts), 3),
+            "peak_bytes": sum(peaks), "steps": outcome.meta.step, "epochs": outcome.meta.epoch,
+            "rows_trained": outcome.meta.rows, "stopped": outcome.stopped}

@@ -1,0 +1,227 @@
+"""Settings, said once: a frozen dataclass whose fields are a program's options, what a run records, and what is
+checked.
+
+    @dataclass(frozen=True, kw_only=True)
+    class EvaluationSettings:
+        title = "evaluation"
+        evals: int = setting(1, "evaluations an epoch", metavar="N", least=1)
+
+`read(EvaluationSettings, argv=…)` returns only what the command line says; `make` fills in the defaults, `replaced`
+what an older run recorded. A class may hold others, and may derive from others; `title` heads its options in --help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from sluice.etl.common.arguments import ArgumentParser, OptionError, none_of
+from sluice.etl.common.errors import UsageError
+
+T = TypeVar("T")
+Given = dict[str, Any]
+"""Field → value, of the options that a command line gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """How one field is said on a command line, and which values it may have."""
+
+    help: str
+    flags: tuple[str, ...] = ()
+    """Its names, if not --name-of-the-field."""
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    """Bounds of a number, or of each of several."""
+    parse: Callable[[str], Any] | None = None
+    """Makes a value of a word, where its type does not say how."""
+    show: Callable[[Any], str] = str
+    """Makes a word of a default, for --help."""
+    bare: str | None = None
+    """The value of the option if it is given without one."""
+    several: bool = False
+    """Whether several words follow the option."""
+    again: bool = False
+    """Whether the option is given anew for each of several values."""
+    positional: bool = False
+    later: bool = False
+    """Whether a command line may lack it although it has no default, as something else may know it."""
+
+    def problem(self, value: Any, kind: Any) -> str:
+        """Says what is wrong with a value of this kind; empty if nothing is."""
+        if self.choices and value not in self.choices:
+            return none_of(value, filter(None, self.choices))
+        if kind in (int, float) and not self._fits(value, kind):
+            return f"{value!r} is not {self.kind(kind)}"
+        return ""
+
+    def _fits(self, value: Any, kind: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not abs(value) < float("inf"):
+            return False
+        return ((self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+                and (self.above is None or value > self.above))
+
+    def kind(self, kind: type) -> str:
+        """Which values it takes, in words."""
+        words = {int: "a whole number", float: "a number"}.get(kind, "what it takes")
+        if self.above == 0:
+            return "a positive number"
+        if self.most is not None:
+            return f"{words} from {self.least} to {self.most}"
+        return words if self.least is None else f"{words} of {self.least} or more"
+
+
+def setting(default: Any = MISSING, help: str = "", **how: Any) -> Any:
+    """A field of a settings class, with what `Option` has of it. Without a default it is required."""
+    option = {"option": Option(help=help, **how)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=dict, metadata=option)
+    return dataclasses.field(default=default, metadata=option)
+
+
+def read(*parts: type, argv: Sequence[str], prog: str, description: str | None = None, epilog: str | None = None
+         ) -> Given:
+    """Reads a command line with the options of these classes; raises an OptionError for a wrong one."""
+    parser = ArgumentParser(prog=prog, description=inspect.cleandoc(description or ""), epilog=epilog,
+                            argument_default=argparse.SUPPRESS)
+    groups: dict[str, Any] = {"options": parser}  # argparse's own title
+    for title, field, hint in (one for part in parts for one in _options(part)):
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        _add(groups[title], field, hint)
+    return {name: tuple(value) if isinstance(value, list) else value
+            for name, value in parser.read(argv).items()}
+
+
+def parse(kind: type[T], *, argv: Sequence[str], prog: str, description: str | None = None, epilog: str | None = None
+          ) -> T:
+    """The settings of this class that a command line makes, with defaults for what it does not give."""
+    return make(kind, read(kind, argv=argv, prog=prog, description=description, epilog=epilog))
+
+
+def make(kind: type[T], given: Given, **known: Any) -> T:
+    """The settings of this class: what is given, what is known besides, and defaults."""
+    hints = get_type_hints(kind)
+    return kind(**{f.name: make(hints[f.name], given) if dataclasses.is_dataclass(hints[f.name]) else given[f.name]
+                   for f in dataclasses.fields(kind)  # type: ignore[arg-type]
+                   if f.name not in known and (dataclasses.is_dataclass(hints[f.name]) or _said(f, given))}, **known)
+
+
+def replaced(settings: T, given: Given, **known: Any) -> T:
+    """These settings, but for what is given or known besides."""
+    found: dict[str, Any] = {}
+    for f in dataclasses.fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, f.name)
+        if dataclasses.is_dataclass(value):
+            found[f.name] = replaced(value, given)
+        elif _said(f, given):
+            found[f.name] = given[f.name]
+    return dataclasses.replace(settings, **(found | known))  # type: ignore[type-var]
+
+
+def check(settings: Any, error: type[UsageError] = OptionError) -> None:
+    """Raises an error that names the first setting whose value is none of its choices or out of its bounds."""
+    hints = get_type_hints(type(settings))
+    for f in dataclasses.fields(settings):
+        option, value = f.metadata.get("option"), getattr(settings, f.name)
+        if option is None or value is None:
+            continue
+        kind, many = _kind(hints[f.name])
+        problem = next(filter(None, (option.problem(one, kind) for one in (value if many else (value,)))), "")
+        if problem:
+            raise error(f"{_flags(f)[0]}: {problem}")
+
+
+def _said(field: dataclasses.Field[Any], given: Given) -> bool:
+    return "option" in field.metadata and field.name in given
+
+
+def _options(kind: type) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
+    """Each option of a class, of those it derives from, and of those that it holds, with its title and type."""
+    hints, fields = get_type_hints(kind), {f.name: f for f in dataclasses.fields(kind)}
+    for base in (*kind.__mro__[1:], kind):
+        for name in vars(base).get("__annotations__", {}):
+            if (field := fields.pop(name, None)) is None:
+                continue
+            if dataclasses.is_dataclass(hints[name]):
+                yield from _options(hints[name])
+            elif "option" in field.metadata:
+                yield getattr(base, "title", "options"), field, hints[name]
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    """The type of one value, and whether there are many."""
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(one for one in get_args(hint) if one is not type(None))
+    return (get_args(hint)[0], True) if get_origin(hint) is tuple else (get_origin(hint) or hint, False)
+
+
+def _flags(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    option = field.metadata["option"]
+    return (field.name,) if option.positional else option.flags or (f"--{field.name.replace('_', '-')}",)
+
+
+def _add(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
+    """Adds a field to a parser's group."""
+    option: Option = field.metadata["option"]
+    kind, many = _kind(hint)
+    how: dict[str, Any] = {} if option.positional else {"dest": field.name}
+    required = field.default is MISSING and field.default_factory is MISSING and not option.later
+    if kind is bool:
+        how["action"] = "store_false" if field.default else "store_true"
+    else:
+        how["type"] = _reader(option, kind, many and not (option.several or option.again))
+        how["metavar"] = option.metavar or (f"{{{','.join(filter(None, option.choices))}}}" if option.choices
+                                            else {int: "N", float: "NUMBER"}.get(kind))
+    if option.again:
+        how["action"] = "append"
+    if option.bare is not None:
+        how |= {"nargs": "?", "const": option.bare}
+    elif option.several:
+        how["nargs"] = "+" if required or not option.positional else "*"
+    elif option.positional and not required:
+        how["nargs"] = "?"
+    if required and not option.positional:
+        how["required"] = True
+    group.add_argument(*_flags(field), help=_help(option, field.default).replace("%", "%%"), **how)
+
+
+def _help(option: Option, default: Any) -> str:
+    """The help of an option, with its default unless that says nothing to a person."""
+    if default is MISSING or isinstance(default, bool) or default in (None, "", ()) or "(default" in option.help:
+        return option.help
+    shown = f"{default:g}" if isinstance(default, float) else ",".join(map(str, default)) if isinstance(
+        default, tuple) else option.show(default)
+    return f"{option.help} (default: {shown})".lstrip()
+
+
+def _reader(option: Option, kind: type, commas: bool) -> Callable[[str], Any]:
+    """What makes a value of an option's word."""
+    def one(text: str) -> Any:
+        try:
+            value = (option.parse or _pairs if kind is dict else option.parse or kind)(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {option.kind(kind)}") from None
+        if problem := option.problem(value, kind):
+            raise argparse.ArgumentTypeError(problem)
+        return value
+
+    return (lambda text: tuple(one(part) for part in text.split(",") if part)) if commas else one
+
+
+def _pairs(text: str) -> Mapping[str, str]:
+    """Reads `COLUMN=KIND,…`."""
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    if not all(name and equals and value for name, equals, value in pairs):
+        raise UsageError(f"{text!r}: write COLUMN=KIND[:ROWS…], with commas between")
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,121 @@
+"""What `sluice synth`, `show`, `check` and `vacuum` are asked, and their answers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.settings import setting
+from sluice.etl.show import describe_table, draw_table
+from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.synth.other_shapes import SHAPES, synthesize_shape
+from sluice.etl.synth.raw_logs import FORMATS, synthesize
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from sluice.etl.table.vacuum import vacuum
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthRequest:
+    """Writes Criteo-shaped clicks whose best reachable AUC is known.
+
+    Raw clicks in the shape of Criteo's logs are a label, 13 counts, 26 categories, no header. They are drawn from a
+    planted model, so the last line can say the best AUC that any model can reach (bayes_auc). The same seed and days
+    give the same bytes."""
+
+    rows: int = setting(help="how many rows are written", least=1)
+    seed: int = setting(0, "decides everything that is random")
+    out: Path = setting(help="file to write; with --days above 1 a folder, which gets day_0, day_1, …", metavar="PATH")
+    format: str = setting("tsv", "format of what is written", choices=FORMATS)
+    shape: str = setting("criteo", "shape of the rows; all but criteo are one file in the format of "
+                         "features/SHAPE.toml",
+                         choices=tuple(SHAPES) if "criteo" in SHAPES else ("criteo", *SHAPES))
+    days: int = setting(1, "files to spread the rows over; each later day brings values never seen before", least=1)
+
+    def answer(self, _say: Say) -> dict[str, Any]:
+        try:
+            if self.shape != "criteo":
+                return synthesize_shape(self.shape, self.out, rows=self.rows, seed=self.seed)
+            return synthesize(self.out, rows=self.rows, seed=self.seed, form=self.format, days=self.days,
+                              progress=sys.stderr)
+        except OSError as error:
+            raise UsageError(f"{error.filename or self.out}: cannot be written ({error.strerror})") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableChoice:
+    """A version of a table."""
+
+    title = "what"
+    table: str = setting(help="the table's folder or URI", metavar="TABLE", positional=True)
+    version: int | None = setting(None, "an older version (default: the newest)")
+    code: CodeOptions = field(default_factory=CodeOptions)
+
+    def open(self) -> FeatureTable:
+        return FeatureTable.open(self.table, self.version, allow_code=self.code.permission)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowRequest(TableChoice):
+    """Says what a table holds."""
+
+    html: Path | None = setting(None, "also draw it, in one file", metavar="FILE")
+    json: bool = setting(False, "end with the JSON object on a terminal, too, as into a pipe or file")
+
+    def answer(self, say: Say) -> dict[str, Any] | None:
+        table = self.open()
+        say(describe_table(table))
+        if self.html is not None:
+            self.html.write_text(draw_table(table), "utf-8")
+        if sys.stdout.isatty() and not self.json:
+            return None  # a person has read everything above
+        fields = [{"name": f.name, "role": f.role, "type": f.type, "cardinality": f.cardinality} for f in table.fields]
+        return {"version": table.version, "rows": table.rows, "splits": {s: table.rows_of(s) for s in table.splits},
+                "fitted_on": table.fitted_on if table.records else None,
+                "drift": dict(table.record.drift) if table.records else {},
+                "fingerprint": {"layout": table.fingerprint.layout, "vocabulary": table.fingerprint.vocabulary},
+                "fields": fields}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRequest(TableChoice):
+    """Looks for missing, damaged and orphaned files and for ids out of range. Ends with 1 if it finds any."""
+
+    def answer(self, say: Say) -> dict[str, Any]:
+        table = self.open()
+        problems = table.check()
+        for problem in problems:
+            say(problem)
+        say(f"version {table.version}: {len(table.files)} files, {len(problems) or 'no'} problems")
+        return {"version": table.version, "rows": table.rows, "problems": problems}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VacuumRequest:
+    """Removes the files that no kept or pinned version needs.
+
+    These are data, fitted states, rejects and records that neither the newest versions nor a pinned one needs, if they
+    are older than a day. Older versions can then no longer be read. Only what jobs wrote goes; links are not followed,
+    and what is passed over is named."""
+
+    table: str = setting(help="the table's folder or URI", metavar="TABLE", positional=True)
+    keep: int = setting(10, "newest versions to keep whole", metavar="N", least=1)
+    dry_run: bool = setting(False, "say what would go, and remove nothing")
+
+    def answer(self, say: Say) -> dict[str, Any]:
+        done = vacuum(TableStore(self.table), keep=self.keep, now=time.time(), dry_run=self.dry_run)
+        for path in done.files:
+            say(f"{'would go' if self.dry_run else 'removed'}: {path}")
+        for path in done.passed_over:
+            say(f"passed over: {path}, which is a link, or which no job of this table wrote")
+        say(f"{len(done.files)} files, {done.bytes / 2**20:,.1f} MiB; kept: version "
+            f"{', '.join(map(str, done.kept_versions))}")
+        return {"removed": len(done.files), "bytes": done.bytes, "kept_versions": list(done.kept_versions),
+                "pinned": list(done.pinned), "passed_over": list(done.passed_over), "dry_run": self.dry_run}

@@ -1,0 +1,106 @@
+"""What `sluice bench` measures: when batches came, how much memory was used, and how fast the reader decodes alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.reader import RowGroupReader, RowGroupSource
+from sluice.ingest.tools.decode_limit import decode_rows_per_s
+
+_LOOK_S = 0.05
+_DECODE_S = 0.4
+_DECODE_THREADS = (1, 2, 4)
+
+
+@dataclass
+class BenchOutcome:
+    """What a consumer saw: when each batch came, how many rows it held, and how long it had to be waited for."""
+
+    marks: list[tuple[float, int]] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    """The seconds of waiting before each batch; 0 for the first, which is not counted."""
+    order_hash: str | None = None
+    """The order hash of the first epoch, once it has ended."""
+
+    def rows_per_s(self, share: float = 1.0) -> float:
+        """The rate from the first batch (or so late that `share` of the time is left) to the last; the first is not
+        counted."""
+        kept = self.marks[self._from(share):]
+        return sum(rows for _, rows in kept[1:]) / (kept[-1][0] - kept[0][0]) if len(kept) > 1 else 0.0
+
+    def stall_fraction(self, share: float = 1.0) -> float:
+        """The share of that time that was spent waiting."""
+        first = self._from(share)
+        spent = self.marks[-1][0] - self.marks[first][0]
+        return min(1.0, sum(self.waits[first + 1:]) / spent) if spent else 0.0
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for _, rows in self.marks)
+
+    def _from(self, share: float) -> int:
+        begin, end = self.marks[0][0], self.marks[-1][0]
+        return next(n for n, (at, _) in enumerate(self.marks) if at >= end - share * (end - begin))
+
+
+def consume(loader: BatchLoader, seconds: float, step: Callable[[], None],
+            clock: Callable[[], float] = time.perf_counter) -> BenchOutcome:
+    """Takes batches for that many seconds from the first on, epoch after epoch. `step` is what a trainer does with
+    one."""
+    found = BenchOutcome()
+    end = float("inf")
+    began = clock()
+    while True:
+        for batch in loader:
+            now = clock()
+            found.waits.append(now - began if found.marks else 0.0)
+            if not found.marks:
+                end = now + seconds
+            found.marks.append((now, batch.rows))
+            found.order_hash = found.order_hash or loader.order_hash
+            if now >= end and len(found.marks) > 1:
+                return found
+            step()
+            began = clock()
+
+
+class Peak:
+    """A context that notes the most memory in use while it lasts."""
+
+    def __init__(self, memory_used: Callable[[], int]):
+        self.bytes = 0
+        self._memory_used, self._stop = memory_used, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sluice-peak", daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            self.bytes = max(self.bytes, self._memory_used())
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.bytes = max(self.bytes, self._memory_used())
+
+
+@dataclass
+class DecodeLimit:
+    """The best decoding rate so far, over a few numbers of threads tried in turn."""
+
+    source: RowGroupSource
+    groups: RowGroupReader
+    rows_per_s: float = 0.0
+    threads: int = 0
+
+    def measure(self) -> None:
+        for threads in _DECODE_THREADS:
+            rate = decode_rows_per_s(self.source, self.groups, threads, _DECODE_S)
+            if rate > self.rows_per_s:
+                self.rows_per_s, self.threads = rate, threads

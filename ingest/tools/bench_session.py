@@ -1,0 +1,207 @@
+"""A run of `sluice bench`: `BenchSession` assembles a loader, its agent and what measures them, and loads for a while.
+
+It is a part of that program, and as such may use every room."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sluice.agent import policies
+from sluice.agent.controller import Controller
+from sluice.agent.report import page
+from sluice.agent.report.format import line
+from sluice.agent.report.incidents import occasions
+from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.runtime.knob_memory import KnobMemory
+from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.etl.common.settings import setting
+from sluice.etl.spec.code_options import CodeOptions, TransformOptions
+from sluice.etl.spec.transforms import short_transforms
+from sluice.ingest.columns import Columns
+from sluice.ingest.knobs import parse_bytes
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.options import RunOptions, function_of, roles_of
+from sluice.ingest.process.stacks import on_signal
+from sluice.ingest.read.parquet_files import table_of
+from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, source_of
+from sluice.ingest.row_order import Read
+from sluice.ingest.stages.transform import Transform
+from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
+from sluice.ingest.tools.run_conditions import RunConditions
+from sluice.ingest.tools.terminal import View
+
+_SETTLED = 1 / 3  # share of the time at its end that counts as settled
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRows:
+    """Which rows are loaded, and in which order."""
+
+    title = "what"
+    table: str = setting(help="a feature table, as etl/job.py writes it, or any folder, glob or file of Parquet",
+                         metavar="TABLE", positional=True)
+    roles: str | None = setting(None, "roles of the columns of plain Parquet, for instance "
+                                "'label=click;dense=I*;sparse=C*,user' (default: guessed, and printed)",
+                                metavar="ROLE=NAME,…;…")
+    fill: float | None = setting(None, "what stands where a number is missing (default: an error)", metavar="NUMBER")
+    split: str = setting("train", "which part of the table", metavar="NAME")
+    batch_size: int = setting(8192, "rows of a batch")
+    seconds: float = setting(10.0, "how long to load, from the first batch on", above=0)
+    seed: int = setting(0, "decides the order of rows")
+    shuffle: bool = setting(True, "rows as they lie", flags=("--no-shuffle",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchInput(KnobOptions, TransformOptions):
+    """How the loader works, beside its knobs."""
+
+    title = "input"
+    reader: str = setting(AUTO, "who decodes; auto: petastorm where it is installed, else arrow",
+                          choices=(AUTO, *READERS))
+    tuning: str = setting("fixed", "who turns the knobs: " + ", ".join(policies.names()) + " (default: fixed, "
+                          "as a setting is measured unless more is asked for; training has auto)", metavar="POLICY")
+    udf: tuple[str, ...] = setting((), "a transform: a function over a dict of numpy arrays, a stage of its own, which "
+                                   "can also run in processes (--knobs NAME.backend=process); may be given again",
+                                   metavar="MODULE:FUNCTION", again=True)
+    arrow_udf: tuple[str, ...] = setting((), "a transform over a pyarrow.RecordBatch, after those of --udf",
+                                         metavar="MODULE:FUNCTION", again=True)
+    memory_limit: int | None = setting(None, "what the whole process may use, for instance 2GiB (default: what the "
+                                       "machine allows)", metavar="BYTES", parse=parse_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(BenchRows, BenchInput):
+    """What is loaded and how, which trainer and store are pretended, and what is left behind."""
+
+    title = "measurement"
+    step_ms: float = setting(0.0, "how long the trainer takes for a batch", least=0)
+    store_latency_ms: float = setting(0.0, "how long a store takes before it answers a row group's read", least=0)
+    run: str = setting("", "a new folder for events, metrics and a report", flags=("--run-dir", "--run"), metavar="DIR")
+    quarantine: str = setting("quarantine.jsonl", "where rows set aside are listed", metavar="FILE")
+    conditions: RunOptions = field(default_factory=RunOptions)
+    code: CodeOptions = field(default_factory=CodeOptions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a run folder records: everything but the permission to run code."""
+        return {name: value for name, value in asdict(self).items() if name != "code"}
+
+
+class BenchSession:
+    """A loader with its agent, and what is measured beside it. It is a context."""
+
+    def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
+        self._options, self._say = options, say
+        self._reader, self._policy = reader_of(options.reader), policies.make(options.tuning)
+        self._conditions = RunConditions(options.table, options.conditions, options.quarantine)
+        table = table_of(self._conditions.table, roles_of(options.roles),
+                         options.code.permission_with(options.transforms))
+        self._table = table.transformed(short_transforms(options.transforms))
+        self._latency_s = options.store_latency_ms / 1000
+        self._stack = ExitStack()
+        self._run: RunFolder | None = None
+
+    def __enter__(self) -> BenchSession:
+        options = self._options
+        with ExitStack() as stack:
+            self._loader = loader = stack.enter_context(BatchLoader(
+                self._table, batch_size=options.batch_size, split=options.split, seed=options.seed, epochs=sys.maxsize,
+                memory_limit=options.memory_limit, reader=self._reader, transforms=_transforms(options),
+                before_read=self._before_read if self._latency_s else None, shuffle=options.shuffle, fill=options.fill,
+                **self._conditions.for_loader()))
+            self._knob_memory = KnobMemory(loader, options, say=self._say)
+            self._knob_memory.start()
+            if options.run:
+                self._run = stack.enter_context(RunFolder.create(options.run, options.to_dict()))
+            left = f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)" if loader.plan.dropped else ""
+            self._say(f"{self._table.uri} version {self._table.version}: {loader.plan.rows:,} rows, {len(loader)} "
+                      f"steps an epoch{left}; needs at least {loader.memory_need}; {loader.knobs}")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def run(self) -> dict[str, Any]:
+        """Loads for as long as was asked, and returns the figures."""
+        loader, stack = self._loader, self._stack
+        limit = self._decode_limit()
+        limit.measure()
+        self._view = View()
+        stack.callback(self._view.close)
+        peak = stack.enter_context(Peak(loader.memory_used))
+        tuned = stack.enter_context(self._knob_memory.sharing(loader))
+        controller = stack.enter_context(Controller(
+            tuned, self._policy, record=self._knob_memory.observing(self._record),
+            observe=self._knob_memory.observing(self._observe), learned=self._knob_memory.learned))
+        with on_signal(loader.stacks), self._conditions.inject_faults(loader, self._record):
+            found = consume(loader, self._options.seconds, self._step)
+        controller.stop()
+        peak_bytes = peak.bytes  # taken before the decoder is measured alone, to which the limit does not apply
+        knobs = loader.knobs
+        self._knob_memory.finish(policy=self._policy.name, record=None if self._run is None else self._run.event,
+                                 learned=controller.learned())
+        loader.close()
+        limit.measure()
+        outcome = {**_figures(found), "decode_rows_per_s": round(limit.rows_per_s), "decode_threads": limit.threads,
+                   "peak_bytes": peak_bytes, "decisions": controller.decisions, "knobs": knobs.to_dict(),
+                   "tuning": self._policy.name, "reader": self._reader, **self._conditions.outcome(loader)}
+        if self._run is not None:
+            self._run.event({"kind": "end", **outcome})
+        return outcome
+
+    def reported(self, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Writes the report, once the run folder is closed, and returns the figures with what it tells."""
+        if self._run is not None:
+            outcome = {**outcome, "report": str(page.write(self._run.path))}
+            happened = occasions(Run.read(self._run.path))
+            outcome["occasions"] = [{**asdict(one), "sentence": one.sentence} for one in happened]
+            for one in happened:
+                self._say(f"{one.label}. {one.sentence}")
+            self._say(f"report: {outcome['report']}")
+        if outcome["order_hash"] is None:
+            self._say("no epoch was finished, so there is no order hash; give more --seconds")
+        return outcome
+
+    def _decode_limit(self) -> DecodeLimit:
+        groups = RowGroupReader(self._table.files_of(self._options.split), Columns.of(self._table.fields).names,
+                                self._before_read if self._latency_s else None, self._conditions.files())
+        self._stack.callback(groups.close)
+        return DecodeLimit(source_of(self._reader, groups), groups)
+
+    def _before_read(self, _read: Read) -> None:
+        time.sleep(self._latency_s)
+
+    def _step(self) -> None:
+        if self._options.step_ms:
+            time.sleep(self._options.step_ms / 1000)
+
+    def _observe(self, metric: dict[str, Any]) -> None:
+        self._view.show(self._loader.snapshot())
+        if self._run is not None:
+            self._run.metric(metric)
+
+    def _record(self, event: dict[str, Any]) -> None:
+        # A fault on purpose is marked when it happens, not when it is noticed.
+        marked = "fault" if self._options.conditions.inject else "occasion"
+        self._view.tell(line(event), mark=event["kind"] == marked)
+        if self._run is not None:
+            self._run.event(event)
+
+
+def _transforms(options: BenchOptions) -> list[Transform]:
+    return [*(Transform(function_of(name)[0], name) for name in options.udf),
+            *(Transform(*function_of(name), arrow=True) for name in options.arrow_udf)]
+
+
+def _figures(found: BenchOutcome) -> dict[str, Any]:
+    """What the consumer saw, as figures."""
+    return {"rows_per_s": round(found.rows_per_s()),
+            "rows_per_s_settled": round(found.rows_per_s(_SETTLED) or found.rows_per_s()),
+            "stall_fraction": round(found.stall_fraction(), 4),
+            "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "order_hash": found.order_hash,
+            "rows": found.rows}
