@@ -55,8 +55,8 @@ class PipelineParts:
     rank: int = 0
     ranks: int = 1
     transforms: Sequence[Fused] = ()
-    ids: Mapping[str, Convert] = field(default_factory=dict)
-    """The columns whose ids are computed from what is stored."""
+    made: Mapping[str, Convert] = field(default_factory=dict)
+    """The columns whose values are computed from what is stored."""
     aside: RowQuarantine
     memory_limit: int
     machine: Machine
@@ -188,7 +188,7 @@ class Pipeline:
             decoded = parts.source.open(self._tasks(position, epochs), read)
             chunks = Chunks(plan, columns, parts.ranks, self._buffers)
             blocks: Iterator[Block] = self._pool(
-                "shuffle", gatherings(decoded), lambda _: Gatherer(plan, columns, chunks, parts.describe, parts.ids),
+                "shuffle", gatherings(decoded), lambda _: Gatherer(plan, columns, chunks, parts.describe, parts.made),
                 size=lambda g: g.window.rows * columns.row_bytes, measure=lambda b: (b.rows, b.nbytes))
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(

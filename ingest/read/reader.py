@@ -66,6 +66,7 @@ class RowGroupReader:
         self._check_sizes()
         self.row_groups = self._row_groups()
         self.schema = self._schema()
+        self._texts = [f.name for f in self.schema if pa.types.is_string(f.type)]  # each value is then worked on once
         self.decoding = self._decoding(bags or {})
         self._usual: pa.Schema | None = None  # the schema of a row group whose columns were checked
 
@@ -143,7 +144,7 @@ class RowGroupReader:
         opened = self._opened.open(self.files[number].path)
         # Ranges are fetched ahead from a store; for local files the hand-over to Arrow's own threads costs more.
         file = pq.ParquetFile(opened, metadata=self._footers.get(number), pre_buffer=not isinstance(opened, str),
-                              page_checksum_verification=True)
+                              page_checksum_verification=True, read_dictionary=self._texts)
         self._footers[number] = file.metadata
         return file
 
