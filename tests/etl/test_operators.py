@@ -439,8 +439,8 @@ NEEDED = {"clip": {"low": 0.0}, "hash": {"size": 3}, "cross": {"size": 3}, "modu
           "one_hot": {"values": ("a",)}, "vocabulary": {"values": ("a",)}, "map": {"values": ("a",), "to": ("b",)},
           "first_x": {"size": 1}, "lookup": {"width": 3},
           "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"}}
-EMPTY = {"id": pa.int32(), "text": pa.string(), "number": pa.float64(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64()),
-         "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}
+EMPTY = {"text": pa.string(), "number": pa.float64(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64()),
+         "id": pa.int32(), "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))

@@ -97,8 +97,9 @@ def test_criteo_spec_is_good(repo):
     ('{op = "fill"}, {op = "log", shift = 3}', '{op = "target", online = true}, {op = "fill", online = true}',
      r"ops\[0\]\.online: target must know a row's label and key, which the ETL alone does"),
     ('{op = "fill"}, {op = "log", shift = 3}', '{op = "clip", low = 0, online = true}', "may have nulls"),
-    ("{op = \"hash\", size = 10}", '{op = "python", function = "m:f", inputs = "text", output = "id", size = 3, '
-     'online = true}', r"ops\[0\]\.online: python cannot be left to the loader; name 'm:f' as the function of a \[\[tr"),
+    ("{op = \"hash\", size = 10}",
+     '{op = "python", function = "m:f", inputs = "text", output = "id", size = 3, online = true}',
+     r"ops\[0\]\.online: python cannot be left to the loader; name 'm:f' as the function"),
     ("{op = \"hash\", size = 10}", '{op = "modulus", size = 9, online = true}, {op = "hash", size = 3}', "must be too"),
     ('{op = "fill"}, {op = "log", shift = 3}', '{op = "fill"}, {op = "bucketize", boundaries = [1], online = true}',
      r"has role 'dense', which needs number"),
