@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks import online_operators
 from sluice.dlrm.serving.served_model import online_of
 from sluice.etl.apply.features import Features
 from sluice.etl.show import describe_table
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import Loader
 from sluice.ingest.stages.quarantine import ErrorPolicy
 from tests.dlrm import clicks_table
@@ -181,3 +184,14 @@ def test_the_raw_spec_of_criteo_differs_in_nothing_but_who_applies(repo):
     assert left.table == etl.table
     assert left.chains == etl.chains
     assert {c.role: c.type for c in left.columns} == {"label": "int8", "dense": "double", "sparse": "string"}
+
+
+def test_the_benchmark_takes_turns_and_says_what_each_column_costs(tables):
+    found = online_operators.measured({"etl": tables[0], "loader": tables[1]}, 2,
+                                      Knobs(workers={"read": 1, "shuffle": 1}))
+    assert found["ns_a_row"].keys() == {f.name for f in tables[1].fields if f.online}
+    assert found["operators_us_a_row"] == pytest.approx(sum(found["ns_a_row"].values()) / 1000, rel=0.01)
+    assert found["loader"]["rows_per_s"] > 0
+    test = tuple(replace(f, split="train") for f in tables[1].files_of("test"))
+    with pytest.raises(RuntimeError, match="the tables differ"):
+        online_operators.measured({"etl": tables[0], "loader": replace(tables[1], files=test)}, 1, Knobs())
