@@ -37,6 +37,8 @@ class Field:
     """Operators left to the loader, as the spec has them (`{"op": "log", …}`)."""
     inputs: tuple[str, ...] = ()
     """The columns that it is made from; if empty, only the input column of its own name."""
+    nullable: bool = False
+    """Whether a null may be stored: only where operators are left to the loader that say what becomes of it."""
     made: bool = False
     """Whether a transform adds it (`sluice.etl.spec.transforms`), so that no file holds it."""
     transforms: tuple[str, ...] = ()

@@ -58,7 +58,8 @@ class Columns:
         used = [f for f in fields if f.role in ("dense", "sparse", "label", "weight", "id_list")]
         for f in used:
             ids = f.role == "sparse" and not f.online  # the loader's operators make ids of numbers of any type
-            fits = _BAGS.fullmatch(f.type) if f.role == "id_list" else f.type in (_WHOLE if ids else _NUMBERS)
+            fits = f.nullable or (_BAGS.fullmatch(f.type) if f.role == "id_list" else
+                                  f.type in (_WHOLE if ids else _NUMBERS))
             if not fits:
                 wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row" if not ids \
                     else "one whole number a row (cast it, or hash, categorify or bucketize it)"

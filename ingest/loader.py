@@ -111,7 +111,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._pipeline = Pipeline(
             PipelineParts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe,
                           columns=self._columns,
-                          rank=rank, ranks=ranks, transforms=fused([*left, *given]), ids=self.operators.ids,
+                          rank=rank, ranks=ranks, transforms=fused([*left, *given]), made=self.operators.stored,
                           aside=aside,
                           memory_limit=machine.memory_limit(memory_limit), machine=machine, decoding=groups.decoding,
                           converted=converted(groups.schema, self._columns), epochs=epochs), knobs)

@@ -57,8 +57,8 @@ class PipelineParts:
     rank: int = 0
     ranks: int = 1
     transforms: Sequence[Fused] = ()
-    ids: Mapping[str, Convert] = field(default_factory=dict)
-    """The columns whose ids are computed from what is stored."""
+    made: Mapping[str, Convert] = field(default_factory=dict)
+    """The columns whose values are computed from what is stored."""
     aside: RowQuarantine
     memory_limit: int
     machine: Machine
@@ -188,7 +188,7 @@ class Pipeline:
             windows, chunks = Windows(), Chunks(plan, columns, parts.ranks, self._buffers)
 
             def gatherer() -> Gatherer:
-                return Gatherer(plan, columns, chunks, parts.describe, parts.ids)
+                return Gatherer(plan, columns, chunks, parts.describe, parts.made)
 
             def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, ReadDone]:
                 return self._pool(READ.name, tasks, lambda clock: ReadWorker(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from sluice.ingest.stages.batch import Batch, lengths_name
 from sluice.ingest.stages.transform import Arrays
 from sluice.ingest.transforms import ColumnTransforms
 
-Online = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 _NONE = torch.zeros(0)
 
 
@@ -56,7 +55,7 @@ class Servable:
     rows: Serving
     """What joins and histories need to know of other rows."""
     features: Features
-    online: Mapping[str, Online]
+    online: Mapping[str, ops.Online]
     transforms: ColumnTransforms
 
     @classmethod
@@ -88,14 +87,16 @@ class Servable:
         made = self.features.inputs(self.rows.complete(columns))
         rows = len(next(iter(columns.values())))
         arrays: Arrays = {}
-        for name, values in made.items():
-            if pa.types.is_list(values.type):
+        for name, as_stored in made.items():
+            values = self.online[name](as_stored) if name in self.online else as_stored
+            if isinstance(values, np.ndarray):
+                arrays[name] = values
+            elif pa.types.is_list(values.type):
                 elements, long = flat(values)
                 arrays[name] = elements.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
                 arrays[lengths_name(name)] = long.astype(np.int32)
             else:
-                found = values.to_numpy(zero_copy_only=False)
-                arrays[name] = self.online[name](found) if name in self.online else found
+                arrays[name] = values.to_numpy(zero_copy_only=False)
         arrays = self.transforms(arrays, rows)
         dense = np.empty((len(self.meta.dense), rows), np.float32)
         for place, name in enumerate(self.meta.dense):
@@ -139,7 +140,7 @@ class Servable:
         return self.meta.fingerprint["layout"]
 
 
-def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, Online]:
+def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.Online]:
     """The operators that the table leaves to the loader, by column."""
     return {f.name: ops.online(f, state) for f in table.fields if f.online}
 

@@ -181,11 +181,14 @@ def cardinalities(spec: Spec, state: FittedState) -> dict[str, int]:
 
 def stored(values: pa.Array, spec: Spec, column: ColumnSpec) -> pa.Array:
     """A column's values as they are stored in files."""
-    packs = column.role == "id_list" and not spec.table.plain_lists
+    packs = column.role == "id_list" and not spec.table.plain_lists and not column.raw
     return packed(values) if packs else _values(values, column)
 
 
 def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
+    if column.raw:
+        return as_text(values) if column.type == "string" else as_number(values) if column.type == "double" else \
+            values.cast(pa.list_(pa.float64() if "double" in column.type else pa.string()))
     if column.role == "id_list":
         return values.cast(pa.list_(pa.int32()))
     if column.role == "key":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError
 from sluice.etl.ops.chain import step
@@ -29,6 +30,9 @@ OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
     Categorify, Vocabulary, Hash, Cross, Modulus, Map, Concat, Split, Ngram, FirstX, Bag, Overlap, Count, Target, Group,
     ParseTime, Hour, Weekday, Vectors, Python)}
 
+_FLOAT = np.finfo(np.float32)
+Online = Callable[[npt.NDArray[Any] | pa.Array], npt.NDArray[Any] | pa.Array]
+
 __all__ = ["FIRST", "NULL", "OPERATORS", "PADDING", "Fitted", "Operator", "OperatorError", "made", "online"]
 
 
@@ -39,15 +43,15 @@ def made(described: Mapping[str, Any]) -> Operator:
     return OPERATORS[described["op"]](**given)
 
 
-def online(field: Field, state: FittedState | None) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+def online(field: Field, state: FittedState | None) -> Online:
     """The operators left to the loader for this column, as a pure function of its stored values that gives a float or
-    an id for each.
+    an id for each, or of lists that gives lists of ids.
 
     `state` is the version's (`FeatureTable.state()`), which operators that learned something need."""
     steps: list[tuple[Operator, Any]] = []
     for described in field.online:
         kind = OPERATORS.get(str(described.get("op")))
-        if kind is None or not kind.online_too:  # a table is no program: it cannot name a function to be called
+        if kind is None or kind is Python:  # a table is no program: it cannot name a function to be called
             raise OperatorError(f"column {field.name!r}: {described.get('op')!r} is no operator for the loader")
         op = made(described)
         learned = None
@@ -56,14 +60,30 @@ def online(field: Field, state: FittedState | None) -> Callable[[npt.NDArray[Any
                 raise OperatorError(f"column {field.name!r}: {op.name} needs the table's fitted state")
             learned = op.prepare(state[described["state"]])
         steps.append((op, learned))
+    stored_as = None if field.nullable else np.dtype(steps[0][0].left_as)
 
-    (first, known), *others = steps
-    taken, given = np.dtype(first.left_as), np.dtype(np.int32 if field.role == "sparse" else np.float32)
+    def applied(column: pa.Array) -> pa.Array:
+        for number, (op, learned) in enumerate(steps):
+            whole = not number and stored_as == np.int64  # as `whole_numbers` made them: no text again
+            column = op.apply(column, learned) if whole else step(op, column, learned, {})
+        return column
 
-    def run(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        column = first.apply(pa.array(values.astype(taken, copy=False)), known)
-        for op, learned in others:
-            column = step(op, column, learned, {})
-        return np.asarray(column.to_numpy(zero_copy_only=False), given)
+    def run(values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
+        if not isinstance(values, pa.Array):
+            values = pa.array(values if stored_as is None else values.astype(stored_as, copy=False))
+        places = None
+        if pa.types.is_dictionary(values.type):  # each value once, and null
+            if len(values.dictionary) < len(values):
+                places = pc.fill_null(values.indices, len(values.dictionary))
+                values = pa.concat_arrays([values.dictionary, pa.nulls(1, values.dictionary.type)])
+            else:
+                values = values.dictionary_decode()
+        column = applied(values)
+        column = column if places is None else column.take(places)
+        if field.role == "id_list":
+            return column.cast(pa.list_(pa.int32()))
+        found = column.to_numpy(zero_copy_only=False)
+        return np.asarray(found, np.int32) if field.role == "sparse" else \
+            np.clip(np.asarray(found, np.float64), _FLOAT.min, _FLOAT.max).astype(np.float32)
 
     return run

@@ -52,10 +52,11 @@ class Operator(ABC):
     """Whether it turns a value that it cannot read into null: each job counts these values, see
     `sluice.etl.apply.unreadable`."""
     online_too: ClassVar[bool] = False
-    """Whether the loader may apply it instead of Spark; its column is then stored as numbers of a fixed size."""
+    """Whether numbers of a fixed size, none of them null, are all that it needs: what is left to the loader from it on
+    is stored so."""
     left_as: ClassVar[str] = "double"
-    """The type that a column of ids is stored as if this is the first operator that is left to the loader: `double`,
-    with NaN where a value is missing, or `int64`, as `whole_numbers` makes them."""
+    """The type that a column of ids is then stored as: `double`, with NaN where a value is missing, or `int64`, as
+    `whole_numbers` makes them."""
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
 _SPARK_TYPES = {"int8": "tinyint", "int32": "int", "int64": "bigint", "float": "float", "double": "double",
-                "string": "string", "binary": "binary", "list<element: int32>": "array<int>"}
+                "string": "string", "binary": "binary", "list<element: int32>": "array<int>",
+                "list<element: string>": "array<string>", "list<element: double>": "array<double>"}
 
 
 def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joins: Joins, *, rows: int,
@@ -38,7 +39,7 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
 
     spec = raw.spec
     schema = arrow_schema(spec.fields({}))
-    types = {f.name: f"`{f.name}` {_SPARK_TYPES[str(f.type)]} not null" for f in schema}
+    types = {f.name: f"`{f.name}` {_SPARK_TYPES[str(f.type)]}{'' if f.nullable else ' not null'}" for f in schema}
     columns = [*(kind for name, kind in types.items() if name not in joins.names), *joins.types]
     context = raw.spark.sparkContext
     order = [*(["_first"] if placement.sorted_by_value else []), "_key", *(["_row"] if placement.has_ties else [])]
@@ -66,15 +67,18 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
         placed = placed.withColumn("partition", sql.coalesce(sql.get(values, "_file"), sql.lit(NO_PARTITION)))
         folders.append("partition")
     placed = placed.sortWithinPartitions(*order).select(*[f"`{n}`" for n in schema.names], *folders)
-    placed.write.partitionBy(*folders).options(**parquet_options(spec.table.row_group_rows)).parquet(url)
+    placed.write.partitionBy(*folders).options(
+        **parquet_options(spec.table.row_group_rows, [f.name for f in schema if f.type == pa.string() and f.nullable])
+    ).parquet(url)
     shipped.unpersist()
     return look.bounds.sketches(look.gathered.value)
 
 
-def parquet_options(row_group_rows: int) -> dict[str, str]:
+def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str, str]:
     """Options for row groups of an exact size, in the codec and encoding that decode fastest, with a checksum for each
-    page."""
+    page. Columns of `texts` have a dictionary: the loader's operators then look at each value once."""
     return {
+        **{f"parquet.enable.dictionary#{name}": "true" for name in texts},
         "compression": "lz4_raw", "parquet.enable.dictionary": "false", "parquet.page.write-checksum.enabled": "true",
         "parquet.block.row.count.limit": str(row_group_rows), "parquet.block.size": str(2**31 - 1),
         # A failed task's output must not be visible: only the first algorithm ensures that.

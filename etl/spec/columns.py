@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from sluice.etl.common.suggest import nearest
 from sluice.etl.ops import OPERATORS, Fitted, Operator, OperatorError
+from sluice.etl.ops.base import LISTS
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.numeric import Fill, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian
@@ -37,6 +38,10 @@ class ColumnSpec:
     ops: tuple[Operator, ...] = ()
     online: int | None = None
     """The number of the first operator that is left to the loader; None: Spark applies all."""
+    left_as: str = ""
+    """Arrow's name of the type in which it is then stored."""
+    raw: bool = False
+    """Whether it is then stored as texts, numbers or lists in which nulls stay nulls."""
     width: int | None = None
 
     def state_key(self, number: int) -> str:
@@ -55,9 +60,7 @@ class ColumnSpec:
     @property
     def type(self) -> str:
         """Arrow's name of the type that is stored; for bags, of the type in which they are packed."""
-        if self.role == "sparse" and self.online is not None:
-            return self.ops[self.online].left_as
-        return ROLE_KINDS[self.role][1]
+        return self.left_as or ROLE_KINDS[self.role][1]
 
     @property
     def left_to_loader(self) -> tuple[dict[str, Any], ...]:
@@ -148,6 +151,7 @@ def _column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str])
     if role not in ROLE_KINDS:
         raise SpecError(f"{path}.role = {role!r}: unknown role{nearest(role, ROLE_KINDS)}")
     kind, ops, online = kinds[sources[0]] if len(sources) == 1 else "row", [], None
+    kinds_there: list[str] = []
     for number, entry in enumerate(value(raw, "ops", list, [], path)):
         here = f"{path}.ops[{number}]"
         op, is_online = operator(entry, here)
@@ -158,31 +162,61 @@ def _column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str])
             what = f"several columns ({', '.join(sources)})" if kind == "row" else kind
             raise SpecError(f"{here}: {op.name} takes {' or '.join(op.takes)}, but column {name!r} is {what} here")
         if is_online:
-            if role not in ("dense", "sparse") or not op.online_too:
-                raise SpecError(f"{here}.online: {op.name} in a {role} column cannot be left to the loader; only clip, "
-                                "log, boxcox, logit, standardise and min_max in dense and sparse columns can, and "
-                                "bucketize, quantiles and modulus in sparse ones")
+            _may_be_left(op, role, kind, sources, here)
             online = number if online is None else online
         elif online is not None:
             raise SpecError(f"{here}.online: {path}.ops[{online}] is left to the loader, so all after it must be too")
         ops.append(op)
+        kinds_there.append(kind)
         kind = given
-    _fits_its_role(name, role, kind, ops[:online], path)
+    left_as, as_is = ("", False) if online is None else _left_as(role, kinds_there[online], ops, online)
+    _fits_its_role(name, role, kind, ops if as_is else ops[:online], path)
     if sum(isinstance(op, Fitted) for op in ops) > MAX_LEVELS:
         raise SpecError(f"{path}.ops: at most {MAX_LEVELS} operators that learn can follow each other in a chain")
-    return ColumnSpec(name=name, sources=sources, role=role, ops=tuple(ops), online=online,
+    return ColumnSpec(name=name, sources=sources, role=role, ops=tuple(ops), online=online, left_as=left_as, raw=as_is,
                       width=_width(raw, role, path))
 
 
-def _fits_its_role(name: str, role: str, kind: str, before_loader: list[Operator], path: str) -> None:
+def _may_be_left(op: Operator, role: str, kind: str, sources: tuple[str, ...], here: str) -> None:
+    if role not in ("dense", "sparse", "id_list"):
+        raise SpecError(f"{here}.online: a {role} column cannot be left to the loader; dense, sparse and id_list ones "
+                        "can")
+    if kind == "row":
+        raise SpecError(f"{here}.online: {op.name} takes several columns ({', '.join(sources)}), and one is stored; "
+                        "apply it in the ETL, or as a [[transform]] over columns that are")
+    if isinstance(op, Python):
+        raise SpecError(f"{here}.online: python cannot be left to the loader; name {op.function!r} as the function of "
+                        "a [[transform]]")
+    if op.needs:
+        raise SpecError(f"{here}.online: {op.name} must know a row's {' and '.join(op.needs)}, which the ETL alone "
+                        "does")
+
+
+def _left_as(role: str, kind: str, ops: list[Operator], online: int) -> tuple[str, bool]:
+    """The type in which a column of that kind is stored for its operators from `online` on, and whether nulls stay."""
+    if role != "id_list" and all(op.online_too for op in ops[online:]):
+        if role == "sparse":
+            return ops[online].left_as, False
+        if _filled(ops[:online]):
+            return ROLE_KINDS[role][1], False
+    number = follow(ops[online], kind) is not None and "number" in ops[online].takes
+    if kind in LISTS.values():
+        return ("list<double>" if kind == "numbers" else "list<string>"), True
+    return ("double" if kind == "number" and number else "string"), True
+
+
+def _filled(ops: list[Operator]) -> bool:
+    return any(isinstance(op, (*_FILLS, Missing, OneHot)) or not op.may_be_null for op in ops)
+
+
+def _fits_its_role(name: str, role: str, kind: str, until_stored: list[Operator], path: str) -> None:
     wanted = ROLE_KINDS[role][0]
     if kind != wanted:
         hint = {"id": "add categorify or hash", "ids": "add split and categorify or hash",
                 "text": "leave them out"}.get(wanted, "add an operator that gives numbers")
         raise SpecError(f"{path}: column {name!r} has role {role!r}, which needs {wanted}, but its operators end in "
                         f"{kind}; {hint}")
-    filled = any(isinstance(op, (*_FILLS, Missing, OneHot)) or not op.may_be_null for op in before_loader)
-    if role in ("dense", "weight") and not filled:
+    if role in ("dense", "weight") and not _filled(until_stored):
         raise SpecError(f"{path}: column {name!r} may have nulls, which a {role} column cannot store; add "
                         '{op = "fill"}')
 

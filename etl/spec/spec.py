@@ -238,10 +238,13 @@ class Spec:
 
     def _field(self, c: ColumnSpec, cardinality: int | None, bag: tuple[int, float, int] | None) -> Field:
         kind, layout = c.type, "scalar"
-        if c.role == "id_list":
+        if c.raw:
+            layout = "list" if kind.startswith("list<") else layout
+        elif c.role == "id_list":
             kind, layout = ("list<int32>", "list") if self.table.plain_lists else (kind, "bytes")
         return Field(name=c.name, role=c.role, type=kind, layout=layout, width=c.width, cardinality=cardinality,
-                     bag=bag, online=c.left_to_loader, inputs=() if c.sources == (c.name,) else c.sources)
+                     bag=bag, online=c.left_to_loader, inputs=() if c.sources == (c.name,) else c.sources,
+                     nullable=c.raw)
 
 
 def _spec(raw: dict[str, Any], text: str) -> Spec:

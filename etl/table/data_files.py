@@ -30,7 +30,7 @@ def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
     for f in fields:
         about = {"role": f.role, "layout": f.layout, "width": f.width, "online": list(f.online),
                  "inputs": list(f.inputs)}
-        columns.append(pa.field(f.name, _arrow_type(f.type), nullable=False,
+        columns.append(pa.field(f.name, _arrow_type(f.type), nullable=f.nullable,
                                 metadata={METADATA_KEY: json.dumps(about, sort_keys=True).encode()}))
     return pa.schema(columns)
 

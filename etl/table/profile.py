@@ -19,9 +19,11 @@ import pyarrow.parquet as pq
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.ops.base import FIRST, NO_NUMBER, NULL
+from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.schema import Field
 
 _TOP = 16
+_TEXT_BINS = 64
 _LEAST = 1e-4  # a share below it counts as this much: an empty bin would make the index infinite
 
 
@@ -64,6 +66,8 @@ class Profile:
 
 def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    if f.nullable:
+        return _as_read(values)
     if f.role == "id_list":
         if f.layout == "bytes":
             lengths = pa.compute.binary_length(values).to_numpy() // 4
@@ -80,6 +84,19 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
     if f.role == "sparse":
         return _left(numbers) if f.online else _ids(numbers, buckets)
     return _numbers(numbers.astype(np.float64))
+
+
+def _as_read(values: pa.Array) -> dict[str, Any]:
+    """Counts texts or numbers, or lists of them, of which the loader makes features: texts in bins by their hash."""
+    if pa.types.is_list(values.type):
+        lengths = pa.compute.fill_null(pa.compute.list_value_length(values), 0).to_numpy()
+        bag = [int(lengths.min(initial=2**31 - 1)), int(lengths.max(initial=0)), len(lengths)]
+        return {"bag": bag, **_as_read(pa.compute.list_flatten(values))}
+    if not pa.types.is_string(values.type):
+        return _left(values.to_numpy(zero_copy_only=False))
+    nulls = values.null_count
+    bins = _counted((hash_texts(values.drop_null()) % np.uint64(_TEXT_BINS)).astype(np.int64))
+    return {"rows": len(values), "nulls": nulls, "bins": bins | ({"null": nulls} if nulls else {})}
 
 
 def _left(numbers: npt.NDArray[Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class FeatureTable:
         fields = tuple(_field(f, newest, records.values()) for f in schema if METADATA_KEY in (f.metadata or {}))
         if not fields:
             raise TableError(f"{uri}: a Delta table, but not one that etl/job.py wrote: no column has a role")
-        in_files = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=False) for f in fields])
+        in_files = pa.schema([pa.field(f.name, schema.field(f.name).type, nullable=f.nullable) for f in fields])
         found = cls(store.uri, delta.version(), fields, files, in_files, records, Permission.of(allow_code))
         return found.transformed((*found._spec_transforms(), *short_transforms(transforms)))
 
@@ -212,7 +212,7 @@ def _type_name(kind: pa.DataType) -> str:
 def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) -> Field:
     about = json.loads(f.metadata[METADATA_KEY])
     return Field(name=f.name, role=about["role"], type=_type_name(f.type), layout=about["layout"], width=about["width"],
-                 online=tuple(about["online"]), inputs=tuple(about["inputs"]),
+                 online=tuple(about["online"]), inputs=tuple(about["inputs"]), nullable=f.nullable,
                  cardinality=newest.cardinalities.get(f.name) if newest else None,
                  bag=_bag([(r.bags[f.name], r.rows) for r in records if f.name in r.bags]))
 

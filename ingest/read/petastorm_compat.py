@@ -81,14 +81,15 @@ class Dataset:
 
 
 def _known(schema: pa.Schema) -> pa.Schema:
-    """The schema in terms that Petastorm knows: it has no name for bytes (on today's numpy), for whole numbers without
-    a sign, for half floats and for large lists. What is read has the file's own types."""
+    """The schema in terms that Petastorm knows: it has no name for bytes and texts (on today's numpy), for whole
+    numbers without a sign, for half floats and for large lists. What is read has the file's own types."""
     return pa.schema([f.with_type(_known_type(f.type)) for f in schema])
 
 
 def _known_type(kind: pa.DataType) -> pa.DataType:
-    lists = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_list, pa.types.is_large_list)
-    if any(is_one(kind) for is_one in lists):
+    unknown = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_list, pa.types.is_large_list,
+               pa.types.is_string)
+    if any(is_one(kind) for is_one in unknown):
         return pa.list_(pa.int32())
     if pa.types.is_unsigned_integer(kind):
         return pa.int64()

@@ -71,7 +71,8 @@ class RowGroupReader:
         self._stored = self._schema()
         self.schema = self._stored if hashed is None else hashed.schema(self._stored)
         """The schema of what `read` returns."""
-        self._dictionaries = None if hashed is None else hashed.repeated(self._stored, self._footer(0))
+        texts = [f.name for f in self._stored if pa.types.is_string(f.type)]  # each value is then worked on once
+        self._dictionaries = texts if hashed is None else hashed.repeated(self._stored, self._footer(0))
         self.decoding = self._decoding(bags or {})
         self._usual: pa.Schema | None = None  # the schema of a row group whose columns were checked
 

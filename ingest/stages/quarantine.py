@@ -107,6 +107,8 @@ def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[A
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.array([[]] * rows, kind)
+    if pa.types.is_string(kind):
+        return pa.nulls(rows, kind)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([b""] * rows, kind)
     return pa.array([False if pa.types.is_boolean(kind) else 0] * rows, pa.int8()).cast(kind)

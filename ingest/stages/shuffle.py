@@ -27,7 +27,7 @@ from sluice.ingest.stages.scatter_kernel import CONVERTED, PLACE, WORDS, Address
 
 CHUNK_ROWS = 65536
 _AS_THEY_LIE = np.empty(0, np.uint64)
-Convert = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+Convert = Callable[[npt.NDArray[Any] | pa.Array], npt.NDArray[Any] | pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +151,9 @@ class Gatherer:
     """One worker of the shuffle stage: it moves rows from decoded columns to their places in batches."""
 
     def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str],
-                 ids: Mapping[str, Convert]):
-        """`ids` maps columns to the functions that make their ids from what is stored."""
-        self._plan, self._columns, self._chunks, self._describe, self._ids = plan, columns, chunks, describe, ids
+                 made: Mapping[str, Convert]):
+        """`made` maps columns to the functions that make their values from what is stored."""
+        self._plan, self._columns, self._chunks, self._describe, self._functions = plan, columns, chunks, describe, made
         self._layout: ColumnAddresses | None = None
         every = [(name, kind) for names, kind in ((columns.floats, np.float32), (columns.scalars, np.int32))
                  for name in names]
@@ -242,11 +242,13 @@ class Gatherer:
         found = []
         for piece in pieces:
             column = piece.decoded.table.column(name)
-            if column.null_count:
-                column = self._filled(name, piece, column)
-            array = column.slice(piece.start, piece.stop - piece.start).to_numpy()
-            if name in self._ids:
-                array = self._made(name, piece, array)
+            part = column.slice(piece.start, piece.stop - piece.start)
+            if name in self._functions:
+                array = np.concatenate([self._made(name, piece, chunk) for chunk in part.chunks])
+            else:
+                if column.null_count:
+                    part = self._filled(name, piece, part)
+                array = part.to_numpy()
             try:
                 found.append(numbers(array, dtype))
             except ValueRefused as refused:
@@ -254,10 +256,10 @@ class Gatherer:
                                   f"{name!r} holds {refused}") from None
         return found
 
-    def _made(self, name: str, piece: WindowPiece, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The ids that operators make, perhaps a user's."""
+    def _made(self, name: str, piece: WindowPiece, array: pa.Array) -> Any:
+        """What operators make of a column's values."""
         try:
-            return self._ids[name](array)
+            return self._functions[name](array)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise ColumnError(f"{self._describe(piece.decoded.task.read)}, rows {piece.start} to {piece.stop}: the "
                               f"operators of column {name!r} failed: {type(error).__name__}: {error}") from error
@@ -277,7 +279,7 @@ class Gatherer:
     # ---- bags
 
     def _bags(self, name: str, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.int64] | None) -> Bags:
-        arrays = [chunk for piece in pieces
+        arrays = [self._made(name, piece, chunk) if name in self._functions else chunk for piece in pieces
                   for chunk in piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start).chunks]
         try:
             return shuffled(arrays, order, self._chunks.buffers)

@@ -1,7 +1,7 @@
 """Applies the operators that a table leaves to the loader, and measures their cost column by column.
 
-Those that give ids work where rows are moved into batches, which have room for ids alone; those that give numbers work
-on batches.
+Those of numbers that are stored as a batch holds them work on batches. All others work where rows are moved into
+batches, which have room for what they give alone.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SAMPLES: Mapping[str, npt.NDArray[Any]] = {
     "int64": np.arange(_SAMPLE_ROWS) * 0x1E3779B97F4A7,
 }
 _CODEC = "lz4_raw"  # the codec that tables are written with
-Function = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+Function = ops.Online
 
 
 class Operators:
-    """The operators as a function over a batch's dense columns, and `ids`: functions over what is stored of each column
-    of ids. `costs` says what each column took so far. All may be called from any thread."""
+    """The operators as a function over a batch's dense columns, and `stored`: functions over what is stored of each
+    other column. `costs` says what each column took so far. All may be called from any thread."""
 
     def __init__(self, fields: Sequence[Field], state: Any, spec: str = "",
                  clock: Callable[[], float] = time.thread_time):
@@ -43,12 +43,12 @@ class Operators:
         online = [f for f in fields if f.online]
         self._fields, self._state, self._spec = fields, state, spec
         self._functions = {f.name: ops.online(f, state) for f in online}
-        self._stages = {f.name: SHUFFLE.name if f.role == "sparse" else ONLINE for f in online}
+        self._stages = {f.name: ONLINE if f.role == "dense" and not f.nullable else SHUFFLE.name for f in online}
         self._chains = {f.name: "+".join(str(step["op"]) for step in f.online) for f in online}
         self.chains: Mapping[str, str] = {n: c for n, c in self._chains.items() if self._stages[n] == ONLINE}
-        """The names of the operators of each dense column."""
-        self.ids: Mapping[str, Function] = {name: partial(self._ids_of, name) for name in self._chains
-                                            if name not in self.chains}
+        """The names of the operators of each column that is worked on in batches."""
+        self.stored: Mapping[str, Function] = {name: partial(self._of_stored, name) for name in self._chains
+                                               if name not in self.chains}
         self._clock, self._lock = clock, threading.Lock()
         self._cpu_s = dict.fromkeys(self._chains, 0.0)
         self._rows = dict.fromkeys(self._chains, 0)
@@ -63,13 +63,14 @@ class Operators:
             self._charge(name, marks[number + 1] - marks[number], arrays[name], made[name])
         return made
 
-    def _ids_of(self, name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _of_stored(self, name: str, values: npt.NDArray[Any] | pa.Array) -> npt.NDArray[Any] | pa.Array:
         began = self._clock()
         made = self._functions[name](values)
         self._charge(name, self._clock() - began, values, made)
         return made
 
-    def _charge(self, name: str, cpu_s: float, values: npt.NDArray[Any], made: npt.NDArray[Any]) -> None:
+    def _charge(self, name: str, cpu_s: float, values: npt.NDArray[Any] | pa.Array, made: npt.NDArray[Any] | pa.Array
+                ) -> None:
         with self._lock:
             self._rows[name] += len(made)
             self._cpu_s[name] += cpu_s
@@ -98,7 +99,7 @@ class Operators:
             number = next((n for n in range(len(column.ops)) if all(op.online_too for op in column.ops[n:])), None)
             if column.name not in kinds or number is None or (self._state is None and column.fitted):
                 continue
-            left = replace(column, online=number)
+            left = replace(column, online=number, left_as=column.ops[number].left_as if column.role == "sparse" else "")
             steps = left.left_to_loader
             function = ops.online(Field(name=left.name, role=left.role, type=left.type, online=steps), self._state)
             values = _SAMPLES[left.type]
@@ -113,7 +114,13 @@ class Operators:
         return found
 
 
-def _stored(values: npt.NDArray[Any]) -> float:
+def _stored(values: npt.NDArray[Any] | pa.Array) -> float:
     """The bytes that a value takes in a file, estimated from a few of them."""
+    if isinstance(values, pa.Array):
+        some = values.slice(0, _SAMPLE_ROWS)
+        if pa.types.is_dictionary(some.type):
+            some = some.dictionary_decode()
+        buffers = pa.concat_arrays([some]).buffers()  # of the slice alone
+        return sum(len(pa.compress(one, _CODEC, asbytes=True)) for one in buffers if one) / max(1, len(some))
     some = np.ascontiguousarray(values[:_SAMPLE_ROWS])
     return len(pa.compress(some.tobytes(), _CODEC, asbytes=True)) / max(1, len(some))

@@ -437,15 +437,16 @@ def test_what_is_left_to_the_loader_is_one_pure_function():
 NEEDED = {"clip": {"low": 0.0}, "hash": {"size": 3}, "cross": {"size": 3}, "modulus": {"size": 3},
           "boxcox": {"power": 1.0}, "bucketize": {"boundaries": (1.0,)}, "quantiles": {"buckets": 3},
           "one_hot": {"values": ("a",)}, "vocabulary": {"values": ("a",)}, "map": {"values": ("a",), "to": ("b",)},
-          "first_x": {"size": 1},
+          "first_x": {"size": 1}, "lookup": {"width": 3},
           "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"}}
 EMPTY = {"text": pa.string(), "number": pa.float64(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64()),
-         "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}
+         "id": pa.int32(), "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_every_operator_takes_an_empty_column_learns_from_none_and_says_what_it_is(name):
-    op = OPERATORS[name](**NEEDED.get(name, {}))
+def test_every_operator_takes_an_empty_column_learns_from_none_and_says_what_it_is(name, tmp_path):
+    np.save(tmp_path / "v.npy", np.zeros((2, 3)))
+    op = OPERATORS[name](**NEEDED.get(name, {}), **({"file": str(tmp_path / "v.npy")} if name == "lookup" else {}))
     kind = EMPTY["number" if name == "python" else op.takes[0]]
     column = pa.array([], pa.struct([("a", EMPTY["texts"]), ("b", EMPTY["texts"])]) if name == "overlap" else kind)
     if op.needs:

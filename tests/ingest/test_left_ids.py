@@ -61,7 +61,7 @@ def test_costs_are_told_of_either_side(tables):
     with BatchLoader(left, batch_size=80, reader="arrow") as loader:
         assert loader.operators.costs() == []
         assert loader.operators.chains == {"I2": "clip+log", "I5": "standardise"}
-        assert loader.operators.ids.keys() == {*left_ids.LEFT}
+        assert loader.operators.stored.keys() == {*left_ids.LEFT}
         rows = sum(b.rows for b in loader)
         costs = {c["column"]: c for c in loader.operators.costs()}
         assert not {o["column"] for o in loader.operators.others()} & {*left_ids.LEFT}

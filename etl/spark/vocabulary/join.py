@@ -84,7 +84,8 @@ class Joins:
     @classmethod
     def of(cls, spec: Spec, keys: Sequence[str], head: int) -> Joins:
         cells = [Cell(column, number, _kind(spec, column, number) in ELEMENTS) for column in spec.columns
-                 for key, _, number in column.fitted if key in keys]
+                 for key, _, number in column.fitted
+                 if key in keys and (column.online is None or number < column.online)]
         return cls(spec, tuple(cells), head)
 
     @property

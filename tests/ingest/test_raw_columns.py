@@ -1,0 +1,197 @@
+"""Any operator left to the loader: the table holds texts and raw numbers, and batches are as if the ETL had applied it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from benchmarks import online_operators
+from sluice.dlrm.serving.served_model import online_of
+from sluice.etl.apply.features import Features
+from sluice.etl.show import describe_table
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import Loader
+from sluice.ingest.stages.quarantine import ErrorPolicy
+from tests.dlrm import clicks_table
+
+COLUMNS = {**clicks_table.COLUMNS, "words": "text", "at": "text", "price": "float"}
+FEATURES = clicks_table.FEATURES.replace(", online = true", "") + """
+[[column]]
+name = "words"
+role = "id_list"
+ops = [{op = "split", separator = " "}, {op = "ngram"}, {op = "hash", size = 90}]
+[[column]]
+name = "first_tags"
+from = "tags"
+role = "id_list"
+ops = [{op = "first_x", size = 1}, {op = "vocabulary", values = ["t0", "t7"], oov = 3}]
+[[column]]
+name = "tag_count"
+from = "tags"
+role = "dense"
+ops = [{op = "bag"}, {op = "fill"}]
+[[column]]
+name = "price_id"
+from = "price"
+role = "sparse"
+ops = [{op = "hash", size = 70}]
+[[column]]
+name = "I1_id"
+from = "I1"
+role = "sparse"
+ops = [{op = "fill", value = 3}, {op = "quantiles", buckets = 5}]
+[[column]]
+name = "renamed"
+from = "C9"
+role = "sparse"
+ops = [{op = "map", values = ["00000001"], to = [""]}, {op = "categorify", min_count = 3, oov = 2}]
+[[column]]
+name = "seen"
+from = "C5"
+role = "dense"
+ops = [{op = "count"}, {op = "fill"}, {op = "logit"}]
+[[column]]
+name = "price"
+role = "dense"
+ops = [{op = "fill_median", indicator = true}, {op = "boxcox", power = 0.3}]
+[[column]]
+name = "hour"
+from = "at"
+role = "sparse"
+ops = [{op = "parse_time"}, {op = "hour"}, {op = "bucketize", boundaries = [6, 12, 18]}]
+[[column]]
+name = "kind"
+from = "C1"
+role = "dense"
+ops = [{op = "one_hot", values = ["00000000", "00000001"]}]
+"""
+LEFT = re.sub(r"\{op = ([^}]*)\}", r"{op = \1, online = true}", FEATURES)
+ROWS, BATCH = 2500, 160
+
+
+def raw_rows() -> pa.Table:
+    raw, random = clicks_table.raw_rows(ROWS), np.random.default_rng(3)
+    words = [" ".join(f"w{n}" for n in random.integers(0, 9, count)) for count in random.integers(0, 5, ROWS)]
+    times = [f"2024-01-{1 + n % 28:02} {n % 24:02}:00:00" if n % 9 else "never" for n in range(ROWS)]
+    prices = [None if n % 11 == 0 else float("nan") if n % 17 == 0 else n / 7 for n in range(ROWS)]
+    return (raw.append_column("words", pa.array([None if n % 13 == 0 else w for n, w in enumerate(words)], pa.string()))
+            .append_column("at", pa.array(times)).append_column("price", pa.array(prices, pa.float64())))
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory) -> tuple[FeatureTable, FeatureTable]:
+    """One whose operators the ETL applied, and one that leaves them all to the loader."""
+    folder, raw = tmp_path_factory.mktemp("raw"), raw_rows()
+    return (clicks_table.write(folder / "etl", raw, text=clicks_table.spec_text(COLUMNS, FEATURES)),
+            clicks_table.write(folder / "left", raw, text=clicks_table.spec_text(COLUMNS, LEFT)))
+
+
+def test_batches_and_order_hash_are_the_same(tables):
+    found = []
+    for table in tables:
+        with Loader(table, batch_size=BATCH, last="pad") as loader:
+            found.append(([(b.dense.clone(), b.values.clone(), b.lengths.clone(), b.label.clone()) for b in loader],
+                          loader.order_hash, loader.cardinalities))
+    (want, order, sizes), (got, same, theirs) = found
+    assert (order, sizes) == (same, theirs)
+    for one, other in zip(want, got, strict=True):
+        for a, b in zip(one, other, strict=True):
+            torch.testing.assert_close(b, a, rtol=0, atol=0, equal_nan=True)
+
+
+def test_texts_and_numbers_are_stored_as_they_were_read(tables):
+    etl, left = tables
+    types = {f.name: (f.type, f.nullable) for f in left.fields}
+    assert types["C1"] == types["words"] == types["price_id"] == types["hour"] == ("string", True)
+    assert types["I1"] == types["price"] == ("double", True)
+    assert types["tags"] == ("list<string>", True)
+    assert types["label"] == ("int8", False)
+    raw, stored = raw_rows(), pq.read_table(left.files_of("train")[0].path)
+    for name in ("C1", "words", "at", "tags"):
+        column = "hour" if name == "at" else name
+        assert stored[column].to_pylist() == raw[name].slice(0, len(stored)).to_pylist()
+    assert left.check() == etl.check() == []
+    assert left.fingerprint.vocabulary == etl.fingerprint.vocabulary
+    assert left.record.profile["C14"]["nulls"] == etl.record.profile["C14"]["nulls"]
+    assert "categorify" in str(left.fields[5].online)
+    assert describe_table(left)
+
+
+def test_a_server_applies_them_as_the_loader_does(tables):
+    etl, left = tables
+    raw = {name: raw_rows()[name].combine_chunks() for name in COLUMNS if name != "label"}
+    want = Features(etl.spec(), etl.state()).inputs(raw)
+    made, online = Features(left.spec(), left.state()).inputs(raw), online_of(left, left.state())
+    assert want.keys() - online.keys() == {"price_missing"}  # a fill's second column: the ETL makes it
+    for name in online:
+        values, got = want[name], online[name](made[name])
+        if pa.types.is_list(values.type):
+            assert got.to_pylist() == values.to_pylist()
+        else:
+            np.testing.assert_array_equal(got, values.to_numpy(zero_copy_only=False))
+
+
+def test_each_value_of_a_dictionary_is_worked_on_once(tables):
+    left = tables[1]
+    run = online_of(left, left.state())["C5"]
+    texts = pa.array(["b", None, "a", "b"] * 50)
+    for values in (texts, texts.dictionary_encode(), pa.array(["x", "y", None]).dictionary_encode().slice(1)):
+        plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+        np.testing.assert_array_equal(run(values), run(plain))
+    assert run(texts)[1] == 1
+
+
+def test_costs_are_told_of_each_column(tables):
+    with Loader(tables[1], batch_size=BATCH, reader="arrow") as loader:
+        assert loader.operators.chains == {}
+        for _ in loader:
+            pass
+        costs = {c["column"]: c for c in loader.operators.costs()}
+    assert {c["stage"] for c in costs.values()} == {"shuffle"}
+    assert costs.keys() == {f.name for f in tables[1].fields if f.online}
+    assert all(c["bytes_before"] > 0 for c in costs.values())
+
+
+def test_a_row_group_that_cannot_be_read_is_set_aside(tables, tmp_path):
+    path = Path(tables[1].files_of("train")[0].path)
+    whole = path.read_bytes()
+    try:
+        path.write_bytes(whole[:2000] + bytes(64) + whole[2064:])
+        with Loader(tables[1], batch_size=BATCH, errors=ErrorPolicy(on_error="quarantine", max_rate=1.0),
+                    reader="arrow", quarantine=tmp_path / "q.jsonl") as loader:
+            kept = sum(int((b.weight > 0).sum()) for b in loader)
+            assert loader.quarantined["rows_set_aside"] == 512
+        assert 0 < kept < 2000
+    finally:
+        path.write_bytes(whole)
+
+
+def test_the_raw_spec_of_criteo_differs_in_nothing_but_who_applies(repo):
+    etl, left = (Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "criteo_raw"))
+    assert [(c.name, c.ops, c.role, c.width) for c in left.columns] == [
+        (c.name, c.ops, c.role, c.width) for c in etl.columns]
+    assert {c.online for c in left.columns if c.role != "label"} == {0}
+    assert left.table == etl.table
+    assert left.chains == etl.chains
+    assert {c.role: c.type for c in left.columns} == {"label": "int8", "dense": "double", "sparse": "string"}
+
+
+def test_the_benchmark_takes_turns_and_says_what_each_column_costs(tables):
+    found = online_operators.measured({"etl": tables[0], "loader": tables[1]}, 2,
+                                      Knobs(workers={"read": 1, "shuffle": 1}))
+    assert found["ns_a_row"].keys() == {f.name for f in tables[1].fields if f.online}
+    assert found["operators_us_a_row"] == pytest.approx(sum(found["ns_a_row"].values()) / 1000, rel=0.01)
+    assert found["loader"]["rows_per_s"] > 0
+    test = tuple(replace(f, split="train") for f in tables[1].files_of("test"))
+    with pytest.raises(RuntimeError, match="the tables differ"):
+        online_operators.measured({"etl": tables[0], "loader": replace(tables[1], files=test)}, 1, Knobs())
