@@ -1,4 +1,4 @@
-"""Turns raw logs into a new version of a feature table, with Spark: a program for spark-submit."""
+"""Turns raw logs into a new version of a feature table: a program for spark-submit, and for `sluice etl`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _EXAMPLES = r"""examples:
   spark-submit --properties-file spark-defaults.conf etl/job.py --spec features/criteo.toml \
       --input 'logs/day_*.tsv' --output table
   … --input logs/day_7.tsv --output table --mode append
+  sluice etl --spec features/criteo.toml --input 'logs/day_*.tsv' --output table
 
 The last line on standard output is JSON: rows_in, rows_out, rejected, version, fingerprint, files, seconds.
 Exit code: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
@@ -49,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
                     "that fails\nor is stopped leaves readers with the version they had.")
     described.add_argument("--spec", required=True, help="feature spec, a TOML file")
     described.add_argument("--input", required=True, nargs="+", metavar="PATH",
-                           help="files, folders or globs, any URI that Spark reads")
+                           help="files, folders or globs, any URI that the engine reads")
     described.add_argument("--output", required=True, metavar="TABLE", help="the table's folder or URI")
     described.add_argument("--mode", choices=("create", "append", "overwrite"), default="create",
                            help="create a table, append to it, or overwrite it (default: %(default)s)")
@@ -76,6 +77,10 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--worker-memory", type=_mebibytes, default=256, metavar="MIB",
                            help="what a Python worker may hold of what was learned (default: %(default)s); larger "
                                 "vocabularies are joined with the rows instead, and the driver collects fewer of them")
+    described.add_argument("--engine", choices=("local", "spark"),
+                           help="what does the work: Spark, as always in spark-submit, or this machine's own threads, "
+                                "which make the same table without Java, but cannot join rows with other rows "
+                                "(default: local where the spec allows it and no cluster is configured)")
     described.add_argument("--explain", action="store_true",
                            help="say what would be done, and do nothing: columns, operators, passes, joins, memory")
     return described
@@ -94,13 +99,11 @@ def _mebibytes(text: str) -> int:
 
 
 def main(argv: list[str]) -> dict[str, Any]:
+    from sluice.etl.engines import choose, opened
+    from sluice.etl.jobs.job_run import Job
+    from sluice.etl.jobs.progress import JobProgress
     from sluice.etl.show import aligned
-    from sluice.etl.spark.errors import clearly
     from sluice.etl.spark.explain import explain
-    from sluice.etl.spark.job_run import Job
-    from sluice.etl.spark.progress import JobProgress
-    from sluice.etl.spark.read_input import check_paths
-    from sluice.etl.spark.session import open_session
     from sluice.etl.spec.spec import Spec
     from sluice.etl.table.store import TableStore
 
@@ -110,19 +113,14 @@ def main(argv: list[str]) -> dict[str, Any]:
               update_state=args.update_state, refit=args.refit, accept_nulls=tuple(args.accept_nulls),
               split_moved=args.split_moved,
               worker_bytes=args.worker_memory * 2**20)
+    engine = choose(args.engine, job.spec, argv, progress.say)
     if args.explain:
-        lines, about = explain(job)
+        lines, about = explain(job, engine)
         for line in lines:
             progress.say(line)
         return about
-    check_paths(job.inputs)
-    with progress.stage("starting Spark"):
-        spark = open_session("sluice-etl")
-    try:
-        with clearly():
-            result = job.run(spark, progress)
-    finally:
-        spark.stop()
+    with opened(engine, job, progress) as work:
+        result = job.run(work)
     seconds = round(time.monotonic() - start, 1)
     progress.say(f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
                  f"{seconds} s")
@@ -144,11 +142,11 @@ def program() -> NoReturn:
               "--conf spark.pyspark.python=.venv/bin/python", file=sys.stderr)
         sys.exit(2)
     from sluice.etl.common.program import run
-    from sluice.etl.spark.errors import SparkFailure
+    from sluice.etl.jobs.engine import JobFailure
     from sluice.etl.table.commit import CommitConflict
 
     # What the spec says wrongly of an operator is a SpecError; the others come from a function while it works.
-    run(main, failures=(SparkFailure, CommitConflict))
+    run(main, failures=(JobFailure, CommitConflict))
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def test_what_the_user_allows_runs_and_nothing_else(hostile, ran, tmp_path):
 
 
 def test_a_job_on_a_spec_that_came_with_a_table_is_refused_before_any_work(hostile, ran):
-    from sluice.etl.spark.job_run import Job
+    from sluice.etl.jobs.job_run import Job
     from sluice.etl.table.store import TableStore
 
     stored = FeatureTable.open(hostile / "table").spec()

@@ -15,10 +15,11 @@ import pytest
 from deltalake import write_deltalake
 
 from sluice.etl.apply.features import FileAssignment, row_keys
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.ops.hashing import hash_texts
-from sluice.etl.spark.job_run import Job
-from sluice.etl.spark.progress import JobProgress
-from sluice.etl.spark.read_input import InputError
+from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.rejects import check_rejects
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
@@ -79,7 +80,7 @@ class Quiet:
 
 def run(spark, output, *inputs, text=TEXT, **options):
     job = Job(spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
-    return job.run(spark, JobProgress(Quiet()))
+    return job.run(SparkEngine(spark, job, JobProgress(Quiet())))
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +299,7 @@ def test_a_job_that_was_overtaken_publishes_nothing(spark, raw, tmp_path):
     job = Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=TableStore(tmp_path / "t"), mode="overwrite")
     overtaking = small_table(tmp_path / "t", rows=200, mode="append", first=300)
     with pytest.raises(CommitConflict, match="another job published version 1"):
-        job.run(spark, JobProgress(Quiet()))
+        job.run(SparkEngine(spark, job, JobProgress(Quiet())))
     assert FeatureTable.open(tmp_path / "t").files == overtaking.files
 
 
@@ -308,7 +309,7 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(spark, raw,
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sluice.etl.spark.job_run.describe", full)
+    monkeypatch.setattr("sluice.etl.jobs.job_run.describe", full)
     with pytest.raises(OSError, match="No space left"):
         run(spark, tmp_path / "t", raw, mode="overwrite")
     table = FeatureTable.open(tmp_path / "t")

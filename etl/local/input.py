@@ -1,0 +1,93 @@
+"""A job's input on this machine: `LocalInput`, its files, what is refused of them, and the pieces that threads take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.apply.input_checks import HEAD, TAIL, fault, files_of_delta, refuse_faults, refuse_header
+from sluice.etl.common.errors import InputError
+from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
+from sluice.etl.local.pieces import Piece, first_line, pieces_of
+from sluice.etl.local.places import InputFile, files_of
+from sluice.etl.local.threads import Threads
+from sluice.etl.spec.spec import Input
+
+
+class LocalInput:
+    def __init__(self, source: Input, paths: tuple[str, ...], threads: Threads) -> None:
+        self._source, self._threads, self._named = source, threads, ", ".join(paths)
+        self._constants: dict[str, dict[str, Any]] = {}
+        if source.format == "delta":
+            paths = tuple(file for path in paths for file in self._of_delta(path))
+            if not paths:
+                raise InputError(f"{self._named}: holds no rows")
+        self._files = files_of(paths)
+        self._groups: list[RowGroups] = []
+
+    def _of_delta(self, path: str) -> list[str]:
+        """The files of a Delta table; what its log alone says of their rows is kept."""
+        from deltalake import DeltaTable
+
+        found, table = files_of_delta(path), DeltaTable(path)
+        for added in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+            values = {name[10:]: value for name, value in added.items() if name.startswith("partition.")}
+            for name, value in values.items():
+                if isinstance(value, str) and name in self._source.columns and _is_number(value):
+                    raise InputError(f"{path}: partition {name!r} holds {value!r}, a number as text, which the local "
+                                     "engine does not read as Spark does; run it with --engine spark")
+            self._constants[next(file for file in found if file.endswith(added["path"]))] = values
+        return found
+
+    @property
+    def has_columns(self) -> bool:
+        return self._source.format in ("parquet", "delta")
+
+    @property
+    def size(self) -> int:
+        """The bytes of all pieces, or their rows."""
+        return sum(group.size for group in self._groups) if self.has_columns else sum(f.size for f in self._files)
+
+    def pieces(self) -> Iterator[Piece | RowGroups]:
+        return iter(self._groups) if self.has_columns else pieces_of(self._files)
+
+    def check(self) -> None:
+        """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
+        that is compressed and not whole."""
+        if self.has_columns:
+            schemas = dict(zip([f.name for f in self._files], self._threads.over(_schema, self._files), strict=True))
+            check_columns(self._named, schemas, self._source,
+                          [name for values in self._constants.values() for name in values])
+            self._groups = list(row_groups_of(self._files, self._source, self._constants))
+            return
+        packed = [file for file in self._files if file.name.endswith((".gz", ".bz2"))]
+        refuse_faults(zip([f.name for f in packed], self._threads.over(_fault, packed), strict=True))
+        if self._source.header:
+            for file, line in zip(self._files, self._threads.over(first_line, self._files), strict=True):
+                refuse_header(file.name, line, self._source)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _schema(file: InputFile) -> pa.Schema:
+    with file.open() as stream:
+        try:
+            return pq.read_schema(stream)
+        except pa.ArrowInvalid as error:
+            raise InputError(f"{file.name}: cannot be read ({error})") from None
+
+
+def _fault(file: InputFile) -> str | None:
+    with file.open() as stream:
+        head = stream.read(min(file.size, HEAD))
+        stream.seek(max(0, file.size - TAIL))
+        return fault(file.name, head, stream.read(TAIL))

@@ -1,0 +1,93 @@
+"""The rows of every file of a job, as threads make them: `Runs`, and `finish`, which sorts one file and writes it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.apply.features import FileAssignment
+from sluice.etl.local.spool import Spool, Ticket
+from sluice.etl.local.threads import Threads
+from sluice.etl.table.data_files import arrow_schema, folder_of
+from sluice.etl.table.store import TableStore
+
+_ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")  # in a folder's name, as Hive and Spark escape it
+
+
+class Runs:
+    """Batches sorted by the number of their file, and where in each the rows of a file lie."""
+
+    def __init__(self, files: int, spool: Spool) -> None:
+        self._files, self._spool, self._lock = files, spool, threading.Lock()
+        self._tickets: list[Ticket] = []
+        self._ends: list[npt.NDArray[np.int64]] = []
+
+    def add(self, batch: pa.RecordBatch, files: npt.NDArray[np.int32]) -> None:
+        order = np.argsort(files.astype(np.uint16 if self._files < 1 << 16 else np.int32), kind="stable")
+        ends = np.concatenate([[0], np.cumsum(np.bincount(files, minlength=self._files))])
+        ticket = self._spool.put(batch.take(pa.array(order)))
+        with self._lock:
+            self._tickets.append(ticket)
+            self._ends.append(ends)
+
+    def rows(self, file: int) -> int:
+        return int(sum(ends[file + 1] - ends[file] for ends in self._ends))
+
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a row takes."""
+        batch = self._spool.get(self._tickets[0])
+        return int(batch.nbytes) // max(1, batch.num_rows) + 1
+
+    def of(self, file: int) -> pa.Table:
+        """All rows of a file, in any order."""
+        parts = [self._spool.get(ticket).slice(ends[file], ends[file + 1] - ends[file])
+                 for ticket, ends in zip(self._tickets, self._ends, strict=True) if ends[file + 1] > ends[file]]
+        return pa.Table.from_batches(parts).combine_chunks()
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes the files of one job."""
+
+    placement: FileAssignment
+    store: TableStore
+    job: str
+    runs: Runs
+    threads: Threads
+    schema: pa.Schema = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", arrow_schema(self.placement.spec.fields({})))
+
+    def path(self, file: int) -> str:
+        splits = zip(self.placement.spec.table.split, self.placement.ends, strict=True)
+        folder = f"{folder_of(self.job)}/split={next(name for name, end in splits if file < end)}"
+        if self.placement.pairs:
+            value = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", self.placement.partitions[file])
+            folder += f"/partition={value}"
+        return f"{folder}/part-{file:05}.parquet"
+
+    def finish(self, file: int) -> None:
+        """Sorts the rows of a file and writes plain Parquet, as `sluice.etl.spark.write.parquet_options` describes it,
+        row group by row group."""
+        rows = self.runs.of(file)
+        self.threads.wanted()
+        by = [rows[name].to_numpy() for name in ("_row", "_key", "_first") if name in rows.column_names]
+        order = np.argsort(by[0]) if len(by) == 1 else np.lexsort(by)
+        rows, group = rows.select(self.schema.names), self.placement.spec.table.row_group_rows
+        path = self.store.path(self.path(file))
+        self.store.fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        with self.store.fs.open_output_stream(path) as sink, pq.ParquetWriter(
+                sink, self.schema, compression="lz4", use_dictionary=False, write_page_checksum=True,
+                store_schema=False) as writer:
+            for start in range(0, len(order), group):
+                self.threads.wanted()
+                taken = rows.take(pa.array(order[start:start + group])).cast(self.schema)
+                writer.write_table(taken, row_group_size=group)

@@ -1,0 +1,102 @@
+"""This machine's threads at work on a job: `Threads` calls a function on one thing after another, a few ahead, and
+stops within a moment. Also how much memory there is: `memory_limit`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.engine import JobFailure
+
+_PATIENCE_S = 1.0
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Stopped(Exception):
+    """The job ends: what a thread was at is of no use any more."""
+
+
+class Threads:
+    """Threads that look up, between two steps, whether they are still wanted."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self._stopped = count, threading.Event()
+        self._pool = ThreadPoolExecutor(count, "sluice-etl")
+        self._running: set[Future[Any]] = set()
+
+    def wanted(self) -> None:
+        """Raises `Stopped` if the job has ended meanwhile; a thread asks so between two steps of a moment each."""
+        if self._stopped.is_set():
+            raise Stopped
+
+    def over(self, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None) -> Iterator[R]:
+        """Calls a function on each item, and yields the results in order; no more than `ahead` calls wait or run."""
+        most, waiting = ahead or 2 * self.count, deque[Future[R]]()
+        for item in items:
+            waiting.append(self._submit(function, item))
+            if len(waiting) >= most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def _submit(self, function: Callable[[T], R], item: T) -> Future[R]:
+        self.wanted()
+        future = self._pool.submit(self._call, function, item)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
+
+    def _call(self, function: Callable[[T], R], item: T) -> R:
+        self.wanted()
+        try:
+            return function(item)
+        except (JobFailure, InputError, OSError, MemoryError, Stopped):
+            raise
+        except Exception as error:  # a user's function may raise anything
+            kind = type(error)
+            raise JobFailure(f"{kind.__module__}.{kind.__qualname__}: {error}; nothing was published") from error
+
+    def close(self) -> None:
+        """Ends the threads: what has not begun never does, and what runs ends at its next step."""
+        self._stopped.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(CancelledError):
+            wait(set(self._running), timeout=_PATIENCE_S)
+
+
+def processors() -> int:
+    """How many processors this process may use, by its affinity and its control group's quota."""
+    count = len(os.sched_getaffinity(0))
+    for folder in _groups():
+        with contextlib.suppress(OSError, ValueError):
+            quota, _, period = (folder / "cpu.max").read_text().partition(" ")
+            count = min(count, max(1, int(quota) // int(period)))
+    return count
+
+
+def memory_limit() -> int:
+    """How many bytes this process may use: what the machine has free, and what its control group may have."""
+    status = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    found = int(status["MemAvailable"].split()[0]) * 1024
+    for folder in _groups():
+        with contextlib.suppress(OSError, ValueError):
+            found = min(found, int((folder / "memory.max").read_text()))
+    with contextlib.suppress(OSError, ValueError):
+        found = min(found, int(Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").read_text()))
+    return found
+
+
+def _groups() -> Iterator[Path]:
+    """The folders of this process's control group and of those above it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            folder = Path("/sys/fs/cgroup", line.partition("::")[2].lstrip("/"))
+            yield from (folder, *folder.parents[:max(0, len(folder.parts) - 4)])
