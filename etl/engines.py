@@ -52,7 +52,7 @@ def _only_spark(spec: Spec) -> str | None:
     """Why only Spark can do a job of this spec; None if the local engine can, too."""
     if importlib.util.find_spec("sluice.etl.local") is None:
         return "this installation has no local engine"
-    from sluice.etl.local.scope import only_spark
+    from sluice.etl.local.input import only_spark
 
     why: str | None = only_spark(spec)
     return why
@@ -85,7 +85,7 @@ def opened(name: str, job: Job, progress: JobProgress) -> Iterator[Engine]:
     """Starts an engine for a job. What goes wrong in it is a `JobFailure` of one line, or a user's mistake."""
     if name == "local":
         from sluice.etl.local.engine import LocalEngine
-        from sluice.etl.local.failures import clearly as clearly_here
+        from sluice.etl.local.engine import clearly as clearly_here
 
         with clearly_here():
             yield LocalEngine(job, progress)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,9 @@ import pyarrow as pa
 
 from sluice.etl.apply.lines import bare
 from sluice.etl.apply.parse import Parsed
+from sluice.etl.common.errors import InputError
+
+_NAMES = re.compile(r"\.?(part-[^/]*\.json|_SUCCESS)(\.crc)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,15 @@ class Reject:
         found = {"file": self.file, "line": self.line, "reason": self.reason, "raw": self.raw, "base64": self.base64}
         return json.dumps({name: value for name, value in found.items() if value is not None}, ensure_ascii=False,
                           separators=(",", ":"))
+
+
+def refuse_others(folder: str, there: Iterable[tuple[str, bool]]) -> None:
+    """Refuses a folder that holds anything but the rejects of an earlier job, as its content is going to be replaced;
+    `there` are the names in it, and whether each is a file."""
+    other = next((name for name, plain in there if not plain or not _NAMES.fullmatch(name)), None)
+    if other is not None:
+        raise InputError(f"--rejects {folder}: holds {other!r}, which no job set aside and which would be removed; "
+                         "name another folder")
 
 
 def texts_of(batch: pa.RecordBatch, parsed: Parsed, header: bytes = b"") -> Iterator[tuple[int, str, str, str | None]]:

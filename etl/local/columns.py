@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
+from sluice.etl.apply.lines import Flags
 from sluice.etl.apply.parse import ARROW_TYPES
 from sluice.etl.common.errors import InputError
 from sluice.etl.local.places import InputFile
@@ -23,7 +24,13 @@ _PIECE_ROWS = 1 << 17
 _BATCH_BYTES = 64 << 20
 _SPARK = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "uint8": "smallint",
           "uint16": "int", "uint32": "bigint", "uint64": "decimal(20,0)", "halffloat": "float", "bool": "boolean",
-          "large_string": "string", "string_view": "string", "large_binary": "binary", "date32[day]": "date"}
+          "large_string": "string", "string_view": "string", "date32[day]": "date"}
+
+_NUMBERS = ("boolean", "tinyint", "smallint", "int", "bigint")
+_READ = {"int": _NUMBERS, "float": (*_NUMBERS, "float", "double", "decimal(20,0)"),
+         "text": (*_NUMBERS, "decimal(20,0)", "string", "date"), "texts": ("array<string>",),
+         "floats": tuple(f"array<{kind}>" for kind in (*_NUMBERS[1:], "float", "double"))}
+_MOST = np.uint64(2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +60,8 @@ class RowGroups:
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns, bad = [], np.full(batch.num_rows, "", object)
         for name, kind in self.source.columns.items():
-            if name in batch.schema.names:
-                values, lost = converted(batch[name], kind)
-            else:
-                value = self.constant.get(name)
-                values, lost = converted(pa.array([value] * batch.num_rows, None if value is not None else
-                                                  ARROW_TYPES[kind]), kind)
+            known = batch[name] if name in batch.schema.names else pa.array([self.constant.get(name)] * batch.num_rows)
+            values, lost = converted(known, kind)
             columns.append(values)
             if lost is not None:
                 bad[lost & (bad == "")] = name
@@ -109,37 +112,26 @@ def spark_name(kind: pa.DataType) -> str:
     return _SPARK.get(str(kind), str(kind).replace("decimal128", "decimal").replace(", ", ","))
 
 
-def converted(values: pa.Array, kind: str) -> tuple[pa.Array, np.ndarray | None]:
+def converted(values: pa.Array, kind: str) -> tuple[pa.Array, Flags | None]:
     """The values in the type of a spec's column, and which of them do not fit it, if any may not; ArrowInvalid if this
     kind of values is not read here."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    have, want = values.type, ARROW_TYPES[kind]
-    name = spark_name(have)
-    if have == want:
-        return values, None
-    if pa.types.is_null(have):
-        return values.cast(want), None
-    if kind == "int" and pa.types.is_floating(have):
+    have, want, name = values.type, ARROW_TYPES[kind], spark_name(values.type)
+    if kind == "int" and (pa.types.is_floating(have) or have == pa.uint64()):
         return _whole(values)
-    number = pa.types.is_boolean(have) or (pa.types.is_integer(have) and have != pa.uint64())
-    if (kind in ("int", "float") and number) or (kind == "float" and pa.types.is_floating(have)) or (
-            kind == "text" and (number or name in ("string", "date"))):
-        return values.cast(want), None
-    if kind in ("int", "float") and name == "timestamp":
+    if name == "timestamp" and kind in ("int", "float"):  # seconds, of microseconds in UTC
         micros = values.cast(pa.timestamp("us", have.tz), safe=False).cast(pa.int64())
-        return (pc.cast(pc.floor(pc.divide(micros.cast(pa.float64()), 1e6)), pa.int64()) if kind == "int" else
-                pc.divide(micros.cast(pa.float64()), 1e6)), None
-    inner = {"texts": ("string",), "floats": ("tinyint", "smallint", "int", "bigint", "float", "double")}.get(kind, ())
-    if name.startswith("array<") and name[6:-1] in inner:
-        return values.cast(want), None
+        seconds = pc.divide(micros.cast(pa.float64()), 1e6)
+        return (pc.floor(seconds).cast(want) if kind == "int" else seconds), None
+    if have == want or pa.types.is_null(have) or name in _READ[kind]:
+        return values.cast(want, safe=not kind.startswith("float")), None  # a float rounds large whole numbers
     raise pa.ArrowInvalid(f"{name} is not read as {kind}")
 
 
-def _whole(values: pa.Array) -> tuple[pa.Array, np.ndarray]:
+def _whole(values: pa.Array) -> tuple[pa.Array, Flags]:
     """Numbers cut to whole ones; those that no 64 bits hold do not fit."""
-    wide = values.cast(pa.float64())
-    nulls = pc.is_null(wide).to_numpy(zero_copy_only=False)
-    numbers = pc.fill_null(wide, 0.0).to_numpy(zero_copy_only=False)
-    fits = (numbers >= -(2.0**63)) & (numbers < 2.0**63)
-    return pa.array(np.trunc(np.where(fits, numbers, 0.0)).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls
+    nulls = pc.is_null(values).to_numpy(zero_copy_only=False)
+    numbers = pc.fill_null(values, pa.scalar(0, values.type)).to_numpy(zero_copy_only=False)
+    fits = numbers <= _MOST if values.type == pa.uint64() else (numbers >= -(2.0**63)) & (numbers < 2.0**63)
+    return pa.array(np.trunc(np.where(fits, numbers, 0)).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls

@@ -6,6 +6,11 @@ that. Rows wait for their file in memory, and beyond a budget on the disk: a fil
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import json
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,21 +18,22 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from sluice.etl.apply.counts import Counted, CountsOfRows, selected
 from sluice.etl.apply.features import Features, FileAssignment, row_keys
 from sluice.etl.apply.input_checks import header_of
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.placed import Look, Placing
-from sluice.etl.apply.rejected import Reject, texts_of
-from sluice.etl.jobs.engine import Engine, Learnt, Sums
+from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
+from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
 from sluice.etl.local.pieces import Piece
-from sluice.etl.local.rejects import check_folder, first_of, write_folder
+from sluice.etl.local.places import store_of
 from sluice.etl.local.runs import Runs, Writer
 from sluice.etl.local.spool import Spool
 from sluice.etl.local.sums import CountSums
@@ -38,7 +44,29 @@ from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Gathered, Sketch, gather
 
-_KEY = "_key"
+_KEY, _REJECTS = "_key", "part-00000.json"
+
+
+@contextlib.contextmanager
+def clearly() -> Iterator[None]:
+    """Turns a disk's errors, and a lack of memory, into a `JobFailure`."""
+    try:
+        yield
+    except MemoryError as error:
+        raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
+    except OSError as error:
+        words = {errno.ENOSPC: f"the disk is full: make room for output and {tempfile.gettempdir()} ",
+                 errno.EROFS: f"a folder cannot be written: the output, or {tempfile.gettempdir()} ",
+                 errno.EACCES: f"a folder cannot be written: the output, or {tempfile.gettempdir()} "}
+        what = f"{words.get(error.errno or 0, '')}({error}); nothing was published"
+        raise JobFailure(f"{error.filename}: {what}" if error.filename else what) from error
+
+
+def _names_in(folder: str) -> list[tuple[str, bool]]:
+    fs, inner, _ = store_of(folder)
+    this = fs.get_file_info(inner)
+    there = [this] if this.is_file else fs.get_file_info(pafs.FileSelector(inner, allow_not_found=True))
+    return [(info.base_name, info.is_file) for info in there]
 
 
 class LocalEngine(Engine):
@@ -55,13 +83,15 @@ class LocalEngine(Engine):
         self._kept: dict[tuple[str, int], list[pa.RecordBatch]] = {}
         self._kept_bytes = 0
         self._bad: set[tuple[str, int]] = set()
-        self._spools: list[Any] = []
-        self._pass = _Pass("", 1)
+        self._spools: list[Spool] = []
+        self.spilled = 0
+        """How many bytes went to the disk so far."""
+        self._pass = Pass("", 1)
         progress.follow(lambda: self._pass.text)
 
     def check(self) -> None:
         if self.job.rejects is not None:
-            check_folder(self.job.rejects)
+            refuse_others(self.job.rejects, _names_in(self.job.rejects))
         self._input.check()
 
     def url(self, relative: str) -> str:
@@ -70,7 +100,6 @@ class LocalEngine(Engine):
     def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
         counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
         sums = CountSums(self._threads, self._budget, {number: one.op.least for number, one in wanted.items()})
-        self._spools.append(sums)
         try:
             read = partial(self._first_pass if not level else self._later_pass, counts, sums)
             for _ in self._over(read, "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, "):
@@ -80,7 +109,7 @@ class LocalEngine(Engine):
                 raise too_many_values(self.job.named, MAX_VALUES)
             return Sums(table)
         finally:
-            sums.close()
+            self.spilled += sums.close()
 
     def _first_pass(self, counts: CountsOfRows, sums: CountSums, piece: Piece | RowGroups) -> int:
         """Parses a piece and counts its rows; keeps what was parsed if there is room."""
@@ -133,7 +162,7 @@ class LocalEngine(Engine):
 
     def _over(self, function: Callable[[Any], int], name: str) -> Iterator[int]:
         """Calls a function on each piece of the input, and shows how far it is by the rows that it returns."""
-        self._pass = _Pass(name, self._input.size)
+        self._pass = Pass(name, self._input.size)
 
         def followed(piece: Piece | RowGroups) -> int:
             rows = function(piece)
@@ -148,7 +177,14 @@ class LocalEngine(Engine):
         return op.update(held, new)
 
     def set_aside(self, folder: str) -> None:
-        write_folder(folder, self._rejects())
+        fs, inner, _ = store_of(folder)
+        refuse_others(folder, there := _names_in(folder))
+        for name, _ in there:
+            fs.delete_file(f"{inner}/{name}")
+        fs.create_dir(inner, recursive=True)
+        with fs.open_output_stream(f"{inner}/{_REJECTS}") as sink:
+            for found in self._rejects():
+                sink.write(f"{found.to_json()}\n".encode())
 
     def _rejects(self) -> Iterator[Reject]:
         """All rejects, by file and line. Only pieces that have some are read again, of compressed files all."""
@@ -172,7 +208,12 @@ class LocalEngine(Engine):
         return piece, lines, found
 
     def reject(self, folder: str, reason: str) -> Reject | None:
-        return first_of(folder, reason)
+        fs, inner, _ = store_of(folder)
+        with fs.open_input_file(f"{inner}/{_REJECTS}") as stream:
+            for found in map(json.loads, io.BufferedReader(stream)):
+                if found["reason"] == reason:
+                    return Reject(found["file"], found.get("line"), reason, found["raw"], found.get("base64"))
+        return None
 
     def ways(self, state: FittedState) -> dict[str, str]:
         return dict.fromkeys(state.stored, "held in memory")
@@ -206,7 +247,7 @@ class LocalEngine(Engine):
             gather(seen, sketched.pop())
         writer = Writer(placement, job.store, job.name, runs, self._threads)
         files = [file for file in range(placement.total) if runs.rows(file)]
-        self._pass = _Pass("pass 2 of 2, ", counted.rows)
+        self._pass = Pass("pass 2 of 2, ", counted.rows)
 
         def finish(file: int) -> None:
             writer.finish(file)
@@ -224,16 +265,16 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         self._threads.close()
-        for spool in self._spools:
-            spool.close()
+        while self._spools:
+            self.spilled += self._spools.pop().close()
         self._kept.clear()
 
 
-class _Pass:
+class Pass:
     """How far a pass is."""
 
-    def __init__(self, name: str, size: int) -> None:
-        self._name, self._size, self._start = name, max(1, size), time.monotonic()
+    def __init__(self, name: str, size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._size, self._clock, self._start = name, max(1, size), clock, clock()
         self._rows = self._done = 0
 
     def add(self, rows: int, size: int) -> None:
@@ -243,5 +284,5 @@ class _Pass:
     @property
     def text(self) -> str:
         share = min(1.0, self._done / self._size)
-        left = f", {(time.monotonic() - self._start) * (1 - share) / share:.0f} s left" if share else ""
+        left = f", {(self._clock() - self._start) * (1 - share) / share:.0f} s left" if share else ""
         return f"{self._name}{self._rows:,} rows, {share:.0%}{left}"

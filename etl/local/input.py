@@ -1,4 +1,5 @@
-"""A job's input on this machine: `LocalInput`, its files, what is refused of them, and the pieces that threads take."""
+"""A job's input on this machine: `LocalInput`, its files, what is refused of them, and the pieces that threads take;
+and `only_spark`, which says by name what is left to Spark."""
 
 from __future__ import annotations
 
@@ -11,10 +12,21 @@ import pyarrow.parquet as pq
 from sluice.etl.apply.input_checks import HEAD, TAIL, fault, files_of_delta, refuse_faults, refuse_header
 from sluice.etl.common.errors import InputError
 from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
-from sluice.etl.local.pieces import Piece, first_line, pieces_of
+from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
 from sluice.etl.local.places import InputFile, files_of
 from sluice.etl.local.threads import Threads
-from sluice.etl.spec.spec import Input
+from sluice.etl.spec.spec import Input, Spec
+
+
+def only_spark(spec: Spec) -> str | None:
+    """Why only Spark can do a job of this spec; None if the local engine can, too."""
+    found = [*(["[dedup]"] if spec.rows.dedup else []), *(["[[join]]"] if spec.rows.joins else []),
+             *dict.fromkeys("[[lag]]" if h.lag else "[[history]]" for h in spec.rows.histories)]
+    if found:
+        return f"{' and '.join(found)} of {spec.name}: rows meet other rows there, which only Spark brings together"
+    if spec.input.multiline:
+        return f"input.multiline of {spec.name}: records over several lines are read by Spark alone"
+    return None
 
 
 class LocalInput:
@@ -52,7 +64,7 @@ class LocalInput:
         return sum(group.size for group in self._groups) if self.has_columns else sum(f.size for f in self._files)
 
     def pieces(self) -> Iterator[Piece | RowGroups]:
-        return iter(self._groups) if self.has_columns else pieces_of(self._files)
+        return iter(self._groups) if self.has_columns else pieces_of(self._files, PIECE_BYTES)
 
     def check(self) -> None:
         """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
@@ -65,8 +77,8 @@ class LocalInput:
             return
         packed = [file for file in self._files if file.name.endswith((".gz", ".bz2"))]
         refuse_faults(zip([f.name for f in packed], self._threads.over(_fault, packed), strict=True))
-        if self._source.header:
-            for file, line in zip(self._files, self._threads.over(first_line, self._files), strict=True):
+        for file, line in zip(self._files, self._threads.over(first_line, self._files), strict=True):
+            if self._source.header:
                 refuse_header(file.name, line, self._source)
 
 

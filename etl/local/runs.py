@@ -37,13 +37,13 @@ class Runs:
             self._ends.append(ends)
 
     def rows(self, file: int) -> int:
-        return int(sum(ends[file + 1] - ends[file] for ends in self._ends))
+        return sum(int(ends[file + 1] - ends[file]) for ends in self._ends)
 
     @property
     def row_bytes(self) -> int:
         """About how many bytes a row takes."""
-        batch = self._spool.get(self._tickets[0])
-        return int(batch.nbytes) // max(1, batch.num_rows) + 1
+        batch: pa.RecordBatch = self._spool.get(self._tickets[0])
+        return int(batch.nbytes // max(1, batch.num_rows)) + 1
 
     def of(self, file: int) -> pa.Table:
         """All rows of a file, in any order."""

@@ -1,5 +1,5 @@
-"""Batches that wait until they are needed: `Spool`, in memory up to a budget, and beyond it in a file without a name,
-which is gone with the process, however that ends."""
+"""What waits until it is needed: `Spool`, in memory up to a budget, and beyond it in a file without a name, which is
+gone with the process, however that ends."""
 
 from __future__ import annotations
 
@@ -19,24 +19,18 @@ class Spool:
         self._file: Any = None
         self._end = 0
 
-    @property
-    def spilled(self) -> int:
-        """How many bytes went to the disk."""
-        return self._end
-
-    def put(self, batch: pa.RecordBatch, *, to_disk: bool = False) -> Ticket:
+    def put(self, batch: pa.RecordBatch) -> Ticket:
         """Takes a batch, and returns what `get` gives it back for."""
-        size = batch.nbytes
         with self._lock:
-            if not to_disk and self._held + size <= self._budget:
-                self._held += size
+            if self._held + batch.nbytes <= self._budget:
+                self._held += batch.nbytes
                 return batch
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="sluice-etl-")  # noqa: SIM115  open as long as this is
-            start = self._end
-            self._file.seek(start)
+            start = self._file.seek(self._end)
             with pa.ipc.new_stream(self._file, batch.schema) as writer:
                 writer.write_batch(batch)
+            # A map of the file begins at whole pages.
             self._end = -(-self._file.tell() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
             self._file.truncate(self._end)
             return start, self._end
@@ -50,7 +44,8 @@ class Spool:
         batch: pa.RecordBatch = pa.ipc.open_stream(pa.py_buffer(mapped)).read_next_batch()
         return batch
 
-    def close(self) -> None:
+    def close(self) -> int:
+        """Lets go of the file; returns how many bytes went there."""
         if self._file is not None:
             self._file.close()
-            self._file = None
+        return self._end

@@ -30,7 +30,7 @@ class CountSums:
         self._rows: dict[int, int] = defaultdict(int)
         self._limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
         self._lock = threading.Lock()
-        self._spool = Spool(0)
+        self._spool = Spool(0)  # what is set down goes to the disk
         self._parts: dict[tuple[int, int], list[Ticket]] = defaultdict(list)
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -60,13 +60,9 @@ class CountSums:
 
     def _set_down(self, key: int, counts: pa.Table) -> None:
         for part, found in _parted(counts):
-            ticket = self._spool.put(found.to_batches()[0], to_disk=True)
+            ticket = self._spool.put(found.to_batches()[0])
             with self._lock:
                 self._parts[key, part].append(ticket)
-
-    @property
-    def spilled(self) -> int:
-        return self._spool.spilled
 
     def total(self, most: int) -> pa.Table | None:
         """All sums, as rows of (key, value, count); None if more than `most` rows are to be kept."""
@@ -95,8 +91,8 @@ class CountSums:
             whole = whole.filter(pa.compute.greater_equal(whole["count"], self._least[key]))
         return whole.add_column(0, COUNTS.field("key"), pa.array(np.full(whole.num_rows, key, np.int32))).cast(COUNTS)
 
-    def close(self) -> None:
-        self._spool.close()
+    def close(self) -> int:
+        return self._spool.close()
 
 
 def summed(tables: list[pa.Table]) -> pa.Table:

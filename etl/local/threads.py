@@ -74,29 +74,23 @@ class Threads:
 
 def processors() -> int:
     """How many processors this process may use, by its affinity and its control group's quota."""
-    count = len(os.sched_getaffinity(0))
-    for folder in _groups():
-        with contextlib.suppress(OSError, ValueError):
-            quota, _, period = (folder / "cpu.max").read_text().partition(" ")
-            count = min(count, max(1, int(quota) // int(period)))
-    return count
+    quotas = [text.split() for text in _of_groups("", "cpu.max") if not text.startswith("max")]
+    return min([len(os.sched_getaffinity(0)), *(max(1, int(quota) // int(period)) for quota, period in quotas)])
 
 
 def memory_limit() -> int:
-    """How many bytes this process may use: what the machine has free, and what its control group may have."""
-    status = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    found = int(status["MemAvailable"].split()[0]) * 1024
-    for folder in _groups():
-        with contextlib.suppress(OSError, ValueError):
-            found = min(found, int((folder / "memory.max").read_text()))
-    with contextlib.suppress(OSError, ValueError):
-        found = min(found, int(Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").read_text()))
-    return found
+    """How many bytes this process may use: what the machine has free, and what its control groups may have."""
+    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    groups = [*_of_groups("", "memory.max"), *_of_groups("memory", "memory.limit_in_bytes")]
+    return min([int(free.split()[1]) << 10, *(int(text) for text in groups if not text.startswith("max"))])
 
 
-def _groups() -> Iterator[Path]:
-    """The folders of this process's control group and of those above it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            folder = Path("/sys/fs/cgroup", line.partition("::")[2].lstrip("/"))
-            yield from (folder, *folder.parents[:max(0, len(folder.parts) - 4)])
+def _of_groups(controller: str, name: str) -> Iterator[str]:
+    """What a file says in the folders of this process's control group, of either version, and of those above it."""
+    root = Path("/sys/fs/cgroup", controller)
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, kind, group = line.split(":", 2)
+        folder = root / group.lstrip("/")
+        for one in (folder, *folder.parents) if kind == controller else ():
+            with contextlib.suppress(OSError):
+                yield (one / name).read_text()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from sluice.etl.apply.parse import Batches, InputParser
-from sluice.etl.apply.rejected import Reject, texts_of
-from sluice.etl.common.errors import InputError
+from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
 from sluice.etl.spark.read_input import Raw
 from sluice.etl.spec.spec import Spec
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 _TYPES = "file string, start bigint, line bigint, lines bigint, reason string, raw string, base64 string"
 _SCHEMA = pa.schema([(name, pa.int64() if kind == "bigint" else pa.string())
                      for name, kind in (column.split() for column in _TYPES.split(", "))])
-_FILES = re.compile(r"\.?(part-[^/]*\.json|_SUCCESS)(\.crc)?")
 
 
 def check_rejects(spark: SparkSession, url: str) -> None:
@@ -33,10 +30,7 @@ def check_rejects(spark: SparkSession, url: str) -> None:
     if not system.exists(path):
         return
     found = [(status.getPath().getName(), status.isFile()) for status in system.listStatus(path)]
-    other = next((name for name, plain in found if not plain or not _FILES.fullmatch(name)), None)
-    if other is not None:
-        raise InputError(f"--rejects {url}: holds {other!r}, which no job set aside and which would be removed; name "
-                         "another folder")
+    refuse_others(url, found)
 
 
 def write_rejects(raw: Raw, url: str) -> None:

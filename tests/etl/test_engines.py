@@ -11,16 +11,13 @@ import pytest
 from deltalake import DeltaTable
 
 from sluice.etl.jobs.job_run import Job
-from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.local.engine import LocalEngine
-from sluice.etl.local.scope import only_spark
-from sluice.etl.spark.engine import SparkEngine
+from sluice.etl.local.input import only_spark
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.other_shapes import synthesize_shape
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
-from tests.etl.jobs import Said
+from tests.etl.jobs import on
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
@@ -54,8 +51,7 @@ def raw_of(name: str, folder: Path, seed: int) -> Path:
 def made(spark, text: str, inputs: list[Path], output: Path, **options: object) -> FeatureTable:
     job = Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), max_rejects=0.1,
               split_moved="accept", **options)
-    progress = JobProgress(Said())
-    job.run(LocalEngine(job, progress, threads=2) if spark is None else SparkEngine(spark, job, progress))
+    on(spark, job)
     return FeatureTable.open(output)
 
 
