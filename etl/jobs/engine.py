@@ -62,9 +62,9 @@ class Engine(ABC):
         """Refuses input that cannot be read, and a folder of rejects that holds anything else, before any row is
         read."""
 
-    @abstractmethod
     def url(self, relative: str) -> str:
         """The name that this engine has for a file or folder of the table."""
+        return self.job.store.url(relative)
 
     @abstractmethod
     def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
@@ -83,9 +83,10 @@ class Engine(ABC):
     def reject(self, folder: str, reason: str) -> Reject | None:
         """One of the rows that were set aside for this reason."""
 
-    @abstractmethod
-    def ways(self, state: FittedState) -> dict[str, str]:
-        """How rows meet each fitted table that is kept in files, and each side table, in words."""
+    def ways(self, _state: FittedState) -> dict[str, str]:
+        """How rows meet each fitted table that is kept in files, and each side table, in words, where there are
+        several ways."""
+        return {}
 
     @abstractmethod
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:

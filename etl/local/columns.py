@@ -73,14 +73,12 @@ def row_groups_of(files: Iterable[InputFile], source: Input, constants: Mapping[
     for file in files:
         with file.open() as stream:
             footer = pq.read_metadata(stream)
-        held: list[int] = []
-        rows = 0
-        for group in range(footer.num_row_groups):
-            held.append(group)
-            rows += footer.row_group(group).num_rows
-            if rows >= _PIECE_ROWS or group == footer.num_row_groups - 1:
-                yield RowGroups(file, held[0], tuple(held), rows, source, constants.get(file.path, {}))
-                held, rows = [], 0
+        rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        step = max(1, _PIECE_ROWS // max([1, *rows]))
+        for first in range(0, len(rows), step):
+            groups = range(first, min(first + step, len(rows)))
+            yield RowGroups(file, first, tuple(groups), sum(rows[g] for g in groups), source,
+                            constants.get(file.path, {}))
 
 
 def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input, constant: Iterable[str]) -> None:

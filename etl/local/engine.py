@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
-import json
-import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sluice.etl.apply.counts import Counted, CountsOfRows, selected
-from sluice.etl.apply.features import Features, FileAssignment, row_keys
+from sluice.etl.apply.features import Features, FileAssignment, Keys, row_keys
 from sluice.etl.apply.input_checks import header_of
-from sluice.etl.apply.parse import InputParser
+from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.placed import Look, Placing
 from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
 from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums
@@ -34,7 +32,7 @@ from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
 from sluice.etl.local.pieces import Piece
 from sluice.etl.local.places import store_of
-from sluice.etl.local.runs import Runs, Writer
+from sluice.etl.local.runs import FileWriter, Runs
 from sluice.etl.local.spool import Spool
 from sluice.etl.local.sums import CountSums
 from sluice.etl.local.threads import Threads, memory_limit, processors
@@ -44,7 +42,7 @@ from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Gathered, Sketch, gather
 
-_KEY, _REJECTS = "_key", "part-00000.json"
+_KEY = "_key"
 
 
 @contextlib.contextmanager
@@ -55,11 +53,11 @@ def clearly() -> Iterator[None]:
     except MemoryError as error:
         raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
     except OSError as error:
-        words = {errno.ENOSPC: f"the disk is full: make room for output and {tempfile.gettempdir()} ",
-                 errno.EROFS: f"a folder cannot be written: the output, or {tempfile.gettempdir()} ",
-                 errno.EACCES: f"a folder cannot be written: the output, or {tempfile.gettempdir()} "}
-        what = f"{words.get(error.errno or 0, '')}({error}); nothing was published"
-        raise JobFailure(f"{error.filename}: {what}" if error.filename else what) from error
+        words = {errno.ENOSPC: "the disk is full: make room for output and TMPDIR ",
+                 errno.EROFS: "a folder cannot be written: the output, or TMPDIR ",
+                 errno.EACCES: "a folder cannot be written: the output, or TMPDIR "}.get(error.errno or 0, "")
+        place = f"{error.filename}: " if error.filename else ""
+        raise JobFailure(f"{place}{words}({error}); nothing was published") from error
 
 
 def _names_in(folder: str) -> list[tuple[str, bool]]:
@@ -83,6 +81,7 @@ class LocalEngine(Engine):
         self._kept: dict[tuple[str, int], list[pa.RecordBatch]] = {}
         self._kept_bytes = 0
         self._bad: set[tuple[str, int]] = set()
+        self._examples: dict[str, Reject] = {}
         self._spools: list[Spool] = []
         self.spilled = 0
         """How many bytes went to the disk so far."""
@@ -94,87 +93,67 @@ class LocalEngine(Engine):
             refuse_others(self.job.rejects, _names_in(self.job.rejects))
         self._input.check()
 
-    def url(self, relative: str) -> str:
-        return self.job.store.url(relative)
-
     def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
         counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
         sums = CountSums(self._threads, self._budget, {number: one.op.least for number, one in wanted.items()})
+
+        def read(piece: Piece | RowGroups) -> int:
+            rows = 0
+            for columns, keys in self._rows(piece, None if level else lambda found: sums.add(counts.of_parsed(found))):
+                sums.add(counts.of_selected(columns, keys))
+                rows += len(keys)
+            return rows
+
         try:
-            read = partial(self._first_pass if not level else self._later_pass, counts, sums)
-            for _ in self._over(read, "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, "):
-                pass
+            self._over(read, "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, ")
             table = sums.total(MAX_VALUES)
-            if table is None:
-                raise too_many_values(self.job.named, MAX_VALUES)
-            return Sums(table)
         finally:
             self.spilled += sums.close()
+        if table is None:
+            raise too_many_values(self.job.named, MAX_VALUES)
+        return Sums(table)
 
-    def _first_pass(self, counts: CountsOfRows, sums: CountSums, piece: Piece | RowGroups) -> int:
-        """Parses a piece and counts its rows; keeps what was parsed if there is room."""
-        parser, rows, place = InputParser(self.spec), 0, (piece.file.name, piece.number)
-        kept: list[pa.RecordBatch] | None = []
+    def _rows(self, piece: Piece | RowGroups, first: Callable[[Parsed], None] | None = None, *, last: bool = False
+              ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
+        """The rows of a piece that filters and the sample leave, with their keys. The `first` pass is shown all that is
+        parsed, and keeps what is left of it if there is room; later ones take that, or parse again."""
+        place = (piece.file.name, piece.number)
+        kept = self._kept.pop(place, None) if last else self._kept.get(place)
+        for batch in kept or ():
+            self._threads.wanted()
+            yield dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)), batch[_KEY].to_numpy()
+        if kept is not None:
+            return
+        parser, kept = InputParser(self.spec), []
         for batch in piece.batches(self._header):
             self._threads.wanted()
             parsed = parser.parse(batch)
-            rows += parsed.rows + len(parsed.rejected)
-            if parsed.rejected:
-                self._bad.add(place)
-            sums.add(counts.of_parsed(parsed))
             columns, keys = selected(self.spec, parsed)
             keys = row_keys(columns, self.spec) if keys is None else keys
-            sums.add(counts.of_selected(columns, keys))
-            whole = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, _KEY])
-            if kept is not None and self._kept_bytes + whole.nbytes <= self._budget:
-                self._kept_bytes += whole.nbytes
-                kept.append(whole)
-            else:
-                kept = None
-        if kept is not None:
+            if first is not None:
+                first(parsed)
+                kept.append(pa.record_batch([*columns.values(), pa.array(keys)], [*columns, _KEY]))
+                if parsed.rejected:
+                    self._bad.add(place)
+            yield columns, keys
+        size = sum(batch.nbytes for batch in kept)
+        if first is not None and self._kept_bytes + size <= self._budget:
+            self._kept_bytes += size
             self._kept[place] = kept
-        return rows
-
-    def _later_pass(self, counts: CountsOfRows, sums: CountSums, piece: Piece | RowGroups) -> int:
-        rows = 0
-        for columns, keys in self._selected(piece, last=False):
-            self._threads.wanted()
-            sums.add(counts.of_selected(columns, keys))
-            rows += len(keys)
-        return rows
-
-    def _selected(self, piece: Piece | RowGroups, *, last: bool) -> Iterator[tuple[dict[str, pa.Array], Any]]:
-        """The rows of a piece that filters and the sample leave, with their keys: kept, or parsed again."""
-        place = (piece.file.name, piece.number)
-        kept = self._kept.pop(place, None) if last else self._kept.get(place)
-        if kept is not None:
-            for batch in kept:
-                yield dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)), batch[_KEY].to_numpy()
-            return
-        parser = InputParser(self.spec)
-        for batch in piece.batches(self._header):
-            columns, keys = selected(self.spec, parser.parse(batch))
-            yield columns, row_keys(columns, self.spec) if keys is None else keys
 
     @property
     def _header(self) -> bytes:
         return header_of(self.spec.input).encode()
 
-    def _over(self, function: Callable[[Any], int], name: str) -> Iterator[int]:
+    def _over(self, function: Callable[[Any], int], name: str) -> None:
         """Calls a function on each piece of the input, and shows how far it is by the rows that it returns."""
         self._pass = Pass(name, self._input.size)
-
-        def followed(piece: Piece | RowGroups) -> int:
-            rows = function(piece)
-            self._pass.add(rows, piece.size)
-            return rows
-
-        yield from self._threads.over(followed, self._input.pieces())
+        for _ in self._threads.over(lambda piece: self._pass.add(function(piece), piece.size), self._input.pieces()):
+            pass
 
     def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
-        held = old.read() if isinstance(old, FileBackedState) else old
         assert isinstance(new, pa.Table)  # here nothing that is learned goes to files
-        return op.update(held, new)
+        return op.update(old.read() if isinstance(old, FileBackedState) else old, new)
 
     def set_aside(self, folder: str) -> None:
         fs, inner, _ = store_of(folder)
@@ -182,8 +161,9 @@ class LocalEngine(Engine):
         for name, _ in there:
             fs.delete_file(f"{inner}/{name}")
         fs.create_dir(inner, recursive=True)
-        with fs.open_output_stream(f"{inner}/{_REJECTS}") as sink:
+        with fs.open_output_stream(f"{inner}/part-00000.json") as sink:
             for found in self._rejects():
+                self._examples.setdefault(found.reason, found)
                 sink.write(f"{found.to_json()}\n".encode())
 
     def _rejects(self) -> Iterator[Reject]:
@@ -208,55 +188,39 @@ class LocalEngine(Engine):
         return piece, lines, found
 
     def reject(self, folder: str, reason: str) -> Reject | None:
-        fs, inner, _ = store_of(folder)
-        with fs.open_input_file(f"{inner}/{_REJECTS}") as stream:
-            for found in map(json.loads, io.BufferedReader(stream)):
-                if found["reason"] == reason:
-                    return Reject(found["file"], found.get("line"), reason, found["raw"], found.get("base64"))
-        return None
-
-    def ways(self, state: FittedState) -> dict[str, str]:
-        return dict.fromkeys(state.stored, "held in memory")
+        return self._examples.get(reason)
 
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
         spec, job = self.spec, self.job
         placement = FileAssignment.of(spec, counted.rows, counted.pairs)
         look, features = Look.of(placement, counted.rows, job.rule_before), Features(spec, state)
-        spool = Spool(self._budget)
-        self._spools.append(spool)
-        runs, seen = Runs(placement.total, spool), Gathered()
+        self._spools.append(Spool(self._budget))
+        runs, seen, lock = Runs(placement.total, self._spools[-1]), Gathered(), threading.Lock()
         names = [*(column.name for column in spec.columns), *Placing.order(placement)]
 
         def place(piece: Piece | RowGroups) -> int:
             placing, count = Placing(placement, look, features, state), 0
-            for columns, keys in self._selected(piece, last=True):
-                self._threads.wanted()
+            for columns, keys in self._rows(piece, last=True):
                 if len(keys):
                     rows = placing.of(columns, keys)
                     made = features.apply(rows.columns, rows.keys, (), rows.split)
                     runs.add(pa.record_batch([*made, *rows.order], names), rows.files)
                     count += len(rows.keys)
-            sketched.append(placing.seen)
+            with lock:
+                gather(seen, placing.seen)
             return count
 
-        sketched: list[Gathered] = []
-        for _ in self._over(place, "pass 1 of 2, "):
-            while sketched:
-                gather(seen, sketched.pop())
-        while sketched:
-            gather(seen, sketched.pop())
-        writer = Writer(placement, job.store, job.name, runs, self._threads)
-        files = [file for file in range(placement.total) if runs.rows(file)]
+        self._over(place, "pass 1 of 2, ")
+        writer = FileWriter(placement, job.store, job.name, runs, self._threads)
         self._pass = Pass("pass 2 of 2, ", counted.rows)
 
         def finish(file: int) -> None:
             writer.finish(file)
-            self._pass.add(runs.rows(file), runs.rows(file))
+            self._pass.add(int(runs.rows[file]), int(runs.rows[file]))
 
         # A sort holds a file's rows three times: as they come, in order, and as they are written.
-        largest = max((runs.rows(file) for file in files), default=0) * runs.row_bytes * 3
-        for _ in self._threads.over(finish, files, max(1, min(2 * self._threads.count, 2 * self._budget // largest))
-                                    if largest else None):
+        room = 2 * self._budget // max(1, int(runs.rows.max(initial=1)) * runs.row_bytes * 3)
+        for _ in self._threads.over(finish, np.flatnonzero(runs.rows).tolist(), min(room, 2 * self._threads.count)):
             pass
         return look.bounds.sketches(seen)
 

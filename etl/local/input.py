@@ -3,6 +3,7 @@ and `only_spark`, which says by name what is left to Spark."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
 from sluice.etl.local.places import InputFile, files_of
 from sluice.etl.local.threads import Threads
 from sluice.etl.spec.spec import Input, Spec
+
+_NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")
 
 
 def only_spark(spec: Spec) -> str | None:
@@ -48,7 +51,7 @@ class LocalInput:
         for added in pa.table(table.get_add_actions(flatten=True)).to_pylist():
             values = {name[10:]: value for name, value in added.items() if name.startswith("partition.")}
             for name, value in values.items():
-                if isinstance(value, str) and name in self._source.columns and _is_number(value):
+                if isinstance(value, str) and name in self._source.columns and _NUMBER.fullmatch(value):
                     raise InputError(f"{path}: partition {name!r} holds {value!r}, a number as text, which the local "
                                      "engine does not read as Spark does; run it with --engine spark")
             self._constants[next(file for file in found if file.endswith(added["path"]))] = values
@@ -80,14 +83,6 @@ class LocalInput:
         for file, line in zip(self._files, self._threads.over(first_line, self._files), strict=True):
             if self._source.header:
                 refuse_header(file.name, line, self._source)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _schema(file: InputFile) -> pa.Schema:

@@ -1,10 +1,11 @@
-"""The rows of every file of a job, as threads make them: `Runs`, and `finish`, which sorts one file and writes it."""
+"""The rows of every file of a job, as threads make them: `Runs`, and `FileWriter`, which sorts one file and writes
+it."""
 
 from __future__ import annotations
 
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,39 +22,33 @@ _ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")  # in a folder's nam
 
 
 class Runs:
-    """Batches sorted by the number of their file, and where in each the rows of a file lie."""
+    """Batches sorted by the number of the file that each row goes to, and where in each the rows of a file lie."""
 
     def __init__(self, files: int, spool: Spool) -> None:
         self._files, self._spool, self._lock = files, spool, threading.Lock()
-        self._tickets: list[Ticket] = []
-        self._ends: list[npt.NDArray[np.int64]] = []
+        self._batches: list[tuple[Ticket, npt.NDArray[np.int64]]] = []
+        self.rows = np.zeros(files, np.int64)
+        self.row_bytes = 0
+        """About how many bytes a row takes."""
 
     def add(self, batch: pa.RecordBatch, files: npt.NDArray[np.int32]) -> None:
         order = np.argsort(files.astype(np.uint16 if self._files < 1 << 16 else np.int32), kind="stable")
-        ends = np.concatenate([[0], np.cumsum(np.bincount(files, minlength=self._files))])
+        counts = np.bincount(files, minlength=self._files)
         ticket = self._spool.put(batch.take(pa.array(order)))
         with self._lock:
-            self._tickets.append(ticket)
-            self._ends.append(ends)
-
-    def rows(self, file: int) -> int:
-        return sum(int(ends[file + 1] - ends[file]) for ends in self._ends)
-
-    @property
-    def row_bytes(self) -> int:
-        """About how many bytes a row takes."""
-        batch: pa.RecordBatch = self._spool.get(self._tickets[0])
-        return int(batch.nbytes // max(1, batch.num_rows)) + 1
+            self._batches.append((ticket, np.concatenate([[0], np.cumsum(counts)])))
+            self.rows += counts
+            self.row_bytes = max(self.row_bytes, int(batch.nbytes // max(1, batch.num_rows)))
 
     def of(self, file: int) -> pa.Table:
         """All rows of a file, in any order."""
         parts = [self._spool.get(ticket).slice(ends[file], ends[file + 1] - ends[file])
-                 for ticket, ends in zip(self._tickets, self._ends, strict=True) if ends[file + 1] > ends[file]]
-        return pa.Table.from_batches(parts).combine_chunks()
+                 for ticket, ends in self._batches if ends[file + 1] > ends[file]]
+        return pa.Table.from_batches(parts or [self._spool.get(self._batches[0][0]).slice(0, 0)]).combine_chunks()
 
 
 @dataclass(frozen=True)
-class Writer:
+class FileWriter:
     """Writes the files of one job."""
 
     placement: FileAssignment
@@ -61,10 +56,6 @@ class Writer:
     job: str
     runs: Runs
     threads: Threads
-    schema: pa.Schema = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "schema", arrow_schema(self.placement.spec.fields({})))
 
     def path(self, file: int) -> str:
         splits = zip(self.placement.spec.table.split, self.placement.ends, strict=True)
@@ -77,17 +68,16 @@ class Writer:
     def finish(self, file: int) -> None:
         """Sorts the rows of a file and writes plain Parquet, as `sluice.etl.spark.write.parquet_options` describes it,
         row group by row group."""
-        rows = self.runs.of(file)
+        rows, spec = self.runs.of(file), self.placement.spec
         self.threads.wanted()
         by = [rows[name].to_numpy() for name in ("_row", "_key", "_first") if name in rows.column_names]
         order = np.argsort(by[0]) if len(by) == 1 else np.lexsort(by)
-        rows, group = rows.select(self.schema.names), self.placement.spec.table.row_group_rows
-        path = self.store.path(self.path(file))
+        schema, group = arrow_schema(spec.fields({})), spec.table.row_group_rows
+        rows, path = rows.select(schema.names), self.store.path(self.path(file))
         self.store.fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
         with self.store.fs.open_output_stream(path) as sink, pq.ParquetWriter(
-                sink, self.schema, compression="lz4", use_dictionary=False, write_page_checksum=True,
+                sink, schema, compression="lz4", use_dictionary=False, write_page_checksum=True,
                 store_schema=False) as writer:
             for start in range(0, len(order), group):
                 self.threads.wanted()
-                taken = rows.take(pa.array(order[start:start + group])).cast(self.schema)
-                writer.write_table(taken, row_group_size=group)
+                writer.write_table(rows.take(pa.array(order[start:start + group])).cast(schema), row_group_size=group)

@@ -11,27 +11,25 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl.apply.counts import COUNTS
-from sluice.etl.local.spool import Spool, Ticket
+from sluice.etl.local.runs import Runs
+from sluice.etl.local.spool import Spool
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops.hashing import hash_texts
 
 _PARTS = 64
 _ROWS_BEFORE_SUM = 1 << 19
-_ROW_BYTES = 32  # of an offset, a count and a short text
+_ROW_BYTES = 64  # of a count and a short text, also while they are added up
 
 
 class CountSums:
     """`least` are the sums below which a key's values are left out."""
 
     def __init__(self, threads: Threads, budget: int, least: Mapping[int, int]) -> None:
-        self._threads, self._least = threads, least
-        self._most_rows = budget // _ROW_BYTES
+        self._threads, self._least, self._lock = threads, least, threading.Lock()
+        self._most_rows, self._spool = budget // _ROW_BYTES, Spool(0)  # what is set down goes to the disk
         self._held: dict[int, list[pa.Table]] = defaultdict(list)
-        self._rows: dict[int, int] = defaultdict(int)
         self._limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
-        self._lock = threading.Lock()
-        self._spool = Spool(0)  # what is set down goes to the disk
-        self._parts: dict[tuple[int, int], list[Ticket]] = defaultdict(list)
+        self._parts: dict[int, Runs] = defaultdict(lambda: Runs(_PARTS, self._spool))
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
@@ -41,52 +39,43 @@ class CountSums:
     def _add(self, key: int, counts: pa.Table) -> None:
         with self._lock:
             self._held[key].append(counts)
-            self._rows[key] += counts.num_rows
-            if self._rows[key] < self._limit[key]:
+            if self._rows(key) < self._limit[key]:
                 return
-            taken, self._held[key], self._rows[key] = self._held[key], [], 0
+            taken = self._held.pop(key)
         whole = summed(taken)
         with self._lock:
             self._held[key].append(whole)
-            self._rows[key] += whole.num_rows
             self._limit[key] = max(_ROWS_BEFORE_SUM, 2 * whole.num_rows)
-            largest = None
-            if sum(self._rows.values()) > self._most_rows:
-                key = max(self._rows, key=self._rows.__getitem__)
-                largest, self._held[key], self._rows[key] = self._held[key], [], 0
-                self._limit[key] = _ROWS_BEFORE_SUM
-        if largest:
-            self._set_down(key, summed(largest))
+            if sum(map(self._rows, self._held)) <= self._most_rows:
+                return
+            largest = max(self._held, key=self._rows)
+            taken, parts = self._held.pop(largest), self._parts[largest]
+        _set_down(summed(taken), parts)
 
-    def _set_down(self, key: int, counts: pa.Table) -> None:
-        for part, found in _parted(counts):
-            ticket = self._spool.put(found.to_batches()[0])
-            with self._lock:
-                self._parts[key, part].append(ticket)
+    def _rows(self, key: int) -> int:
+        return sum(table.num_rows for table in self._held[key])
 
     def total(self, most: int) -> pa.Table | None:
         """All sums, as rows of (key, value, count); None if more than `most` rows are to be kept."""
-        found, rows = [], 0
-        for table in self._threads.over(self._whole, self._each()):
+        found, rows = [COUNTS.empty_table()], 0
+        for table in self._threads.over(self._whole, self._pieces()):
             found.append(table)
             if (rows := rows + table.num_rows) > most:
                 return None
-        return pa.concat_tables(found) if found else COUNTS.empty_table()
+        return pa.concat_tables(found)
 
-    def _each(self) -> Iterator[tuple[int, list[pa.Table], list[Ticket]]]:
-        spilled = {key for key, _ in self._parts}
-        for key in sorted(self._held.keys() | spilled):
+    def _pieces(self) -> Iterator[tuple[int, list[pa.Table], int]]:
+        for key in sorted(self._held.keys() | self._parts.keys()):
             held = self._held.pop(key, [])
-            if key not in spilled:
-                yield key, held, []
+            if key not in self._parts:
+                yield key, held, -1
                 continue
-            parts = dict(_parted(summed(held))) if held else {}
-            for part in range(_PARTS):
-                yield key, [parts[part]] if part in parts else [], self._parts.pop((key, part), [])
+            _set_down(summed(held), self._parts[key])
+            yield from ((key, [], part) for part in range(_PARTS))
 
-    def _whole(self, taken: tuple[int, list[pa.Table], list[Ticket]]) -> pa.Table:
-        key, held, tickets = taken
-        whole = summed([*held, *(pa.Table.from_batches([self._spool.get(ticket)]) for ticket in tickets)])
+    def _whole(self, taken: tuple[int, list[pa.Table], int]) -> pa.Table:
+        key, held, part = taken
+        whole = summed(held if part < 0 else [self._parts[key].of(part)])
         if self._least.get(key, 1) > 1:
             whole = whole.filter(pa.compute.greater_equal(whole["count"], self._least[key]))
         return whole.add_column(0, COUNTS.field("key"), pa.array(np.full(whole.num_rows, key, np.int32))).cast(COUNTS)
@@ -96,22 +85,11 @@ class CountSums:
 
 
 def summed(tables: list[pa.Table]) -> pa.Table:
-    if not tables:
-        return pa.table({"value": pa.array([], pa.string()), "count": pa.array([], pa.int64())})
-    whole = pa.concat_tables(tables)
+    whole = pa.concat_tables([pa.table(COUNTS.empty_table().columns[1:], ["value", "count"]), *tables])
     return whole.group_by("value", use_threads=False).aggregate([("count", "sum")]).rename_columns(["value", "count"])
 
 
-def _parted(counts: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    """The counts by the hash of their values: parts that have no value in common."""
-    counts = counts.combine_chunks()
-    parts = (hash_texts(counts["value"].chunk(0)) % np.uint64(_PARTS)).astype(np.uint8) if counts.num_rows else \
-        np.empty(0, np.uint8)
-    order = np.argsort(parts, kind="stable")
-    ends = np.searchsorted(parts[order], np.arange(_PARTS + 1))
-    taken = counts.take(pa.array(order)).combine_chunks()
-    for part in range(_PARTS):
-        if ends[part + 1] > ends[part]:
-            # Copied: a slice would be written with the rows around it.
-            yield part, pa.Table.from_batches([pa.concat_batches(
-                taken.slice(ends[part], ends[part + 1] - ends[part]).to_batches())])
+def _set_down(counts: pa.Table, parts: Runs) -> None:
+    """Adds counts to parts that have no value in common."""
+    for batch in counts.combine_chunks().to_batches():
+        parts.add(batch, (hash_texts(batch["value"]) % np.uint64(_PARTS)).astype(np.int32))

@@ -20,7 +20,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Stopped(Exception):
+class JobEnded(Exception):
     """The job ends: what a thread was at is of no use any more."""
 
 
@@ -33,9 +33,9 @@ class Threads:
         self._running: set[Future[Any]] = set()
 
     def wanted(self) -> None:
-        """Raises `Stopped` if the job has ended meanwhile; a thread asks so between two steps of a moment each."""
+        """Raises `JobEnded` if the job has ended meanwhile; a thread asks so between two steps of a moment each."""
         if self._stopped.is_set():
-            raise Stopped
+            raise JobEnded
 
     def over(self, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None) -> Iterator[R]:
         """Calls a function on each item, and yields the results in order; no more than `ahead` calls wait or run."""
@@ -58,7 +58,7 @@ class Threads:
         self.wanted()
         try:
             return function(item)
-        except (JobFailure, InputError, OSError, MemoryError, Stopped):
+        except (JobFailure, InputError, OSError, MemoryError, JobEnded):
             raise
         except Exception as error:  # a user's function may raise anything
             kind = type(error)

@@ -72,9 +72,9 @@ class SparkEngine(Engine):
     def reject(self, folder: str, reason: str) -> Reject | None:
         return reject_of(self._spark, folder, reason)
 
-    def ways(self, state: FittedState) -> dict[str, str]:
-        met = choose_lookup(self.spec, state, self.job.worker_bytes)
-        return {key: met[key] for key in state.stored} | self._raw.joins
+    def ways(self, _state: FittedState) -> dict[str, str]:
+        met = choose_lookup(self.spec, _state, self.job.worker_bytes)
+        return {key: met[key] for key in _state.stored} | self._raw.joins
 
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
         job, met = self.job, choose_lookup(self.spec, state, self.job.worker_bytes)

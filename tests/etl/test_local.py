@@ -23,7 +23,7 @@ from sluice.etl.local.engine import LocalEngine
 from sluice.etl.local.input import only_spark
 from sluice.etl.local.pieces import pieces_of
 from sluice.etl.local.places import files_of
-from sluice.etl.local.threads import Stopped, Threads
+from sluice.etl.local.threads import JobEnded, Threads
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -208,7 +208,7 @@ def test_threads_stop_at_their_next_step_and_begin_nothing_new():
             ended.wait(10)
 
     def wait() -> None:
-        with pytest.raises(Stopped):
+        with pytest.raises(JobEnded):
             list(threads.over(work, range(9)))
 
     waiting = threading.Thread(target=wait)
@@ -220,5 +220,5 @@ def test_threads_stop_at_their_next_step_and_begin_nothing_new():
     closing.join(10)
     waiting.join(10)
     assert not waiting.is_alive()
-    with pytest.raises(Stopped):
+    with pytest.raises(JobEnded):
         list(threads.over(work, [1]))
