@@ -25,12 +25,10 @@ _BATCH_BYTES = 64 << 20
 _SPARK = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "uint8": "smallint",
           "uint16": "int", "uint32": "bigint", "uint64": "decimal(20,0)", "halffloat": "float", "bool": "boolean",
           "large_string": "string", "string_view": "string", "date32[day]": "date"}
-
 _NUMBERS = ("boolean", "tinyint", "smallint", "int", "bigint")
 _READ = {"int": _NUMBERS, "float": (*_NUMBERS, "float", "double", "decimal(20,0)"),
          "text": (*_NUMBERS, "decimal(20,0)", "string", "date"), "texts": ("array<string>",),
          "floats": tuple(f"array<{kind}>" for kind in (*_NUMBERS[1:], "float", "double"))}
-_MOST = np.uint64(2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +36,11 @@ class RowGroups:
     """Some row groups of a Parquet file."""
 
     file: InputFile
-    number: int
-    """The first of them: its number in its file."""
+    number: int  # of the first of them
     groups: tuple[int, ...]
-    size: int
-    """Their rows."""
+    size: int  # in rows
     source: Input
-    constant: Mapping[str, Any]
-    """The values that a Delta table's log, not the file, has for its rows."""
+    constant: Mapping[str, Any]  # the values that a Delta table's log, not the file, has for its rows
 
     def batches(self, _header: bytes) -> Iterator[pa.RecordBatch]:
         """The spec's columns, and `_bad`, the name of the first that does not fit its type."""
@@ -71,8 +66,7 @@ class RowGroups:
 def row_groups_of(files: Iterable[InputFile], source: Input, constants: Mapping[str, Mapping[str, Any]]
                   ) -> Iterator[RowGroups]:
     for file in files:
-        with file.open() as stream:
-            footer = pq.read_metadata(stream)
+        footer = pq.read_metadata(file.open())
         rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
         step = max(1, _PIECE_ROWS // max([1, *rows]))
         for first in range(0, len(rows), step):
@@ -84,19 +78,18 @@ def row_groups_of(files: Iterable[InputFile], source: Input, constants: Mapping[
 def check_columns(named: str, schemas: Mapping[str, pa.Schema], source: Input, constant: Iterable[str]) -> None:
     """Refuses files whose columns do not agree, or are not those of the spec, or cannot become them here."""
     types = {file: {field.name: spark_name(field.type) for field in schema} for file, schema in schemas.items()}
-    everywhere = list(dict.fromkeys([name for found in types.values() for name in found] + list(constant)))
+    everywhere = dict.fromkeys([*(name for found in types.values() for name in found), *constant])
     if source.format == "parquet":
         refuse_differences(types, source.columns, source.optional)
     refuse_missing(named, everywhere, [name for name in source.columns if name not in source.optional])
     for file, schema in schemas.items():
-        for name, kind in source.columns.items():
-            place = schema.get_field_index(name)
-            if place >= 0:
-                try:
-                    converted(pa.array([], schema.field(place).type), kind)
-                except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                    raise InputError(f"{file}: column {name!r} holds {types[file][name]}, which the local engine does "
-                                     f"not read as {kind}; run it with --engine spark") from None
+        for name in source.columns.keys() & types[file].keys():
+            kind = source.columns[name]
+            try:
+                converted(pa.array([], schema.field(name).type), kind)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                raise InputError(f"{file}: column {name!r} holds {types[file][name]}, which the local engine does not "
+                                 f"read as {kind}; run it with --engine spark") from None
 
 
 def spark_name(kind: pa.DataType) -> str:
@@ -131,5 +124,5 @@ def _whole(values: pa.Array) -> tuple[pa.Array, Flags]:
     """Numbers cut to whole ones; those that no 64 bits hold do not fit."""
     nulls = pc.is_null(values).to_numpy(zero_copy_only=False)
     numbers = pc.fill_null(values, pa.scalar(0, values.type)).to_numpy(zero_copy_only=False)
-    fits = numbers <= _MOST if values.type == pa.uint64() else (numbers >= -(2.0**63)) & (numbers < 2.0**63)
+    fits = numbers < np.uint64(2**63) if values.type == pa.uint64() else (numbers >= -(2.0**63)) & (numbers < 2.0**63)
     return pa.array(np.trunc(np.where(fits, numbers, 0)).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -32,8 +32,7 @@ from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
 from sluice.etl.local.pieces import Piece
 from sluice.etl.local.places import store_of
-from sluice.etl.local.runs import FileWriter, Runs
-from sluice.etl.local.spool import Spool
+from sluice.etl.local.runs import FileWriter, Runs, Spool
 from sluice.etl.local.sums import CountSums
 from sluice.etl.local.threads import Threads, memory_limit, processors
 from sluice.etl.ops import Fitted
@@ -41,8 +40,6 @@ from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Gathered, Sketch, gather
-
-_KEY = "_key"
 
 
 @contextlib.contextmanager
@@ -53,9 +50,8 @@ def clearly() -> Iterator[None]:
     except MemoryError as error:
         raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
     except OSError as error:
-        words = {errno.ENOSPC: "the disk is full: make room for output and TMPDIR ",
-                 errno.EROFS: "a folder cannot be written: the output, or TMPDIR ",
-                 errno.EACCES: "a folder cannot be written: the output, or TMPDIR "}.get(error.errno or 0, "")
+        words = "the disk is full: make room for output and TMPDIR " if error.errno == errno.ENOSPC else \
+            "a folder cannot be written: the output, or TMPDIR " if error.errno in (errno.EROFS, errno.EACCES) else ""
         place = f"{error.filename}: " if error.filename else ""
         raise JobFailure(f"{place}{words}({error}); nothing was published") from error
 
@@ -70,21 +66,19 @@ def _names_in(folder: str) -> list[tuple[str, bool]]:
 class LocalEngine(Engine):
     name: ClassVar[str] = "local"
 
-    def __init__(self, job: Job, progress: JobProgress, *, threads: int | None = None, memory: int | None = None
-                 ) -> None:
+    def __init__(self, job: Job, progress: JobProgress, *, threads: int = 0, memory: int = 0) -> None:
         super().__init__(job, progress)
-        # Nobody promises that a user's function may run twice at once.
-        self._threads = Threads(1 if job.spec.functions else threads or processors())
-        self._budget = (memory or memory_limit()) // 4
+        # A thread takes some 200 MiB. Nobody promises that a user's function may run twice at once.
+        most = 1 if job.spec.functions else max(1, memory_limit() >> 28)
+        self._threads, self._budget = Threads(min(most, threads or processors())), (memory or memory_limit()) // 4
         pa.set_cpu_count(self._threads.count)
+        self._header = header_of(job.spec.input).encode()
         self._input = LocalInput(job.spec.input, job.inputs, self._threads)
         self._kept: dict[tuple[str, int], list[pa.RecordBatch]] = {}
         self._kept_bytes = 0
         self._bad: set[tuple[str, int]] = set()
         self._examples: dict[str, Reject] = {}
         self._spools: list[Spool] = []
-        self.spilled = 0
-        """How many bytes went to the disk so far."""
         self._pass = Pass("", 1)
         progress.follow(lambda: self._pass.text)
 
@@ -95,7 +89,7 @@ class LocalEngine(Engine):
 
     def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
         counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
-        sums = CountSums(self._threads, self._budget, {number: one.op.least for number, one in wanted.items()})
+        least = {number: one.op.least for number, one in wanted.items()}
 
         def read(piece: Piece | RowGroups) -> int:
             rows = 0
@@ -104,11 +98,9 @@ class LocalEngine(Engine):
                 rows += len(keys)
             return rows
 
-        try:
+        with contextlib.closing(CountSums(self._threads, self._budget, least)) as sums:
             self._over(read, "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, ")
             table = sums.total(MAX_VALUES)
-        finally:
-            self.spilled += sums.close()
         if table is None:
             raise too_many_values(self.job.named, MAX_VALUES)
         return Sums(table)
@@ -121,7 +113,7 @@ class LocalEngine(Engine):
         kept = self._kept.pop(place, None) if last else self._kept.get(place)
         for batch in kept or ():
             self._threads.wanted()
-            yield dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)), batch[_KEY].to_numpy()
+            yield dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)), batch["_key"].to_numpy()
         if kept is not None:
             return
         parser, kept = InputParser(self.spec), []
@@ -132,7 +124,7 @@ class LocalEngine(Engine):
             keys = row_keys(columns, self.spec) if keys is None else keys
             if first is not None:
                 first(parsed)
-                kept.append(pa.record_batch([*columns.values(), pa.array(keys)], [*columns, _KEY]))
+                kept.append(pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"]))
                 if parsed.rejected:
                     self._bad.add(place)
             yield columns, keys
@@ -141,15 +133,10 @@ class LocalEngine(Engine):
             self._kept_bytes += size
             self._kept[place] = kept
 
-    @property
-    def _header(self) -> bytes:
-        return header_of(self.spec.input).encode()
-
     def _over(self, function: Callable[[Any], int], name: str) -> None:
         """Calls a function on each piece of the input, and shows how far it is by the rows that it returns."""
         self._pass = Pass(name, self._input.size)
-        for _ in self._threads.over(lambda piece: self._pass.add(function(piece), piece.size), self._input.pieces()):
-            pass
+        deque(self._threads.over(lambda piece: self._pass.add(function(piece), piece.size), self._input.pieces()), 0)
 
     def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         assert isinstance(new, pa.Table)  # here nothing that is learned goes to files
@@ -157,10 +144,9 @@ class LocalEngine(Engine):
 
     def set_aside(self, folder: str) -> None:
         fs, inner, _ = store_of(folder)
-        refuse_others(folder, there := _names_in(folder))
-        for name, _ in there:
-            fs.delete_file(f"{inner}/{name}")
+        refuse_others(folder, _names_in(folder))
         fs.create_dir(inner, recursive=True)
+        fs.delete_dir_contents(inner)
         with fs.open_output_stream(f"{inner}/part-00000.json") as sink:
             for found in self._rejects():
                 self._examples.setdefault(found.reason, found)
@@ -174,7 +160,8 @@ class LocalEngine(Engine):
         for piece, lines, found in self._threads.over(self._rejects_of, pieces):
             name, numbered = piece.file.name, isinstance(piece, Piece)
             for number, reason, raw, coded in found:
-                yield Reject(name, before[name] + number + 1 if numbered else None, reason, raw, coded)
+                line = before[name] + number + 1 if numbered else None
+                yield Reject(name.replace("file:///", "file:/"), line, reason, raw, coded)  # as Spark names it here
             before[name] += lines
 
     def _rejects_of(self, piece: Piece | RowGroups) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
@@ -215,13 +202,11 @@ class LocalEngine(Engine):
         self._pass = Pass("pass 2 of 2, ", counted.rows)
 
         def finish(file: int) -> None:
-            writer.finish(file)
-            self._pass.add(int(runs.rows[file]), int(runs.rows[file]))
+            self._pass.add(writer.finish(file), int(runs.rows[file]))
 
         # A sort holds a file's rows three times: as they come, in order, and as they are written.
         room = 2 * self._budget // max(1, int(runs.rows.max(initial=1)) * runs.row_bytes * 3)
-        for _ in self._threads.over(finish, np.flatnonzero(runs.rows).tolist(), min(room, 2 * self._threads.count)):
-            pass
+        deque(self._threads.over(finish, np.flatnonzero(runs.rows).tolist(), min(room, 2 * self._threads.count)), 0)
         return look.bounds.sketches(seen)
 
     def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
@@ -229,8 +214,8 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         self._threads.close()
-        while self._spools:
-            self.spilled += self._spools.pop().close()
+        for spool in self._spools:
+            spool.close()
         self._kept.clear()
 
 

@@ -14,7 +14,7 @@ from sluice.etl.apply.input_checks import HEAD, TAIL, fault, files_of_delta, ref
 from sluice.etl.common.errors import InputError
 from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
 from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
-from sluice.etl.local.places import InputFile, files_of
+from sluice.etl.local.places import InputFile, files_of, store_of
 from sluice.etl.local.threads import Threads
 from sluice.etl.spec.spec import Input, Spec
 
@@ -35,6 +35,7 @@ def only_spark(spec: Spec) -> str | None:
 class LocalInput:
     def __init__(self, source: Input, paths: tuple[str, ...], threads: Threads) -> None:
         self._source, self._threads, self._named = source, threads, ", ".join(paths)
+        self._has_columns = source.format in ("parquet", "delta")
         self._constants: dict[str, dict[str, Any]] = {}
         if source.format == "delta":
             paths = tuple(file for path in paths for file in self._of_delta(path))
@@ -47,32 +48,29 @@ class LocalInput:
         """The files of a Delta table; what its log alone says of their rows is kept."""
         from deltalake import DeltaTable
 
-        found, table = files_of_delta(path), DeltaTable(path)
-        for added in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-            values = {name[10:]: value for name, value in added.items() if name.startswith("partition.")}
+        found = sorted(files_of_delta(path))
+        added = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
+        for file, one in zip(found, sorted(added, key=lambda one: one["path"]), strict=True):
+            values = {name[10:]: value for name, value in one.items() if name.startswith("partition.")}
             for name, value in values.items():
                 if isinstance(value, str) and name in self._source.columns and _NUMBER.fullmatch(value):
                     raise InputError(f"{path}: partition {name!r} holds {value!r}, a number as text, which the local "
                                      "engine does not read as Spark does; run it with --engine spark")
-            self._constants[next(file for file in found if file.endswith(added["path"]))] = values
+            self._constants[store_of(file)[1]] = values
         return found
-
-    @property
-    def has_columns(self) -> bool:
-        return self._source.format in ("parquet", "delta")
 
     @property
     def size(self) -> int:
         """The bytes of all pieces, or their rows."""
-        return sum(group.size for group in self._groups) if self.has_columns else sum(f.size for f in self._files)
+        return sum(group.size for group in self._groups) if self._has_columns else sum(f.size for f in self._files)
 
     def pieces(self) -> Iterator[Piece | RowGroups]:
-        return iter(self._groups) if self.has_columns else pieces_of(self._files, PIECE_BYTES)
+        return iter(self._groups) if self._has_columns else pieces_of(self._files, PIECE_BYTES)
 
     def check(self) -> None:
         """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
         that is compressed and not whole."""
-        if self.has_columns:
+        if self._has_columns:
             schemas = dict(zip([f.name for f in self._files], self._threads.over(_schema, self._files), strict=True))
             check_columns(self._named, schemas, self._source,
                           [name for values in self._constants.values() for name in values])
@@ -86,11 +84,10 @@ class LocalInput:
 
 
 def _schema(file: InputFile) -> pa.Schema:
-    with file.open() as stream:
-        try:
-            return pq.read_schema(stream)
-        except pa.ArrowInvalid as error:
-            raise InputError(f"{file.name}: cannot be read ({error})") from None
+    try:
+        return pq.read_schema(file.open())
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file.name}: cannot be read ({error})") from None
 
 
 def _fault(file: InputFile) -> str | None:

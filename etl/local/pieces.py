@@ -33,20 +33,21 @@ class Piece:
     """A part of a file's lines."""
 
     file: InputFile
-    number: int
-    """Its number in its file."""
-    size: int
-    """Its bytes in the file, by which a pass says how far it is."""
+    number: int  # in its file
+    size: int  # in bytes of its file
     start: int = 0
-    content: bytes | None = None
-    """The lines, if they have been read."""
+    content: bytes | None = None  # the lines, if they have been read
 
     def batches(self, header: bytes) -> Iterator[pa.RecordBatch]:
         """Its lines, with their ends, as a column `line`; those that repeat the header are left out."""
         content = self.content if self.content is not None else self._read()
-        if content:
-            content = content.removeprefix(_MARK) if not self.number else content
-            yield _without(header, as_lines(content))
+        content = content.removeprefix(_MARK) if not self.number else content
+        if content:  # lines are laid over the bytes, which are not copied unless the last line has no end
+            whole = content if content.endswith(b"\n") else content + b"\n"
+            ends = np.flatnonzero(np.frombuffer(whole, np.uint8) == ord("\n")) + 1
+            offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
+            lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, offsets, pa.py_buffer(whole)])
+            yield _without(header, pa.record_batch([lines], ["line"]))
 
     def _read(self) -> bytes:
         """The bytes of the lines that begin in this part of a plain file."""
@@ -81,15 +82,6 @@ def first_line(file: InputFile) -> str:
                 break
     lines = held.decode(errors="replace").removeprefix("\ufeff").splitlines()
     return lines[0] if lines else ""
-
-
-def as_lines(content: bytes) -> pa.RecordBatch:
-    """Lays lines over bytes, which are not copied unless the last line has no end."""
-    whole = content if content.endswith(b"\n") else content + b"\n"
-    ends = np.flatnonzero(np.frombuffer(whole, np.uint8) == ord("\n")) + 1
-    offsets = np.concatenate([[0], ends]).astype(np.int32)
-    return pa.record_batch([pa.Array.from_buffers(pa.binary(), len(ends), [
-        None, pa.py_buffer(offsets), pa.py_buffer(whole)])], ["line"])
 
 
 def _without(header: bytes, batch: pa.RecordBatch) -> pa.RecordBatch:

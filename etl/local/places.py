@@ -59,10 +59,7 @@ def store_of(path: str) -> tuple[pafs.FileSystem, str, str]:
     rest, scheme = rest.removesuffix(query), "s3" if scheme in ("s3a", "s3n") else scheme
     host = rest.partition("/")[0]
     try:
-        fs, _ = pafs.FileSystem.from_uri(f"{scheme}://{host}{query}")
-        if scheme in ("hdfs", "viewfs"):
-            return fs, rest[len(host):], f"{scheme}://{host}"
-        return fs, rest, f"{scheme}://"
+        return pafs.FileSystem.from_uri(f"{scheme}://{host}{query}")[0], rest, f"{scheme}://"
     except pa.ArrowInvalid:
         pass
     try:

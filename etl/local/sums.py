@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl.apply.counts import COUNTS
-from sluice.etl.local.runs import Runs
-from sluice.etl.local.spool import Spool
+from sluice.etl.local.runs import Runs, Spool
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops.hashing import hash_texts
 
@@ -80,8 +79,8 @@ class CountSums:
             whole = whole.filter(pa.compute.greater_equal(whole["count"], self._least[key]))
         return whole.add_column(0, COUNTS.field("key"), pa.array(np.full(whole.num_rows, key, np.int32))).cast(COUNTS)
 
-    def close(self) -> int:
-        return self._spool.close()
+    def close(self) -> None:
+        self._spool.close()
 
 
 def summed(tables: list[pa.Table]) -> pa.Table:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 
-_PATIENCE_S = 1.0
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -41,18 +40,14 @@ class Threads:
         """Calls a function on each item, and yields the results in order; no more than `ahead` calls wait or run."""
         most, waiting = ahead or 2 * self.count, deque[Future[R]]()
         for item in items:
-            waiting.append(self._submit(function, item))
+            self.wanted()
+            waiting.append(self._pool.submit(self._call, function, item))
+            self._running.add(waiting[-1])
+            waiting[-1].add_done_callback(self._running.discard)
             if len(waiting) >= most:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-    def _submit(self, function: Callable[[T], R], item: T) -> Future[R]:
-        self.wanted()
-        future = self._pool.submit(self._call, function, item)
-        self._running.add(future)
-        future.add_done_callback(self._running.discard)
-        return future
 
     def _call(self, function: Callable[[T], R], item: T) -> R:
         self.wanted()
@@ -69,7 +64,7 @@ class Threads:
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(CancelledError):
-            wait(set(self._running), timeout=_PATIENCE_S)
+            wait(set(self._running), timeout=1.0)
 
 
 def processors() -> int:

@@ -52,14 +52,15 @@ def sums_of(raw: Raw, level: int | None, state: FittedState, wanted: Mapping[int
 
 
 def _kept(counts: DataFrame, wanted: Mapping[int, Learned]) -> DataFrame:
-    """The counts without the sums that are too small for their operators."""
+    """The counts without the sums that are too small for their operators. Sums of numbers may be negative: an operator
+    that says nothing of a least one is given all."""
     from pyspark.sql import functions as sql
 
-    least = sql.lit(1)
+    least = sql.lit(-(2**63))
     for number, learned in wanted.items():
         if learned.op.least > 1:
             least = sql.when(sql.col("key") == number, learned.op.least).otherwise(least)
-    return counts.where((sql.col("key") < 0) | (sql.col("count") >= least))
+    return counts.where(sql.col("count") >= least)
 
 
 def _collected(kept: DataFrame, most: int) -> pa.Table | None:

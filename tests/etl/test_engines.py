@@ -35,9 +35,9 @@ def test_all_shipped_specs_but_the_relational_one_are_compared():
 def raw_of(name: str, folder: Path, seed: int) -> Path:
     path = folder / f"{name}-{seed}"
     if name in ("avazu", "wide"):
-        synthesize_shape(name, path, rows=200 if name == "wide" else 1500, seed=seed)
+        synthesize_shape(name, path, rows=100 if name == "wide" else 1000, seed=seed)
         return path
-    synthesize(path, rows=1500, seed=seed)
+    synthesize(path, rows=1000, seed=seed)
     lines = path.read_text().splitlines()
     if name == "criteo_terabyte":
         lines = [f"{number % 24 + (number % 2) / 2}\t{line}" for number, line in enumerate(lines)]
