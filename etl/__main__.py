@@ -24,7 +24,7 @@ from sluice.etl.table.vacuum import vacuum
 def parser() -> argparse.ArgumentParser:
     described = ArgumentParser(
         prog="sluice", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Synthetic raw logs, and a look at feature tables. (Tables are made by etl/job.py, with Spark.)",
+        description="Synthetic raw logs, and a look at feature tables. (`sluice etl` and etl/job.py make tables.)",
         epilog="examples:\n  sluice synth --rows 1000000 --seed 1 --out logs/clicks.tsv\n"
                "  sluice show table\n  sluice check table --version 3")
     commands = described.add_subparsers(dest="command", required=True)

@@ -20,8 +20,7 @@ from sluice.etl.common.errors import InputError
 from sluice.etl.local.places import InputFile
 from sluice.etl.spec.spec import Input
 
-_PIECE_ROWS = 1 << 17
-_BATCH_BYTES = 64 << 20
+_PIECE_ROWS, _BATCH_BYTES = 1 << 17, 64 << 20
 _SPARK = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "uint8": "smallint",
           "uint16": "int", "uint32": "bigint", "uint64": "decimal(20,0)", "halffloat": "float", "bool": "boolean",
           "large_string": "string", "string_view": "string", "date32[day]": "date"}

@@ -205,8 +205,9 @@ class LocalEngine(Engine):
             self._pass.add(writer.finish(file), int(runs.rows[file]))
 
         # A sort holds a file's rows three times: as they come, in order, and as they are written.
-        room = 2 * self._budget // max(1, int(runs.rows.max(initial=1)) * runs.row_bytes * 3)
-        deque(self._threads.over(finish, np.flatnonzero(runs.rows).tolist(), min(room, 2 * self._threads.count)), 0)
+        largest = 3 * int(runs.rows.max(initial=0)) * runs.row_bytes
+        room = max(1, min(2 * self._threads.count, 2 * self._budget // max(1, largest)))
+        deque(self._threads.over(finish, np.flatnonzero(runs.rows).tolist(), room), 0)
         return look.bounds.sketches(seen)
 
     def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:

@@ -18,9 +18,7 @@ from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.local.places import InputFile
 
-PIECE_BYTES = 16 << 20
-_CHUNK = 1 << 20
-_MARK = b"\xef\xbb\xbf"
+PIECE_BYTES, _CHUNK, _MARK = 16 << 20, 1 << 20, b"\xef\xbb\xbf"
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
 # What Arrow says of damage, and Spark's jobs say it in these words.

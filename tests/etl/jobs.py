@@ -12,7 +12,6 @@ from sluice.etl.apply.features import Features, row_keys
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.jobs.job_run import Job, Result
 from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.local.engine import LocalEngine
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
@@ -39,7 +38,11 @@ class Said:
 def on(spark, job: Job, said: Said | None = None) -> Result:
     """Runs a job on a Spark session, or, without one, on this machine's threads."""
     progress = JobProgress(said or Said())
-    return job.run(LocalEngine(job, progress, threads=2) if spark is None else SparkEngine(spark, job, progress))
+    if spark is not None:
+        return job.run(SparkEngine(spark, job, progress))
+    from sluice.etl.local.engine import LocalEngine
+
+    return job.run(LocalEngine(job, progress, threads=2))
 
 
 def run(spark, output: Path, *inputs: object, text: str, said: Said | None = None, **options: object) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -95,3 +96,69 @@ def test_every_mode_makes_the_same_table(spark, tmp_path, name):
         alike(*both)
     assert both[0].version == 3
     assert [table.record.engine for table in both] == ["spark", "local"]
+
+
+ODD = """
+[input]
+format = "parquet"
+columns = ["click:int", "at:float", "since:int", "word:text", "place:text", "tags:texts", "price:float"]
+[table]
+seed = 3
+file_rows = 60
+row_group_rows = 16
+split = {train = 0.7, test = 0.3}
+%s
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "at"
+role = "dense"
+ops = [{op = "fill_mean"}, {op = "standardise"}]
+[[column]]
+name = "since"
+role = "time"
+[[column]]
+name = "word"
+role = "sparse"
+ops = [{op = "categorify", oov = 2}]
+[[column]]
+name = "tags"
+role = "id_list"
+ops = [{op = "categorify", joint = "t"}]
+[[column]]
+name = "place"
+role = "key"
+[[column]]
+name = "price"
+role = "dense"
+ops = [{op = "fill_median", indicator = true}, {op = "min_max"}]
+"""
+WAYS = {"order": 'order = "at"\norder_step = 1\n[sample]\nnegatives = 0.7\nweight = "weight"',
+        "partition": 'partition = "place"\ntogether = "word"\nplain_lists = true\n[[filter]]\ncolumn = "word"\n'
+                     'op = "present"',
+        "drawn": 'key = ["since"]\nsplit_by = ["word"]\n[negatives]\ncolumn = "word"\neach = 2'}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
+    """NaN, -0.0, infinities, nulls, texts in which bytes and characters differ in order, names that a path escapes."""
+    draw = np.random.default_rng(8)
+
+    def of(kind: pa.DataType, *values: object) -> pa.Array:
+        return pa.array([values[n] for n in draw.integers(0, len(values), 400)], kind)
+
+    table = pa.table({
+        "click": of(pa.int8(), 0, 1), "at": of(pa.float64(), *ODD_NUMBERS), "price": of(pa.float64(), *ODD_NUMBERS),
+        "since": of(pa.timestamp("us", "UTC"), -1_500_000, 0, 999_999, 10**15 + 1, None),
+        "word": of(pa.string(), "\U0001f600", "\uffee", "é", "e", "E", "", None, "a\x00"),
+        "place": of(pa.string(), "a b/c%d", "x=1", "ü", "", None, "__HIVE"),
+        "tags": of(pa.list_(pa.string()), [], ["a", None, "b"], None, ["\U0001f600", "\uffee"])})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=70)
+    both = [made(engine, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path / where)
+            for engine, where in ((spark, "spark"), (None, "local"))]
+    alike(*both)
+    assert len(both[0].files) > 2
+
+
+ODD_NUMBERS = (-0.0, 0.0, 1.5, -2.25, -1e300, 1e-300, float("nan"), float("inf"), float("-inf"), None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import random
+import shutil
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +28,7 @@ from sluice.etl.local.pieces import pieces_of
 from sluice.etl.local.places import files_of
 from sluice.etl.local.threads import JobEnded, Threads
 from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FileBackedState
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl import jobs
@@ -69,6 +72,21 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
         assert build.content(table) == build.content(made)
 
 
+def test_a_vocabulary_that_spark_left_in_files_is_applied_and_added_to(made, raw, tmp_path):
+    (tmp_path / "more.tsv").write_text(raw.read_text().replace("\t", "\tn", 5000).replace("\tn", "\t", 4000))
+    tables = [shutil.copytree(made.uri, tmp_path / name) for name in ("memory", "files")]
+    store, state = TableStore(tables[1]), made.state()
+    pq.write_table(state["C1/0"], store.path("_sluice/state/C1.parquet"))
+    stored = replace(state, tables={**state.tables, "C1/0": FileBackedState.of(store, ["_sluice/state/C1.parquet"])})
+    assert stored.save(store) == made.record.state
+    for mode, options in (("append", {}), ("overwrite", {"update_state": True})):
+        for place in tables:
+            build.run(None, place, raw, tmp_path / "more.tsv", mode=mode, max_rejects=1.0, **options)
+        both = [FeatureTable.open(place) for place in tables]
+        assert both[0].record.state == both[1].record.state
+        assert build.content(both[0]) == build.content(both[1])
+
+
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, end):
     draw = random.Random(3)
@@ -76,7 +94,7 @@ def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, end):
     path = tmp_path / "lines"
     path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines) + end)
     (tmp_path / "lines.gz").write_bytes(gzip.compress(path.read_bytes()[:300]) + gzip.compress(path.read_bytes()[300:]))
-    for size in range(1, 90):
+    for size in (1, 2, 3, 5, 8, 20, 41, 64, 1000):
         for name in ("lines", "lines.gz"):
             found = [line for piece in pieces_of(files_of([str(tmp_path / name)]), size)
                      for batch in piece.batches(b"") for line in batch["line"].to_pylist()]
@@ -183,12 +201,16 @@ def test_records_over_several_lines_are_left_to_spark():
     assert "input.multiline" in (only_spark(Spec.own(bad_input.CSV)) or "")
 
 
+def halved(values: pa.Array) -> pa.Array:
+    return values.slice(len(values) // 2)
+
+
 def test_what_a_users_function_raises_is_one_line(tmp_path):
     text = build.TEXT.replace('ops = [{op = "fill", value = 0}', 'ops = [{op = "python", function = '
-                              '"tests.etl.test_jobs:broken", inputs = "number", output = "number"}, '
+                              '"tests.etl.test_local:halved", inputs = "number", output = "number"}, '
                               '{op = "fill", value = 0}')
-    (tmp_path / "rows.tsv").write_text("1" + "\t1" * 10 + "\n")
-    with pytest.raises(JobFailure, match=r"broken returned .* values, not an Arrow array.*; nothing was published"):
+    (tmp_path / "rows.tsv").write_text(2 * ("1" + "\t1" * 10 + "\n"))
+    with pytest.raises(JobFailure, match=r"halved returned .* values, not an Arrow array.*; nothing was published"):
         jobs.run(None, tmp_path / "t", tmp_path / "rows.tsv", text=text)
 
 

@@ -1,4 +1,4 @@
-"""How a local job ends that is killed or interrupted: nothing of it is published, or all."""
+"""Local jobs in processes of their own: killed or interrupted, nothing of them is published, or all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import sys
 import pytest
 
 import tests.etl.test_build as build
+from benchmarks.etl_peers import local
+from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
 
@@ -21,6 +23,24 @@ raw = build.raw
 
 # Forks children that run the same small job; each is killed after the next of some delays, then the next begins. The
 # last one runs to its end and says how long it took.
+_SPEC = """
+[input]
+columns = ["label:int", "I1:int", "C1:text"]
+[table]
+row_group_rows = 64
+split = {train = 1.0}
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+name = "I1"
+role = "dense"
+ops = [{op = "fill_mean"}]
+[[column]]
+name = "C1"
+role = "sparse"
+ops = [{op = "categorify"}]
+"""
 _KILLED = """
 import json, os, random, signal, sys, threading, time
 from pathlib import Path
@@ -53,8 +73,10 @@ print(json.dumps(ended))
 """
 
 
-def test_a_job_killed_at_thirty_moments_publishes_nothing_or_all(raw, tmp_path, repo):
-    (tmp_path / "spec.toml").write_text(build.TEXT)
+def test_a_job_killed_at_thirty_moments_publishes_nothing_or_all(tmp_path, repo):
+    (tmp_path / "spec.toml").write_text(_SPEC)
+    raw = tmp_path / "rows.tsv"
+    raw.write_text("".join(f"{n % 2}\t{n}\t{n % 17}\n" for n in range(400)))
     small_table(tmp_path / "old", rows=30, files=1, splits={"train": 1.0})
     for name in ("whole", *range(30)):
         shutil.copytree(tmp_path / "old", tmp_path / "tables" / str(name))
@@ -65,7 +87,7 @@ def test_a_job_killed_at_thirty_moments_publishes_nothing_or_all(raw, tmp_path, 
     for number in range(30):
         table = FeatureTable.open(tmp_path / "tables" / str(number))
         assert [problem for problem in table.check() if "orphan" not in problem] == []
-        assert (table.version, table.rows) in ((0, 30), (1, build.ROWS))
+        assert (table.version, table.rows) in ((0, 30), (1, 400))
 
 
 def test_an_interrupt_is_answered_within_two_seconds_and_leaves_nothing(raw, tmp_path, repo):
@@ -84,3 +106,24 @@ def test_an_interrupt_is_answered_within_two_seconds_and_leaves_nothing(raw, tmp
     process.stderr.close()
     assert not [path for path in (tmp_path / "t").rglob("*") if path.is_file() and "state" not in path.parts]
     assert {path.name for path in tmp_path.iterdir()} == {"big.tsv", "spec.toml", "t"}
+
+
+def test_it_needs_neither_pyspark_nor_java(tmp_path, repo):
+    (tmp_path / "spec.toml").write_text(_SPEC)
+    (tmp_path / "rows.tsv").write_text("1\t2\ta\n0\t\tb\n")
+    code = "import sys; sys.modules['pyspark'] = None; from sluice.etl.job import program; program()"
+    words = ["--spec", tmp_path / "spec.toml", "--input", tmp_path / "rows.tsv", "--output", tmp_path / "t"]
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=repo, env={"PYTHONPATH": str(repo)},
+                          capture_output=True, text=True, check=True)
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert " ".join(said) == "rows_in rows_out rejected version fingerprint files splits ways engine seconds"
+    assert (said["rows_out"], said["engine"]) == (2, "local")
+    assert done.stderr.startswith("engine: local, ")
+
+
+def test_it_is_an_arm_of_the_benchmark_beside_its_peers(tmp_path):
+    synthesize(tmp_path / "rows-3000.tsv", rows=3000, seed=1)
+    found = local(tmp_path, 3000)
+    assert found["cpu_s"] > 0
+    assert found["peak_mib"] > 50
+    assert [path.name for path in tmp_path.iterdir()] == ["rows-3000.tsv"]
