@@ -27,9 +27,10 @@ from benchmarks.etl import submit_words
 from benchmarks.etl_turns import ROOT, raw_of
 from benchmarks.results import Results, table
 from sluice.etl.common.program import run, say
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.schema import DataFile
-from sluice.etl.spark.job_run import Job
-from sluice.etl.spark.progress import JobProgress
+from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.session import open_session
 from sluice.etl.spark.write import parquet_options
 from sluice.etl.spec.spec import Spec
@@ -86,7 +87,8 @@ def made(spark: Any, work: Path, name: str, bags: str, rows: int) -> Path:
             text = text.replace("[table]", "[table]\nplain_lists = true", 1)
         part = home.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
-        Job(spec=Spec.parse(text), inputs=(str(raw),), store=TableStore(str(part))).run(spark, JobProgress(sys.stderr))
+        job = Job(spec=Spec.parse(text), inputs=(str(raw),), store=TableStore(str(part)))
+        job.run(SparkEngine(spark, job, JobProgress(sys.stderr)))
         part.rename(home)
     return home / "data"
 

@@ -2,8 +2,9 @@
 
 pandas, Polars, DuckDB and a loop over rows (benchmarks.etl_arms) run in an environment of their own, which
 `make bench-peers-etl` makes from requirements-peers-etl.txt; Spark as spark-submit would: a fresh session for each
-size, whose start counts too. All have both cores. At every size it is checked that all arms made the same features
-(the loop only looks at 500,000 rows, and is reckoned from there).
+size, whose start counts too; and the same job on the local engine, in a process of its own. All have both cores. At
+every size it is checked that all arms made the same features (the loop only looks at 500,000 rows, and is reckoned from
+there).
 
 Measurements are kept in DIR/results.jsonl, one by one; asked again, the run goes on. The last line is JSON."""
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -55,6 +57,22 @@ def spark(work: Path, rows: int) -> dict[str, Any]:
             "peak_mib": sum(turn["peak_mib"].values())}
 
 
+def local(work: Path, rows: int) -> dict[str, Any]:
+    """The same job on this machine's threads: a fresh process, as a person starts it, to its committed table."""
+    raw = raw_of(work, rows)
+    with tempfile.TemporaryDirectory(prefix="sluice-local-", dir=work) as out:
+        start = time.perf_counter()
+        process = subprocess.Popen([sys.executable, "-m", "sluice", "etl", "--engine", "local", "--spec",
+                                    "features/criteo.toml", "--input", str(raw), "--output", f"{out}/table"], cwd=ROOT,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"the local job ended with {process.returncode}")
+        return {"seconds": round(time.perf_counter() - start, 2), "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+                "peak_mib": used.ru_maxrss // 1024}
+
+
 def alike(found: dict[str, dict[str, Any]]) -> None:
     """Refuses a comparison of different features; numbers are summed in other orders, so thousandths may differ."""
     contents = {name: dict(f["content"]) for name, f in found.items() if f.get("scaled") == 1 and "content" in f}
@@ -68,6 +86,7 @@ def measure(work: Path, results: Results, rows: int, arms: list[str]) -> list[di
     found = {name: results.once({"figure": "peers", "arm": name, "rows": rows},
                                 lambda: arm(name, work, rows)) for name in arms}  # noqa: B023  called at once
     alike(found)
+    found["local"] = results.once({"figure": "peers", "arm": "local", "rows": rows}, lambda: local(work, rows))
     found["Spark"] = results.once({"figure": "peers", "arm": "spark", "rows": rows}, lambda: spark(work, rows))
     return [{"rows": rows, "arm": name + (f" (of {LOOP_ROWS:,} rows)" if f.get("scaled", 1) > 1 else ""),
              "seconds": float(f["seconds"]), "CPU s": float(f["cpu_s"]), "rows/s": rows / f["seconds"],

@@ -39,11 +39,11 @@ from sluice.etl.apply.parse import InputParser
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.common.suggest import nearest
-from sluice.etl.spark.job_run import Job
-from sluice.etl.spark.progress import JobProgress
+from sluice.etl.jobs.job_run import WORKER_BYTES, Job
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.read_input import Batches, Raw
 from sluice.etl.spark.session import open_session
-from sluice.etl.spark.vocabulary.strategy import WORKER_BYTES
 from sluice.etl.spark.write import parquet_options
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.criteo import CATEGORIES, INTEGERS
@@ -115,7 +115,8 @@ class Stages(JobProgress):
 
 def job(spark: Any, raw: Path, out: Path, _rows: int, stages: Stages, *,
         worker_bytes: int = WORKER_BYTES) -> None:
-    Job(spec=criteo(), inputs=(str(raw),), store=TableStore(str(out)), worker_bytes=worker_bytes).run(spark, stages)
+    made = Job(spec=criteo(), inputs=(str(raw),), store=TableStore(str(out)), worker_bytes=worker_bytes)
+    made.run(SparkEngine(spark, made, stages))
 
 
 def criteo() -> Spec:

@@ -18,7 +18,7 @@ _EXAMPLES = """examples:
   sluice check table --version 3"""
 _USAGE = """usage: sluice COMMAND …
 
-Synthetic raw logs, and a look at feature tables. (Tables are made by etl/job.py, with Spark.)
+Synthetic raw logs, and a look at feature tables. (`sluice etl` and etl/job.py make tables.)
 
 commands:
 """ + "\n".join(f"  {name:7} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items()) + f"""

@@ -1,4 +1,4 @@
-"""Turns raw logs into a new version of a feature table, with Spark: a program for spark-submit."""
+"""Turns raw logs into a new version of a feature table: a program for spark-submit, and for `sluice etl`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _EXAMPLES = r"""examples:
   spark-submit --properties-file spark-defaults.conf etl/job.py --spec features/criteo.toml \
       --input 'logs/day_*.tsv' --output table
   … --input logs/day_7.tsv --output table --mode append
+  sluice etl --spec features/criteo.toml --input 'logs/day_*.tsv' --output table
 
 The last line on standard output is JSON: rows_in, rows_out, rejected, version, fingerprint, files, seconds.
 Exit code: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted."""
@@ -45,9 +46,9 @@ def main(argv: list[str]) -> dict[str, Any]:
 
     name = "etl/job.py" if __name__ == "__main__" else "sluice etl"
     request = parse(JobRequest, argv=argv, prog=name, description=_DESCRIPTION, epilog=_EXAMPLES)
-    from sluice.etl.spark.progress import JobProgress
+    from sluice.etl.jobs.progress import JobProgress
 
-    return request.answer(JobProgress(sys.stderr))
+    return request.answer(JobProgress(sys.stderr), argv)
 
 
 def program() -> NoReturn:
@@ -61,11 +62,11 @@ def program() -> NoReturn:
               "--conf spark.pyspark.python=.venv/bin/python", file=sys.stderr)
         sys.exit(2)
     from sluice.etl.common.program import run
-    from sluice.etl.spark.errors import SparkFailure
+    from sluice.etl.jobs.engine import JobFailure
     from sluice.etl.table.commit import CommitConflict
 
     # What the spec says wrongly of an operator is a SpecError; the others come from a function while it works.
-    run(main, failures=(SparkFailure, CommitConflict))
+    run(main, failures=(JobFailure, CommitConflict))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `sluice etl` and etl/job.py are asked: to make a new version of a feature table from raw logs, with Spark."""
+"""What `sluice etl` and etl/job.py are asked: to make a new version of a feature table from raw logs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 
 if TYPE_CHECKING:
-    from sluice.etl.spark.job_run import Job
-    from sluice.etl.spark.progress import JobProgress
+    from sluice.etl.jobs.job_run import Job
+    from sluice.etl.jobs.progress import JobProgress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,15 @@ class JobInput:
 
     title = "what"
     spec: str = setting(help="feature spec, a TOML file", metavar="SPEC")
-    input: tuple[str, ...] = setting(help="files, folders or globs, any URI that Spark reads", metavar="PATH",
+    input: tuple[str, ...] = setting(help="files, folders or globs, any URI that the engine reads", metavar="PATH",
                                      several=True)
     output: str = setting(help="the table's folder or URI", metavar="TABLE")
     mode: str = setting("create", "create a table, append to it, or overwrite it",
                         choices=("create", "append", "overwrite"))
+    engine: str | None = setting(
+        None, "what does the work: Spark, as always in spark-submit, or this machine's own threads, which make the "
+        "same table without Java, but cannot join rows with other rows (default: local where the spec allows it and no "
+        "cluster is configured)", choices=("local", "spark"))
     explain: bool = setting(False, "say what would be done, and do nothing: columns, operators, passes, joins, memory")
 
 
@@ -66,35 +70,28 @@ class JobRequest(JobInput, LearningOptions):
                                choices=("refuse", "accept"))
 
     def job(self) -> Job:
-        from sluice.etl.spark.job_run import Job
+        from sluice.etl.jobs.job_run import Job
 
         return Job(spec=Spec.read(self.spec), inputs=self.input, store=TableStore(self.output), mode=self.mode,
                    rejects=self.rejects, max_rejects=self.max_rejects, reuse_state=self.reuse_state,
                    update_state=self.update_state, refit=self.refit, accept_nulls=self.accept_nulls,
                    split_moved=self.split_moved, worker_bytes=self.worker_memory * 2**20)
 
-    def answer(self, progress: JobProgress) -> dict[str, Any]:
-        """Does the job, or says what it would do, and returns the program's last line."""
+    def answer(self, progress: JobProgress, argv: list[str]) -> dict[str, Any]:
+        """Does the job, which was started with `argv`, or says what it would do; returns the program's last line."""
+        from sluice.etl.engines import choose, opened
+
         start, job = time.monotonic(), self.job()
+        engine = choose(self.engine, job.spec, argv, progress.say)
         if self.explain:
             from sluice.etl.spark.explain import explain
 
-            lines, about = explain(job)
+            lines, about = explain(job, engine)
             for line in lines:
                 progress.say(line)
             return about
-        from sluice.etl.spark.errors import clearly
-        from sluice.etl.spark.read_input import check_paths
-        from sluice.etl.spark.session import open_session
-
-        check_paths(job.inputs)
-        with progress.stage("starting Spark"):
-            spark = open_session("sluice-etl")
-        try:
-            with clearly():
-                result = job.run(spark, progress)
-        finally:
-            spark.stop()
+        with opened(engine, job, progress) as work:
+            result = job.run(work)
         seconds = round(time.monotonic() - start, 1)
         progress.say(f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
                      f"{seconds} s")

@@ -6,7 +6,7 @@ import sys
 from importlib import import_module, metadata
 
 VERBS = {
-    "etl": ("sluice.etl.job", None, "make a feature table from raw logs, on this machine's Spark"),
+    "etl": ("sluice.etl.job", None, "make a feature table from raw logs, on this machine"),
     "synth": ("sluice.etl.__main__", "synth", "write synthetic raw logs whose best reachable AUC is known"),
     "show": ("sluice.etl.__main__", "show", "say what a feature table holds"),
     "check": ("sluice.etl.__main__", "check", "verify a feature table's files, counts and checksums"),

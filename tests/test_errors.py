@@ -37,7 +37,7 @@ NOT_A_USERS_MISTAKE = {
     "RecordError": "told as a DamagedRecord, with its file",
     "RestartsExhausted": "a worker process ended again and again",
     "SharedMemoryError": "the system's",
-    "SparkFailure": "a job that Spark could not finish",
+    "JobFailure": "a job that its engine could not finish",
     "StatsError": "of code that describes what a stage did",
     "StepFailed": "a step of the demo ended badly, and said why",
     "Stopped": "a run was asked to stop",

@@ -1,1 +1,1 @@
-"""Applies a spec to Arrow batches, without Spark: shared by Spark's workers, the loader and the server."""
+"""Applies a spec to Arrow batches, whatever the engine: shared by the engines, the loader and the server."""

@@ -21,7 +21,7 @@ from sluice.etl.table.job_record import MORE, JobRecord
 from sluice.etl.table.profile import DriftError
 
 if TYPE_CHECKING:
-    from sluice.etl.spark.fit import Counted
+    from sluice.etl.apply.counts import Counted
 
 TIMES = 2.0
 """A share is refused if it is more than TIMES what it was, and at least MORE above it."""

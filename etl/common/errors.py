@@ -7,3 +7,7 @@ class UsageError(ValueError):
     """A user's mistake: its message names what is wrong and what to do.
 
     A program that meets one says its message in one line and ends with 2 (`sluice.etl.common.program`)."""
+
+
+class InputError(UsageError):
+    """Input that cannot be read: its message names the path, and what is wrong."""

@@ -106,7 +106,7 @@ class Fitted(Operator):
 
     @property
     def least(self) -> int:
-        """The least sum that is kept."""
+        """The least sum that is kept, if it is above 1; sums of numbers, which may be negative, are all kept."""
         return 1
 
     @abstractmethod

@@ -6,6 +6,8 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+from sluice.etl.jobs.engine import JobFailure
+
 # Errors that are explained: what Java says, and what to do.
 _KNOWN = (
     (r"No space left on device", "the disk is full: make room for output and spark.local.dir"),
@@ -18,22 +20,18 @@ _KNOWN = (
 )
 
 
-class SparkFailure(RuntimeError):
-    """A job that Spark could not finish: its message is the cause in one line."""
-
-
 @contextlib.contextmanager
 def clearly() -> Iterator[None]:
-    """Turns what Spark raises, and a disk's errors, into a `SparkFailure`."""
+    """Turns what Spark raises, and a disk's errors, into a `JobFailure`."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise SparkFailure(cause(str(error))) from error
+        raise JobFailure(cause(str(error))) from error
     except OSError as error:
-        raise SparkFailure(f"{error.filename}: {cause(str(error))}" if error.filename else cause(str(error))) from error
+        raise JobFailure(f"{error.filename}: {cause(str(error))}" if error.filename else cause(str(error))) from error
 
 
 def cause(text: str) -> str:

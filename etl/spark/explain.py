@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from sluice.etl.apply.learned_rows import learned_from
+from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.base import MAX_VALUES
-from sluice.etl.spark.job_run import Job
 from sluice.etl.spark.vocabulary.large import may_be_stored
 from sluice.etl.spark.vocabulary.strategy import (
     BROADCAST,
@@ -22,13 +22,14 @@ from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.spec import Spec
 
 
-def explain(job: Job) -> tuple[list[str], dict[str, Any]]:
+def explain(job: Job, engine: str = "spark") -> tuple[list[str], dict[str, Any]]:
     """Returns lines for a person, and the same as plain values."""
     spec, learning = job.spec, job.before is None or job.update_state
     passes = (max(1, spec.levels) if learning else 1) + spec.rows.relational
     known = choose_lookup(spec, job.before, job.worker_bytes) if job.before and not learning else {}
     about: dict[str, Any] = {
-        "mode": job.mode, "base_version": job.base.version, "columns": len(spec.columns), "levels": spec.levels,
+        "engine": engine, "mode": job.mode,
+        "base_version": job.base.version, "columns": len(spec.columns), "levels": spec.levels,
         "passes": passes + 1, "fitted": [learned.key for learned in spec.fitted] if learning else [],
         "online": [c.name for c in spec.columns if c.online is not None], "worker_bytes": job.worker_bytes,
         "collected_values": driver_limit(job.worker_bytes), "ways": known,
@@ -47,7 +48,7 @@ def explain(job: Job) -> tuple[list[str], dict[str, Any]]:
         lines += [f"  all is learned from {learned_from(spec.table.training)} alone"] if spec.fitted else []
     else:
         lines.append(f"  what version {job.base.version} learned is applied as it is")
-    lines += _ways(spec, known, job.worker_bytes)
+    lines += _ways(spec, known, job.worker_bytes) if engine == "spark" else []
     lines.append(f"files of about {spec.table.file_rows:,} rows in row groups of {spec.table.row_group_rows:,}, in "
                  f"{', '.join(spec.table.split)}; rows lie {_order(spec)}")
     return lines, about

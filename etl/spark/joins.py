@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sluice.etl.spark.parquet_footers import InputError
+from sluice.etl.common.errors import InputError
 from sluice.etl.spec.row_rules import Dedup, History, Join
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError

@@ -13,17 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sluice.etl.apply.input_checks import (
+    files_of_delta,
+    header_of,
+    refuse_differences,
+    refuse_header,
+    refuse_missing,
+)
 from sluice.etl.apply.parse import Batches, InputParser
+from sluice.etl.common.errors import InputError
 from sluice.etl.spark.compressed_files import refuse_cut
 from sluice.etl.spark.joins import joined_by, relate
-from sluice.etl.spark.parquet_footers import InputError, refuse_differences, types_of
+from sluice.etl.spark.parquet_footers import types_of
 from sluice.etl.spark.time_texts import check_orders
 from sluice.etl.spec.spec import Spec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-__all__ = ["InputError", "Raw"]
 
 SPARK_TYPES = {"int": "bigint", "float": "double", "text": "string", "texts": "array<string>",
                "floats": "array<double>"}
@@ -61,7 +67,7 @@ class Raw:
 
     @property
     def header(self) -> str:
-        return self.spec.input.delimiter.join(self.spec.input.columns) if self.spec.input.header else ""
+        return header_of(self.spec.input)
 
     def read(self, with_file: bool = False) -> DataFrame:
         """Reads the input unchanged: a column `line`, or the input's columns and `_bad`, the first that does not fit,
@@ -123,7 +129,7 @@ class Raw:
 
         source = self.spec.input
         if self.spec.input.format == "delta":
-            files = [f for path in self.paths for f in _files_of_delta(path)]
+            files = [f for path in self.paths for f in files_of_delta(path)]
             if not files:
                 raise InputError(f"{self.named}: holds no rows")
             reader = self.spark.read.option("mergeSchema", "true")  # older files may lack a newer column
@@ -133,9 +139,7 @@ class Raw:
             frame = self._parquet(mergeSchema=merged)
             frame = frame.withColumns({name: sql.lit(None).cast(SPARK_TYPES[source.columns[name]])
                                        for name in source.optional if name not in frame.columns})
-        missing = [name for name in self.spec.input.columns if name not in frame.columns]
-        if missing:
-            raise InputError(f"{self.named}: there is no column {missing[0]!r} (there are: {', '.join(frame.columns)})")
+        refuse_missing(self.named, frame.columns, source.columns)
         return frame
 
     def _parquet(self, **options: str) -> DataFrame:
@@ -159,23 +163,13 @@ class Raw:
         if source.format == "parquet":
             with self._named():
                 files = self._parquet().inputFiles()
-            hint = 'write it there, or list it in input.optional, to have nulls there'
-            refuse_differences(types_of(self.spark, files), source.columns, source.optional, hint)
+            refuse_differences(types_of(self.spark, files), source.columns, source.optional)
         if source.format not in ("parquet", "delta"):
             files = self.read(with_file=True).inputFiles()
             refuse_cut(self.spark, files)
-        if not self.spec.input.header:
-            return
-        want = list(self.spec.input.columns)
-        for path, line in _first_lines(self.spark, files):
-            have = line.rstrip("\r").split(self.spec.input.delimiter)
-            if line and have != want:
-                place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b),
-                             min(len(have), len(want)))
-                names = [repr(side[place]) if place < len(side) else "no column" for side in (have, want)]
-                raise InputError(f"{path}: its header has {names[0]} in column {place + 1}, where the spec has "
-                                 f"{names[1]} (it has {len(have)} columns, the spec {len(want)}); make the file's "
-                                 "columns those of input.columns")
+        if source.header:
+            for path, line in _first_lines(self.spark, files):
+                refuse_header(path, line, source)
 
     @cached_property
     def joins(self) -> dict[str, str]:
@@ -193,6 +187,11 @@ class Raw:
         check_orders(typed, self.spec)
         return relate(typed, self.spec, self.earlier).persist()
 
+    def release(self) -> None:
+        """Lets go of the rows that Spark holds for this input, if any."""
+        if self.spec.rows.relational and "frame" in self.__dict__:
+            self.frame.unpersist()
+
 
 def _typed(spec: Spec, batches: Batches) -> Batches:
     """In a worker: returns good rows as columns."""
@@ -200,20 +199,6 @@ def _typed(spec: Spec, batches: Batches) -> Batches:
     for batch in batches:
         parsed = parser.parse(batch)
         yield pa.record_batch([parsed.columns[name] for name in spec.input.columns], list(spec.input.columns))
-
-
-def _files_of_delta(path: str) -> list[str]:
-    from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError
-
-    try:
-        table = DeltaTable(path)
-        if "deletionVectors" in (table.protocol().reader_features or []):
-            raise InputError(f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
-                             "without them (REORG TABLE … APPLY (PURGE))")
-        return list(table.file_uris())
-    except DeltaError as error:
-        raise InputError(f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})") from None
 
 
 def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, str]]:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sluice.etl.apply.lines import bare
 from sluice.etl.apply.parse import Batches, InputParser
-from sluice.etl.spark.read_input import InputError, Raw
+from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
+from sluice.etl.spark.read_input import Raw
 from sluice.etl.spec.spec import Spec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_NAMES = ["file", "start", "line", "lines", "reason", "raw", "base64"]
-_FILES = re.compile(r"\.?(part-[^/]*\.json|_SUCCESS)(\.crc)?")
+_TYPES = "file string, start bigint, line bigint, lines bigint, reason string, raw string, base64 string"
+_SCHEMA = pa.schema([(name, pa.int64() if kind == "bigint" else pa.string())
+                     for name, kind in (column.split() for column in _TYPES.split(", "))])
 
 
 def check_rejects(spark: SparkSession, url: str) -> None:
@@ -31,10 +30,7 @@ def check_rejects(spark: SparkSession, url: str) -> None:
     if not system.exists(path):
         return
     found = [(status.getPath().getName(), status.isFile()) for status in system.listStatus(path)]
-    other = next((name for name, plain in found if not plain or not _FILES.fullmatch(name)), None)
-    if other is not None:
-        raise InputError(f"--rejects {url}: holds {other!r}, which no job set aside and which would be removed; name "
-                         "another folder")
+    refuse_others(url, found)
 
 
 def write_rejects(raw: Raw, url: str) -> None:
@@ -45,7 +41,7 @@ def write_rejects(raw: Raw, url: str) -> None:
 
     found = raw.read(with_file=True).mapInArrow(
         partial(_rejects, raw.spec, raw.header),
-        "file string, start bigint, line bigint, lines bigint, reason string, raw string, base64 string").persist()
+        _TYPES).persist()
     try:
         # Each file comes in parts: a line's number is its number in its part plus the lines of earlier parts.
         parts = found.where("lines is not null").select("file", "start", "lines").collect()
@@ -62,47 +58,31 @@ def write_rejects(raw: Raw, url: str) -> None:
         found.unpersist()
 
 
+def reject_of(spark: SparkSession, url: str, reason: str) -> Reject | None:
+    """One of the rows that were written for this reason."""
+    row = spark.read.schema("file string, line bigint, reason string, raw string, base64 string").json(url).where(
+        f"reason = {json.dumps(reason)}").first()
+    return None if row is None else Reject(**row.asDict())
+
+
 def _rejects(spec: Spec, header: str, batches: Batches) -> Batches:
     """In a worker: returns rejects with their numbers in their parts of files, and how many lines each part has."""
     parser, head = InputParser(spec), header.encode()
     lines: dict[tuple[str, int], int] = {}
     for batch in batches:
-        rejected = dict(parser.parse(batch).rejected)
         numbers: list[int | None] = [None] * batch.num_rows
-        starts = [0] * batch.num_rows
+        starts, files = [0] * batch.num_rows, batch["_file"].to_pylist()
         if "line" in batch.schema.names:
             starts = batch["_from"].to_pylist()
-            for number, part in enumerate(zip(batch["_file"].to_pylist(), starts, strict=True)):
+            for number, part in enumerate(zip(files, starts, strict=True)):
                 numbers[number] = lines[part] = lines.get(part, 0) + 1
-        if head:
-            rejected = {number: reason for number, reason in rejected.items()
-                        if "line" not in batch.schema.names or bare(batch["line"][number].as_py()) != head}
-        rows = batch.take(pa.array(list(rejected), pa.int64())).to_pylist()
-        texts = [_text(row) for row in rows]
-        none: list[None] = [None] * len(rows)
-        yield pa.record_batch([
-            pa.array([row["_file"] for row in rows], pa.string()), pa.array([starts[n] for n in rejected], pa.int64()),
-            pa.array([numbers[n] for n in rejected], pa.int64()), pa.array(none, pa.int64()),
-            pa.array(list(rejected.values()), pa.string()), pa.array([text for text, _ in texts], pa.string()),
-            pa.array([coded for _, coded in texts], pa.string())], _NAMES)
-    nothing = pa.nulls(len(lines), pa.string())
-    yield pa.record_batch([
-        pa.array([file for file, _ in lines], pa.string()), pa.array([start for _, start in lines], pa.int64()),
-        pa.nulls(len(lines), pa.int64()), pa.array(list(lines.values()), pa.int64()), nothing, nothing, nothing],
-        _NAMES)
+        found = [(files[n], starts[n], numbers[n], None, *rest)
+                 for n, *rest in texts_of(batch, parser.parse(batch), head)]
+        yield _batch(found)
+    yield _batch([(*part, None, count, None, None, None) for part, count in lines.items()])
 
 
-def _text(row: dict[str, Any]) -> tuple[str, str | None]:
-    """A row as text, and its bytes in base64 if they are not text."""
-    if "line" in row:
-        content = bare(row["line"])
-    elif "_broken" in row:
-        cells = b",".join(value or b"" for name, value in row.items() if name not in ("_file", "_broken"))
-        content = cells if row["_broken"] is None else row["_broken"].encode("latin-1")
-    else:
-        return json.dumps({name: value for name, value in row.items() if name not in ("_file", "_bad")},
-                          default=str), None
-    try:
-        return content.decode(), None
-    except UnicodeDecodeError:
-        return content.decode(errors="backslashreplace"), base64.b64encode(content).decode()
+def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [()] * len(_SCHEMA)
+    return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)],
+                           schema=_SCHEMA)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sluice.etl.spark.parquet_footers import InputError
+from sluice.etl.common.errors import InputError
 from sluice.etl.spec.spec import Spec
 
 if TYPE_CHECKING:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.apply.features import Features, FileAssignment, Keys, hash_of, row_keys, whole_rows
+from sluice.etl.apply.counts import selected
+from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.parse import Batches, InputParser
-from sluice.etl.spark.fit import selected
+from sluice.etl.apply.placed import Look, Placing
 from sluice.etl.spark.read_input import Raw
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.table.data_files import arrow_schema
 from sluice.etl.table.fitted_state import FittedState, Packed
 from sluice.etl.table.job_record import NO_PARTITION
-from sluice.etl.table.sketch import Gathered, HashBounds, Sketch, SketchSum, gather
+from sluice.etl.table.sketch import Gathered, Sketch, SketchSum
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -46,11 +44,10 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
     columns += ["_first double not null"] if placement.sorted_by_value else []
     columns += ["_row bigint not null"] if placement.has_ties else []
     nothing: Gathered = {}
-    rules = [spec.rule, *([before] if before and before.recognition != spec.rule.recognition else [])]
-    look = _Look(rules=tuple(rules), bounds=HashBounds.of(rows, spec.table.split), splits=tuple(spec.table.split),
-                 gathered=context.accumulator(nothing, SketchSum()))  # type: ignore[arg-type]
+    gathered = context.accumulator(nothing, SketchSum())  # type: ignore[arg-type]
+    look = Look.of(placement, rows, before)
     shipped = context.broadcast(joins.shipped(state).packed())
-    worker = partial(_apply, placement, joins, look, lambda: shipped.value)
+    worker = partial(_apply, placement, joins, (look, gathered), lambda: shipped.value)
     columns += ["_key bigint not null", "_file int not null"]
     placed = joins.closed(raw.frame.mapInArrow(worker, ", ".join(columns)), state, types)
     # A file is in one split, so rows need no order by split: by one number alone they are sorted fastest. A writer
@@ -71,7 +68,7 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
         **parquet_options(spec.table.row_group_rows, [f.name for f in schema if f.type == pa.string() and f.nullable])
     ).parquet(url)
     shipped.unpersist()
-    return look.bounds.sketches(look.gathered.value)
+    return look.bounds.sketches(gathered.value)
 
 
 def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str, str]:
@@ -87,48 +84,18 @@ def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str,
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """In a worker: takes from each row that it writes what sketches need."""
-
-    rules: tuple[Identity, ...]
-    """The rules to sketch by; the first is that of the rows' keys."""
-    bounds: HashBounds
-    splits: tuple[str, ...]
-    gathered: Accumulator[Gathered]
-
-    def at(self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array], keys: Keys) -> Gathered:
-        found: Gathered = {}
-        for number, rule in enumerate(self.rules):
-            as_keys = number == 0 and rule.recognised == rule.columns
-            hashes = keys if as_keys else hash_of(columns, rule.recognised, rule.seed)
-            for place, name in enumerate(self.splits):
-                if len(small := self.bounds.smallest(name, hashes[split == place])):
-                    found[rule.recognition, name] = small
-        return found
-
-
-def _apply(placement: FileAssignment, joins: Joins, look: _Look, packed: Callable[[], Packed], batches: Batches
-           ) -> Batches:
+def _apply(placement: FileAssignment, joins: Joins, sketching: tuple[Look, Accumulator[Gathered]],
+           packed: Callable[[], Packed], batches: Batches) -> Batches:
     """In a worker: returns finished columns, key and file number of each good row."""
-    spec = placement.spec
+    spec, (look, gathered) = placement.spec, sketching
     parser, state = InputParser(spec), FittedState.unpacked(spec.fitted_hash, packed())
-    features, seen = Features(spec, state), Gathered()
+    features = Features(spec, state)
+    placing = Placing(placement, look, features, state)
     names = [*(c.name for c in spec.columns if c.name not in joins.names), *joins.columns,
-             *(["_first"] if placement.sorted_by_value else []), *(["_row"] if placement.has_ties else []),
-             "_key", "_file"]
+             *Placing.order(placement), "_file"]
     for batch in batches:
-        columns, keys = selected(spec, parser.parse(batch))
-        keys = row_keys(columns, spec) if keys is None else keys
-        split = placement.split(keys, columns)
-        if spec.rows.negatives:
-            columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, state["rows/negatives/0"])
-            # What is drawn for a test row is a test row: in another split it would reveal that row's label.
-            keys, split = row_keys(columns, spec), split[origin]
-        gather(seen, look.at(split, columns, keys))
-        files, first = placement.place(features, columns, keys, split)
-        made = [*features.apply(columns, keys, joins.names, split), *joins.opened(features, columns, keys, split)]
-        yield pa.record_batch([*made, *([] if first is None else [first]),
-                               *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),
-                               pa.array(keys.view(np.int64)), pa.array(files)], names)
-    look.gathered.add(seen)
+        rows = placing.of(*selected(spec, parser.parse(batch)))
+        made = [*features.apply(rows.columns, rows.keys, joins.names, rows.split),
+                *joins.opened(features, rows.columns, rows.keys, rows.split)]
+        yield pa.record_batch([*made, *rows.order, pa.array(rows.files)], names)
+    gathered.add(placing.seen)

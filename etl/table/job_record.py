@@ -73,6 +73,8 @@ class JobRecord:
     """Whether the newest values of its histories and side tables are stored in `_sluice/serving/<job>`."""
     identity: Identity | None = None
     """How its rows are recognised; None in records of older programs: then by all input columns of `spec`."""
+    engine: str | None = None
+    """What made its files, `spark` or `local`, which decides nothing in them; None in records of older programs."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.etl.apply.counts import selected
 from sluice.etl.apply.features import Features, row_keys
 from sluice.etl.apply.parse import InputParser
-from sluice.etl.spark.fit import selected
-from sluice.etl.spark.job_run import Job, Result
-from sluice.etl.spark.progress import JobProgress
+from sluice.etl.jobs.job_run import Job, Result
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
@@ -34,9 +35,19 @@ class Said:
         pass
 
 
+def on(spark, job: Job, said: Said | None = None) -> Result:
+    """Runs a job on a Spark session, or, without one, on this machine's threads."""
+    progress = JobProgress(said or Said())
+    if spark is not None:
+        return job.run(SparkEngine(spark, job, progress))
+    from sluice.etl.local.engine import LocalEngine
+
+    return job.run(LocalEngine(job, progress, threads=2))
+
+
 def run(spark, output: Path, *inputs: object, text: str, said: Said | None = None, **options: object) -> Result:
     job = Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
-    return job.run(spark, JobProgress(said or Said()))
+    return on(spark, job, said)
 
 
 def rows_of(table: FeatureTable, split: str | None = None) -> list[dict]:

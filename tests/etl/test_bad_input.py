@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from sluice.etl.spark.errors import SparkFailure, clearly
-from sluice.etl.spark.job_run import Job
-from sluice.etl.spark.read_input import InputError
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.spark.errors import clearly
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.table import FeatureTable, TableError
@@ -159,7 +160,7 @@ def test_a_full_disk_is_said_in_one_line_and_publishes_nothing(spark, tmp_path, 
     pq.write_table(table(*np.random.default_rng(1).integers(0, 2**63, 20_000).astype(str)), path)
     text = PARQUET.replace('role = "key"', 'role = "sparse"\nops = [{op = "categorify"}]') if size == "16k" else PARQUET
     with mounted(tmp_path / "disk", f"size={size}"):
-        with pytest.raises(SparkFailure, match=r"the disk is full: make room .*nothing was published") as error, \
+        with pytest.raises(JobFailure, match=r"the disk is full: make room .*nothing was published") as error, \
                 clearly():
             run(spark, tmp_path / "disk" / "t", path, text=text)
         assert "\n" not in str(error.value)

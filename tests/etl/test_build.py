@@ -15,10 +15,9 @@ import pytest
 from deltalake import write_deltalake
 
 from sluice.etl.apply.features import FileAssignment, row_keys
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.hashing import hash_texts
-from sluice.etl.spark.job_run import Job
-from sluice.etl.spark.progress import JobProgress
-from sluice.etl.spark.read_input import InputError
 from sluice.etl.spark.rejects import check_rejects
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
@@ -28,6 +27,7 @@ from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
+from tests.etl.jobs import on
 
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
@@ -66,20 +66,9 @@ ROWS = 2000
 COLUMNS = ("label", "I1", "I2", "I3", *(f"C{i}" for i in range(1, 8)))
 
 
-class Quiet:
-    def isatty(self) -> bool:
-        return False
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-
 def run(spark, output, *inputs, text=TEXT, **options):
     job = Job(spec=Spec.parse(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
-    return job.run(spark, JobProgress(Quiet()))
+    return on(spark, job)
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +241,7 @@ def test_rejects_are_counted_and_kept_with_file_reason_and_text(spark, broken, t
             run(spark, tmp_path / "t", broken, rejects=str(place), mode="overwrite")
     assert kept == {place: place.read_text() for place in kept}
     (tmp_path / "rejects" / "notes.md").unlink()
-    check_rejects(spark, str(tmp_path / "rejects"))
+    assert spark is None or check_rejects(spark, str(tmp_path / "rejects")) is None
 
 
 def test_too_many_rejects_refuse_the_job_and_publish_nothing(spark, broken, tmp_path):
@@ -298,7 +287,7 @@ def test_a_job_that_was_overtaken_publishes_nothing(spark, raw, tmp_path):
     job = Job(spec=Spec.parse(TEXT), inputs=(str(raw),), store=TableStore(tmp_path / "t"), mode="overwrite")
     overtaking = small_table(tmp_path / "t", rows=200, mode="append", first=300)
     with pytest.raises(CommitConflict, match="another job published version 1"):
-        job.run(spark, JobProgress(Quiet()))
+        on(spark, job)
     assert FeatureTable.open(tmp_path / "t").files == overtaking.files
 
 
@@ -308,7 +297,7 @@ def test_a_failure_while_writing_leaves_the_old_version_and_no_files(spark, raw,
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sluice.etl.spark.job_run.describe", full)
+    monkeypatch.setattr("sluice.etl.jobs.job_run.describe", full)
     with pytest.raises(OSError, match="No space left"):
         run(spark, tmp_path / "t", raw, mode="overwrite")
     table = FeatureTable.open(tmp_path / "t")

@@ -7,9 +7,10 @@ import gzip
 
 import pytest
 
-from sluice.etl.spark.compressed_files import fault
-from sluice.etl.spark.errors import SparkFailure, cause, clearly
-from sluice.etl.spark.parquet_footers import InputError
+from sluice.etl.apply.input_checks import fault
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.spark.errors import cause, clearly
 from tests.etl.jobs import run
 
 LINES = "".join(f"{n % 2},item {n * 7919 % 100_003}\n" for n in range(40_000)).encode()
@@ -79,7 +80,7 @@ def test_a_file_that_is_cut_short_is_refused_by_name(spark, tmp_path):
         run(spark, tmp_path / "t", tmp_path / "in", text=TEXT)
     (tmp_path / "in" / "cut.csv.bz2").unlink()
     (tmp_path / "in" / "cut.csv.gz").write_bytes(gzip.compress(LINES)[:-4])
-    with pytest.raises(SparkFailure, match=r"/in/cut\.csv\.gz: it is cut short: copy it here anew \(.*\); nothing "
+    with pytest.raises(JobFailure, match=r"/in/cut\.csv\.gz: it is cut short: copy it here anew \(.*\); nothing "
                                            r"was published"), clearly():
         run(spark, tmp_path / "t", tmp_path / "in", text=TEXT)
     assert not list((tmp_path / "t").rglob("*.parquet"))

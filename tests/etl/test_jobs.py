@@ -15,10 +15,12 @@ import pytest
 from deltalake import DeltaTable
 
 from sluice.etl.apply.features import in_training, row_keys
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.fitting import fit
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.explain import explain
-from sluice.etl.spark.fit import fit
-from sluice.etl.spark.job_run import Job
-from sluice.etl.spark.read_input import InputError, Raw
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.job_record import NO_PARTITION
@@ -155,13 +157,13 @@ role = "sparse"
 ops = [{op = "python", function = "tests.etl.test_jobs:noted", inputs = "text", output = "text"}, {op = "categorify"}]
 """
     assert len({learned.op for learned in Spec.parse(text).fitted}) == 5
-    state, counted = fit(Raw(spark, Spec.own(text), (str(tmp_path / "rows.parquet"),)))
+    state, counted = fitted(spark, tmp_path, tmp_path / "rows.parquet", text)
     assert counted.rows == 4
     assert [state[f"item{n}/0"].num_rows for n in (2, 3, 4)] == [1, 0, 0]
     assert len(list(passes.iterdir())) == 1
 
 
-def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, monkeypatch):
+def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_path, monkeypatch):
     """And the driver collects no more than it says, with nothing taken from it in another way."""
     from pyspark.sql.classic.dataframe import DataFrame
 
@@ -176,7 +178,7 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, monkey
         text += "".join(f'[[column]]\nname = "p{n}"\nfrom = "price"\nrole = "dense"\nops = [{{op = "fill_mean"}}, '
                         '{op = "standardise"}]\n' for n in range(columns))
         before = _spark_jobs(spark)
-        state, _ = fit(Raw(spark, Spec.parse(text), (str(raw[0]),)))
+        state, _ = fitted(spark, tmp_path, raw[0], text)
         jobs.append(_spark_jobs(spark) - before)
         learned = sum(state[f"item{n}/0"].num_rows for n in range(columns))
         assert len(taken) == 2  # levels
@@ -185,15 +187,29 @@ def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, monkey
     assert jobs[0] == jobs[1] <= 2 * 3
 
 
+COUNTED = """
+[[column]]
+name = "seen"
+from = "item"
+role = "dense"
+ops = [{op = "count"}, {op = "fill"}]
+"""
+
+
+def fitted(spark, tmp_path, path, text):
+    job = Job(spec=Spec.own(text), inputs=(str(path),), store=TableStore(tmp_path / "fitted"))
+    return fit(SparkEngine(spark, job, JobProgress(Said())))
+
+
 def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
     taken.append(table.num_rows)
     return table
 
 
-def test_no_more_is_collected_than_a_stated_number_of_rows(spark, raw, monkeypatch):
+def test_no_more_is_collected_than_a_stated_number_of_rows(spark, raw, tmp_path, monkeypatch):
     monkeypatch.setattr("sluice.etl.spark.fit.MAX_VALUES", 50)
     with pytest.raises(InputError, match=r"more than 50 values to keep in all; give the largest a min_count"):
-        fit(Raw(spark, Spec.parse(HEAD + LABEL + ITEM), (str(raw[0]),)))
+        fitted(spark, tmp_path, raw[0], HEAD + LABEL + COUNTED)
 
 
 def test_every_window_has_a_partition(repo):
@@ -319,7 +335,7 @@ file_rows = 20
             for f in FeatureTable.open(tmp_path / "again").files] == keys[:again.files]
     with BatchLoader(table, split="a", batch_size=64, last="pad") as loader:
         assert sum(int((batch.weight > 0).sum()) for batch in loader) == table.rows_of("a")
-    monkeypatch.setattr("sluice.etl.spark.job_run.MAX_PAIRS", 8)
+    monkeypatch.setattr("sluice.etl.jobs.job_run.MAX_PAIRS", 8)
     with pytest.raises(InputError, match=r"column 'user' makes \d+ partitions over all splits, more than 8"):
         run(spark, tmp_path / "many", raw[0], text=text.replace('partition = "item"', 'partition = "user"'))
     for mode in ("append", "overwrite"):
@@ -460,7 +476,8 @@ def test_files_with_other_headers_are_named_and_empty_ones_are_not_in_the_way(sp
 
 
 def test_what_the_worker_says_reaches_the_user_in_one_line(spark, raw, tmp_path):
-    from sluice.etl.spark.errors import SparkFailure, clearly
+    from sluice.etl.jobs.engine import JobFailure
+    from sluice.etl.spark.errors import clearly
 
     text = HEAD + LABEL + ITEM + """
 [[column]]
@@ -468,7 +485,7 @@ name = "price"
 role = "dense"
 ops = [{op = "python", function = "tests.etl.test_jobs:broken", inputs = "number", output = "number"}, {op = "fill"}]
 """
-    with pytest.raises(SparkFailure, match=r"broken returned 899 values, not an Arrow array for 900 rows") as error, \
+    with pytest.raises(JobFailure, match=r"broken returned 899 values, not an Arrow array for 900 rows") as error, \
             clearly():
         run(spark, tmp_path / "t", raw[0], text=text)
     assert "\n" not in str(error.value)

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.apply.features import Features
+from sluice.etl.jobs.job_run import Job
 from sluice.etl.spark.explain import explain
-from sluice.etl.spark.job_run import Job
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spark.vocabulary.strategy import BROADCAST, HELD, JOIN, choose_lookup, driver_limit
 from sluice.etl.spec.spec import Spec
@@ -161,7 +161,7 @@ def test_vacuum_keeps_the_files_that_a_kept_state_speaks_of(made, tmp_path):
 def test_a_job_that_fails_does_not_take_the_files_of_a_version_with_the_same_state(spark, made, raw, tmp_path,
                                                                                    monkeypatch):
     copy = shutil.copytree(made[1].uri, tmp_path / "t")
-    monkeypatch.setattr("sluice.etl.spark.job_run.write", lambda *_, **__: pytest.fail("the disk is full"))
+    monkeypatch.setattr("sluice.etl.spark.engine.write", lambda *_, **__: pytest.fail("the disk is full"))
     with pytest.raises(pytest.fail.Exception, match="the disk is full"):
         run(spark, copy, raw, text=TEXT, worker_bytes=TINY, mode="overwrite")
     table = FeatureTable.open(copy)

@@ -69,8 +69,8 @@ def test_a_value_of_another_kind_is_said_in_words(program, words, said, capsys):
     ("{}/no-{{such,other}}", {}, False), ("s3://bucket/no-such", {}, False),
     ("{}/no-such", {"HADOOP_CONF_DIR": "/etc/hadoop"}, False)])
 def test_local_input_that_is_missing_is_refused_before_spark_starts(tmp_path, monkeypatch, path, environment, refused):
+    from sluice.etl.common.errors import InputError
     from sluice.etl.job import main
-    from sluice.etl.spark.read_input import InputError
 
     class Started(Exception):
         pass
@@ -84,7 +84,8 @@ def test_local_input_that_is_missing_is_refused_before_spark_starts(tmp_path, mo
     (tmp_path / "here-1").touch()
     path = path.format(tmp_path)
     with pytest.raises(InputError if refused else Started, match="matches no file" if refused else None):
-        main(["--spec", str(ROOT / "features" / "criteo.toml"), "--input", path, "--output", str(tmp_path / "t")])
+        main(["--spec", str(ROOT / "features" / "criteo.toml"), "--input", path, "--output", str(tmp_path / "t"),
+              "--engine", "spark"])
 
 
 def test_numbers_of_numpy_become_json(repo):

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sluice.etl.spark.progress import JobProgress
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.spark.progress import tasks_of
 from tests.etl.jobs import Said
 
 
@@ -37,7 +38,7 @@ def tracked(*stages: tuple[int, int]) -> SimpleNamespace:
 def test_a_terminal_shows_how_far_a_stage_is_and_then_how_long_it_took():
     out = Terminal("5/9 tasks")
     progress = JobProgress(out)
-    progress.follow(tracked((2, 4), (3, 5)))
+    progress.follow(tasks_of(tracked((2, 4), (3, 5))))
     with progress.stage("fitting"):
         assert out.seen.wait(20)
     last = out.text.split("\x1b[2K")[-1]

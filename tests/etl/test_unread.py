@@ -12,10 +12,10 @@ import pytest
 from sluice.dlrm.follow.table_diff import between
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.unreadable import lost, unread
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.base import OperatorError
 from sluice.etl.ops.timestamps import Hour, ParseTime
-from sluice.etl.spark.job_run import Job
-from sluice.etl.spark.read_input import InputError
 from sluice.etl.spark.time_texts import unsorted
 from sluice.etl.spec.spec import Spec, SpecError
 from sluice.etl.table.fitted_state import FittedState

@@ -113,11 +113,9 @@ def _most(op: Fitted) -> int:
     return op.max_size
 
 
-def extended(op: Fitted, old: pa.Table | FileBackedState, new: pa.Table | FileBackedState, large: Large | None,
-             number: int
+def extended(op: Fitted, old: pa.Table | FileBackedState, new: pa.Table | FileBackedState, large: Large, number: int
              ) -> pa.Table | FileBackedState:
     """`old` with the values that only `new` has: no known value changes what it becomes."""
     if not isinstance(old, FileBackedState) and not isinstance(new, FileBackedState):
         return op.update(old, new)
-    assert large is not None
     return large.add(old, new, number, _most(op))

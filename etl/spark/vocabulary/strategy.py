@@ -7,8 +7,6 @@ from sluice.etl.spec.spec import Learned, Spec
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 
 BROADCAST, HELD, JOIN = "broadcast", "held by each worker", "shuffle join"
-WORKER_BYTES = 256 * 2**20
-"""How many bytes of what was learned a Python worker may hold, unless the caller says otherwise."""
 VALUE_BYTES = 64  # of a looked-up value: slots of 12 bytes, a quarter to half full, and its text while they are made
 _COLLECTED_BYTES = 128  # bytes of a value on the driver, which sorts what it collects
 _HEAD_BYTES = 1024  # a worker that does not hold a vocabulary holds one value for so many bytes it might

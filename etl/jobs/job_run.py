@@ -1,29 +1,24 @@
-"""Runs a job from beginning to end: `Job` checks what it can without Spark, then `run` makes and publishes a
+"""Runs a job from beginning to end: `Job` checks what it can without an engine, then `run` makes and publishes a
 version."""
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sluice.etl.apply.features import FileAssignment, cardinalities
+from sluice.etl.apply.counts import Counted
+from sluice.etl.apply.features import cardinalities
 from sluice.etl.apply.learned_rows import learned_from, saw_others, why_not
 from sluice.etl.apply.unreadable import refuse_lost
+from sluice.etl.common.errors import InputError
 from sluice.etl.common.suggest import nearest
+from sluice.etl.jobs.engine import Engine
+from sluice.etl.jobs.fitting import count, fit
+from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.schema import Field, Fingerprint
-from sluice.etl.spark.fit import Counted, count, fit
-from sluice.etl.spark.history_state import write_tails
-from sluice.etl.spark.joins import refuse_unread
-from sluice.etl.spark.progress import JobProgress
-from sluice.etl.spark.read_input import InputError, Raw
-from sluice.etl.spark.rejects import check_rejects, write_rejects
-from sluice.etl.spark.vocabulary.join import Joins
-from sluice.etl.spark.vocabulary.large import Large
-from sluice.etl.spark.vocabulary.strategy import JOIN, WORKER_BYTES, choose_lookup, driver_limit, hot_values
-from sluice.etl.spark.write import write
 from sluice.etl.spec.row_identity import ACCEPT, Identity, SplitMoved
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.census import Census, rule_of, there_already, trained_on, under_rule
@@ -37,11 +32,10 @@ from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.store import TableStore, folder_of_tails
 from sluice.etl.table.table import FeatureTable
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 MAX_REJECTS = 0.01
 MAX_PAIRS = 4096
+WORKER_BYTES = 256 * 2**20
+"""How many bytes of what was learned a worker may hold, unless the caller says otherwise."""
 _SHOWN = 200  # how many characters of a row are quoted
 
 
@@ -57,8 +51,9 @@ class Result:
     files: int
     splits: Mapping[str, int]
     ways: Mapping[str, str]
-    """How rows met each fitted table that is kept in files, and each side table: see
-    `sluice.etl.spark.vocabulary.strategy`."""
+    """How rows met each fitted table that is kept in files, and each side table: see `Engine.ways`."""
+    engine: str
+    """What did it: `spark` or `local`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,15 +117,15 @@ class Job:
             object.__setattr__(self, name, value)
         self.store.probe()
 
-    def run(self, spark: SparkSession, progress: JobProgress) -> Result:
+    def run(self, engine: Engine) -> Result:
         """Makes the version. Until the last line nothing is visible, and after it everything is."""
-        progress.follow(spark)
-        if self.rejects is not None:
-            check_rejects(spark, self.rejects)
-        raw = Raw(spark, self.spec, self.inputs, self._earlier())
-        raw.check_headers()
-        for join in self.spec.rows.joins:
-            refuse_unread(spark, join, self.accept_nulls)
+        try:
+            return self._run(engine, engine.progress)
+        finally:
+            engine.close()
+
+    def _run(self, engine: Engine, progress: JobProgress) -> Result:
+        engine.check()
         learning, named = self.before is None or self.update_state, False
         if self.before is not None and saw_others(self.before, self.spec):
             progress.say(f"note: what is applied here was learned from {learned_from(self.before.fitted_on)}, so tests "
@@ -138,34 +133,26 @@ class Job:
                          f"learns it from split {self.spec.table.training!r} alone")
         try:
             with progress.stage("fitting" if learning else "counting rows"):
-                state, counted = self._learned(raw) if learning else (self.before or FittedState(), count(raw))
-            self._judge(raw, counted, progress)
-            met = choose_lookup(self.spec, state, self.worker_bytes)
-            told = {key: met[key] for key in state.stored} | raw.joins
-            for key, way in told.items():
+                state, counted = fit(engine, self.before) if learning else (self.before or FittedState(), count(engine))
+            self._judge(engine, counted, progress)
+            ways = engine.ways(state)
+            for key, way in ways.items():
                 progress.say(f"  {key}: {way}")
             with progress.stage(f"writing {counted.rows:,} rows"):
                 if self.spec.fitted:
                     state.save(self.store)
                     named = True
-                placement = FileAssignment.of(self.spec, counted.rows, counted.pairs)
-                sketches = write(raw, state, placement, self.store.spark_url(folder_of(self.name)),
-                                 Joins.of(self.spec, [key for key, way in met.items() if way == JOIN],
-                                          hot_values(self.worker_bytes)), rows=counted.rows, before=self.rule_before)
-                if self.spec.rows.looks_back:
-                    write_tails(raw, self.store, self.name)
+                sketches = engine.write(state, counted)
             with progress.stage("checking"):
-                record, fields = self._record(state, counted, sketches, _over(spark))
+                record, fields = self._record(engine, state, counted, sketches)
                 self._compare(record, progress)
                 self._watch(record, progress)
         except BaseException:
+            engine.close()
             self._clean()
             if not named:
-                self.store.remove(self._files_of_state)
+                self.store.remove(self.files_of_state)
             raise
-        finally:
-            if self.spec.rows.relational:
-                raw.frame.unpersist()
         try:
             version = publish(self.store, self.base, record, fields)  # only the log knows whether it landed
         except CommitConflict:
@@ -173,10 +160,15 @@ class Job:
             raise
         return Result(rows_in=counted.parsed + sum(counted.rejected.values()), rows_out=record.rows,
                       rejected=counted.rejected, version=version, fingerprint=Fingerprint.of(fields),
-                      files=len(record.files), splits=_splits(record), ways=told)
+                      files=len(record.files), splits=_splits(record), ways=ways, engine=engine.name)
 
     @property
-    def _files_of_state(self) -> str:
+    def named(self) -> str:
+        """The input, in messages."""
+        return ", ".join(self.inputs)
+
+    @property
+    def files_of_state(self) -> str:
         """The folder of vocabularies that this job learns and that are too large to be collected. Once a saved state
         names them, another version may have that state: only vacuum knows who needs them."""
         return f"_sluice/state/{self.name}"
@@ -186,42 +178,31 @@ class Job:
         self.store.remove(folder_of(self.name))
         self.store.remove(folder_of_tails(self.name))
 
-    def _earlier(self) -> dict[str, str]:
-        """Where this job's histories continue from, if it appends to rows that have some."""
-        if self.mode != "append" or self.parent is None or not self.parent.tails:
-            return {}
-        folders = {h.name: folder_of_tails(self.parent.job, h.name) for h in self.spec.rows.histories}
-        return {name: self.store.spark_url(folder) for name, folder in folders.items() if self.store.files(folder)}
-
-    def _learned(self, raw: Raw) -> tuple[FittedState, Counted]:
-        large = Large(raw.spark, self.store, self._files_of_state, driver_limit(self.worker_bytes))
-        return fit(raw, large, self.before)
-
-    def _judge(self, raw: Raw, counted: Counted, progress: JobProgress) -> None:
+    def _judge(self, engine: Engine, counted: Counted, progress: JobProgress) -> None:
         """Sets rejects aside, and refuses a job that has too many, or no rows."""
         rejected = sum(counted.rejected.values())
-        where = self.rejects or self.store.spark_url(f"_sluice/rejects/{self.name}")
+        where = self.rejects or engine.url(f"_sluice/rejects/{self.name}")
         if rejected:
             with progress.stage(f"setting {rejected:,} rejected rows aside"):
-                write_rejects(raw, where)
+                engine.set_aside(where)
             for reason, times in counted.rejected.items():
                 progress.say(f"  {times:,} rejected: {reason}")
         total = counted.parsed + rejected
         if not total:
-            raise InputError(f"{raw.named}: holds no rows")
+            raise InputError(f"{self.named}: holds no rows")
         if rejected > self.max_rejects * total or not counted.parsed:
             raise InputError(f"{rejected:,} of {total:,} rows do not parse, more than --max-rejects "
-                             f"{self.max_rejects:g} allows ({_most(raw, counted.rejected, where)}); nothing was "
+                             f"{self.max_rejects:g} allows ({_most(engine, counted.rejected, where)}); nothing was "
                              f"published; rows and reasons are in {where}")
         if len(counted.pairs) > MAX_PAIRS:
-            raise InputError(f"{raw.named}: column {self.spec.table.partition!r} makes {len(counted.pairs):,} "
+            raise InputError(f"{self.named}: column {self.spec.table.partition!r} makes {len(counted.pairs):,} "
                              f"partitions over all splits, more than {MAX_PAIRS:,}; choose a table.partition of fewer "
                              "values")
         if not counted.rows:
-            raise InputError(f"{raw.named}: no row is left after the spec's filters and samples")
+            raise InputError(f"{self.named}: no row is left after the spec's filters and samples")
         learns = any(not learned.op.of_all_splits for learned in self.spec.fitted)
         if self.before is None and learns and not counted.training:
-            raise InputError(f"{raw.named}: none of {counted.rows:,} rows lies in split {self.spec.table.training!r}, "
+            raise InputError(f"{self.named}: none of {counted.rows:,} rows lies in split {self.spec.table.training!r}, "
                              "from which everything is learned; look at table.split")
         if not self.spec.rows.negatives and not self.spec.rows.relational and counted.rows < counted.parsed:
             progress.say(f"  {counted.parsed - counted.rows:,} rows are left out by filters, a sample, or a "
@@ -249,11 +230,11 @@ class Job:
             raise SplitMoved(f"{what}; nothing was published; cut the splits as before, or accept it with {ACCEPT}")
         progress.say(f"warning: {what}; a run that was trained on that goes on here only with {ACCEPT}")
 
-    def _record(self, state: FittedState, counted: Counted, sketches: Mapping[str, Mapping[str, Sketch]],
-                each: Callable[..., Any]) -> tuple[JobRecord, Sequence[Field]]:
+    def _record(self, engine: Engine, state: FittedState, counted: Counted,
+                sketches: Mapping[str, Mapping[str, Sketch]]) -> tuple[JobRecord, Sequence[Field]]:
         spec = self.spec
         files, profile = describe(self.store, self.name, spec.fields({}), spec.table.row_group_rows,
-                                  map_each=each, buckets=_buckets(spec))
+                                  map_each=engine.each, buckets=_buckets(spec))
         rows = sum(f.rows for f in files)
         if rows != counted.rows:
             raise CommitError(f"{rows:,} rows were written but {counted.rows:,} counted: did the input change "
@@ -268,7 +249,8 @@ class Job:
                            state=state.hash if spec.fitted else None, parent=before.state if before else None,
                            spec=spec.text, seed=spec.table.seed, cardinalities=sizes, rejected=counted.rejected,
                            bags=profile.bags, profile=profile.columns, raw_nulls=counted.nulls, unread=counted.unread,
-                           drift=moved, tails=self.spec.rows.looks_back, identity=spec.rule, sketches={
+                           drift=moved, tails=self.spec.rows.looks_back, identity=spec.rule, engine=engine.name,
+                           sketches={
                                recognition: {split: sketch.to_json() for split, sketch in splits.items()}
                                for recognition, splits in sketches.items()})
         return record, spec.fields(sizes, profile.bags)
@@ -292,29 +274,17 @@ def _splits(record: JobRecord) -> dict[str, int]:
     return found
 
 
-def _most(raw: Raw, rejected: Mapping[str, int], where: str) -> str:
+def _most(engine: Engine, rejected: Mapping[str, int], where: str) -> str:
     """Names the most frequent reason, with a row that was set aside for it."""
     reason = max(rejected, key=lambda r: rejected[r])
-    row = raw.spark.read.schema("file string, line bigint, reason string, raw string").json(where).where(
-        f"reason = {json.dumps(reason)}").first()
-    place = "" if row is None else row["file"] if row["line"] is None else f"{row['file']}, line {row['line']}"
-    return f"most often: {reason}" + (f"; for instance in {place}: {row['raw'][:_SHOWN]!r}" if row else "")
+    row = engine.reject(where, reason)
+    place = "" if row is None else row.file if row.line is None else f"{row.file}, line {row.line}"
+    return f"most often: {reason}" + (f"; for instance in {place}: {row.raw[:_SHOWN]!r}" if row else "")
 
 
 def _buckets(spec: Spec) -> dict[str, int]:
     """The number of ids of each column that stand for values out of its vocabulary."""
     return {c.name: getattr(op, "oov") for c in spec.columns for op in c.ops if hasattr(op, "oov")}  # noqa: B009
-
-
-def _over(spark: SparkSession) -> Callable[..., Any]:
-    """Returns a function that calls another on each of some paths in the session's workers, a few paths a task."""
-    def each(function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
-        if not paths:
-            return []
-        context = spark.sparkContext
-        tasks = min(len(paths), 4 * context.defaultParallelism)
-        return context.parallelize(list(paths), tasks).map(function).collect()
-    return each
 
 
 def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bool = False) -> FittedState:
@@ -326,7 +296,7 @@ def _state_before(spec: Spec, store: TableStore, name: str | None, *, partly: bo
         raise StateError(f"{store.uri}: there is no fitted state to reuse; leave out --reuse-state")
     state = FittedState.load(store, name)
     for stored in state.stored.values():
-        stored.check()  # Spark reads the files by itself, without a check
+        stored.check()  # an engine may read the files by itself, without a check
     if partly:
         chains = json.loads(json.dumps(spec.chains))  # in the form that a stored state has
         same = {key: table for key, table in state.tables.items() if state.chains.get(key) == chains.get(key)}

@@ -1,0 +1,190 @@
+"""What a job counts of its rows: `CountsOfRows` counts one batch after another, `Counted` reads the sums.
+
+Operators learn from the training split alone. Counts that only say how many rows there are and where they are placed
+(rows, rejects, nulls, partitions, the steps of `table.order`) include all splits. A batch's counts are rows of
+(key, value, count), which an engine adds up, whatever the batches were: key is the number of a fitted operator, or
+below 0 what `Counted` reads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.apply.features import Features, FileAssignment, Keys, in_training, row_keys
+from sluice.etl.apply.parse import Batches, Parsed
+from sluice.etl.apply.unreadable import unread
+from sluice.etl.ops.chain import lifted, shaped
+from sluice.etl.ops.lists import flat
+from sluice.etl.spec.spec import Learned, Spec
+
+_TRAINING_KEY, _EXAMPLE_KEY, _UNREAD_KEY = -8, -7, -6
+_PAIRS_KEY, _PARSED_KEY, _KEPT_KEY, _NULLS_KEY, _REJECT_KEY = -5, -4, -3, -2, -1
+_BETWEEN = "\x1f"  # a character that no keyboard types
+COUNT_ROWS = 1 << 18
+"""The number of rows whose values are counted together: the larger, the more of them are equal."""
+COUNTS = pa.schema([("key", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What one pass over the input found."""
+
+    parsed: int
+    """The number of rows that parse."""
+    rows: int
+    """The number of rows that filters and samples leave, including those that are drawn."""
+    rejected: dict[str, int]
+    training: int = 0
+    """The number of rows of the training split among those that fitting read, without drawn ones."""
+    nulls: dict[str, float] = field(default_factory=dict)
+    """The share of missing values in each input column."""
+    unread: dict[str, float] = field(default_factory=dict)
+    """The share of values that are there but cannot be read, in each column that has operators which read:
+    `sluice.etl.apply.unreadable`."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """An unreadable value of each column that has any."""
+    pairs: dict[str, int] = field(default_factory=dict)
+    """The number of rows of each split and partition, if the table has these: see
+    `sluice.etl.apply.features.FileAssignment`."""
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Counted:
+        found: dict[int, dict[str, int]] = {}
+        for row in table.to_pylist():
+            found.setdefault(row["key"], {})[row["value"]] = row["count"]
+        parsed = sum(found.get(_PARSED_KEY, {}).values())
+
+        def shares(key: int) -> dict[str, float]:
+            return {name: round(count / max(1, parsed), 6) for name, count in sorted(found.get(key, {}).items())}
+
+        examples = sorted((pair.split(_BETWEEN, 1) for pair in found.get(_EXAMPLE_KEY, {})), reverse=True)
+        return cls(parsed=parsed, rows=sum(found.get(_KEPT_KEY, {}).values()),
+                   rejected=dict(sorted(found.get(_REJECT_KEY, {}).items())),
+                   training=sum(found.get(_TRAINING_KEY, {}).values()),
+                   nulls=shares(_NULLS_KEY), unread=shares(_UNREAD_KEY), examples=dict(examples),
+                   pairs=found.get(_PAIRS_KEY, {}))
+
+
+class CountsOfRows:
+    """Counts the values that one level learns from, good rows, and rejects; a `level` of None learns nothing."""
+
+    def __init__(self, spec: Spec, level: int | None, features: Features) -> None:
+        self._spec, self._level, self._features = spec, level, features
+        self._wanted = [(key, learned) for key, learned in enumerate(spec.fitted) if learned.level == level]
+
+    def of(self, parsed: Parsed) -> Batches:
+        if not self._level:
+            yield from self.of_parsed(parsed)
+        yield from self.of_selected(*selected(self._spec, parsed))
+
+    def of_parsed(self, parsed: Parsed) -> Batches:
+        """Counts all rows of a batch, before any is left out: the first pass does so."""
+        yield from counts_of_parsed(self._spec, parsed)
+        yield from _of_unread(self._features, parsed)
+
+    def of_selected(self, columns: dict[str, pa.Array], keys: Keys | None) -> Batches:
+        """Counts the rows that `selected` left."""
+        spec = self._spec
+        yield _counts(_KEPT_KEY, ["rows"], [_with_drawn(spec, columns)])
+        if not len(columns[spec.label]):
+            return
+        if spec.table.partition:
+            keys = row_keys(columns, spec) if keys is None else keys
+            placement = FileAssignment(spec, ())
+            pairs = pc.value_counts(placement.paired(placement.split(keys, columns), columns))
+            yield _counts(_PAIRS_KEY, pairs.field("values"), pairs.field("counts"))
+        for of_all in {learned.op.of_all_splits for _, learned in self._wanted}:
+            chosen, kept = (columns, keys) if of_all else _training(spec, columns, keys)
+            if not of_all:
+                yield _counts(_TRAINING_KEY, ["rows"], [len(chosen[spec.label])])
+            extras = self._features.extras(chosen, kept)
+            for key, learned in self._wanted:
+                if learned.op.of_all_splits == of_all and len(chosen[spec.label]):
+                    yield from _of_state(key, learned, lambda column, number: self._features.run(
+                        column, column.ops[:number], chosen, extras), extras)  # noqa: B023  used before the next turn
+
+
+def _of_state(key: int, learned: Learned, values_of: Callable[..., pa.Array], extras: dict[str, pa.Array]) -> Batches:
+    for column, number in learned.users:
+        op, values = column.ops[number], values_of(column, number)
+        if lifted(op, values):
+            values, _ = flat(values)
+        names, counts = learned.op.count(shaped(op, values, extras))
+        yield _counts(key, names, counts)
+
+
+def counts_of_parsed(spec: Spec, parsed: Parsed) -> Batches:
+    """Counts good rows, nulls and rejects."""
+    yield _counts(_PARSED_KEY, ["rows"], [parsed.rows])
+    nulls = {name: parsed.columns[name].null_count for name in spec.input.columns}
+    yield _counts(_NULLS_KEY, list(nulls), list(nulls.values()))
+    if parsed.rejected:
+        reasons, times = np.unique([reason for _, reason in parsed.rejected], return_counts=True)
+        yield _counts(_REJECT_KEY, reasons.tolist(), times)
+
+
+def _of_unread(features: Features, parsed: Parsed) -> Batches:
+    if found := list(unread(features, parsed.columns)):
+        yield _counts(_UNREAD_KEY, [name for name, _, _ in found], [count for _, count, _ in found])
+        examples = [name + _BETWEEN + example for name, _, example in found if example is not None]
+        yield _counts(_EXAMPLE_KEY, examples, [1] * len(examples))
+
+
+def selected(spec: Spec, parsed: Parsed) -> tuple[dict[str, pa.Array], Keys | None]:
+    """The rows that filters and the sample leave; also their keys, if the sample had to compute them."""
+    columns, rows, keys = parsed.columns, spec.rows, None
+    if rows.filters or spec.table.split_column:
+        keep = [f.keeps(columns) for f in rows.filters]
+        if spec.table.split_column:
+            keep.append(pc.is_in(columns[spec.table.split_column].cast(pa.string()),
+                                 pa.array(list(spec.table.split))))
+        both = functools.reduce(pc.and_, keep)
+        columns = {name: values.filter(both) for name, values in columns.items()}
+    if rows.sample:
+        keys = row_keys(columns, spec)
+        keep = rows.sample.keeps(columns[spec.label], keys)
+        columns = {name: values.filter(keep) for name, values in columns.items()}
+        keys = keys[keep.to_numpy(zero_copy_only=False)]
+    return columns, keys
+
+
+def _training(spec: Spec, columns: dict[str, pa.Array], keys: Keys | None
+              ) -> tuple[dict[str, pa.Array], Keys]:
+    """The rows of the training split, and their keys."""
+    keys = row_keys(columns, spec) if keys is None else keys
+    there = in_training(columns, keys, spec)
+    if there.all():
+        return columns, keys
+    mask = pa.array(there)
+    return {name: values.filter(mask) for name, values in columns.items()}, keys[there]
+
+
+def _with_drawn(spec: Spec, columns: dict[str, pa.Array]) -> int:
+    label = columns[spec.label]
+    drawn = spec.rows.negatives.each * (pc.sum(label).as_py() or 0) if spec.rows.negatives else 0
+    return len(label) + int(drawn)
+
+
+def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]) -> pa.RecordBatch:
+    counts = pa.array(counts) if not isinstance(counts, pa.Array) else counts
+    values = pa.array(values, pa.string()) if not isinstance(values, pa.Array) else values
+    return pa.record_batch([pa.array(np.full(len(values), key, np.int32)), values, counts.cast(pa.int64())],
+                           ["key", "value", "count"])
+
+
+def gathered(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
+    """Joins batches to about that many rows: the larger they are, the more equal values a worker counts together."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(b.num_rows for b in held) >= rows:
+            yield pa.concat_batches(held)
+            held = []
+    if held:
+        yield pa.concat_batches(held)

@@ -1,0 +1,90 @@
+"""What is refused of a job's input before any row is read, on every engine: files that are cut short, other headers,
+Parquet files that do not agree. Pure, but for the list of a Delta table's files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from sluice.etl.common.errors import InputError
+from sluice.etl.spec.spec import Input
+
+HEAD, TAIL = 10, 11
+"""How many of a compressed file's first and last bytes `fault` looks at."""
+_BLOCK, _END = b"1AY&SY", 0x177245385090  # π and √π, as bzip2 writes them before a block and behind the last one
+
+
+def fault(name: str, head: bytes, tail: bytes) -> str | None:
+    """What is wrong with a file of this name, by its first ten and last eleven bytes; None if no fault is seen."""
+    if name.endswith(".gz") and head and head[:2] != b"\x1f\x8b":
+        return "it is no gzip file"
+    if not name.endswith(".bz2") or not head:
+        return None
+    end = _END.to_bytes(6, "big")
+    if head[:3] != b"BZh" or head[4:10] not in (_BLOCK[:len(head) - 4], end[:len(head) - 4]):
+        return "it is no bzip2 file"
+    # The mark, then a checksum of four bytes, and up to seven bits that fill the last byte.
+    bits = int.from_bytes(tail, "big")
+    if not any(bits >> (32 + spare) & (1 << 48) - 1 == _END for spare in range(8)):
+        return "its end is missing, or something else follows it"
+    return None
+
+
+def refuse_faults(found: Iterable[tuple[str, str | None]]) -> None:
+    """Raises an InputError that names the first file which is not whole, of pairs of file and fault."""
+    for file, wrong in found:
+        if wrong:
+            raise InputError(f"{file}: {wrong}; copy it here anew, whole")
+
+
+def header_of(source: Input) -> str:
+    """The line that a file begins with; empty if it has no header."""
+    return source.delimiter.join(source.columns) if source.header else ""
+
+
+def refuse_header(file: str, line: str, source: Input) -> None:
+    """Refuses a file whose first line differs from the spec's columns."""
+    have, want = line.rstrip("\r").split(source.delimiter), list(source.columns)
+    if line and have != want:
+        place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
+        names = [repr(side[place]) if place < len(side) else "no column" for side in (have, want)]
+        raise InputError(f"{file}: its header has {names[0]} in column {place + 1}, where the spec has {names[1]} (it "
+                         f"has {len(have)} columns, the spec {len(want)}); make the file's columns those of "
+                         "input.columns")
+
+
+def refuse_differences(files: Mapping[str, Mapping[str, str]], columns: Iterable[str], optional: Collection[str]
+                       ) -> None:
+    """Raises an error that names file and column, if a file lacks a column that is not `optional`, or has it in another
+    type than the first that has it. A column that no file has is checked elsewhere."""
+    for column in columns:
+        having = [file for file, types in files.items() if column in types]
+        for file, types in files.items() if having else ():
+            if column not in types and column not in optional:
+                raise InputError(f"{file}: there is no column {column!r}, which {having[0]} has; write it there, or "
+                                 "list it in input.optional, to have nulls there")
+            if column in types and types[column] != files[having[0]][column]:
+                raise InputError(f"{file}: column {column!r} holds {types[column]}, in {having[0]} it holds "
+                                 f"{files[having[0]][column]}; write the files with one type, or read them in jobs of "
+                                 "their own")
+
+
+def refuse_missing(named: str, have: Collection[str], wanted: Iterable[str]) -> None:
+    """Refuses input of columns in which one of those that the spec names is nowhere."""
+    for name in wanted:
+        if name not in have:
+            raise InputError(f"{named}: there is no column {name!r} (there are: {', '.join(have)})")
+
+
+def files_of_delta(path: str) -> list[str]:
+    """The files that the newest version of a Delta table holds."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        table = DeltaTable(path)
+        if "deletionVectors" in (table.protocol().reader_features or []):
+            raise InputError(f"{path}: it marks deleted rows in deletion vectors, which cannot be read; rewrite it "
+                             "without them (REORG TABLE … APPLY (PURGE))")
+        return list(table.file_uris())
+    except DeltaError as error:
+        raise InputError(f"{path}: is no Delta table that can be read ({str(error).splitlines()[0]})") from None

@@ -1,0 +1,85 @@
+"""Where rows go: `Placing` gives each row its split, its file and what it is sorted by there, and gathers sketches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluice.etl.apply.features import Features, FileAssignment, Keys, hash_of, row_keys, whole_rows
+from sluice.etl.spec.row_identity import Identity
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.sketch import Gathered, HashBounds, gather
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows, those that are drawn among them, and where they go."""
+
+    columns: Mapping[str, pa.Array]
+    keys: Keys
+    split: npt.NDArray[np.int32]
+    files: npt.NDArray[np.int32]
+    order: list[pa.Array]
+    """What rows are sorted by in their file: see `Placing.order`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What sketches need to know of each row that is written."""
+
+    rules: tuple[Identity, ...]
+    """The rules to sketch by; the first is that of the rows' keys."""
+    bounds: HashBounds
+    splits: tuple[str, ...]
+
+    @classmethod
+    def of(cls, placement: FileAssignment, rows: int, before: Identity | None) -> Look:
+        """The look at a job's rows, about `rows` of them: by this table's rule, and also by the rule `before`, if that
+        is another one."""
+        spec = placement.spec
+        rules = [spec.rule, *([before] if before and before.recognition != spec.rule.recognition else [])]
+        return cls(rules=tuple(rules), bounds=HashBounds.of(rows, spec.table.split), splits=tuple(spec.table.split))
+
+    def at(self, split: npt.NDArray[np.int32], columns: Mapping[str, pa.Array], keys: Keys) -> Gathered:
+        found: Gathered = {}
+        for number, rule in enumerate(self.rules):
+            as_keys = number == 0 and rule.recognised == rule.columns
+            hashes = keys if as_keys else hash_of(columns, rule.recognised, rule.seed)
+            for place, name in enumerate(self.splits):
+                if len(small := self.bounds.smallest(name, hashes[split == place])):
+                    found[rule.recognition, name] = small
+        return found
+
+
+class Placing:
+    """Places one batch of a job's rows after another."""
+
+    def __init__(self, placement: FileAssignment, look: Look, features: Features, state: FittedState) -> None:
+        self._placement, self._look, self._features, self._spec = placement, look, features, placement.spec
+        self._drawn_from = state["rows/negatives/0"] if self._spec.rows.negatives else None
+        self.seen: Gathered = {}
+        """What the sketches gathered so far."""
+
+    def of(self, columns: dict[str, pa.Array], keys: Keys | None) -> Rows:
+        spec, placement = self._spec, self._placement
+        keys = row_keys(columns, spec) if keys is None else keys
+        split = placement.split(keys, columns)
+        if spec.rows.negatives:
+            columns, origin = spec.rows.negatives.drawn(columns, spec.label, keys, self._drawn_from)
+            # What is drawn for a test row is a test row: in another split it would reveal that row's label.
+            keys, split = row_keys(columns, spec), split[origin]
+        gather(self.seen, self._look.at(split, columns, keys))
+        files, first = placement.place(self._features, columns, keys, split)
+        order = [*([] if first is None else [first]),
+                 *([pa.array(whole_rows(columns).view(np.int64))] if placement.has_ties else []),
+                 pa.array(keys.view(np.int64))]
+        return Rows(columns, keys, split, files, order)
+
+    @staticmethod
+    def order(placement: FileAssignment) -> list[str]:
+        """The names of `Rows.order`: rows are sorted by `_first`, if there is one, then `_key`, then `_row`."""
+        return [*(["_first"] if placement.sorted_by_value else []), *(["_row"] if placement.has_ties else []), "_key"]

@@ -1,0 +1,105 @@
+"""Which engine does a job, Spark or this machine's own threads: `choose`, and `opened`, which starts it.
+
+Only this file knows `sluice.etl.local`, which may be deleted: then Spark does all jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from sluice.etl.common.errors import UsageError
+from sluice.etl.jobs.engine import Engine
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.spec.spec import Spec
+
+ENGINES = ("local", "spark")
+
+
+class EngineError(UsageError):
+    """An engine that cannot do the job: its message says why, and the command that does it."""
+
+
+def choose(asked: str | None, spec: Spec, arguments: list[str], say: Callable[[str], None],
+           environment: Mapping[str, str] = os.environ) -> str:
+    """The engine for a job that was started with these `arguments`: the one that was `asked` for; in spark-submit,
+    Spark; otherwise local, unless the spec needs Spark or a cluster is configured. What was not asked for is said."""
+    submitted = "PYSPARK_GATEWAY_PORT" in environment
+    if asked == "local" and submitted:
+        raise EngineError("--engine local: spark-submit has started Spark already; run: sluice etl "
+                          f"{shlex.join(arguments)}")
+    why = _only_spark(spec)
+    if asked == "local" and why is not None:
+        raise EngineError(f"--engine local: {why}; run: spark-submit --properties-file spark-defaults.conf etl/job.py "
+                          f"{shlex.join(_without_engine(arguments))}")
+    if asked is not None or submitted:
+        return asked or "spark"
+    why = why or _cluster(environment)
+    if why is None:
+        say("engine: local, on this machine's processors, as no row of this spec must meet another (--engine spark "
+            "makes the same table)")
+        return "local"
+    say(f"engine: spark, as {why}")
+    return "spark"
+
+
+def _only_spark(spec: Spec) -> str | None:
+    """Why only Spark can do a job of this spec; None if the local engine can, too."""
+    if importlib.util.find_spec("sluice.etl.local") is None:
+        return "this installation has no local engine"
+    from sluice.etl.local.input import only_spark
+
+    why: str | None = only_spark(spec)
+    return why
+
+
+def _without_engine(arguments: list[str]) -> list[str]:
+    text = "\0".join(arguments)
+    return re.sub("(^|\0)--engine(=|\0)local", "", text).strip("\0").split("\0")
+
+
+def _cluster(environment: Mapping[str, str]) -> str | None:
+    """What says that jobs are for a cluster, if anything does."""
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_REMOTE"):
+        if environment.get(name):
+            return f"{name} names a cluster"
+    if master := re.search(r"--master[= ]+(\S+)", environment.get("PYSPARK_SUBMIT_ARGS", "")):
+        return None if master[1].startswith("local") else f"PYSPARK_SUBMIT_ARGS names {master[1]}"
+    home = environment.get("SPARK_HOME")
+    folder = environment.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
+    settings = Path(folder or ".") / "spark-defaults.conf"
+    if folder and settings.is_file():
+        text = settings.read_text("utf-8", "replace")
+        if (master := re.search(r"^\s*spark\.master[\s=]+(\S+)", text, re.M)) and not master[1].startswith("local"):
+            return f"{settings} names {master[1]}"
+    return None
+
+
+@contextlib.contextmanager
+def opened(name: str, job: Job, progress: JobProgress) -> Iterator[Engine]:
+    """Starts an engine for a job. What goes wrong in it is a `JobFailure` of one line, or a user's mistake."""
+    if name == "local":
+        from sluice.etl.local.engine import LocalEngine
+        from sluice.etl.local.engine import clearly as clearly_here
+
+        with clearly_here():
+            yield LocalEngine(job, progress)
+        return
+    from sluice.etl.spark.engine import SparkEngine
+    from sluice.etl.spark.errors import clearly
+    from sluice.etl.spark.read_input import check_paths
+    from sluice.etl.spark.session import open_session
+
+    check_paths(job.inputs)
+    with progress.stage("starting Spark"):
+        spark = open_session("sluice-etl")
+    try:
+        with clearly():
+            yield SparkEngine(spark, job, progress)
+    finally:
+        spark.stop()

@@ -1,0 +1,1 @@
+"""A job from beginning to end, whichever engine does its work."""

@@ -1,0 +1,102 @@
+"""What runs a job's passes: `Engine`, the seam between a job and Spark, or this machine's own threads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import pyarrow as pa
+
+from sluice.etl.apply.counts import Counted
+from sluice.etl.apply.rejected import Reject
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.ops import Fitted
+from sluice.etl.spec.spec import Learned
+from sluice.etl.table.fitted_state import FileBackedState, FittedState
+from sluice.etl.table.sketch import Sketch
+
+if TYPE_CHECKING:
+    from sluice.etl.jobs.job_run import Job
+
+Learnt: TypeAlias = pa.Table | FileBackedState
+
+
+class JobFailure(RuntimeError):
+    """A job that its engine could not finish: its message is the cause in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What one pass counted: rows of (key, value, count), see `sluice.etl.apply.counts`."""
+
+    table: pa.Table
+    stored: Mapping[int, FileBackedState] = field(default_factory=dict)
+    """The vocabularies, by their keys, that were written to files instead."""
+    parsed_before: Counted | None = None
+    """Where rows met other rows, what was counted before that: only there are the rows that do not parse."""
+
+    @property
+    def counted(self) -> Counted:
+        found = Counted.of(self.table.filter(pa.compute.less(self.table["key"], 0)))
+        first = self.parsed_before
+        return found if first is None else replace(found, parsed=first.parsed, rejected=first.rejected)
+
+    def of(self, number: int) -> pa.Table:
+        """The values and counts of one fitted operator."""
+        return self.table.filter(pa.compute.equal(self.table["key"], number)).drop_columns("key")
+
+
+class Engine(ABC):
+    """Does the work of one job. What comes out is a function of the job and its input alone: every engine makes the
+    same rows in the same files and order, and learns the same states."""
+
+    name: ClassVar[str]
+
+    def __init__(self, job: Job, progress: JobProgress) -> None:
+        self.job, self.spec, self.progress = job, job.spec, progress
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuses input that cannot be read, and a folder of rejects that holds anything else, before any row is
+        read."""
+
+    def url(self, relative: str) -> str:
+        """The name that this engine has for a file or folder of the table."""
+        return self.job.store.url(relative)
+
+    @abstractmethod
+    def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
+        """Counts, in one pass over the input, rows and what the operators `wanted` of one level learn from; a level of
+        None learns nothing. Sums below an operator's `least` are left out."""
+
+    @abstractmethod
+    def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
+        """`old` with the values that only `new` has: no known value changes what it becomes."""
+
+    @abstractmethod
+    def set_aside(self, folder: str) -> None:
+        """Writes the rows that do not parse as JSON lines of a folder, which is emptied first."""
+
+    @abstractmethod
+    def reject(self, folder: str, reason: str) -> Reject | None:
+        """One of the rows that were set aside for this reason."""
+
+    def ways(self, _state: FittedState) -> dict[str, str]:
+        """How rows meet each fitted table that is kept in files, and each side table, in words, where there are
+        several ways."""
+        return {}
+
+    @abstractmethod
+    def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
+        """Writes the table's files, and what serving must know of other rows. Returns sketches of the rows by how they
+        are recognised, then by split."""
+
+    @abstractmethod
+    def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+        """Calls a function on every path, in order, wherever there is room."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go of what the job needed, however it ended."""

@@ -1,0 +1,40 @@
+"""Learns what a spec's operators need: `fit` takes a pass for each level, on whichever engine."""
+
+from __future__ import annotations
+
+from sluice.etl.apply.counts import Counted
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.engine import Engine, Learnt
+from sluice.etl.table.fitted_state import FittedState
+
+
+def fit(engine: Engine, before: FittedState | None = None) -> tuple[FittedState, Counted]:
+    """Takes a pass for each level: returns every fitted operator's state, and the counts of good rows and of rejects by
+    reason. What `before` holds keeps its place, and new values follow."""
+    spec, counted = engine.spec, None
+    tables: dict[str, Learnt] = {}
+    for level in range(max(1, spec.levels)):
+        wanted = {number: learned for number, learned in enumerate(spec.fitted) if learned.level == level}
+        sums = engine.sums(level, FittedState(spec=spec.fitted_hash, tables=tables), wanted)
+        for number, learned in wanted.items():
+            new = sums.stored.get(number)
+            if new is None:
+                new = learned.op.learn(sums.of(number))
+            if before is not None and learned.key in before.tables:
+                new = engine.extended(level, number, learned.op, before.kept(learned.key), new)
+            tables[learned.key] = new
+        counted = counted or sums.counted
+    assert counted is not None
+    return FittedState(spec=spec.fitted_hash, tables=tables, chains=spec.chains,
+                       fitted_on=spec.table.training), counted
+
+
+def count(engine: Engine) -> Counted:
+    """Only counts good rows and rejects, where nothing is to be fitted."""
+    return engine.sums(None, FittedState(), {}).counted
+
+
+def too_many_values(named: str, most: int) -> InputError:
+    return InputError(f"{named}: its columns have more than {most:,} values to keep in all; give the "
+                      "largest a min_count or max_size, or hash them; with past = true each moment of a value "
+                      "counts: give past_step")

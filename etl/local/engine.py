@@ -1,0 +1,238 @@
+"""A job's passes on this machine's threads: `LocalEngine`.
+
+The first pass parses; what it parsed is kept for the passes after it as long as there is room, and parsed again beyond
+that. Rows wait for their file in memory, and beyond a budget on the disk: a file's rows are bounded by
+`table.file_rows`, so the file is all that a sort ever holds."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from sluice.etl.apply.counts import Counted, CountsOfRows, selected
+from sluice.etl.apply.features import Features, FileAssignment, Keys, row_keys
+from sluice.etl.apply.input_checks import header_of
+from sluice.etl.apply.parse import InputParser, Parsed
+from sluice.etl.apply.placed import Look, Placing
+from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
+from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums
+from sluice.etl.jobs.fitting import too_many_values
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.local.columns import RowGroups
+from sluice.etl.local.input import LocalInput
+from sluice.etl.local.pieces import Piece
+from sluice.etl.local.places import store_of
+from sluice.etl.local.runs import FileWriter, Runs, Spool
+from sluice.etl.local.sums import CountSums
+from sluice.etl.local.threads import Threads, memory_limit, processors
+from sluice.etl.ops import Fitted
+from sluice.etl.ops.base import MAX_VALUES
+from sluice.etl.spec.spec import Learned
+from sluice.etl.table.fitted_state import FileBackedState, FittedState
+from sluice.etl.table.sketch import Gathered, Sketch, gather
+
+
+@contextlib.contextmanager
+def clearly() -> Iterator[None]:
+    """Turns a disk's errors, and a lack of memory, into a `JobFailure`."""
+    try:
+        yield
+    except MemoryError as error:
+        raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
+    except OSError as error:
+        words = "the disk is full: make room for output and TMPDIR " if error.errno == errno.ENOSPC else \
+            "a folder cannot be written: the output, or TMPDIR " if error.errno in (errno.EROFS, errno.EACCES) else ""
+        place = f"{error.filename}: " if error.filename else ""
+        raise JobFailure(f"{place}{words}({error}); nothing was published") from error
+
+
+def _names_in(folder: str) -> list[tuple[str, bool]]:
+    fs, inner, _ = store_of(folder)
+    this = fs.get_file_info(inner)
+    there = [this] if this.is_file else fs.get_file_info(pafs.FileSelector(inner, allow_not_found=True))
+    return [(info.base_name, info.is_file) for info in there]
+
+
+class LocalEngine(Engine):
+    name: ClassVar[str] = "local"
+
+    def __init__(self, job: Job, progress: JobProgress, *, threads: int = 0, memory: int = 0) -> None:
+        super().__init__(job, progress)
+        # A thread takes some 200 MiB. Nobody promises that a user's function may run twice at once.
+        most = 1 if job.spec.functions else max(1, memory_limit() >> 28)
+        self._threads, self._budget = Threads(min(most, threads or processors())), (memory or memory_limit()) // 4
+        pa.set_cpu_count(self._threads.count)
+        self._header = header_of(job.spec.input).encode()
+        self._input = LocalInput(job.spec.input, job.inputs, self._threads)
+        self._kept: dict[tuple[str, int], list[pa.RecordBatch]] = {}
+        self._kept_bytes = 0
+        self._bad: set[tuple[str, int]] = set()
+        self._examples: dict[str, Reject] = {}
+        self._spools: list[Spool] = []
+        self._pass = Pass("", 1)
+        progress.follow(lambda: self._pass.text)
+
+    def check(self) -> None:
+        if self.job.rejects is not None:
+            refuse_others(self.job.rejects, _names_in(self.job.rejects))
+        self._input.check()
+
+    def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
+        counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
+        least = {number: one.op.least for number, one in wanted.items()}
+
+        def read(piece: Piece | RowGroups) -> int:
+            rows = 0
+            for columns, keys in self._rows(piece, None if level else lambda found: sums.add(counts.of_parsed(found))):
+                sums.add(counts.of_selected(columns, keys))
+                rows += len(keys)
+            return rows
+
+        with contextlib.closing(CountSums(self._threads, self._budget, least)) as sums:
+            self._over(read, "" if level is None else f"pass {level + 1} of {max(1, self.spec.levels)}, ")
+            table = sums.total(MAX_VALUES)
+        if table is None:
+            raise too_many_values(self.job.named, MAX_VALUES)
+        return Sums(table)
+
+    def _rows(self, piece: Piece | RowGroups, first: Callable[[Parsed], None] | None = None, *, last: bool = False
+              ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
+        """The rows of a piece that filters and the sample leave, with their keys. The `first` pass is shown all that is
+        parsed, and keeps what is left of it if there is room; later ones take that, or parse again."""
+        place = (piece.file.name, piece.number)
+        kept = self._kept.pop(place, None) if last else self._kept.get(place)
+        for batch in kept or ():
+            self._threads.wanted()
+            yield dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)), batch["_key"].to_numpy()
+        if kept is not None:
+            return
+        parser, kept = InputParser(self.spec), []
+        for batch in piece.batches(self._header):
+            self._threads.wanted()
+            parsed = parser.parse(batch)
+            columns, keys = selected(self.spec, parsed)
+            keys = row_keys(columns, self.spec) if keys is None else keys
+            if first is not None:
+                first(parsed)
+                kept.append(pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"]))
+                if parsed.rejected:
+                    self._bad.add(place)
+            yield columns, keys
+        size = sum(batch.nbytes for batch in kept)
+        if first is not None and self._kept_bytes + size <= self._budget:
+            self._kept_bytes += size
+            self._kept[place] = kept
+
+    def _over(self, function: Callable[[Any], int], name: str) -> None:
+        """Calls a function on each piece of the input, and shows how far it is by the rows that it returns."""
+        self._pass = Pass(name, self._input.size)
+        deque(self._threads.over(lambda piece: self._pass.add(function(piece), piece.size), self._input.pieces()), 0)
+
+    def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
+        assert isinstance(new, pa.Table)  # here nothing that is learned goes to files
+        return op.update(old.read() if isinstance(old, FileBackedState) else old, new)
+
+    def set_aside(self, folder: str) -> None:
+        fs, inner, _ = store_of(folder)
+        refuse_others(folder, _names_in(folder))
+        fs.create_dir(inner, recursive=True)
+        fs.delete_dir_contents(inner)
+        with fs.open_output_stream(f"{inner}/part-00000.json") as sink:
+            for found in self._rejects():
+                self._examples.setdefault(found.reason, found)
+                sink.write(f"{found.to_json()}\n".encode())
+
+    def _rejects(self) -> Iterator[Reject]:
+        """All rejects, by file and line. Only pieces that have some are read again, of compressed files all."""
+        before: dict[str, int] = defaultdict(int)
+        files = {file for file, _ in self._bad}
+        pieces = (piece for piece in self._input.pieces() if piece.file.name in files)
+        for piece, lines, found in self._threads.over(self._rejects_of, pieces):
+            name, numbered = piece.file.name, isinstance(piece, Piece)
+            for number, reason, raw, coded in found:
+                line = before[name] + number + 1 if numbered else None
+                yield Reject(name.replace("file:///", "file:/"), line, reason, raw, coded)  # as Spark names it here
+            before[name] += lines
+
+    def _rejects_of(self, piece: Piece | RowGroups) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
+        place, lines, parser = (piece.file.name, piece.number), 0, InputParser(self.spec)
+        found: list[tuple[Any, ...]] = []
+        for batch in piece.batches(b""):  # to number lines, all have to be there
+            self._threads.wanted()
+            if place in self._bad:
+                found += [(lines + n, *rest) for n, *rest in texts_of(batch, parser.parse(batch), self._header)]
+            lines += batch.num_rows
+        return piece, lines, found
+
+    def reject(self, folder: str, reason: str) -> Reject | None:
+        return self._examples.get(reason)
+
+    def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
+        spec, job = self.spec, self.job
+        placement = FileAssignment.of(spec, counted.rows, counted.pairs)
+        look, features = Look.of(placement, counted.rows, job.rule_before), Features(spec, state)
+        self._spools.append(Spool(self._budget))
+        runs, seen, lock = Runs(placement.total, self._spools[-1]), Gathered(), threading.Lock()
+        names = [*(column.name for column in spec.columns), *Placing.order(placement)]
+
+        def place(piece: Piece | RowGroups) -> int:
+            placing, count = Placing(placement, look, features, state), 0
+            for columns, keys in self._rows(piece, last=True):
+                if len(keys):
+                    rows = placing.of(columns, keys)
+                    made = features.apply(rows.columns, rows.keys, (), rows.split)
+                    runs.add(pa.record_batch([*made, *rows.order], names), rows.files)
+                    count += len(rows.keys)
+            with lock:
+                gather(seen, placing.seen)
+            return count
+
+        self._over(place, "pass 1 of 2, ")
+        writer = FileWriter(placement, job.store, job.name, runs, self._threads)
+        self._pass = Pass("pass 2 of 2, ", counted.rows)
+
+        def finish(file: int) -> None:
+            self._pass.add(writer.finish(file), int(runs.rows[file]))
+
+        # A sort holds a file's rows three times: as they come, in order, and as they are written.
+        largest = 3 * int(runs.rows.max(initial=0)) * runs.row_bytes
+        room = max(1, min(2 * self._threads.count, 2 * self._budget // max(1, largest)))
+        deque(self._threads.over(finish, np.flatnonzero(runs.rows).tolist(), room), 0)
+        return look.bounds.sketches(seen)
+
+    def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+        return list(self._threads.over(function, paths))
+
+    def close(self) -> None:
+        self._threads.close()
+        for spool in self._spools:
+            spool.close()
+        self._kept.clear()
+
+
+class Pass:
+    """How far a pass is."""
+
+    def __init__(self, name: str, size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._size, self._clock, self._start = name, max(1, size), clock, clock()
+        self._rows = self._done = 0
+
+    def add(self, rows: int, size: int) -> None:
+        self._rows += rows
+        self._done += size
+
+    @property
+    def text(self) -> str:
+        share = min(1.0, self._done / self._size)
+        left = f", {(self._clock() - self._start) * (1 - share) / share:.0f} s left" if share else ""
+        return f"{self._name}{self._rows:,} rows, {share:.0%}{left}"

@@ -1,0 +1,97 @@
+"""A job's input on this machine: `LocalInput`, its files, what is refused of them, and the pieces that threads take;
+and `only_spark`, which says by name what is left to Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.apply.input_checks import HEAD, TAIL, fault, files_of_delta, refuse_faults, refuse_header
+from sluice.etl.common.errors import InputError
+from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
+from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
+from sluice.etl.local.places import InputFile, files_of, store_of
+from sluice.etl.local.threads import Threads
+from sluice.etl.spec.spec import Input, Spec
+
+_NUMBER = re.compile(r"[-+]?[\d.]+([eE][-+]?\d+)?")
+
+
+def only_spark(spec: Spec) -> str | None:
+    """Why only Spark can do a job of this spec; None if the local engine can, too."""
+    found = [*(["[dedup]"] if spec.rows.dedup else []), *(["[[join]]"] if spec.rows.joins else []),
+             *dict.fromkeys("[[lag]]" if h.lag else "[[history]]" for h in spec.rows.histories)]
+    if found:
+        return f"{' and '.join(found)} of {spec.name}: rows meet other rows there, which only Spark brings together"
+    if spec.input.multiline:
+        return f"input.multiline of {spec.name}: records over several lines are read by Spark alone"
+    return None
+
+
+class LocalInput:
+    def __init__(self, source: Input, paths: tuple[str, ...], threads: Threads) -> None:
+        self._source, self._threads, self._named = source, threads, ", ".join(paths)
+        self._has_columns = source.format in ("parquet", "delta")
+        self._constants: dict[str, dict[str, Any]] = {}
+        if source.format == "delta":
+            paths = tuple(file for path in paths for file in self._of_delta(path))
+            if not paths:
+                raise InputError(f"{self._named}: holds no rows")
+        self._files = files_of(paths)
+        self._groups: list[RowGroups] = []
+
+    def _of_delta(self, path: str) -> list[str]:
+        """The files of a Delta table; what its log alone says of their rows is kept."""
+        from deltalake import DeltaTable
+
+        found = sorted(files_of_delta(path))
+        added = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
+        for file, one in zip(found, sorted(added, key=lambda one: one["path"]), strict=True):
+            values = {name[10:]: value for name, value in one.items() if name.startswith("partition.")}
+            for name, value in values.items():
+                if isinstance(value, str) and name in self._source.columns and _NUMBER.fullmatch(value):
+                    raise InputError(f"{path}: partition {name!r} holds {value!r}, a number as text, which the local "
+                                     "engine does not read as Spark does; run it with --engine spark")
+            self._constants[store_of(file)[1]] = values
+        return found
+
+    @property
+    def size(self) -> int:
+        """The bytes of all pieces, or their rows."""
+        return sum(group.size for group in self._groups) if self._has_columns else sum(f.size for f in self._files)
+
+    def pieces(self) -> Iterator[Piece | RowGroups]:
+        return iter(self._groups) if self._has_columns else pieces_of(self._files, PIECE_BYTES)
+
+    def check(self) -> None:
+        """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
+        that is compressed and not whole."""
+        if self._has_columns:
+            schemas = dict(zip([f.name for f in self._files], self._threads.over(_schema, self._files), strict=True))
+            check_columns(self._named, schemas, self._source,
+                          [name for values in self._constants.values() for name in values])
+            self._groups = list(row_groups_of(self._files, self._source, self._constants))
+            return
+        packed = [file for file in self._files if file.name.endswith((".gz", ".bz2"))]
+        refuse_faults(zip([f.name for f in packed], self._threads.over(_fault, packed), strict=True))
+        for file, line in zip(self._files, self._threads.over(first_line, self._files), strict=True):
+            if self._source.header:
+                refuse_header(file.name, line, self._source)
+
+
+def _schema(file: InputFile) -> pa.Schema:
+    try:
+        return pq.read_schema(file.open())
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file.name}: cannot be read ({error})") from None
+
+
+def _fault(file: InputFile) -> str | None:
+    with file.open() as stream:
+        head = stream.read(min(file.size, HEAD))
+        stream.seek(max(0, file.size - TAIL))
+        return fault(file.name, head, stream.read(TAIL))

@@ -1,0 +1,127 @@
+"""Text input in pieces that threads take: `Piece`, about 16 MiB of whole lines of one file.
+
+A line belongs to the piece in which it begins. A plain file is cut by byte ranges, which the threads read themselves; a
+compressed one is read through from its beginning, by whoever hands out the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.etl.apply.lines import bare
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.local.places import InputFile
+
+PIECE_BYTES, _CHUNK, _MARK = 16 << 20, 1 << 20, b"\xef\xbb\xbf"
+_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+_SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
+# What Arrow says of damage, and Spark's jobs say it in these words.
+_FAULTS = {"Truncated": "it is cut short", "": "it is damaged",
+           "incorrect header check": "it is no gzip file, or something else follows its end"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a file's lines."""
+
+    file: InputFile
+    number: int  # in its file
+    size: int  # in bytes of its file
+    start: int = 0
+    content: bytes | None = None  # the lines, if they have been read
+
+    def batches(self, header: bytes) -> Iterator[pa.RecordBatch]:
+        """Its lines, with their ends, as a column `line`; those that repeat the header are left out."""
+        content = self.content if self.content is not None else self._read()
+        content = content.removeprefix(_MARK) if not self.number else content
+        if content:  # lines are laid over the bytes, which are not copied unless the last line has no end
+            whole = content if content.endswith(b"\n") else content + b"\n"
+            ends = np.flatnonzero(np.frombuffer(whole, np.uint8) == ord("\n")) + 1
+            offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
+            lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, offsets, pa.py_buffer(whole)])
+            yield _without(header, pa.record_batch([lines], ["line"]))
+
+    def _read(self) -> bytes:
+        """The bytes of the lines that begin in this part of a plain file."""
+        with self.file.open() as stream:
+            start, end = self.start, self.start + self.size
+            if start:  # the line that began before ends here at the earliest
+                stream.seek(start - 1)
+                start += len(_to_line_end(stream)) - 1
+            stream.seek(start)
+            content = stream.read(max(0, end - start))
+            return bytes(content if not content or content.endswith(b"\n") else content + _to_line_end(stream))
+
+
+def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
+    for file in files:
+        if PurePosixPath(file.path).suffix in _CODECS:
+            yield from _decompressed(file, piece_bytes)
+        else:
+            for number, start in enumerate(range(0, file.size, piece_bytes)):
+                yield Piece(file, number, min(piece_bytes, file.size - start), start)
+
+
+def first_line(file: InputFile) -> str:
+    """The first line of a file, without a byte order mark and its end; InputError if only Spark can read it."""
+    if file.path.endswith(_SPARK_ONLY):
+        raise InputError(f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark")
+    with file.open() as stream:
+        held = b""
+        for chunk in _chunks(file, stream):
+            held += chunk
+            if b"\n" in chunk:
+                break
+    lines = held.decode(errors="replace").removeprefix("\ufeff").splitlines()
+    return lines[0] if lines else ""
+
+
+def _without(header: bytes, batch: pa.RecordBatch) -> pa.RecordBatch:
+    if not header:
+        return batch
+    lines = batch["line"]
+    like = np.flatnonzero(pa.compute.starts_with(lines, header).to_numpy(zero_copy_only=False)).tolist()
+    others = np.ones(len(lines), bool)
+    others[[number for number in like if bare(lines[number].as_py()) == header]] = False
+    return batch if others.all() else batch.filter(pa.array(others))
+
+
+def _to_line_end(stream: Any) -> bytes:
+    """What a file holds from here up to the end of the line, and with it."""
+    held = b""
+    while b"\n" not in held and (chunk := stream.read(_CHUNK // 16)):
+        held += chunk
+    return held[:held.find(b"\n") + 1] or held
+
+
+def _decompressed(file: InputFile, piece_bytes: int) -> Iterator[Piece]:
+    with file.open() as stream:
+        held, number, before = bytearray(), 0, 0
+        for chunk in _chunks(file, stream):
+            held += chunk
+            cut = held.rfind(b"\n") + 1 if len(held) >= piece_bytes else 0
+            if cut:
+                yield Piece(file, number, stream.tell() - before, content=bytes(held[:cut]))
+                held, number, before = held[cut:], number + 1, stream.tell()
+        if held:
+            yield Piece(file, number, file.size - before, content=bytes(held))
+
+
+def _chunks(file: InputFile, stream: Any) -> Iterator[bytes]:
+    """A file's text."""
+    codec = _CODECS.get(PurePosixPath(file.path).suffix)
+    if codec is None or not file.size:
+        yield from iter(lambda: stream.read(_CHUNK), b"")
+        return
+    try:
+        plain = pa.CompressedInputStream(stream, codec)
+        yield from iter(lambda: plain.read(_CHUNK), b"")
+    except OSError as error:
+        words = _FAULTS[max((what for what in _FAULTS if what in str(error)), key=len)]
+        raise JobFailure(f"{file.name}: {words}: copy it here anew ({error}); nothing was published") from error

@@ -1,0 +1,127 @@
+"""The rows of every file of a job, as threads make them: `Runs`, which wait in a `Spool`; and `FileWriter`, which sorts
+one file and writes it."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import tempfile
+import threading
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.apply.features import FileAssignment
+from sluice.etl.local.threads import Threads
+from sluice.etl.table.data_files import arrow_schema, folder_of
+from sluice.etl.table.store import TableStore
+
+_ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")  # in a folder's name, as Hive and Spark escape it
+
+Ticket: TypeAlias = pa.RecordBatch | tuple[int, int]
+
+
+class Spool:
+    """Batches that wait: in memory up to a budget, beyond it in a file without a name, which goes with the process."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget, self._held, self._lock = budget, 0, threading.Lock()
+        self._file: Any = None
+        self._end = 0
+
+    def put(self, batch: pa.RecordBatch) -> Ticket:
+        """Takes a batch, and returns what `get` gives it back for."""
+        with self._lock:
+            if self._held + batch.nbytes <= self._budget:
+                self._held += batch.nbytes
+                return batch
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="sluice-etl-")  # noqa: SIM115  open as long as this is
+            start = self._file.seek(self._end)
+            with pa.ipc.new_stream(self._file, batch.schema) as writer:
+                writer.write_batch(batch)
+            # A map of the file begins at whole pages.
+            self._end = -(-self._file.tell() // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+            self._file.truncate(self._end)
+            return start, self._end
+
+    def get(self, ticket: Ticket) -> pa.RecordBatch:
+        """The batch of a ticket; of one on the disk only what is touched is read."""
+        if isinstance(ticket, pa.RecordBatch):
+            return ticket
+        start, end = ticket
+        mapped = mmap.mmap(self._file.fileno(), end - start, access=mmap.ACCESS_READ, offset=start)
+        batch: pa.RecordBatch = pa.ipc.open_stream(pa.py_buffer(mapped)).read_next_batch()
+        return batch
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class Runs:
+    """Batches sorted by the number of the file that each row goes to, and where in each the rows of a file lie."""
+
+    def __init__(self, files: int, spool: Spool) -> None:
+        self._files, self._spool, self._lock = files, spool, threading.Lock()
+        self._batches: list[tuple[Ticket, npt.NDArray[np.int64]]] = []
+        self.rows = np.zeros(files, np.int64)
+        self.row_bytes = 0
+        """About how many bytes a row takes."""
+
+    def add(self, batch: pa.RecordBatch, files: npt.NDArray[np.int32]) -> None:
+        order = np.argsort(files.astype(np.uint16 if self._files < 1 << 16 else np.int32), kind="stable")
+        counts = np.bincount(files, minlength=self._files)
+        ticket = self._spool.put(batch.take(pa.array(order)))
+        with self._lock:
+            self._batches.append((ticket, np.concatenate([[0], np.cumsum(counts)])))
+            self.rows += counts
+            self.row_bytes = max(self.row_bytes, int(batch.nbytes // max(1, batch.num_rows)))
+
+    def of(self, file: int) -> pa.Table:
+        """All rows of a file, in any order."""
+        parts = [self._spool.get(ticket).slice(ends[file], ends[file + 1] - ends[file])
+                 for ticket, ends in self._batches if ends[file + 1] > ends[file]]
+        return pa.Table.from_batches(parts or [self._spool.get(self._batches[0][0]).slice(0, 0)]).combine_chunks()
+
+
+@dataclass(frozen=True)
+class FileWriter:
+    """Writes the files of one job."""
+
+    placement: FileAssignment
+    store: TableStore
+    job: str
+    runs: Runs
+    threads: Threads
+
+    def path(self, file: int) -> str:
+        ends = zip(self.placement.spec.table.split, self.placement.ends, strict=True)
+        folder = f"{folder_of(self.job)}/split={next(split for split, end in ends if file < end)}"
+        if self.placement.pairs:
+            value = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", self.placement.partitions[file])
+            folder += f"/partition={value}"
+        return f"{folder}/part-{file:05}.parquet"
+
+    def finish(self, file: int) -> int:
+        """Sorts the rows of a file and writes plain Parquet, as `sluice.etl.spark.write.parquet_options` describes it,
+        row group by row group. Returns how many rows it has."""
+        rows, spec = self.runs.of(file), self.placement.spec
+        self.threads.wanted()
+        by = [rows[name].to_numpy() for name in ("_row", "_key", "_first") if name in rows.column_names]
+        order = np.argsort(by[0]) if len(by) == 1 else np.lexsort(by)
+        schema, group = arrow_schema(spec.fields({})), spec.table.row_group_rows
+        texts = [f.name for f in schema if f.type == pa.string() and f.nullable]  # the loader looks at each value once
+        rows, path = rows.select(schema.names), self.store.path(self.path(file))
+        self.store.fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        with self.store.fs.open_output_stream(path) as sink, pq.ParquetWriter(
+                sink, schema, compression="lz4", use_dictionary=texts, write_page_checksum=True,
+                store_schema=False) as writer:
+            for start in range(0, len(order), group):
+                self.threads.wanted()
+                writer.write_table(rows.take(pa.array(order[start:start + group])).cast(schema), row_group_size=group)
+        return len(order)

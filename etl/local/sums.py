@@ -1,0 +1,94 @@
+"""Counts by key and value, added up as threads find them: `CountSums`, which sets parts down on the disk when they
+outgrow their budget, each part by the hash of its values, so that no more than a part must be in memory again."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.etl.apply.counts import COUNTS
+from sluice.etl.local.runs import Runs, Spool
+from sluice.etl.local.threads import Threads
+from sluice.etl.ops.hashing import hash_texts
+
+_PARTS = 64
+_ROWS_BEFORE_SUM = 1 << 19
+_ROW_BYTES = 64  # of a count and a short text, also while they are added up
+
+
+class CountSums:
+    """`least` are the sums below which a key's values are left out."""
+
+    def __init__(self, threads: Threads, budget: int, least: Mapping[int, int]) -> None:
+        self._threads, self._least, self._lock = threads, least, threading.Lock()
+        self._most_rows, self._spool = budget // _ROW_BYTES, Spool(0)  # what is set down goes to the disk
+        self._held: dict[int, list[pa.Table]] = defaultdict(list)
+        self._limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
+        self._parts: dict[int, Runs] = defaultdict(lambda: Runs(_PARTS, self._spool))
+
+    def add(self, batches: Iterable[pa.RecordBatch]) -> None:
+        for batch in batches:
+            if batch.num_rows:
+                self._add(batch["key"][0].as_py(), pa.table(batch.columns[1:], ["value", "count"]))
+
+    def _add(self, key: int, counts: pa.Table) -> None:
+        with self._lock:
+            self._held[key].append(counts)
+            if self._rows(key) < self._limit[key]:
+                return
+            taken = self._held.pop(key)
+        whole = summed(taken)
+        with self._lock:
+            self._held[key].append(whole)
+            self._limit[key] = max(_ROWS_BEFORE_SUM, 2 * whole.num_rows)
+            if sum(map(self._rows, self._held)) <= self._most_rows:
+                return
+            largest = max(self._held, key=self._rows)
+            taken, parts = self._held.pop(largest), self._parts[largest]
+        _set_down(summed(taken), parts)
+
+    def _rows(self, key: int) -> int:
+        return sum(table.num_rows for table in self._held[key])
+
+    def total(self, most: int) -> pa.Table | None:
+        """All sums, as rows of (key, value, count); None if more than `most` rows are to be kept."""
+        found, rows = [COUNTS.empty_table()], 0
+        for table in self._threads.over(self._whole, self._pieces()):
+            found.append(table)
+            if (rows := rows + table.num_rows) > most:
+                return None
+        return pa.concat_tables(found)
+
+    def _pieces(self) -> Iterator[tuple[int, list[pa.Table], int]]:
+        for key in sorted(self._held.keys() | self._parts.keys()):
+            held = self._held.pop(key, [])
+            if key not in self._parts:
+                yield key, held, -1
+                continue
+            _set_down(summed(held), self._parts[key])
+            yield from ((key, [], part) for part in range(_PARTS))
+
+    def _whole(self, taken: tuple[int, list[pa.Table], int]) -> pa.Table:
+        key, held, part = taken
+        whole = summed(held if part < 0 else [self._parts[key].of(part)])
+        if self._least.get(key, 1) > 1:
+            whole = whole.filter(pa.compute.greater_equal(whole["count"], self._least[key]))
+        return whole.add_column(0, COUNTS.field("key"), pa.array(np.full(whole.num_rows, key, np.int32))).cast(COUNTS)
+
+    def close(self) -> None:
+        self._spool.close()
+
+
+def summed(tables: list[pa.Table]) -> pa.Table:
+    whole = pa.concat_tables([pa.table(COUNTS.empty_table().columns[1:], ["value", "count"]), *tables])
+    return whole.group_by("value", use_threads=False).aggregate([("count", "sum")]).rename_columns(["value", "count"])
+
+
+def _set_down(counts: pa.Table, parts: Runs) -> None:
+    """Adds counts to parts that have no value in common."""
+    for batch in counts.combine_chunks().to_batches():
+        parts.add(batch, (hash_texts(batch["value"]) % np.uint64(_PARTS)).astype(np.int32))

@@ -1,0 +1,91 @@
+"""This machine's threads at work on a job: `Threads` calls a function on one thing after another, a few ahead, and
+stops within a moment. Also how much memory there is: `memory_limit`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.engine import JobFailure
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class JobEnded(Exception):
+    """The job ends: what a thread was at is of no use any more."""
+
+
+class Threads:
+    """Threads that look up, between two steps, whether they are still wanted."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self._stopped = count, threading.Event()
+        self._pool = ThreadPoolExecutor(count, "sluice-etl")
+        self._running: set[Future[Any]] = set()
+
+    def wanted(self) -> None:
+        """Raises `JobEnded` if the job has ended meanwhile; a thread asks so between two steps of a moment each."""
+        if self._stopped.is_set():
+            raise JobEnded
+
+    def over(self, function: Callable[[T], R], items: Iterable[T], ahead: int | None = None) -> Iterator[R]:
+        """Calls a function on each item, and yields the results in order; no more than `ahead` calls wait or run."""
+        most, waiting = ahead or 2 * self.count, deque[Future[R]]()
+        for item in items:
+            self.wanted()
+            waiting.append(self._pool.submit(self._call, function, item))
+            self._running.add(waiting[-1])
+            waiting[-1].add_done_callback(self._running.discard)
+            if len(waiting) >= most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def _call(self, function: Callable[[T], R], item: T) -> R:
+        self.wanted()
+        try:
+            return function(item)
+        except (JobFailure, InputError, OSError, MemoryError, JobEnded):
+            raise
+        except Exception as error:  # a user's function may raise anything
+            kind = type(error)
+            raise JobFailure(f"{kind.__module__}.{kind.__qualname__}: {error}; nothing was published") from error
+
+    def close(self) -> None:
+        """Ends the threads: what has not begun never does, and what runs ends at its next step."""
+        self._stopped.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(CancelledError):
+            wait(set(self._running), timeout=1.0)
+
+
+def processors() -> int:
+    """How many processors this process may use, by its affinity and its control group's quota."""
+    quotas = [text.split() for text in _of_groups("", "cpu.max") if not text.startswith("max")]
+    return min([len(os.sched_getaffinity(0)), *(max(1, int(quota) // int(period)) for quota, period in quotas)])
+
+
+def memory_limit() -> int:
+    """How many bytes this process may use: what the machine has free, and what its control groups may have."""
+    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    groups = [*_of_groups("", "memory.max"), *_of_groups("memory", "memory.limit_in_bytes")]
+    return min([int(free.split()[1]) << 10, *(int(text) for text in groups if not text.startswith("max"))])
+
+
+def _of_groups(controller: str, name: str) -> Iterator[str]:
+    """What a file says in the folders of this process's control group, of either version, and of those above it."""
+    root = Path("/sys/fs/cgroup", controller)
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, kind, group = line.split(":", 2)
+        folder = root / group.lstrip("/")
+        for one in (folder, *folder.parents) if kind == controller else ():
+            with contextlib.suppress(OSError):
+                yield (one / name).read_text()

@@ -1,0 +1,98 @@
+"""A job's passes on a Spark session: `SparkEngine`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sluice.etl.apply.counts import Counted
+from sluice.etl.apply.features import FileAssignment
+from sluice.etl.apply.rejected import Reject
+from sluice.etl.jobs.engine import Engine, Learnt, Sums
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.ops import Fitted
+from sluice.etl.spark.fit import sums_of
+from sluice.etl.spark.history_state import write_tails
+from sluice.etl.spark.joins import refuse_unread
+from sluice.etl.spark.progress import tasks_of
+from sluice.etl.spark.read_input import Raw
+from sluice.etl.spark.rejects import check_rejects, reject_of, write_rejects
+from sluice.etl.spark.vocabulary.join import Joins
+from sluice.etl.spark.vocabulary.large import Large, extended
+from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit, hot_values
+from sluice.etl.spark.write import write
+from sluice.etl.spec.spec import Learned
+from sluice.etl.table.data_files import folder_of
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.sketch import Sketch
+from sluice.etl.table.store import folder_of_tails
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkEngine(Engine):
+    name: ClassVar[str] = "spark"
+
+    def __init__(self, spark: SparkSession, job: Job, progress: JobProgress) -> None:
+        super().__init__(job, progress)
+        self._spark = spark
+        self._raw = Raw(spark, job.spec, job.inputs, self._earlier())
+        self._large = Large(spark, job.store, job.files_of_state, driver_limit(job.worker_bytes))
+        progress.follow(tasks_of(spark))
+
+    def _earlier(self) -> dict[str, str]:
+        """Where this job's histories continue from, if it appends to rows that have some."""
+        job = self.job
+        if job.mode != "append" or job.parent is None or not job.parent.tails:
+            return {}
+        folders = {h.name: folder_of_tails(job.parent.job, h.name) for h in job.spec.rows.histories}
+        return {name: job.store.spark_url(folder) for name, folder in folders.items() if job.store.files(folder)}
+
+    def check(self) -> None:
+        if self.job.rejects is not None:
+            check_rejects(self._spark, self.job.rejects)
+        self._raw.check_headers()
+        for join in self.spec.rows.joins:
+            refuse_unread(self._spark, join, self.job.accept_nulls)
+
+    def url(self, relative: str) -> str:
+        return self.job.store.spark_url(relative)
+
+    def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
+        return sums_of(self._raw, level, state, wanted, self._large)
+
+    def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
+        return extended(op, old, new, self._large.of_level(level), number)
+
+    def set_aside(self, folder: str) -> None:
+        write_rejects(self._raw, folder)
+
+    def reject(self, folder: str, reason: str) -> Reject | None:
+        return reject_of(self._spark, folder, reason)
+
+    def ways(self, _state: FittedState) -> dict[str, str]:
+        met = choose_lookup(self.spec, _state, self.job.worker_bytes)
+        return {key: met[key] for key in _state.stored} | self._raw.joins
+
+    def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
+        job, met = self.job, choose_lookup(self.spec, state, self.job.worker_bytes)
+        joins = Joins.of(self.spec, [key for key, way in met.items() if way == JOIN], hot_values(job.worker_bytes))
+        sketches = write(self._raw, state, FileAssignment.of(self.spec, counted.rows, counted.pairs),
+                         job.store.spark_url(folder_of(job.name)), joins, rows=counted.rows, before=job.rule_before)
+        if self.spec.rows.looks_back:
+            write_tails(self._raw, job.store, job.name)
+        return sketches
+
+    def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
+        """Calls a function on each path in the session's workers, a few paths a task."""
+        if not paths:
+            return []
+        context = self._spark.sparkContext
+        tasks = min(len(paths), 4 * context.defaultParallelism)
+        found: list[Any] = context.parallelize(list(paths), tasks).map(function).collect()
+        return found
+
+    def close(self) -> None:
+        self._raw.release()

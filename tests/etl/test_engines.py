@@ -1,0 +1,164 @@
+"""Both engines make the same table of the same input: rows, files, order, states, records, schema and rejects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.local.input import only_spark
+from sluice.etl.spec.spec import Spec
+from sluice.etl.synth.other_shapes import synthesize_shape
+from sluice.etl.synth.raw_logs import synthesize
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from tests.etl.jobs import on
+
+# pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+FEATURES = Path(__file__).resolve().parents[2] / "features"
+SPECS = sorted(path.stem for path in FEATURES.glob("*.toml") if only_spark(Spec.read(path)) is None)
+OTHERWISE = {"job", "at", "files", "engine"}
+"""What of a record says who wrote it, when and where."""
+
+
+def test_all_shipped_specs_but_the_relational_one_are_compared():
+    assert SPECS == ["avazu", "criteo", "criteo_kaggle", "criteo_terabyte", "wide"]
+
+
+def raw_of(name: str, folder: Path, seed: int) -> Path:
+    path = folder / f"{name}-{seed}"
+    if name in ("avazu", "wide"):
+        synthesize_shape(name, path, rows=100 if name == "wide" else 1000, seed=seed)
+        return path
+    synthesize(path, rows=1000, seed=seed)
+    lines = path.read_text().splitlines()
+    if name == "criteo_terabyte":
+        lines = [f"{number % 24 + (number % 2) / 2}\t{line}" for number, line in enumerate(lines)]
+    lines[7] = "no click at all"
+    lines[70] += "\t"
+    lines[71] = lines[71].replace("\t", "\t\t", 1)
+    path.write_bytes("\n".join(lines).encode() + b"\n1\t\xff\n")
+    return path
+
+
+def made(spark, text: str, inputs: list[Path], output: Path, **options: object) -> FeatureTable:
+    job = Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), max_rejects=0.1,
+              split_moved="accept", **options)
+    on(spark, job)
+    return FeatureTable.open(output)
+
+
+def bits(table: pa.Table) -> list[object]:
+    """The columns so that NaN equals itself, and -0.0 does not equal 0.0."""
+    return [column.combine_chunks().to_numpy(zero_copy_only=False).view(f"i{column.type.bit_width // 8}").tolist()
+            if pa.types.is_floating(column.type) else column.to_pylist() for column in table.columns]
+
+
+def rejects(table: FeatureTable) -> list[dict]:
+    folder = Path(table.uri) / "_sluice" / "rejects" / table.record.job
+    found = [json.loads(line) for path in folder.glob("*.json") for line in path.read_text().splitlines()]
+    return sorted(found, key=lambda row: (row["file"], row.get("line", 0), row["raw"]))
+
+
+def alike(one: FeatureTable, other: FeatureTable) -> None:
+    assert one.fingerprint == other.fingerprint
+    records = [{key: value for key, value in table.record.to_json().items() if key not in OTHERWISE}
+               for table in (one, other)]
+    assert records[0] == records[1]
+    assert DeltaTable(one.uri).schema().to_json() == DeltaTable(other.uri).schema().to_json()
+    assert [(f.split, f.rows, f.row_group_rows) for f in one.files] == \
+        [(f.split, f.rows, f.row_group_rows) for f in other.files]
+    for mine, theirs in zip(one.files, other.files, strict=True):
+        tables = [pq.read_table(f.path, partitioning=None) for f in (mine, theirs)]
+        assert tables[0].schema.names == tables[1].schema.names
+        assert bits(tables[0]) == bits(tables[1])
+    assert rejects(one) == rejects(other)
+    assert other.check() == []
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_mode_makes_the_same_table(spark, tmp_path, name):
+    text = (FEATURES / f"{name}.toml").read_text()
+    first, second = (raw_of(name, tmp_path, seed) for seed in (1, 2))
+    steps = [("create", [first], {}), ("append", [second], {}), ("overwrite", [second], {"refit": True}),
+             ("overwrite", [first, second], {"update_state": True})]
+    for mode, inputs, options in steps:
+        both = [made(engine, text, inputs, tmp_path / where, mode=mode, **options)
+                for engine, where in ((spark, "spark"), (None, "local"))]
+        alike(*both)
+    assert both[0].version == 3
+    assert [table.record.engine for table in both] == ["spark", "local"]
+
+
+ODD = """
+[input]
+format = "parquet"
+columns = ["click:int", "at:float", "since:int", "word:text", "place:text", "tags:texts", "price:float"]
+[table]
+seed = 3
+file_rows = 60
+row_group_rows = 16
+split = {train = 0.7, test = 0.3}
+%s
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "at"
+role = "dense"
+ops = [{op = "fill_mean"}, {op = "standardise"}]
+[[column]]
+name = "since"
+role = "time"
+[[column]]
+name = "word"
+role = "sparse"
+ops = [{op = "categorify", oov = 2}]
+[[column]]
+name = "tags"
+role = "id_list"
+ops = [{op = "categorify", joint = "t"}]
+[[column]]
+name = "place"
+role = "key"
+[[column]]
+name = "price"
+role = "dense"
+ops = [{op = "fill_median", indicator = true}, {op = "min_max"}]
+"""
+WAYS = {"order": 'order = "at"\norder_step = 1\n[sample]\nnegatives = 0.7\nweight = "weight"',
+        "partition": 'partition = "place"\ntogether = "word"\nplain_lists = true\n[[filter]]\ncolumn = "word"\n'
+                     'op = "present"',
+        "drawn": 'key = ["since"]\nsplit_by = ["word"]\n[negatives]\ncolumn = "word"\neach = 2'}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
+    """NaN, -0.0, infinities, nulls, texts in which bytes and characters differ in order, names that a path escapes."""
+    draw = np.random.default_rng(8)
+
+    def of(kind: pa.DataType, *values: object) -> pa.Array:
+        return pa.array([values[n] for n in draw.integers(0, len(values), 400)], kind)
+
+    table = pa.table({
+        "click": of(pa.int8(), 0, 1), "at": of(pa.float64(), *ODD_NUMBERS), "price": of(pa.float64(), *ODD_NUMBERS),
+        "since": of(pa.timestamp("us", "UTC"), -1_500_000, 0, 999_999, 10**15 + 1, None),
+        "word": of(pa.string(), "\U0001f600", "\uffee", "é", "e", "E", "", None, "a\x00"),
+        "place": of(pa.string(), "a b/c%d", "x=1", "ü", "", None, "__HIVE"),
+        "tags": of(pa.list_(pa.string()), [], ["a", None, "b"], None, ["\U0001f600", "\uffee"])})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=70)
+    both = [made(engine, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path / where)
+            for engine, where in ((spark, "spark"), (None, "local"))]
+    alike(*both)
+    assert len(both[0].files) > 2
+
+
+ODD_NUMBERS = (-0.0, 0.0, 1.5, -2.25, -1e300, 1e-300, float("nan"), float("inf"), float("-inf"), None)

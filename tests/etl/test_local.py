@@ -1,0 +1,250 @@
+"""The local engine: the tests of whole jobs that Spark passes, and what is its own. Nothing here needs Java."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import shutil
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tests.etl.test_bad_input as bad_input
+import tests.etl.test_build as build
+from sluice.etl.common.errors import InputError
+from sluice.etl.engines import EngineError, choose
+from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.local import engine as local_engine
+from sluice.etl.local.engine import LocalEngine
+from sluice.etl.local.input import only_spark
+from sluice.etl.local.pieces import pieces_of
+from sluice.etl.local.places import files_of
+from sluice.etl.local.threads import JobEnded, Threads
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FileBackedState
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from tests.etl import jobs
+from tests.etl.jobs import Said, rows_of
+
+raw, made, broken = build.raw, build.made, build.broken
+LEFT_OUT = {"test_rows_are_where_their_keys_say",  # it reads the table that the test before it has compared
+            "test_a_quoted_field_may_hold_lines_if_the_spec_says_so",
+                  "test_the_content_does_not_depend_on_partitions_or_on_how_the_input_is_cut"}
+globals().update({name: test for module in (bad_input, build) for name, test in vars(module).items()
+                  if name.startswith("test_") and name not in LEFT_OUT})
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """No session: `tests.etl.jobs.on` then takes the local engine."""
+    return
+
+
+def job_of(output: Path, *inputs: object, text: str = build.TEXT, **options: object) -> Job:
+    return Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
+
+
+def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_the_disk(made, raw, tmp_path,
+                                                                                        monkeypatch):
+    from sluice.etl.local import input as local_input
+    from sluice.etl.local import sums
+
+    made_files: list[object] = []
+    real = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **words: made_files.append(real(**words)) or made_files[-1])
+    monkeypatch.setattr(local_input, "PIECE_BYTES", 5000)
+    monkeypatch.setattr(sums, "_ROWS_BEFORE_SUM", 50)
+    for threads, memory in ((1, 1 << 34), (3, 4 << 10)):
+        job = job_of(tmp_path / f"t{threads}", raw)
+        made_files.clear()
+        job.run(LocalEngine(job, JobProgress(Said()), threads=threads, memory=memory))
+        assert len(made_files) == (2 if memory < 1 << 20 else 0)  # of counts, and of rows
+        table = FeatureTable.open(tmp_path / f"t{threads}")
+        assert (table.record.state, table.fingerprint) == (made.record.state, made.fingerprint)
+        assert build.content(table) == build.content(made)
+
+
+def test_a_vocabulary_that_spark_left_in_files_is_applied_and_added_to(made, raw, tmp_path):
+    (tmp_path / "more.tsv").write_text(raw.read_text().replace("\t", "\tn", 5000).replace("\tn", "\t", 4000))
+    tables = [shutil.copytree(made.uri, tmp_path / name) for name in ("memory", "files")]
+    store, state = TableStore(tables[1]), made.state()
+    pq.write_table(state["C1/0"], store.path("_sluice/state/C1.parquet"))
+    stored = replace(state, tables={**state.tables, "C1/0": FileBackedState.of(store, ["_sluice/state/C1.parquet"])})
+    assert stored.save(store) == made.record.state
+    for mode, options in (("append", {}), ("overwrite", {"update_state": True})):
+        for place in tables:
+            build.run(None, place, raw, tmp_path / "more.tsv", mode=mode, max_rejects=1.0, **options)
+        both = [FeatureTable.open(place) for place in tables]
+        assert both[0].record.state == both[1].record.state
+        assert build.content(both[0]) == build.content(both[1])
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, end):
+    draw = random.Random(3)
+    lines = [b"x" * draw.choice((0, 1, 7, 40)) + b"\r" * draw.choice((0, 0, 1)) for _ in range(60)] + [b"last"]
+    path = tmp_path / "lines"
+    path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines) + end)
+    (tmp_path / "lines.gz").write_bytes(gzip.compress(path.read_bytes()[:300]) + gzip.compress(path.read_bytes()[300:]))
+    for size in (1, 2, 3, 5, 8, 20, 41, 64, 1000):
+        for name in ("lines", "lines.gz"):
+            found = [line for piece in pieces_of(files_of([str(tmp_path / name)]), size)
+                     for batch in piece.batches(b"") for line in batch["line"].to_pylist()]
+            assert found == [line + b"\n" for line in lines], (size, name)
+
+
+def test_paths_globs_and_uris_name_the_files_that_spark_would_read(tmp_path):
+    fsspec = pytest.importorskip("fsspec")
+    for name in ("day_1.tsv", "day_2.tsv", "_notes", ".hidden", "sub/day_3.tsv", "sub/_tmp/day_4.tsv", "x=1/_y=2/f"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+
+    def found(*paths: str) -> list[str]:
+        return [file.path.removeprefix(f"{tmp_path}/") for file in files_of(paths)]
+
+    assert found(str(tmp_path)) == ["day_1.tsv", "day_2.tsv", "sub/day_3.tsv", "x=1/_y=2/f"]
+    assert found(f"{tmp_path}/*.tsv") == found(f"file://{tmp_path}/day_[12].tsv") == ["day_1.tsv", "day_2.tsv"]
+    assert found(f"{tmp_path}/{{day_1.tsv,sub/d*}}") == ["day_1.tsv", "sub/day_3.tsv"]
+    assert files_of([f"{tmp_path}/day_1.tsv"])[0].name == f"file://{tmp_path}/day_1.tsv"
+    with fsspec.open("memory://logs/a.tsv", "wb") as file:
+        file.write(b"1")
+    assert [file.name for file in files_of(["memory://logs/*.tsv"])] == ["memory:///logs/a.tsv"]
+    for wrong in (f"{tmp_path}/day_9*", f"{tmp_path}/nothing"):
+        with pytest.raises(InputError, match="matches no file"):
+            files_of([wrong])
+    with pytest.raises(InputError, match="knows a store 'nowhere'"):
+        files_of(["nowhere://x/y"])
+
+
+@pytest.mark.parametrize("name", ["rows.tsv.gz", "rows.tsv.bz2", "rows.tsv.zst"])
+def test_compressed_input_makes_the_same_table_and_one_that_is_cut_or_damaged_is_refused(made, raw, tmp_path, name):
+    packed = {"gz": gzip.compress, "bz2": __import__("bz2").compress,
+              "zst": lambda data: pa.compress(data, "zstd", asbytes=True)}[name[-3:].lstrip(".")](raw.read_bytes())
+    (tmp_path / name).write_bytes(packed)
+    build.run(None, tmp_path / "t", tmp_path / name)
+    assert build.content(FeatureTable.open(tmp_path / "t")) == build.content(made)
+    damaged = [(packed[:99] + bytes([packed[99] ^ 255]) + packed[100:], "it is damaged|it is cut short")]
+    for content, words in [(packed[:-5], "it is cut short|its end is missing"),
+                           *(damaged if not name.endswith("zst") else [])]:  # which has no checksum of its own
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises((JobFailure, InputError), match=rf"/{name}: ({words}).*: copy it here|; copy it here anew"):
+            build.run(None, tmp_path / "t", tmp_path / name, mode="overwrite")
+    assert FeatureTable.open(tmp_path / "t").version == 0
+
+
+COLUMNS = """
+[input]
+format = "%s"
+columns = ["click:int", "at:int", "price:float", "item:text", "day:text"]
+[table]
+split = {all = 1.0}
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "at"
+role = "time"
+[[column]]
+name = "price"
+role = "dense"
+ops = [{op = "fill", value = -1}]
+[[column]]
+name = "item"
+role = "key"
+"""
+
+
+def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(tmp_path):
+    table = pa.table({"click": pa.array([True, False, True, None]), "at": pa.array(
+        [0, 1_500_000, -1, None], pa.timestamp("us", "UTC")), "price": pa.array([1, 2**64 - 1, None, 3], pa.uint64()),
+        "item": pa.array(["a", "b", None, "c"]).dictionary_encode(), "day": pa.array([1, 2, 3, 4], pa.date32())})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    result = build.run(None, tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet", max_rejects=0.5)
+    assert result.rejected == {"click: missing": 1}
+    rows = sorted(rows_of(FeatureTable.open(tmp_path / "t")), key=lambda row: row["at"])
+    assert [(row["at"], row["item"]) for row in rows] == [(-1.0, ""), (0.0, "a"), (1.0, "b")]
+    pq.write_table(table.set_column(3, "item", pa.array([b"a", b"b", b"c", b"d"])), tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match=r"rows\.parquet: column 'item' holds binary, which the local engine does not "
+                                         r"read as text; run it with --engine spark"):
+        build.run(None, tmp_path / "t2", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
+
+
+def test_what_is_not_asked_for_is_chosen_and_said(repo):
+    said: list[str] = []
+    plain, related = (Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "sessions"))
+    words = ["--spec", "s.toml", "--engine", "local", "--input", "a b"]
+    assert choose(None, plain, words, said.append, {}) == "local"
+    assert choose(None, related, words, said.append, {}) == "spark"
+    assert choose(None, plain, words, said.append, {"YARN_CONF_DIR": "/etc/yarn"}) == "spark"
+    assert choose(None, plain, words, said.append, {"PYSPARK_SUBMIT_ARGS": "--master local[2] x"}) == "local"
+    assert [line.split(",")[0] for line in said] == ["engine: local", "engine: spark", "engine: spark", "engine: local"]
+    assert "[dedup] and [[history]] and [[lag]]" in said[1]
+    said.clear()
+    assert choose(None, plain, words, said.append, {"PYSPARK_GATEWAY_PORT": "1"}) == "spark"
+    assert choose("local", plain, words, said.append, {}) == "local"
+    assert not said
+    with pytest.raises(EngineError, match=r"\[dedup\].*; run: spark-submit .*/job\.py --spec s\.toml --input 'a b'$"):
+        choose("local", related, words, said.append, {})
+    with pytest.raises(EngineError, match="run: sluice etl --spec"):
+        choose("local", plain, words, said.append, {"PYSPARK_GATEWAY_PORT": "1"})
+
+
+def test_records_over_several_lines_are_left_to_spark():
+    assert "input.multiline" in (only_spark(Spec.own(bad_input.CSV)) or "")
+
+
+def halved(values: pa.Array) -> pa.Array:
+    return values.slice(len(values) // 2)
+
+
+def test_what_a_users_function_raises_is_one_line(tmp_path):
+    text = build.TEXT.replace('ops = [{op = "fill", value = 0}', 'ops = [{op = "python", function = '
+                              '"tests.etl.test_local:halved", inputs = "number", output = "number"}, '
+                              '{op = "fill", value = 0}')
+    (tmp_path / "rows.tsv").write_text(2 * ("1" + "\t1" * 10 + "\n"))
+    with pytest.raises(JobFailure, match=r"halved returned .* values, not an Arrow array.*; nothing was published"):
+        jobs.run(None, tmp_path / "t", tmp_path / "rows.tsv", text=text)
+
+
+def test_a_pass_says_its_rows_and_the_time_left():
+    clock = iter((0.0, 6.0))
+    shown = local_engine.Pass("pass 1 of 2, ", 400, lambda: next(clock))
+    assert shown.text == "pass 1 of 2, 0 rows, 0%"
+    shown.add(1200, 100)
+    assert shown.text == "pass 1 of 2, 1,200 rows, 25%, 18 s left"
+
+
+def test_threads_stop_at_their_next_step_and_begin_nothing_new():
+    threads, begun, ended = Threads(2), threading.Barrier(3), threading.Barrier(3)
+
+    def work(_number: int) -> None:
+        begun.wait(10)
+        try:
+            while True:
+                threads.wanted()
+        finally:
+            ended.wait(10)
+
+    def wait() -> None:
+        with pytest.raises(JobEnded):
+            list(threads.over(work, range(9)))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    begun.wait(10)
+    closing = threading.Thread(target=threads.close)
+    closing.start()
+    ended.wait(10)  # both, and no third
+    closing.join(10)
+    waiting.join(10)
+    assert not waiting.is_alive()
+    with pytest.raises(JobEnded):
+        list(threads.over(work, [1]))
