@@ -24,7 +24,7 @@ from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 
 SPECS = {"etl": "criteo", "loader": "criteo_raw"}
 BATCH = 8192
@@ -45,7 +45,7 @@ def tables(work: Path, rows: int) -> dict[str, FeatureTable]:
 def epoch(of: FeatureTable, knobs: Knobs) -> dict[str, Any]:
     """One epoch, the first of its loader: its rate, processor time, order hash, and what each column's operators
     took."""
-    with Loader(of, batch_size=BATCH, knobs=knobs, reader="arrow", last="pad") as loader:
+    with BatchLoader(of, batch_size=BATCH, knobs=knobs, reader="arrow", last="pad") as loader:
         began, used = time.perf_counter(), _cpu_s()
         rows = sum(batch.rows for batch in loader)
         seconds, used = time.perf_counter() - began, _cpu_s() - used

@@ -32,6 +32,8 @@ class OptionalFolder:
 
 
 OPTIONAL = {
+    "local ETL": OptionalFolder(paths=("etl/local",), tests=("tests/etl/local",),
+                                askers=("etl/engines.py", "tests/etl/jobs.py")),
     "rivals": OptionalFolder(paths=("benchmarks/rivals",), tests=("tests/benchmarks/rivals",),
                              askers=("agent/policies/__init__.py", "agent/evaluate/simulated.py")),
     "serving": OptionalFolder(paths=("dlrm/serving", "dlrm/serve.py", "dlrm/export.py", "benchmarks/serving.py"),

@@ -36,8 +36,8 @@ NOT_A_USERS_MISTAKE = {
     "QuarantineError": "more rows were bad while a run went on than may be set aside",
     "RecordError": "told as a DamagedRecord, with its file",
     "RestartsExhausted": "a worker process ended again and again",
-    "SharedMemoryError": "the system's",
     "JobFailure": "a job that its engine could not finish",
+    "SharedMemoryError": "the system's",
     "StatsError": "of code that describes what a stage did",
     "StepFailed": "a step of the demo ended badly, and said why",
     "Stopped": "a run was asked to stop",
@@ -50,6 +50,8 @@ NOT_A_USERS_MISTAKE = {
     "WorkerError": "the root of those of worker processes",
 }
 """They end a program with 1, where they end it."""
+if OPTIONAL["local ETL"].is_there:
+    NOT_A_USERS_MISTAKE |= {"JobEnded": "between the threads of a job"}
 if OPTIONAL["serving"].is_there:
     NOT_A_USERS_MISTAKE |= {
         "BadValue": "a request's, which a server answers by a status",

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from benchmarks import online_operators
-from sluice.dlrm.serving.served_model import online_of
+from sluice.etl import ops
 from sluice.etl.apply.features import Features
 from sluice.etl.show import describe_table
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import Loader
+from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.quarantine import ErrorPolicy
 from tests.dlrm import clicks_table
 
@@ -88,6 +88,11 @@ def raw_rows() -> pa.Table:
             .append_column("at", pa.array(times)).append_column("price", pa.array(prices, pa.float64())))
 
 
+def online_of(table: FeatureTable) -> dict[str, ops.Online]:
+    """The operators that a table leaves to the loader, as a server applies them, by column."""
+    return {f.name: ops.online(f, table.state()) for f in table.fields if f.online}
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory) -> tuple[FeatureTable, FeatureTable]:
     """One whose operators the ETL applied, and one that leaves them all to the loader."""
@@ -99,7 +104,7 @@ def tables(tmp_path_factory) -> tuple[FeatureTable, FeatureTable]:
 def test_batches_and_order_hash_are_the_same(tables):
     found = []
     for table in tables:
-        with Loader(table, batch_size=BATCH, last="pad") as loader:
+        with BatchLoader(table, batch_size=BATCH, last="pad") as loader:
             found.append(([(b.dense.clone(), b.values.clone(), b.lengths.clone(), b.label.clone()) for b in loader],
                           loader.order_hash, loader.cardinalities))
     (want, order, sizes), (got, same, theirs) = found
@@ -131,7 +136,7 @@ def test_a_server_applies_them_as_the_loader_does(tables):
     etl, left = tables
     raw = {name: raw_rows()[name].combine_chunks() for name in COLUMNS if name != "label"}
     want = Features(etl.spec(), etl.state()).inputs(raw)
-    made, online = Features(left.spec(), left.state()).inputs(raw), online_of(left, left.state())
+    made, online = Features(left.spec(), left.state()).inputs(raw), online_of(left)
     assert want.keys() - online.keys() == {"price_missing"}  # a fill's second column: the ETL makes it
     for name in online:
         values, got = want[name], online[name](made[name])
@@ -143,7 +148,7 @@ def test_a_server_applies_them_as_the_loader_does(tables):
 
 def test_each_value_of_a_dictionary_is_worked_on_once(tables):
     left = tables[1]
-    run = online_of(left, left.state())["C5"]
+    run = online_of(left)["C5"]
     texts = pa.array(["b", None, "a", "b"] * 50)
     for values in (texts, texts.dictionary_encode(), pa.array(["x", "y", None]).dictionary_encode().slice(1)):
         plain = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
@@ -152,7 +157,7 @@ def test_each_value_of_a_dictionary_is_worked_on_once(tables):
 
 
 def test_costs_are_told_of_each_column(tables):
-    with Loader(tables[1], batch_size=BATCH, reader="arrow") as loader:
+    with BatchLoader(tables[1], batch_size=BATCH, reader="arrow") as loader:
         assert loader.operators.chains == {}
         for _ in loader:
             pass
@@ -167,7 +172,7 @@ def test_a_row_group_that_cannot_be_read_is_set_aside(tables, tmp_path):
     whole = path.read_bytes()
     try:
         path.write_bytes(whole[:2000] + bytes(64) + whole[2064:])
-        with Loader(tables[1], batch_size=BATCH, errors=ErrorPolicy(on_error="quarantine", max_rate=1.0),
+        with BatchLoader(tables[1], batch_size=BATCH, errors=ErrorPolicy(on_error="quarantine", max_rate=1.0),
                     reader="arrow", quarantine=tmp_path / "q.jsonl") as loader:
             kept = sum(int((b.weight > 0).sum()) for b in loader)
             assert loader.quarantined["rows_set_aside"] == 512

@@ -207,7 +207,7 @@ def halved(values: pa.Array) -> pa.Array:
 
 def test_what_a_users_function_raises_is_one_line(tmp_path):
     text = build.TEXT.replace('ops = [{op = "fill", value = 0}', 'ops = [{op = "python", function = '
-                              '"tests.etl.test_local:halved", inputs = "number", output = "number"}, '
+                              '"tests.etl.local.test_local:halved", inputs = "number", output = "number"}, '
                               '{op = "fill", value = 0}')
     (tmp_path / "rows.tsv").write_text(2 * ("1" + "\t1" * 10 + "\n"))
     with pytest.raises(JobFailure, match=r"halved returned .* values, not an Arrow array.*; nothing was published"):
