@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from sluice.dlrm.serve import affordable
 from sluice.dlrm.serving.batcher import BATCH_S, Batcher, Full
 from sluice.dlrm.serving.connections import Connections
 from sluice.dlrm.serving.decode import ARROW, JSON, rows_at_most
 from sluice.dlrm.serving.pace import Pace
+from sluice.dlrm.serving.server import affordable
 from tests.dlrm import clicks_table
 from tests.dlrm.serving.test_serving import arrow, as_json
 

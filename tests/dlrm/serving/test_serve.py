@@ -17,8 +17,9 @@ import httpx
 import pytest
 
 from sluice.dlrm import export
-from sluice.dlrm.serve import main, parser
+from sluice.dlrm.serve import main
 from sluice.dlrm.serving import served_model  # noqa: F401  torch makes a folder of its own: before a test is watched
+from sluice.dlrm.serving.server import ServerOptions
 from sluice.etl.common.arguments import OptionError
 from sluice.etl.common.program import run
 from sluice.etl.table.pins import pins
@@ -47,7 +48,7 @@ def test_a_misspelt_option_is_answered_with_the_one_that_may_be_meant(main, word
 
 
 def test_it_listens_on_this_machine_alone_unless_told_otherwise():
-    assert parser().parse_args(["run"]).host == "127.0.0.1"
+    assert ServerOptions(run=Path("run")).host == "127.0.0.1"
 
 
 class Server:
