@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,7 +107,7 @@ def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(folder):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning",
                             "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
-def test_evaluation_resume_and_server_find_them_and_ask_for_the_code_again(folder, capsys):
+def test_evaluation_resume_and_server_find_them_and_ask_for_the_code_again(folder, capsys, monkeypatch):
     run, wanted = folder / "run", json.loads((folder / "trained.json").read_text())
     for main, words in ((train.main, ("--run-dir", run, "--resume", "--epochs", 2, "--check")),
                         (evaluate.main, ("--run-dir", run))):
@@ -119,6 +121,12 @@ def test_evaluation_resume_and_server_find_them_and_ask_for_the_code_again(folde
     assert f"--resume: transforms was ('{DOUBLED}',) and cannot become" in capsys.readouterr().err
     with pytest.raises(OperatorError, match=rf"transform 'ratio' names the function .* --allow-code {MODULE}"):
         Servable.load(run, "fp32")
+    monkeypatch.setitem(sys.modules, MODULE, None)  # it can no longer be imported
+    gone = rf"transform 'ratio': function = '{MODULE}:ratio': cannot be imported .*PYTHONPATH"
+    assert ended(train.main, "--run-dir", run, "--resume", "--epochs", 2, "--check", "--allow-code", MODULE) == 2
+    assert re.search(gone, capsys.readouterr().err)
+    with pytest.raises(OperatorError, match=gone):
+        Servable.load(run, "fp32", allow_code=(MODULE,))
 
 
 def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_those_it_lacks(folder, tmp_path):
