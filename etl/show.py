@@ -52,7 +52,8 @@ def _of_column(table: FeatureTable, f: Field) -> tuple[str, ...]:
     nulls = raw if raw is not None else found.get("nulls", 0) / rows
     top = max(found.get("top", {"": 0}).values()) / rows
     bag = "" if f.bag is None else f"{f.bag[0]} / {f.bag[1]:.1f} / {f.bag[2]}"
-    return (f.name, f.role, f.type, f"{f.cardinality:,}" if f.cardinality else "", str(f.width or ""), span,
+    kind = f"by {f.transforms[0]}" if f.made else f.type
+    return (f.name, f.role, kind, f"{f.cardinality:,}" if f.cardinality else "", str(f.width or ""), span,
             _percent(nulls), _percent(found.get("unseen", 0) / rows), _percent(top), bag,
             f"{moved['psi']:.3f}" if moved else "")
 

@@ -212,7 +212,8 @@ def _type_name(kind: pa.DataType) -> str:
 def _field(f: pa.Field, newest: JobRecord | None, records: Iterable[JobRecord]) -> Field:
     about = json.loads(f.metadata[METADATA_KEY])
     return Field(name=f.name, role=about["role"], type=_type_name(f.type), layout=about["layout"], width=about["width"],
-                 online=tuple(about["online"]), inputs=tuple(about["inputs"]), nullable=f.nullable,
+                 online=tuple(about["online"]), inputs=tuple(about["inputs"]),
+                 nullable=f.nullable and bool(about["online"]),
                  cardinality=newest.cardinalities.get(f.name) if newest else None,
                  bag=_bag([(r.bags[f.name], r.rows) for r in records if f.name in r.bags]))
 

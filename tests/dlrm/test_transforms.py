@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +39,7 @@ def test_the_model_has_what_transforms_add(transformed):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning",
                             "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
-def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(transformed, capsys):
+def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(transformed, capsys, monkeypatch):
     run, wanted = transformed / "run", json.loads((transformed / "trained.json").read_text())
     for main, words in ((train.main, ("--run-dir", run, "--resume", "--epochs", 2, "--check")),
                         (evaluate.main, ("--run-dir", run))):
@@ -49,6 +51,10 @@ def test_evaluation_and_resume_find_them_and_ask_for_the_code_again(transformed,
     assert found["auc"] == pytest.approx(wanted["auc"], abs=1e-9)
     assert ended(train.main, "--run-dir", run, "--resume", "--transform", f"{MODULE}:doubled:I2>I2") == 2
     assert f"--resume: transforms was ('{DOUBLED}',) and cannot become" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, MODULE, None)  # it can no longer be imported
+    gone = rf"transform 'ratio': function = '{MODULE}:ratio': cannot be imported .*PYTHONPATH"
+    assert ended(train.main, "--run-dir", run, "--resume", "--epochs", 2, "--check", "--allow-code", MODULE) == 2
+    assert re.search(gone, capsys.readouterr().err)
 
 
 def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_those_it_lacks(transformed, tmp_path):

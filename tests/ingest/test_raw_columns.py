@@ -17,6 +17,7 @@ from benchmarks import online_operators
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
 from sluice.etl.show import describe_table
+from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
@@ -188,6 +189,9 @@ def test_the_raw_spec_of_criteo_differs_in_nothing_but_who_applies(repo):
     assert {c.online for c in left.columns if c.role != "label"} == {0}
     assert left.table == etl.table
     assert left.chains == etl.chains
+    keys = [learned.key for learned in left.fitted]
+    assert len(Joins.of(etl, keys, 10).cells) == len(keys) > 20  # large vocabularies are joined to rows of ids alone
+    assert not Joins.of(left, keys, 10).cells
     assert {c.role: c.type for c in left.columns} == {"label": "int8", "dense": "double", "sparse": "string"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -16,9 +18,12 @@ from tests.dlrm.transformed_table import MODULE, ROWS
 pytestmark = pytest.mark.slow
 
 
-def test_a_server_asks_for_the_code_again(transformed):
+def test_a_server_asks_for_the_code_again(transformed, monkeypatch):
     with pytest.raises(OperatorError, match=rf"transform 'ratio' names the function .* --allow-code {MODULE}"):
         Servable.load(transformed / "run", "fp32")
+    monkeypatch.setitem(sys.modules, MODULE, None)  # it can no longer be imported
+    with pytest.raises(OperatorError, match=rf"transform 'ratio': function = '{MODULE}:ratio': cannot be imported"):
+        Servable.load(transformed / "run", "fp32", allow_code=(MODULE,))
 
 
 def test_a_server_makes_of_raw_rows_what_the_loader_gave_the_trainer(transformed):
