@@ -143,7 +143,7 @@ def test_sigterm_to_a_whole_group_saves_the_position_and_a_resumed_run_goes_on_w
     with BatchLoader(table, **options) as loader:
         expected = [batch.checksum for batch in loader]
         whole = loader.order_hash
-    with BatchLoader(table, **options) as loader:
+    with BatchLoader(table, transforms=[Transform("mine", NAME + "shifted")], **options) as loader:
         loader.load_state_dict(json.loads(state))
         assert 4 <= len(seen) < len(expected)
         assert seen + [batch.checksum for batch in loader] == expected
