@@ -108,8 +108,7 @@ class FileWriter:
         return f"{folder}/part-{file:05}.parquet"
 
     def finish(self, file: int) -> int:
-        """Sorts the rows of a file and writes plain Parquet, as `sluice.etl.spark.write.parquet_options` describes it,
-        row group by row group. Returns how many rows it has."""
+        """Sorts a file's rows and writes them as `etl.spark.write.parquet_options` describes it. Returns how many."""
         rows, spec = self.runs.of(file), self.placement.spec
         self.threads.wanted()
         by = [rows[name].to_numpy() for name in ("_row", "_key", "_first") if name in rows.column_names]
