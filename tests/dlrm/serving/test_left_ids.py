@@ -12,6 +12,7 @@ from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.apply.features import Features
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.transforms import ColumnTransforms
 from tests.ingest import left_ids
 
 
@@ -21,6 +22,7 @@ def served(table: FeatureTable) -> Servable:
     return Servable(path=None, meta=SimpleNamespace(dense=tuple(f.name for f in table.fields if f.role == "dense")),
                     spec=None, table=table, model=None, tables=None, rows=SimpleNamespace(complete=dict),
                     features=Features(Spec.parse(table.record.spec), state), online=online_of(table, state),
+                    transforms=ColumnTransforms.of(table),
                     layout=SimpleNamespace(missing=None, columns=tables))
 
 

@@ -37,6 +37,7 @@ from sluice.dlrm.training import assemble, loaders
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.transforms import ColumnTransforms
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import Bomb, last_json, launch
 
@@ -188,7 +189,7 @@ def test_a_number_that_nothing_fills_in_is_refused(tmp_path):
     features = SimpleNamespace(inputs=lambda columns: {"I1": pa.array([1.0, None, 2.0], pa.float32())})
     bare = Servable(path=tmp_path, meta=SimpleNamespace(dense=("I1",)), spec=None, table=None, model=None, tables=None,
                     features=features, rows=SimpleNamespace(complete=dict), online={},
-                    layout=SimpleNamespace(missing=None, columns=()))
+                    transforms=ColumnTransforms((), ()), layout=SimpleNamespace(missing=None, columns=()))
     with pytest.raises(ValueError, match="feature 'I1' is missing or no finite number") as raised:
         bare.batch({"I1": pa.array([1, None, 2])})
     assert raised.value.rows == [1]

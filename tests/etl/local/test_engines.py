@@ -30,7 +30,7 @@ OTHERWISE = {"job", "at", "files", "engine"}
 
 
 def test_all_shipped_specs_but_the_relational_one_are_compared():
-    assert SPECS == ["avazu", "criteo", "criteo_kaggle", "criteo_terabyte", "wide"]
+    assert SPECS == ["avazu", "criteo", "criteo_kaggle", "criteo_raw", "criteo_terabyte", "wide"]
 
 
 def raw_of(name: str, folder: Path, seed: int) -> Path:
