@@ -66,6 +66,8 @@ def bare(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("words", "said"), [
+    (f"etl --engine local --spec {ROOT}/features/criteo.toml --input i --output o",
+     "--engine local: this installation has no local engine; run: spark-submit "),
     ("serve run", "`sluice serve` needs dlrm/serving, which was left out"),
     ("export run", "`sluice export` needs dlrm/serving, which was left out"),
     ("search --data t", "`sluice search` needs dlrm/hpo, which was left out"),

@@ -23,7 +23,7 @@ from tests.etl.jobs import on
 # pyspark 4.1 leaves the sockets through which it collects to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
-FEATURES = Path(__file__).resolve().parents[2] / "features"
+FEATURES = Path(__file__).resolve().parents[3] / "features"
 SPECS = sorted(path.stem for path in FEATURES.glob("*.toml") if only_spark(Spec.read(path)) is None)
 OTHERWISE = {"job", "at", "files", "engine"}
 """What of a record says who wrote it, when and where."""
@@ -36,7 +36,7 @@ def test_all_shipped_specs_but_the_relational_one_are_compared():
 def raw_of(name: str, folder: Path, seed: int) -> Path:
     path = folder / f"{name}-{seed}"
     if name in ("avazu", "wide"):
-        synthesize_shape(name, path, rows=100 if name == "wide" else 1000, seed=seed)
+        synthesize_shape(name, path, rows=60 if name == "wide" else 1000, seed=seed)
         return path
     synthesize(path, rows=1000, seed=seed)
     lines = path.read_text().splitlines()
@@ -50,8 +50,9 @@ def raw_of(name: str, folder: Path, seed: int) -> Path:
 
 
 def made(spark, text: str, inputs: list[Path], output: Path, **options: object) -> FeatureTable:
-    job = Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), max_rejects=0.1,
-              split_moved="accept", **options)
+    spec = Spec.own(text)
+    job = Job(spec=spec, inputs=tuple(map(str, inputs)), store=TableStore(output), max_rejects=0.1,
+              split_moved="accept", accept_nulls=tuple(spec.input.columns), **options)
     on(spark, job)
     return FeatureTable.open(output)
 
@@ -88,13 +89,14 @@ def alike(one: FeatureTable, other: FeatureTable) -> None:
 def test_every_mode_makes_the_same_table(spark, tmp_path, name):
     text = (FEATURES / f"{name}.toml").read_text()
     first, second = (raw_of(name, tmp_path, seed) for seed in (1, 2))
-    steps = [("create", [first], {}), ("append", [second], {}), ("overwrite", [second], {"refit": True}),
-             ("overwrite", [first, second], {"update_state": True})]
+    steps = [("create", [first], {}), ("append", [second], {}), ("overwrite", [first, second], {"update_state": True})]
+    if name == "criteo":  # once, as it is a create but for what it is on
+        steps.append(("overwrite", [second], {"refit": True}))
     for mode, inputs, options in steps:
         both = [made(engine, text, inputs, tmp_path / where, mode=mode, **options)
                 for engine, where in ((spark, "spark"), (None, "local"))]
         alike(*both)
-    assert both[0].version == 3
+    assert both[0].version == len(steps) - 1
     assert [table.record.engine for table in both] == ["spark", "local"]
 
 
