@@ -73,9 +73,9 @@ def policy_of(tuning: str | Policy) -> Policy:
             raise KnobError(f"tuning: {tuning!r} is none of {', '.join(MODES)}{nearest(tuning, MODES)}; or give a "
                             "policy of your own")
         return policies.make(tuning)
-    if isinstance(tuning, type) or not all(hasattr(tuning, name) for name in ("name", "initial", "decide")):
-        raise KnobError(f"tuning: {tuning!r} is no policy, which has a name, initial(limits, knobs) and "
-                        f"decide(snapshot, state); or give one of {', '.join(MODES)}")
+    if not isinstance(tuning, Policy):
+        raise KnobError(f"tuning: {tuning!r} is no policy: derive one from sluice.agent.tunable.Policy, with a name, "
+                        f"initial(limits, knobs) and decide(snapshot, state); or give one of {', '.join(MODES)}")
     return tuning
 
 

@@ -171,7 +171,7 @@ def test_whatever_is_imported_belongs_to_the_base_or_to_an_extra(ours, unpacked)
 
 
 LOAD = """
-from sluice import Loader
+from sluice import Loader, Reading
 with Loader(given[0], batch_size=512{more}) as loader:
     assert sum(batch.rows for batch in loader) == 2048
 """
@@ -180,7 +180,7 @@ with Loader(given[0], batch_size=512{more}) as loader:
 def test_the_base_is_a_loader_and_says_once_who_reads(site, files):
     done = run(site(), LOAD.format(more="") * 2 + """
 try:
-    Loader(given[0], batch_size=512, reader="petastorm")
+    Loader(given[0], batch_size=512, reading=Reading(reader="petastorm"))
 except ValueError as error:
     assert 'pip install "sluice[petastorm]"' in str(error), error
 else:
@@ -221,7 +221,7 @@ assert code == 0, (out, err)
 
 
 def test_petastorm_is_taken_where_it_is_installed(site, files):
-    done = run(site("petastorm"), LOAD.format(more="") + LOAD.format(more=', reader="petastorm"') + """
+    done = run(site("petastorm"), LOAD.format(more="") + LOAD.format(more=', reading=Reading(reader="petastorm")') + """
 assert "petastorm.reader" in sys.modules
 absent("deltalake", "pyspark", "torchrec")
 """, f"{files}/*.parquet")

@@ -21,7 +21,7 @@ import torch
 from sluice import Errors, Loader, Order
 from sluice.agent.report.narrative import tell
 from sluice.agent.report.run_folder import Run, RunError
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.etl.common.errors import UsageError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader, LoaderError
@@ -47,7 +47,7 @@ def clicks(tmp_path_factory):
     return str(folder)
 
 
-class Four:
+class Four(Policy):
     """A policy that wants four readers."""
 
     name = "four"

@@ -97,7 +97,7 @@ class Retrier:
                         self.gave_up += 1
                     raise DeliveryError(f"{description}: failed {failed} times within {spent:.1f} s (allowed: "
                                         f"{self._policy.attempts} attempts, {self._policy.deadline_s:g} s; more by "
-                                        f"Loader(files=Files(retry=RetryPolicy(deadline_s=…)))); the last error: "
+                                        f"FileOpener(retry=RetryPolicy(deadline_s=…))); the last error: "
                                         f"{type(error).__name__}: {error}") from error
             with self._lock:
                 self.retries += 1

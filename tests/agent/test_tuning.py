@@ -11,7 +11,7 @@ import pytest
 from sluice.agent.policies import make
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.ingest.knobs import KnobError, Knobs
 from tests.ingest.twin import eventually
@@ -28,7 +28,7 @@ class Moving(FakePipeline):
         return super().snapshot()
 
 
-class Climbing:
+class Climbing(Policy):
     """A policy that asks for another worker each time, up to so many."""
 
     name = "climbing"

@@ -96,7 +96,7 @@ def test_files_without_statistics_are_left_to_the_guard(tmp_path):
 def test_a_value_is_found_in_its_file_and_row_group(tmp_path):
     one = write(tmp_path / "a.parquet", [0, 1, 1, 0], [0, 1, 2, 9])
     two = write(tmp_path / "b.parquet", [0, 1, 1, 5], [0, 1, 77, 10])
-    table = SimpleNamespace(fields=[SimpleNamespace(name="label", role="label")],
+    table = SimpleNamespace(fields=[SimpleNamespace(name="label", role="label")], schema=pq.read_schema(one),
                             files_of=lambda _: [SimpleNamespace(path=p) for p in (one, two)])
     assert find(table, "train", "C1", 77) == f"{two}, row group 1"
     assert find(table, "train", None, 5) == f"{two}, row group 1"

@@ -13,8 +13,8 @@ STAGES = pipeline([transform("first", movable=True), transform("second", movable
 
 @pytest.mark.parametrize(("cores", "most", "first"), [
     (1, (64, 2, 2, 16, 16, 1), (1, 1, 1, 1, 1, 1)),
-    (2, (64, 4, 4, 16, 16, 1), (1, 1, 1, 1, 1, 1)),
-    (32, (256, 64, 64, 128, 128, 1), (16, 16, 1, 1, 1, 1))])
+    (2, (64, 4, 4, 16, 16, 1), (2, 1, 1, 1, 1, 1)),
+    (32, (256, 64, 64, 128, 128, 1), (32, 1, 1, 1, 1, 1))])
 def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, first):
     limits = limits_of(STAGES, cores, BACKENDS)
     assert limits.workers == dict(zip(("read", "shuffle", "batch", "first", "second", "collate"),
@@ -22,10 +22,10 @@ def test_workers_at_the_start_and_at_most_follow_from_the_cores(cores, most, fir
     assert tuple(stage.first_workers(cores) for stage in STAGES) == first
 
 
-def test_transforms_alone_are_moved_and_do_each_others_work():
+def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffling():
     limits = limits_of(STAGES, 2, BACKENDS)
     assert limits.backends == {"first": BACKENDS}
-    assert limits.fusable == {"second": "first"}
+    assert limits.fusable == {"shuffle": "read", "second": "first"}
     assert [stage.name for stage in STAGES if stage.holds_stretches] == ["batch", "first", "second", "collate"]
 
 
