@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sluice.dlrm.hpo import results_page
 from sluice.dlrm.hpo.space import DEFAULT, Space, words
 from sluice.dlrm.hpo.trials import Trainers, Trial
 from sluice.etl.common.errors import UsageError
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         return {"space": DEFAULT}
     if not args.data or args.out is None:
         raise UsageError("--data and --out are needed")
-    from sluice.dlrm.hpo.study import Search, front
+    from sluice.dlrm.hpo.study import Search, front, write_page
 
     search = Search(args.out, Space.read(args.space), seed=args.seed, plain=args.plain)
 
@@ -67,7 +66,7 @@ def main(argv: list[str]) -> dict[str, Any]:
             say(f"trial {one.number}: " + (f"AUC {one.auc:.5f}" if one.auc is not None else trial.error or "failed")
                 + f" after {one.seconds:.1f} s, {_STATES[one.state]}: {' '.join(words(one.settings))}")
     best = front(search.found)
-    page = results_page.write(args.out, search.found)
+    page = write_page(args.out, search.found)
     return {"best": best[-1].settings if best else None, "auc": best[-1].auc if best else None, "reached": reached(),
             "trials": len(search.found), "seconds": round(search.seconds, 1), "page": str(page),
             "front": [{"auc": one.auc, "seconds": one.seconds, "settings": one.settings} for one in best]}

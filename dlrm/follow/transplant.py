@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,10 @@ from torch import Tensor
 
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
-from sluice.dlrm.config import Config, Table
+from sluice.dlrm.config import Config, ModelConfig, Table
 from sluice.dlrm.follow.table_diff import TableDiff
-from sluice.dlrm.follow.weight_labels import labels_of, moved
 from sluice.dlrm.model.table_compression import Compression, codes
-from sluice.dlrm.model.towers import Labels
+from sluice.dlrm.model.towers import Labels, tower_of
 
 if TYPE_CHECKING:
     from sluice.dlrm.model.ranker import TableLayout
@@ -104,7 +103,7 @@ def _place(stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, 
     name = key.rpartition(_TOWER)[2] if key.startswith("model.") else key.rpartition(_TOWER)[2].rpartition(".")[0]
     old = stored.whole([key])[key]
     if name in labels and old.dim():
-        old = moved(old, *labels[name])
+        old = moved_weights(old, *labels[name])
     if old.shape != value.shape:
         raise CheckpointError(f"{key} is {tuple(old.shape)} in the checkpoint, and {tuple(value.shape)} is needed")
     value.copy_(old)
@@ -129,3 +128,23 @@ def _flat(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
             yield from _flat(f"{prefix}.{key}", value)
         elif isinstance(value, Tensor) or hasattr(value, "local_shards"):
             yield f"{prefix}.{key}", value
+
+
+def labels_of(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
+    """The labels for the tower of these features, as its class gives them. Parameters that it does not name do not
+    depend on the features at all."""
+    return tower_of(config.kind).labels(config, dense, columns)
+
+
+def moved_weights(old: Tensor, before: Labels, after: Labels) -> Tensor:
+    """A weight, or an optimiser's state of its shape, with each value where its feature is now. What belongs to a new
+    feature is 0: until it has learned, the model answers as it did without it."""
+    for dimension, (old_labels, labels) in enumerate(zip(before, after, strict=True)):
+        if old_labels is None or labels is None or list(old_labels) == list(labels):
+            continue
+        at = {label: place for place, label in enumerate(old_labels)}
+        pairs = [(place, at[label]) for place, label in enumerate(labels) if label in at]
+        into, source = (torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1))
+        new = old.new_zeros([*old.shape[:dimension], len(labels), *old.shape[dimension + 1:]])
+        old = new.index_copy_(dimension, into, old.index_select(dimension, source))
+    return old

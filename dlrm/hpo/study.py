@@ -12,16 +12,18 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
 import optuna
 from optuna.trial import TrialState, create_trial
 
+from sluice.agent.report import page as report
 from sluice.agent.report.charts import SCORE, Series, chart
 from sluice.agent.report.run_folder import read_lines
 from sluice.dlrm.config import ConfigError
-from sluice.dlrm.hpo.space import Space
+from sluice.dlrm.hpo.space import Space, words
 
 LEGS = {1: 3, 3: 2}
 """Evaluations after which a trial is set aside → of so many that came as far, one goes on."""
@@ -195,3 +197,19 @@ def picture(found: Sequence[Found]) -> str:
         Series(name="seen to its end", points=points([f for f in found if f.state == "complete"]), style="dots"),
         Series(name="set aside", points=points([f for f in found if f.state == "aside"]), style="dots")],
         [], end=end, axis=SCORE)
+
+
+def write_page(folder: Path, found: Any) -> Path:
+    """Writes the page and says where it is."""
+    best = front(found)
+    rows = "".join(f"<tr><td>{one.number}</td><td>{one.auc:.5f}</td><td>{one.seconds:.1f} s</td><td>"
+                   f"{escape(' '.join(words(one.settings)))}</td></tr>" for one in best)
+    table = f"<table><tr><th>trial</th><th>AUC</th><th>time</th><th>settings</th></tr>{rows}</table>"
+    aside = sum(one.state == "aside" for one in found)
+    page = folder / "search.html"
+    page.write_text(report.filled(
+        title="Search", name=folder.resolve().name,
+        verdict=f"{len(found)} trials, AUC up to {best[-1].auc:.5f}" if best else f"{len(found)} trials",
+        rest=f"{aside} were set aside early.", charts=picture(found), decisions=table,
+        footer=f"{sum(one.seconds for one in found):.0f} seconds of trials."), encoding="utf-8")
+    return page

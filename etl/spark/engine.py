@@ -15,7 +15,6 @@ from sluice.etl.ops import Fitted
 from sluice.etl.spark.fit import sums_of
 from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import refuse_unread
-from sluice.etl.spark.progress import tasks_of
 from sluice.etl.spark.read_input import Raw
 from sluice.etl.spark.rejects import check_rejects, reject_of, write_rejects
 from sluice.etl.spark.vocabulary.join import Joins
@@ -96,3 +95,17 @@ class SparkEngine(Engine):
 
     def close(self) -> None:
         self._raw.release()
+
+
+def tasks_of(spark: Any) -> Callable[[], str]:
+    """Returns what counts the tasks of this session's active stages."""
+    tracker = spark.sparkContext.statusTracker()
+
+    def so_far() -> str:
+        try:
+            stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        except Exception:  # the session may be ending just now: a progress line is not worth a failure
+            return "…"
+        done = sum(s.numCompletedTasks for s in stages if s)
+        return f"{done}/{sum(s.numTasks for s in stages if s)} tasks" if stages else "…"
+    return so_far

@@ -26,7 +26,7 @@ from sluice.dlrm.config import Config, ConfigError, ModelConfig, OptimConfig
 from sluice.dlrm.follow import transplant
 from sluice.dlrm.follow import versions as follow
 from sluice.dlrm.follow.table_diff import TableDiff, between
-from sluice.dlrm.follow.weight_labels import labels_of, moved
+from sluice.dlrm.follow.transplant import labels_of, moved_weights
 from sluice.dlrm.model.towers import build as tower
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.training import assemble as build
@@ -129,7 +129,7 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
     before, after = labels_of(config, *was), labels_of(config, *now)
     values = old.state_dict()
     assert set(before) <= set(values)
-    new.load_state_dict({n: moved(v, before[n], after[n]) if n in before else v for n, v in values.items()})
+    new.load_state_dict({n: moved_weights(v, before[n], after[n]) if n in before else v for n, v in values.items()})
     rows = 16
     dense, pooled, wide = torch.randn(rows, 3), torch.randn(rows, 3, 4), torch.randn(rows, 3, 4)
     dense[:, 1], pooled[:, 1], wide[:, 1] = 0, 0, 0  # d1 and b, which go

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.spark.progress import tasks_of
+from sluice.etl.spark.engine import tasks_of
 from tests.etl.jobs import Said
 
 
