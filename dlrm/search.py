@@ -3,9 +3,8 @@
     sluice search --data TABLE --out DIR --auc 0.80 --budget 3600
     sluice search --data TABLE --out DIR --space space.json -- --epochs 2    what follows -- goes to every trial
 
-The space is a JSON file of {flag of dlrm.train: [values] or {"low": …, "high": …, "log": true}}; --show-space prints
-the default. A search in a folder that holds one goes on with it. The last line of standard output is one JSON object:
-the best settings, the front of AUC against seconds, and the page with its picture.
+The space is a JSON file of {flag of dlrm.train: [values] or {"low": …, "high": …, "log": true}}. A search in a folder
+that holds one goes on. The last line is JSON: the best settings, the front of AUC against seconds, and the page.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ def main(argv: list[str]) -> dict[str, Any]:
         while not reached() and (one := search.step(trial, more=more())) is not None:
             say(f"trial {one.number}: " + (f"AUC {one.auc:.5f}" if one.auc is not None else trial.error or "failed")
                 + f" after {one.seconds:.1f} s, {_STATES[one.state]}: {' '.join(words(one.settings))}")
-    best = front(search.found)
-    page = write_page(args.out, search.found)
+    best, page = front(search.found), write_page(args.out, search.found)
     return {"best": best[-1].settings if best else None, "auc": best[-1].auc if best else None, "reached": reached(),
             "trials": len(search.found), "seconds": round(search.seconds, 1), "page": str(page),
             "front": [{"auc": one.auc, "seconds": one.seconds, "settings": one.settings} for one in best]}
