@@ -205,11 +205,11 @@ class Controller:
         """Why the policy chose as it did last; None before it was asked, and after the end."""
         return self._reason
 
-    def hand_over(self, why: str) -> None:
+    def hand_over(self, reason: str) -> None:
         """Leaves the knobs to somebody else from now on; what happens is looked at and recorded as before."""
         if self.frozen is None:
-            self.frozen = why
-            self._record_to({"kind": "hand-over", "text": f"the agent leaves the knobs alone, {why}"})
+            self.frozen = reason
+            self._record_to({"kind": "hand-over", "text": f"the agent leaves the knobs alone, {reason}"})
 
     def _freeze(self, error: Exception) -> None:
         if self.frozen is not None:

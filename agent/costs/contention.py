@@ -21,15 +21,15 @@ class Contention:
     """How many times slower than alone a thread runs, if as many of ours as there are cores want one."""
 
     @classmethod
-    def of(cls, seen: PipelineRates, settings: PlannerSettings = DEFAULT) -> Contention:
-        running, wanting, quota = seen.running, seen.wanting, seen.cpu_quota
+    def of(cls, rates: PipelineRates, settings: PlannerSettings = DEFAULT) -> Contention:
+        running, wanting, quota = rates.running, rates.wanting, rates.cpu_quota
         if running < settings.least_running or quota <= 0 or wanting <= running:
             return cls(cores=quota)
         # Fair shares: all threads wait as long as ours do, wanting / running. Where nobody says what the others run,
         # they run all that we do not; but if we want fewer cores than there are, a wait may be chance as well.
-        if seen.idle is None:
+        if rates.idle is None:
             others = max(0.0, quota * wanting / running - max(wanting, quota))
         else:
-            others = max(0.0, quota - seen.idle - seen.cpu) * wanting / running
+            others = max(0.0, quota - rates.idle - rates.cpu) * wanting / running
         return cls(others=others, slow=1 + others / quota,
                    cores=max(running, quota * (quota + others) / (quota + 2 * others)))

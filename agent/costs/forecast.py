@@ -47,18 +47,18 @@ class Forecast:
     settings: PlannerSettings = DEFAULT
 
     @classmethod
-    def of(cls, seen: PipelineRates, knobs: Knobs, limits: Limits, services: Mapping[str, StageCost], *,
+    def of(cls, rates: PipelineRates, knobs: Knobs, limits: Limits, services: Mapping[str, StageCost], *,
            other_cpu_s: float, demand: float, settings: PlannerSettings = DEFAULT) -> Forecast:
         known = {name: service for name, service in services.items() if service.points}
-        pressure = Contention.of(seen, settings)
+        pressure = Contention.of(rates, settings)
         empty = cls(knobs=knobs, limits=limits, services=_joined(known, knobs, limits), each=known, demand=demand,
-                    base_bytes=0.0, memory_limit=seen.memory_limit, slow=pressure.slow, cores=seen.cpu_quota,
+                    base_bytes=0.0, memory_limit=rates.memory_limit, slow=pressure.slow, cores=rates.cpu_quota,
                     stage_cores=pressure.cores, other_cpu_s=other_cpu_s, settings=settings)
         # A worker at work holds an item; a process holds its libraries, at work or not.
-        in_hand = sum(min(seen.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
-                      + knobs.workers[n] * empty._process_bytes(n) for n in empty.services if n in seen.stages)
-        queued = sum(stage.queue_bytes for stage in seen.stages.values())
-        return replace(empty, base_bytes=max(0.0, seen.memory_used - in_hand - queued))
+        in_hand = sum(min(rates.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
+                      + knobs.workers[n] * empty._process_bytes(n) for n in empty.services if n in rates.stages)
+        queued = sum(stage.queue_bytes for stage in rates.stages.values())
+        return replace(empty, base_bytes=max(0.0, rates.memory_used - in_hand - queued))
 
     def capacity(self, name: str, workers: int) -> float:
         """The rows a second that `workers` of a stage are expected to do on cores as they are now."""

@@ -42,16 +42,16 @@ def reward(rows_per_s: float, used: float, limit: float) -> float:
     return rows_per_s * max(0.0, 1 - used / limit)
 
 
-def observe(seen: PipelineRates, snapshot: Snapshot, *, model_latency: bool = True) -> np.ndarray:
+def observe(rates: PipelineRates, snapshot: Snapshot, *, model_latency: bool = True) -> np.ndarray:
     """The network's inputs. Latencies are in units of the slowest stage's, so the balance shows and not the scale."""
     batch = snapshot.rows / max(1, snapshot.batches)
-    latencies = [s.busy / s.rows_per_s / s.workers * batch if s.rows_per_s > 0 else 0.0 for s in seen.stages.values()]
+    latencies = [s.busy / s.rows_per_s / s.workers * batch if s.rows_per_s > 0 else 0.0 for s in rates.stages.values()]
     slowest = max([*latencies, 1e-12])
     values = [math.log(max(value / slowest, 1e-3)) + 7 for value in latencies[:STAGES]]
     model = snapshot.consumer_compute_s / max(1, snapshot.batches)
     values += [0.0] * (STAGES - len(values))
-    given = sum(s.workers for s in seen.stages.values())
-    values += [max(-1.0, 1 - given / max(1e-9, seen.cpu_quota)), 1 - seen.memory_used / seen.memory_limit,
+    given = sum(s.workers for s in rates.stages.values())
+    values += [max(-1.0, 1 - given / max(1e-9, rates.cpu_quota)), 1 - rates.memory_used / rates.memory_limit,
                math.log(max(model / slowest, 1e-3)) + 7 if model_latency else 0.0, _BANDWIDTH, _SPEED]
     return np.array(values, dtype=np.float32)
 

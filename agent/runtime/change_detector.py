@@ -22,21 +22,22 @@ class ChangeDetector:
         self._last: Snapshot | None = None
         self._age = 0
 
-    def look(self, now: Snapshot, seen: PipelineRates | None) -> list[dict[str, Any]]:
-        """Looks at one snapshot. `seen` has the rates since the last one."""
-        before, self._last = self._last, now
-        if before is None or seen is None:
+    def look(self, snapshot: Snapshot, rates: PipelineRates | None) -> list[dict[str, Any]]:
+        """Looks at one snapshot. `rates` has the rates since the last one."""
+        before, self._last = self._last, snapshot
+        if before is None or rates is None:
             return []
         found = []
-        if now.cpu_quota != before.cpu_quota:
-            found.append(_event("cores", f"the cores at hand went from {before.cpu_quota:.3g} to {now.cpu_quota:.3g}"))
-        if abs(now.memory_limit / before.memory_limit - 1) > _OTHER_LIMIT:
+        if snapshot.cpu_quota != before.cpu_quota:
+            found.append(_event("cores", f"the cores at hand went from {before.cpu_quota:.3g} to "
+                                         f"{snapshot.cpu_quota:.3g}"))
+        if abs(snapshot.memory_limit / before.memory_limit - 1) > _OTHER_LIMIT:
             found.append(_event("memory", f"the memory limit went from {format_bytes(before.memory_limit)} to "
-                                          f"{format_bytes(now.memory_limit)}"))
+                                          f"{format_bytes(snapshot.memory_limit)}"))
         turned = any(s.workers != before.stage(s.name).workers or s.backend != before.stage(s.name).backend
-                     for s in now.stages if s.name in seen.stages)
+                     for s in snapshot.stages if s.name in rates.stages)
         self._age = 0 if turned else self._age + 1
-        return found + self._workload(now, seen)
+        return found + self._workload(snapshot, rates)
 
     def _workload(self, now: Snapshot, seen: PipelineRates) -> list[dict[str, Any]]:
         found = []

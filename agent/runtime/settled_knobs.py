@@ -64,33 +64,33 @@ class RegistryEntry:
         for name, cost in [*self.stages.items(), *self.operators.items()]:
             _positive(f"cost of {name}", cost)
 
-    def scaled(self, here: Here) -> RegistryEntry:
+    def scaled(self, other: Here) -> RegistryEntry:
         """The entry for rows of another size or other operators: buffers scale with the size, the rate with the whole
         cost, and a stage's workers with its part of that. With the same operators all stages change alike, so workers
         stay."""
-        times = here.row_bytes / self.here.row_bytes
+        times = other.row_bytes / self.here.row_bytes
         sizes = {n: max(1, round(times * getattr(self.knobs, n))) for n in ("read_ahead_bytes", "prefetch_bytes")}
-        dearer = {name: self._dearer(here) if name.startswith(ONLINE) else times for name in self.stages}
+        dearer = {name: self._dearer(other) if name.startswith(ONLINE) else times for name in self.stages}
         whole = sum(self.stages[n] * dearer[n] for n in dearer) / sum(self.stages.values()) if dearer else times
         workers = {n: max(1, round(count * dearer.get(n, whole) / whole)) for n, count in self.knobs.workers.items()}
-        return replace(self, here=here, rows_per_s=self.rows_per_s / whole, learned=None,
+        return replace(self, here=other, rows_per_s=self.rows_per_s / whole, learned=None,
                        knobs=replace(self.knobs, workers=workers, **sizes))
 
-    def far(self, here: Here) -> float:
+    def far(self, other: Here) -> float:
         """How different another place is from this entry's; 0: they are alike."""
-        return abs(math.log(here.row_bytes / self.here.row_bytes)) + abs(math.log(self._dearer(here)))
+        return abs(math.log(other.row_bytes / self.here.row_bytes)) + abs(math.log(self._dearer(other)))
 
-    def _dearer(self, here: Here) -> float:
+    def _dearer(self, other: Here) -> float:
         """How many times as much the operators left to the loader cost there as here. An unknown operator counts as
         much as the known ones on average; 1 if nothing is known."""
-        if not self.operators or not here.operators or not self.here.operators:
+        if not self.operators or not other.operators or not self.here.operators:
             return 1.0
         usual = sum(self.operators.values()) / len(self.operators)
 
         def cost(operators: Mapping[str, int]) -> float:
             return sum(columns * self.operators.get(name, usual) for name, columns in operators.items())
 
-        return cost(here.operators) / cost(self.here.operators)
+        return cost(other.operators) / cost(self.here.operators)
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self.here), "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s,

@@ -132,15 +132,15 @@ class _Search:
                 workers[:] = tried
 
 
-def best_knobs(truth: TrueCosts, limits: Limits, *, also: Sequence[TrueCosts] = (), near: Knobs | None = None,
+def best_knobs(truth: TrueCosts, limits: Limits, *, also: Sequence[TrueCosts] = (), start_from: Knobs | None = None,
                fill: float = 0.95) -> Knobs:
     """The knobs with the highest steady rate that fill at most the share `fill` of the memory, in `truth` and in each
-    of `also`; the fewest workers among equals, and a little headroom. `near` is one more setting to start from."""
+    of `also`; the fewest workers among equals, and a little headroom. `start_from` is one more beginning."""
     search = _Search(truth, limits, also, fill)
     names = search.names
     starts = [[low for low, _ in search.range]]
-    if near is not None:
-        starts.append([near.workers[n] for n in names])
+    if start_from is not None:
+        starts.append([start_from.workers[n] for n in names])
     best, chosen = -math.inf, (starts[0], [s.backends[0] for s in truth.stages])
     for backends in _back_ends(truth):
         for start in starts:

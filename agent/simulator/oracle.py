@@ -46,7 +46,7 @@ class Oracle(Policy):
         known = len(truths) == len(state.truths) and all(a is b for a, b in zip(truths, state.truths, strict=True))
         if known or (state.truths and snapshot.at - state.at < _EVERY_S and self._moves(snapshot.at)):
             return state.knobs, state, Reason(text="nothing has changed")
-        knobs = best_knobs(truths[0], state.limits, also=truths[1:], near=state.knobs, fill=self._fill)
+        knobs = best_knobs(truths[0], state.limits, also=truths[1:], start_from=state.knobs, fill=self._fill)
         return knobs, OracleState(limits=state.limits, knobs=knobs, truths=truths, at=snapshot.at), Reason(
             text="what is best for the truth")
 

@@ -140,22 +140,22 @@ def latest(legs: Sequence[Found]) -> list[Found]:
     return list({one.number: one for one in legs}.values())
 
 
-def going_on(found: Sequence[Found], *, more: bool = True) -> Found | None:
+def going_on(trials: Sequence[Found], *, more: bool = True) -> Found | None:
     """The trial that is to go on, the furthest first. If there will be no `more`, the one from which most is expected,
     until that is one that was seen to its end."""
-    ends = expected(found)
+    ends = expected(trials)
     if not more:
-        best = max(zip(ends, found, strict=True), key=lambda pair: pair[0], default=(0.0, None))[1]
+        best = max(zip(ends, trials, strict=True), key=lambda pair: pair[0], default=(0.0, None))[1]
         return best if best is not None and best.at is not None else None
     for evaluation, among in sorted(LEGS.items(), reverse=True):
-        came = sorted((one for one in found if len(one.aucs) >= evaluation), key=lambda one: -one.aucs[evaluation - 1])
+        came = sorted((one for one in trials if len(one.aucs) >= evaluation), key=lambda one: -one.aucs[evaluation - 1])
         for one in came[:len(came) // among]:
             if one.at == evaluation:
                 return one
     return None
 
 
-def expected(found: Sequence[Found]) -> list[float]:
+def expected(trials: Sequence[Found]) -> list[float]:
     """The AUC that each trial would have at its end: what it had when it was set aside, plus what others gained from
     there on, on average. A failed one has the least of all."""
     def at(one: Found, evaluation: float) -> float:
@@ -167,49 +167,49 @@ def expected(found: Sequence[Found]) -> list[float]:
     ends: dict[float, float] = {math.inf: 0.0}
     after: float = math.inf
     for evaluation in sorted(LEGS, reverse=True):
-        both = [one for one in found if passed(one, after) and passed(one, evaluation)]
+        both = [one for one in trials if passed(one, after) and passed(one, evaluation)]
         gains = [at(one, after) - at(one, evaluation) for one in both]
         ends[evaluation] = ends[after] + (sum(gains) / len(gains) if gains else 0.0)
         after = evaluation
     known = {one.number: at(one, one.at or math.inf) + ends[one.at or math.inf]
-             for one in found if one.aucs and one.state != "fail"}
-    return [known.get(one.number, min(known.values(), default=0.0)) for one in found]
+             for one in trials if one.aucs and one.state != "fail"}
+    return [known.get(one.number, min(known.values(), default=0.0)) for one in trials]
 
 
-def front(found: Sequence[Found]) -> list[Found]:
+def front(trials: Sequence[Found]) -> list[Found]:
     """The trials that no other beats in both AUC and seconds, the fastest first."""
     best: list[Found] = []
-    for one in sorted((f for f in found if f.auc is not None), key=lambda f: (f.seconds, -(f.auc or 0))):
+    for one in sorted((f for f in trials if f.auc is not None), key=lambda f: (f.seconds, -(f.auc or 0))):
         if not best or (one.auc or 0) > (best[-1].auc or 0):
             best.append(one)
     return best
 
 
-def picture(found: Sequence[Found]) -> str:
+def picture(trials: Sequence[Found]) -> str:
     """AUC against seconds as a figure: each trial, and the best for its time."""
 
     def points(some: Sequence[Found]) -> list[tuple[float, float]]:
         return sorted((f.seconds, f.auc) for f in some if f.auc is not None)
 
-    end = max((f.seconds for f in found), default=1.0)
+    end = max((f.seconds for f in trials), default=1.0)
     return chart("AUC against seconds of a trial", [
-        Series(name="best for its time", points=points(front(found)), style="step"),
-        Series(name="seen to its end", points=points([f for f in found if f.state == "complete"]), style="dots"),
-        Series(name="set aside", points=points([f for f in found if f.state == "aside"]), style="dots")],
+        Series(name="best for its time", points=points(front(trials)), style="step"),
+        Series(name="seen to its end", points=points([f for f in trials if f.state == "complete"]), style="dots"),
+        Series(name="set aside", points=points([f for f in trials if f.state == "aside"]), style="dots")],
         [], end=end, axis=SCORE)
 
 
-def write_page(folder: Path, found: Any) -> Path:
+def write_page(folder: Path, trials: Any) -> Path:
     """Writes the page and says where it is."""
-    best = front(found)
+    best = front(trials)
     rows = "".join(f"<tr><td>{one.number}</td><td>{one.auc:.5f}</td><td>{one.seconds:.1f} s</td><td>"
                    f"{escape(' '.join(words(one.settings)))}</td></tr>" for one in best)
     table = f"<table><tr><th>trial</th><th>AUC</th><th>time</th><th>settings</th></tr>{rows}</table>"
-    aside = sum(one.state == "aside" for one in found)
+    aside = sum(one.state == "aside" for one in trials)
     page = folder / "search.html"
     page.write_text(report.filled(
         title="Search", name=folder.resolve().name,
-        verdict=f"{len(found)} trials, AUC up to {best[-1].auc:.5f}" if best else f"{len(found)} trials",
-        rest=f"{aside} were set aside early.", charts=picture(found), decisions=table,
-        footer=f"{sum(one.seconds for one in found):.0f} seconds of trials."), encoding="utf-8")
+        verdict=f"{len(trials)} trials, AUC up to {best[-1].auc:.5f}" if best else f"{len(trials)} trials",
+        rest=f"{aside} were set aside early.", charts=picture(trials), decisions=table,
+        footer=f"{sum(one.seconds for one in trials):.0f} seconds of trials."), encoding="utf-8")
     return page

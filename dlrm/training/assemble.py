@@ -51,7 +51,7 @@ def parts_of(config: Config, layout: TableLayout, dense_columns: int, placement:
 
 
 @contextmanager
-def tuned(config: Config, loader: BatchLoader, world: Ranks, kept: KnobMemory, *,
+def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMemory, *,
           record: Callable[[Mapping[str, Any]], None],
           observe: Callable[[Mapping[str, Any]], None], agent: Mapping[str, Any]) -> Iterator[Controller | None]:
     """Lets the host's agent tune the loader for as long as the context lasts; what it has learned is kept. `agent` is
@@ -70,18 +70,18 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, kept: KnobMemory, *
         member.step()  # the agent's first look finds something, and its last comes after the member's last word
         loading = HostTunable(world.store.clone(), host, loader, ranks={h: hosts.count(h) for h in hosts})
     policy = policies.make(config.tuning)
-    same = all(agent.get(name) == value for name, value in _place(kept).items())
-    with (kept.sharing(loading) as tunable,
-          Controller(tunable, policy, record=kept.observing(record), observe=kept.observing(observe),
-                     learned=agent["learned"] if same else kept.learned) as controller, member):
+    same = all(agent.get(name) == value for name, value in _place(knob_memory).items())
+    with (knob_memory.sharing(loading) as tunable,
+          Controller(tunable, policy, record=knob_memory.observing(record), observe=knob_memory.observing(observe),
+                     learned=agent["learned"] if same else knob_memory.learned) as controller, member):
         yield controller
-    kept.finish(policy=policy.name, record=record, learned=controller.learned())
+    knob_memory.finish(policy=policy.name, record=record, learned=controller.learned())
 
 
-def agent_of(controller: Controller | None, kept: KnobMemory) -> dict[str, Any]:
+def agent_of(controller: Controller | None, knob_memory: KnobMemory) -> dict[str, Any]:
     """What the agent has learned, and where, to be kept in a checkpoint."""
-    return {} if controller is None else {**_place(kept), "learned": controller.learned()}
+    return {} if controller is None else {**_place(knob_memory), "learned": controller.learned()}
 
 
-def _place(kept: KnobMemory) -> dict[str, str]:
-    return {"machine": kept.here.machine, "schema": kept.here.schema}
+def _place(knob_memory: KnobMemory) -> dict[str, str]:
+    return {"machine": knob_memory.here.machine, "schema": knob_memory.here.schema}

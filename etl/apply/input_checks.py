@@ -29,9 +29,9 @@ def fault(name: str, head: bytes, tail: bytes) -> str | None:
     return None
 
 
-def refuse_faults(found: Iterable[tuple[str, str | None]]) -> None:
+def refuse_faults(faults: Iterable[tuple[str, str | None]]) -> None:
     """Raises an InputError that names the first file which is not whole, of pairs of file and fault."""
-    for file, wrong in found:
+    for file, wrong in faults:
         if wrong:
             raise InputError(f"{file}: {wrong}; copy it here anew, whole")
 

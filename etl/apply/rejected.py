@@ -39,10 +39,10 @@ class Reject:
                           separators=(",", ":"))
 
 
-def refuse_others(folder: str, there: Iterable[tuple[str, bool]]) -> None:
+def refuse_others(folder: str, names: Iterable[tuple[str, bool]]) -> None:
     """Refuses a folder that holds anything but the rejects of an earlier job, as its content is going to be replaced;
-    `there` are the names in it, and whether each is a file."""
-    other = next((name for name, plain in there if not plain or not _NAMES.fullmatch(name)), None)
+    `names` are the names in it, and whether each is a file."""
+    other = next((name for name, plain in names if not plain or not _NAMES.fullmatch(name)), None)
     if other is not None:
         raise InputError(f"--rejects {folder}: holds {other!r}, which no job set aside and which would be removed; "
                          "name another folder")

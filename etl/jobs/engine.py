@@ -67,8 +67,8 @@ class Engine(ABC):
         return self.job.store.url(relative)
 
     @abstractmethod
-    def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
-        """Counts, in one pass over the input, rows and what the operators `wanted` of one level learn from; a level of
+    def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
+        """Counts, in one pass over the input, rows and what these `operators` of one level learn from; a level of
         None learns nothing. Sums below an operator's `least` are left out."""
 
     @abstractmethod

@@ -34,7 +34,7 @@ def count(engine: Engine) -> Counted:
     return engine.sums(None, FittedState(), {}).counted
 
 
-def too_many_values(named: str, most: int) -> InputError:
-    return InputError(f"{named}: its columns have more than {most:,} values to keep in all; give the "
+def too_many_values(named: str, max_values: int) -> InputError:
+    return InputError(f"{named}: its columns have more than {max_values:,} values to keep in all; give the "
                       "largest a min_count or max_size, or hash them; with past = true each moment of a value "
                       "counts: give past_step")

@@ -87,9 +87,9 @@ class LocalEngine(Engine):
             refuse_others(self.job.rejects, _names_in(self.job.rejects))
         self._input.check()
 
-    def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
+    def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
         counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
-        least = {number: one.op.least for number, one in wanted.items()}
+        least = {number: one.op.least for number, one in operators.items()}
 
         def read(piece: Piece | RowGroups) -> int:
             rows = 0

@@ -54,12 +54,12 @@ class CountSums:
     def _rows(self, key: int) -> int:
         return sum(table.num_rows for table in self._held[key])
 
-    def total(self, most: int) -> pa.Table | None:
-        """All sums, as rows of (key, value, count); None if more than `most` rows are to be kept."""
+    def total(self, max_rows: int) -> pa.Table | None:
+        """All sums, as rows of (key, value, count); None if more than `max_rows` rows are to be kept."""
         found, rows = [COUNTS.empty_table()], 0
         for table in self._threads.over(self._whole, self._pieces()):
             found.append(table)
-            if (rows := rows + table.num_rows) > most:
+            if (rows := rows + table.num_rows) > max_rows:
                 return None
         return pa.concat_tables(found)
 

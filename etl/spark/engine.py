@@ -59,8 +59,8 @@ class SparkEngine(Engine):
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)
 
-    def sums(self, level: int | None, state: FittedState, wanted: Mapping[int, Learned]) -> Sums:
-        return sums_of(self._raw, level, state, wanted, self._large)
+    def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
+        return sums_of(self._raw, level, state, operators, self._large)
 
     def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         return extended(op, old, new, self._large.of_level(level), number)

@@ -190,11 +190,11 @@ def counted(history: History, spec: Spec) -> Column:
     return (sql.col(f"`{spec.label}`") == 1) & there if history.positive else there
 
 
-def newest(values: Column, most: int) -> Column:
-    """The last `most` elements of a list."""
+def newest(values: Column, length: int) -> Column:
+    """The last `length` elements of a list."""
     from pyspark.sql import functions as sql
 
-    return sql.when(sql.size(values) > most, sql.slice(values, -most, most)).otherwise(values)
+    return sql.when(sql.size(values) > length, sql.slice(values, -length, length)).otherwise(values)
 
 
 def _history(rows: DataFrame, history: History, spec: Spec, earlier: str | None) -> DataFrame:

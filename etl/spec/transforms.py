@@ -139,11 +139,11 @@ def _check_size(size: int | None, path: str) -> None:
         raise SpecError(f"{path} = {size}: must be from 1 to {2**31 - 1}")
 
 
-def short_transforms(said: Iterable[str]) -> tuple[TableTransform, ...]:
+def short_transforms(texts: Iterable[str]) -> tuple[TableTransform, ...]:
     """Reads transforms as a command line has them: "module:function:inputs>outputs". An output that is no column of the
     table is a dense one, or with =SIZE one of so many ids."""
     found: list[TableTransform] = []
-    for text in said:
+    for text in texts:
         module, _, rest = text.partition(":")
         attribute, colon, columns = rest.partition(":")
         if not _FUNCTION.fullmatch(function := f"{module}:{attribute}") or (colon and ">" not in columns):
@@ -184,9 +184,9 @@ def stored(fields: Iterable[Field]) -> tuple[Field, ...]:
                  if not f.made)
 
 
-def inputs_of(one: TableTransform, fields: Iterable[Field]) -> tuple[str, ...]:
+def inputs_of(transform: TableTransform, fields: Iterable[Field]) -> tuple[str, ...]:
     """The columns that a transform gets, of those that are there."""
-    return one.inputs or tuple(f.name for f in fields if f.role in KINDS)
+    return transform.inputs or tuple(f.name for f in fields if f.role in KINDS)
 
 
 def _after(fields: tuple[Field, ...], one: TableTransform, *, sized: bool) -> tuple[Field, ...]:
@@ -245,17 +245,17 @@ def _added(one: TableTransform, output: TransformOutput, inputs: tuple[str, ...]
                  transforms=(one.name,))
 
 
-def steps(one: TableTransform, inputs: Sequence[Field]) -> list[tuple[Operator | None, str, int | None]]:
+def steps(transform: TableTransform, inputs: Sequence[Field]) -> list[tuple[Operator | None, str, int | None]]:
     """Each operator of a chain with the kind of what it takes and, of ids, their cardinality; last comes None with
     those of the result."""
     kind = KINDS[inputs[0].role] if len(inputs) == 1 else "row"
     size = inputs[0].cardinality if len(inputs) == 1 else None
     found: list[tuple[Operator | None, str, int | None]] = []
-    for op in one.ops:
+    for op in transform.ops:
         found.append((op, kind, size))
         given = follow(op, kind)
         if given is None:
-            raise one.fault(f"{op.name} takes {' or '.join(op.takes)}, but has {kind} here")
+            raise transform.fault(f"{op.name} takes {' or '.join(op.takes)}, but has {kind} here")
         kind, size = given, op.cardinality(None) or (size if given in ("id", "ids") else None)
     return [*found, (None, kind, size)]
 

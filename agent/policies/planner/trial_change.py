@@ -50,10 +50,10 @@ class TrialChange:
         return (self.rises and self.kind != "switch" and max(self.gain(since), self._nearer(since)) < self.settings.harm
                 and Contention.of(since, self.settings).slow < self.settings.contended)
 
-    def crashed(self, seen: PipelineRates) -> bool:
+    def crashed(self, rates: PipelineRates) -> bool:
         """Whether the latest interval alone shows that the change does harm. Workers that start up are given time."""
-        return (self.rises and self.kind != "switch" and seen.stall > self.settings.smooth
-                and max(self.gain(seen), self._nearer(seen)) < self.settings.crash)
+        return (self.rises and self.kind != "switch" and rates.stall > self.settings.smooth
+                and max(self.gain(rates), self._nearer(rates)) < self.settings.crash)
 
     def _nearer(self, since: PipelineRates) -> float:
         """The gain measured at the changed stages, which shows sooner than at the far end, where rows come in lumps."""
