@@ -340,5 +340,5 @@ def test_who_leaves_a_lock_relieves_those_who_held_it_too():
 def test_what_is_stale_gives_way_to_the_next_that_is_seen():
     known = StageCost(name="t", points={2: Point(busy_s=3e-6, cpu_s=1e-6, seen=9)})
     assert known.stale().busy_s(2) == known.busy_s(2)
-    assert known.stale().points[2].towards(1e-6, 1e-6).busy_s == pytest.approx(1e-6)
-    assert known.points[2].towards(1e-6, 1e-6).busy_s == pytest.approx(2.5e-6)
+    assert known.stale().points[2].towards(1e-6, 1e-6, known.settings.learning).busy_s == pytest.approx(1e-6)
+    assert known.points[2].towards(1e-6, 1e-6, known.settings.learning).busy_s == pytest.approx(2.5e-6)
