@@ -59,6 +59,7 @@ def test_its_inputs_are_the_published_six_factors():
     assert np.flatnonzero(inputs != blind).tolist() in ([], [STAGES + 2])
 
 
+@pytest.mark.slow
 def test_three_layers_of_relu_and_one_seed_one_network(tmp_path):
     network, _ = learn(400, seed=3)
     again, _ = learn(400, seed=3)

@@ -40,6 +40,7 @@ def slow_hash(text: str | None, salt: int = 0) -> int:
     return slow_mix(h)
 
 
+@pytest.mark.slow
 @given(TEXTS, st.integers(-(2**63), 2**63), st.integers(0, 5), st.sampled_from([pa.string(), pa.large_string()]))
 def test_hash_of_texts_is_as_documented(texts, salt, start, kind):
     column = pa.array([*["x" * i for i in range(start)], *texts], kind).slice(start)  # a slice begins anywhere

@@ -73,6 +73,7 @@ print(outcomes.get("read", 0), outcomes.get("ParquetError", 0), outcomes.get("So
 """
 
 
+@pytest.mark.slow
 def test_three_hundred_mutated_footers_give_our_errors_only(folder, repo, tmp_path_factory):
     """In a process of its own, which must live."""
     done = subprocess.run([sys.executable, "-c", _MUTATE, folder / "part-0.parquet", tmp_path_factory.mktemp("m")],

@@ -195,6 +195,7 @@ def test_the_raw_spec_of_criteo_differs_in_nothing_but_who_applies(repo):
     assert {c.role: c.type for c in left.columns} == {"label": "int8", "dense": "double", "sparse": "string"}
 
 
+@pytest.mark.slow
 def test_the_benchmark_takes_turns_and_says_what_each_column_costs(tables):
     found = online_operators.measured({"etl": tables[0], "loader": tables[1]}, 2,
                                       Knobs(workers={"read": 1, "shuffle": 1}))

@@ -27,6 +27,8 @@ from sluice.ingest.tools import bench
 from tests.dlrm import clicks_table
 from tests.ingest import transform_functions
 
+pytestmark = pytest.mark.slow
+
 MODULE = transform_functions.__name__
 ROWS, BATCH = 900, 80
 TRANSFORMS = f"""
