@@ -322,7 +322,7 @@ def test_a_file_that_stays_away_is_named_with_the_attempts_and_what_allows_more(
     clock = FakeClock()
     store = RemoteFiles("/bucket", GoneFor(clock, Bytes((folder / "part-0.parquet").read_bytes()), 600.0), clock=clock)
     with pytest.raises(DeliveryError, match=r"/bucket/part-0\.parquet: opening: failed \d+ times within \d+\.\d s "
-                                         r"\(allowed: 50 attempts, 90 s; more by Loader\(files=Files\(retry="
+                                         r"\(allowed: 50 attempts, 90 s; more by FileOpener\(retry="
                                          r".*TimeoutError: /bucket/part-0\.parquet: no answer"):
         store.open("part-0.parquet")
     assert 80 < clock.time < 92

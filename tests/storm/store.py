@@ -13,6 +13,7 @@ import pyarrow as pa
 from sluice.etl.schema import DataFile
 from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.row_order import Read
@@ -70,12 +71,12 @@ class MemoryGroups(RowGroupReader):
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
                  before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None,
-                 bags: Mapping[str, float] | None = None):
+                 *, bags: Mapping[str, float] | None = None, hashed: HashedIds | None = None):
         run = current()
         self._weather: Weather = run.world.weather
         self._clock = Clock()
         self._retrier = Retrier(RetryPolicy(), self._clock, run.chance.random)
-        super().__init__(files, columns, before_read, opened, bags)
+        super().__init__(files, columns, before_read, opened, bags=bags, hashed=hashed)
 
     def interrupt(self) -> None:
         self._clock.stop()
