@@ -62,7 +62,8 @@ class Columns:
                                   f.type in (_WHOLE if ids else _NUMBERS))
             if not fits:
                 wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row" if not ids \
-                    else "one whole number a row (cast it, or hash, categorify or bucketize it)"
+                    else ("one whole number a row (cast it; hash, categorify or bucketize it in the spec; or, of "
+                          f"plain Parquet, Loader(hash={{{f.name!r}: 1_000_000}}))")
                 raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: leave "
                                   "the column out, or give it another role")
         most = max((f for f in used if f.role in ("sparse", "id_list") and not f.made),

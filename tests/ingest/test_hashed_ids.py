@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sluice.etl.ops.ids import Hash
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
@@ -126,6 +127,11 @@ def test_patterns_and_guessed_roles_take_hashed_columns(files, capsys):
 def test_what_cannot_be_hashed_is_refused(files, wanted, said):
     with pytest.raises(ParquetError, match=said):
         ParquetFiles.open(files, {"label": "label", "dense": "number"}, wanted)
+
+
+def test_who_asks_for_texts_as_ids_is_told_how_to_have_them(files):
+    with pytest.raises(ColumnError, match=r"'user' holds string .* Loader\(hash={'user': 1_000_000}\)"):
+        BatchLoader(ParquetFiles.open(files, "label=label;dense=number;sparse=user"), batch_size=80)
 
 
 def test_a_feature_table_has_its_own_ids(table):
