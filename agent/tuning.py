@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -19,13 +20,13 @@ from typing import Any
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
+from sluice.agent.policies import MODES
 from sluice.agent.report import page
 from sluice.agent.report.format import seconds
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.tunable import Policy, Tunable
 from sluice.ingest.knobs import KnobError, Knobs, nearest
 
-MODES = ("auto", "planner", "shadow", "fixed")
 _SETTLED = 10  # looks without a change after which a choice counts as settled
 
 _open: weakref.WeakSet[TunedRun] = weakref.WeakSet()
@@ -203,11 +204,7 @@ class TunedRun:
                         "tuning": self._policy.name, **({"error": self._error} if self._error else {})}
             self.record({**event, **more})
         folder.close()
-        try:
-            page.write(folder.path)
-        except OSError as error:
-            print(f"{folder.path}: the report cannot be written ({error.strerror or error}); make room, then "
-                  f"`sluice report {folder.path}` writes it", file=sys.stderr)
+        page.written(folder.path, functools.partial(print, file=sys.stderr))
 
 
 @atexit.register

@@ -8,7 +8,6 @@ Ratios are medians over rounds. A quiet machine is needed for the rates; the pro
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loaders import made_table, tight_loop
+from benchmarks.shapes import cpu_s as processor_s
 from benchmarks.shapes import multi_hot_files
 from sluice.etl.common.program import run, say
 from sluice.ingest.columns import Columns
@@ -27,10 +27,6 @@ from sluice.ingest.loader import BatchLoader
 ARMS = {"split": Knobs(workers={"read": 1, "shuffle": 1}),
         "joined": Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))}
 Turn = Callable[[float], tuple[float, float]]  # seconds → rows a second, nanoseconds of processor time a row
-
-
-def _cpu_s() -> float:
-    return sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
 
 
 def loader_turn(source: Any, knobs: Knobs) -> Turn:
@@ -45,9 +41,9 @@ def loader_turn(source: Any, knobs: Knobs) -> Turn:
                     if began:
                         rows += batch.rows
                     elif now >= first + seconds / 3:
-                        began, cpu_s = now, _cpu_s()
+                        began, cpu_s = now, processor_s()
                     if rows and now >= first + seconds:
-                        return rows / (now - began), (_cpu_s() - cpu_s) / rows * 1e9
+                        return rows / (now - began), (processor_s() - cpu_s) / rows * 1e9
 
     return turn
 
@@ -56,9 +52,9 @@ def loop_turn(source: Any) -> Turn:
     contender = tight_loop(source, Columns.of(source.fields))
 
     def turn(seconds: float) -> tuple[float, float]:
-        began, cpu_s = time.perf_counter(), _cpu_s()
+        began, cpu_s = time.perf_counter(), processor_s()
         rate = contender(seconds)
-        return rate, (_cpu_s() - cpu_s) / (rate * (time.perf_counter() - began)) * 1e9
+        return rate, (processor_s() - cpu_s) / (rate * (time.perf_counter() - began)) * 1e9
 
     return turn
 

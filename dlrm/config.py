@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sluice.agent import policies
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.dlrm import tables as use
 from sluice.dlrm.liveness.activity import MOST_S
@@ -26,7 +27,6 @@ MODELS = {"dlrm": f"{_TOWERS}:Dlrm", "dcn": f"{_TOWERS}:Dcn", "wide_deep": f"{_T
 """The name of a model → the class of its tower, which is imported when a model is made."""
 OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
-TUNINGS = ("auto", "planner", "shadow", "fixed")
 SHARDINGS = ("auto", "row", "table", "column", "torchrec")
 PRECISIONS = ("fp32", "bf16")
 WIRES = ("fp32", "fp16")
@@ -196,7 +196,7 @@ class InputSettings(KnobOptions, TransformOptions):
     """How a rank's loader works, beside its knobs."""
 
     title = "input"
-    tuning: str = setting("auto", "who turns the loader's knobs while it runs", choices=TUNINGS)
+    tuning: str = setting("auto", "who turns the loader's knobs while it runs", choices=policies.MODES)
     memory_limit: int | None = setting(None, "what one rank's loader may use, for instance 2GiB (default: what the "
                                        "machine and "
                                        "its control groups leave)", metavar="BYTES", parse=parse_bytes)

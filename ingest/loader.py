@@ -98,8 +98,8 @@ class BatchLoader(IterableDataset[Batch]):
         """The average size of a row in the table's files, in bytes."""
         self._columns = Columns.of(source.fields, fill, source.bags if isinstance(source, ParquetFiles) else None)
         self._groups = groups = RowGroupReader(read, self._columns.names, before_read, files,
-                                                       bags=self._columns.bags,
-                                                       hashed=HashedIds(hashed) if hashed else None)
+                                               bags=self._columns.bags,
+                                               hashed=HashedIds(hashed) if hashed else None)
         self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
                              window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
                              last=last)

@@ -249,16 +249,16 @@ class Pipeline:
         self._pools[name] = pool
         return pool
 
-    def _room_for(self, window: Gathering, windows: Windows) -> Charge | None:
+    def _room_for(self, gathering: Gathering, windows: Windows) -> Charge | None:
         """Returns a charge for a window if readers are to place it now: the shuffle stage is fused with theirs, the
         window is due soon, and there is memory for it."""
         plan, knobs, governor = self._parts.plan, self.knobs, self._governor
         streams = len(plan.streams_of(self._parts.rank, self._parts.ranks))
         soon = (2 + knobs.workers[READ.name] // streams) * self._placed_rows
-        if SHUFFLE.name not in knobs.fused or windows.ahead(window) > soon:
+        if SHUFFLE.name not in knobs.fused or windows.ahead(gathering) > soon:
             return None
         with governor.lock:
-            return governor.admit(window.window.rows * self._parts.columns.row_bytes, due=False)
+            return governor.admit(gathering.window.rows * self._parts.columns.row_bytes, due=False)
 
     def _step(self, fused: Fused) -> Step:
         tally, governor, columns = self._tallies[fused.name], self._governor, self._parts.columns

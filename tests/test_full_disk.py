@@ -16,7 +16,6 @@ from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry
-from sluice.dlrm.session.session import written_report
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.etl.common.program import say
@@ -77,7 +76,7 @@ def test_a_report_without_room_costs_no_result(tmp_path, capsys):
     with RunFolder.create(tmp_path / "run", {"kind": "train"}) as folder:
         folder.metric(metric(1))
     with no_more_than(100):
-        assert written_report(tmp_path / "run", say) is None
+        assert page.written(tmp_path / "run", say) is None
     assert "the report cannot be written (File too large); make room, then `sluice report" in \
         capsys.readouterr().err
     assert sorted(p.name for p in (tmp_path / "run").glob("report*")) == []

@@ -17,6 +17,8 @@ from sluice.ingest.knobs import KnobError, nearest
 
 PRODUCT: dict[str, Callable[[], Policy]] = {
     "auto": lambda: Planner(name="auto"), "planner": Planner, "shadow": Shadow, "fixed": Fixed, "intune": InTune}
+MODES = ("auto", "planner", "shadow", "fixed")
+"""Those that training, and anyone's loop, may be tuned by."""
 RIVALS = ("autotune", "autotune-adaptive", "bayes", "cachew", "cores", "ds2", "even", "hill", "offline-grid", "plumber",
           "plumber-adaptive", "trident")
 """What `benchmarks/rivals` registers: so a program without it can say what is missing."""

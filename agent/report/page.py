@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -30,6 +30,16 @@ def write(run_path: str | os.PathLike[str]) -> Path:
     path = run.path / "report.html"
     replace_text(path, page(run))
     return path
+
+
+def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Path | None:
+    """Writes the report and returns where it is; None if it could not be written, which does the run no harm."""
+    try:
+        return write(run_path)
+    except OSError as error:
+        say(f"{error.filename or run_path}: the report cannot be written ({error.strerror or error}); make room, then "
+            f"`sluice report {run_path}` writes it")
+        return None
 
 
 def page(run: Run) -> str:

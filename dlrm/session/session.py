@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent.report import page
@@ -35,7 +34,10 @@ def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> di
         try:
             with TrainingSession(start, ranks, signals, activity, ending=ending, say=say) as session:
                 found = session.run()
-            return {**found, "report": written_report(start.run, say)} if ranks.first else None
+            if not ranks.first:
+                return None
+            report = page.written(start.run, say)
+            return {**found, "report": None if report is None else str(report)}
         except Exception as error:
             # The rank that reports first knows the cause; the others only see its connections close.
             cause = signals.other_ranks_error()
@@ -115,13 +117,3 @@ class TrainingSession:
             if over:
                 return None
             self.signals.stop.wait(1.0)
-
-
-def written_report(run: Path, say: Callable[[str], None]) -> str | None:
-    """Writes the report and says where it is; None if it could not be written, which does the run no harm."""
-    try:
-        return str(page.write(run))
-    except OSError as error:
-        say(f"{error.filename or run}: the report cannot be written ({error.strerror or error}); make room, then "
-            f"`sluice report {run}` writes it")
-        return None

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.local.threads import Threads
-from sluice.etl.table.data_files import arrow_schema, folder_of
+from sluice.etl.table.data_files import arrow_schema, folder_of, with_dictionaries
 from sluice.etl.table.store import TableStore
 
 _ESCAPED = re.compile(r"[\x01-\x1f\x7f\"#%'*/:=?\\{\[\]^]")  # in a folder's name, as Hive and Spark escape it
@@ -114,11 +114,10 @@ class FileWriter:
         by = [rows[name].to_numpy() for name in ("_row", "_key", "_first") if name in rows.column_names]
         order = np.argsort(by[0]) if len(by) == 1 else np.lexsort(by)
         schema, group = arrow_schema(spec.fields({})), spec.table.row_group_rows
-        texts = [f.name for f in schema if f.type == pa.string() and f.nullable]  # the loader looks at each value once
         rows, path = rows.select(schema.names), self.store.path(self.path(file))
         self.store.fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
         with self.store.fs.open_output_stream(path) as sink, pq.ParquetWriter(
-                sink, schema, compression="lz4", use_dictionary=texts, write_page_checksum=True,
+                sink, schema, compression="lz4", use_dictionary=with_dictionaries(schema), write_page_checksum=True,
                 store_schema=False) as writer:
             for start in range(0, len(order), group):
                 self.threads.wanted()

@@ -15,7 +15,7 @@ from sluice.etl.apply.placed import Look, Placing
 from sluice.etl.spark.read_input import Raw
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spec.row_identity import Identity
-from sluice.etl.table.data_files import arrow_schema
+from sluice.etl.table.data_files import arrow_schema, with_dictionaries
 from sluice.etl.table.fitted_state import FittedState, Packed
 from sluice.etl.table.job_record import NO_PARTITION
 from sluice.etl.table.sketch import Gathered, Sketch, SketchSum
@@ -65,7 +65,7 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
         folders.append("partition")
     placed = placed.sortWithinPartitions(*order).select(*[f"`{n}`" for n in schema.names], *folders)
     placed.write.partitionBy(*folders).options(
-        **parquet_options(spec.table.row_group_rows, [f.name for f in schema if f.type == pa.string() and f.nullable])
+        **parquet_options(spec.table.row_group_rows, with_dictionaries(schema))
     ).parquet(url)
     shipped.unpersist()
     return look.bounds.sketches(gathered.value)

@@ -35,6 +35,11 @@ def arrow_schema(fields: Sequence[Field]) -> pa.Schema:
     return pa.schema(columns)
 
 
+def with_dictionaries(schema: pa.Schema) -> list[str]:
+    """The columns that files keep in dictionaries: texts, each value of which the loader's operators then see once."""
+    return [f.name for f in schema if f.type == pa.string() and f.nullable]
+
+
 def _arrow_type(name: str) -> pa.DataType:
     if name.startswith("list<"):
         return pa.list_(pa.field("element", pa.type_for_alias(name[5:-1].removeprefix("element: "))))

@@ -25,7 +25,7 @@ class Unplaced:
     error: BaseException
 
 
-Window = Gathering | Block | Unplaced
+CompleteWindow = Gathering | Block | Unplaced
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class ReadDone:
     schedule: EpochSchedule
     rows: int
     nbytes: int
-    windows: list[tuple[int, Window]]
+    windows: list[tuple[int, CompleteWindow]]
 
 
 class Windows:
@@ -43,37 +43,33 @@ class Windows:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._missing: dict[int, dict[int, int]] = {}
-        self._pieces: dict[int, dict[int, list[tuple[int, WindowPiece]]]] = {}
+        self._pieces: dict[tuple[int, int], list[tuple[int, WindowPiece]]] = {}  # by epoch and number
         self._due: tuple[EpochSchedule, int] | None = None
 
-    def add(self, decoded: Decoded) -> list[tuple[int, Window]]:
+    def add(self, decoded: Decoded) -> list[tuple[int, CompleteWindow]]:
         """Adds the pieces of a row group, and returns the windows that have all their rows by it."""
-        schedule, found = decoded.task.schedule, list[tuple[int, Window]]()
+        schedule, found = decoded.task.schedule, list[tuple[int, CompleteWindow]]()
         with self._lock:
-            missing, pieces = self._missing.setdefault(schedule.epoch, {}), self._pieces.setdefault(schedule.epoch, {})
             for part in decoded.task.read.parts:
                 number, window = part.window, schedule.windows[part.window]
-                pieces.setdefault(number, []).append((part.at, WindowPiece(decoded, part.start, part.stop)))
-                missing[number] = missing.get(number, window.rows) - (part.stop - part.start)
-                if not missing[number]:
-                    ordered = sorted(pieces.pop(number), key=lambda piece: piece[0])
-                    del missing[number]
-                    found.append((number, Gathering(schedule, window, tuple(piece for _, piece in ordered))))
-            if not missing:
-                del self._missing[schedule.epoch], self._pieces[schedule.epoch]
+                pieces = self._pieces.setdefault((schedule.epoch, number), [])
+                pieces.append((part.at, WindowPiece(decoded, part.start, part.stop)))
+                if sum(piece.stop - piece.start for _, piece in pieces) == window.rows:
+                    del self._pieces[schedule.epoch, number]
+                    pieces.sort(key=lambda piece: piece[0])
+                    found.append((number, Gathering(schedule, window, tuple(piece for _, piece in pieces))))
         return found
 
-    def ahead(self, window: Gathering) -> int:
+    def ahead(self, gathering: Gathering) -> int:
         """How many rows of a stream lie between the window that is due and the end of this one."""
-        schedule, number = self._due or (window.schedule, 0)
-        end = window.window.first + window.window.rows - _first(schedule, number)
-        return end if schedule.epoch == window.schedule.epoch else end + _first(schedule, len(schedule.windows))
+        schedule, number = self._due or (gathering.schedule, 0)
+        end = gathering.window.first + gathering.window.rows - _first(schedule, number)
+        return end if schedule.epoch == gathering.schedule.epoch else end + _first(schedule, len(schedule.windows))
 
     def in_order(self, reads: Iterator[ReadDone]) -> Iterator[Gathering | Block]:
         """Yields windows in the order in which they are needed, as the reads come in that complete them."""
         for schedule, group in itertools.groupby(reads, lambda read: read.schedule):
-            waiting: dict[int, Window] = {}
+            waiting: dict[int, CompleteWindow] = {}
             due = 0
             for read in group:
                 self._due = schedule, due

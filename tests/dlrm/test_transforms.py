@@ -14,20 +14,14 @@ from sluice.dlrm import evaluate, train
 from sluice.dlrm.checkpoint.meta import latest
 from sluice.dlrm.follow.table_diff import between
 from sluice.dlrm.follow.versions import start_on
-from sluice.etl.common.program import run as run_program
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
+from tests.dlrm.hostile_table import ended
 from tests.dlrm.transformed_table import DOUBLED, MODULE, ROWS, SPEC
 
 pytestmark = pytest.mark.slow
-
-
-def ended(main, *words: object) -> int:
-    with pytest.raises(SystemExit) as end:
-        run_program(main, argv=[str(word) for word in words])
-    return int(end.value.code or 0)
 
 
 def test_the_model_has_what_transforms_add(transformed):
