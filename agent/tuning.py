@@ -89,7 +89,7 @@ class TunedRun:
         knobs and the policy's name. The folder is closed with this."""
         self._tunable, self._policy, self._folder, self._last = tunable, policy, folder, last
         self._controller = Controller(tunable, policy, record=self.record, observe=self._observe, interval_s=interval_s)
-        self._mutex = threading.Lock()  # held while the controller looks and decides
+        self._mutex = threading.RLock()  # held while the controller looks and decides
         # Whoever asks for the end releases it: an Event has a lock inside, at which a garbage collector could stop.
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -105,10 +105,13 @@ class TunedRun:
     def start(self) -> None:
         """Begins to tune; does nothing if it has begun already, or is over, or in a fork of the process that made
         it."""
-        if self._thread is None and not self._ending and os.getpid() == self._pid:
-            self._began = time.monotonic()
-            self._thread = threading.Thread(target=self._run, name="sluice-agent", daemon=True)
-            self._thread.start()
+        if self._thread is not None or os.getpid() != self._pid:
+            return
+        with self._mutex:  # so that `close` in another thread sees a thread that runs, or none for ever
+            if not self._ending:
+                self._began = time.monotonic()
+                self._thread = threading.Thread(target=self._run, name="sluice-agent", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         while True:
@@ -179,8 +182,10 @@ class TunedRun:
         self.abandon()
         if os.getpid() != self._pid:
             return
-        if self._thread is not None:
-            self._thread.join()
+        with self._mutex:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
         else:
             self._finish()
 
