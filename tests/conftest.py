@@ -87,12 +87,12 @@ def _what_is_there() -> dict[str, set[str]]:
 def _held_by_strangers() -> set[str]:
     """The shared memory of all processes but this one and its children: another run of tests has its own."""
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    held = set()
+    held: set[int] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if int(maps.parent.name) not in ours:
-                held |= set(re.findall(r" /dev/shm/(\S+)", maps.read_text()))
-    return held
+            if int(maps.parent.name) not in ours:  # by numbers: a semaphore is mapped under another name
+                held.update(map(int, re.findall(r" (\d+) +/dev/shm/", maps.read_text())))
+    return {entry.name for entry in os.scandir("/dev/shm") if entry.inode() in held}
 
 
 def _alive(process: psutil.Process) -> bool:
