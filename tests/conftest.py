@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +35,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_TEMPORARY], ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where processes share the tests, each takes a whole file, the long ones first: what is quick fills up the end.
+    All files with Spark go to one of them, which has the one session."""
+    if not config.getoption("loadgroup", False):
+        return
+    with_spark = {item.path for item in items if item.get_closest_marker("spark")}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in with_spark, item.path not in slow))
+    for item in items:
+        own = f"{item.path.parent.name}.{item.path.stem}"
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else own))
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +84,17 @@ def _what_is_there() -> dict[str, set[str]]:
     }
 
 
+def _held_by_strangers() -> set[str]:
+    """The shared memory of all processes but this one and its children: another run of tests has its own."""
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    held: set[int] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if int(maps.parent.name) not in ours:  # by numbers: a semaphore is mapped under another name
+                held.update(map(int, re.findall(r" (\d+) +/dev/shm/", maps.read_text())))
+    return {entry.name for entry in os.scandir("/dev/shm") if entry.inode() in held}
+
+
 def _alive(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE
@@ -88,6 +115,8 @@ def nothing_left_behind(request: pytest.FixtureRequest):
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         left = {kind: new for kind, now in _what_is_there().items() if (new := now - before[kind])}
+        if "shared memory" in left and left["shared memory"] <= _held_by_strangers():
+            del left["shared memory"]
         if not left or time.monotonic() > deadline:
             break
         gc.collect()
