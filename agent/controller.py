@@ -16,13 +16,12 @@ from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.runtime.change_detector import ChangeDetector
 from sluice.agent.runtime.pacing import enough
 from sluice.agent.runtime.ticker import Ticker
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Reason, Tunable
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
-_WINDOW = 5  # snapshots over which a rate before or after a change is taken
 _MINUTE_S = 60.0
-_EFFECT_AFTER = 4  # ticks after a change at which its effect is logged, if no other change came first
 
 
 class Controller:
@@ -34,7 +33,8 @@ class Controller:
 
     def __init__(self, tunable: Tunable, policy: Policy, *, record: Callable[[dict[str, Any]], None],
                  observe: Callable[[dict[str, Any]], None] | None = None, clock: Callable[[], float] = time.monotonic,
-                 interval_s: float = 1.0, changes_a_minute: int = 30, learned: Mapping[str, Any] | None = None) -> None:
+                 interval_s: float = RUNTIME.interval_s, changes_a_minute: int = RUNTIME.changes_a_minute,
+                 learned: Mapping[str, Any] | None = None) -> None:
         """`learned` is what `learned()` returned in an earlier process on such a machine."""
         if interval_s <= 0:
             raise ValueError(f"interval_s: {interval_s!r} is not above 0")
@@ -58,9 +58,10 @@ class Controller:
         """Whether no row has come by the second look or later: compilers may be at work, so what is seen says
         little."""
         self._last: Snapshot | None = None
-        self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change, with enough done between them
-        self._awaited: tuple[int, PipelineRates | None,
-                             float | None] | None = None  # the decision whose effect is not logged
+        self._recent: deque[Snapshot] = deque(maxlen=RUNTIME.window)
+        """The looks since the last change, with enough done between them."""
+        self._awaited: tuple[int, PipelineRates | None, float | None] | None = None
+        """The decision whose effect is not logged yet: its number, the rates before it, and the rate it predicted."""
         self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
         self._proposed: deque[Reason] = deque(maxlen=64)  # each is recorded once, and later repeated unchanged
         self._reason: Reason | None = None
@@ -69,7 +70,7 @@ class Controller:
     def step(self) -> None:
         """One tick. Does nothing if the last was less than `interval_s` ago; never raises."""
         now = self._clock()
-        if self._last_step is not None and now - self._last_step < 0.9 * self.interval_s:
+        if self._last_step is not None and now - self._last_step < RUNTIME.early * self.interval_s:
             return
         self._last_step = now
         try:
@@ -102,7 +103,7 @@ class Controller:
         if self._recent and not enough(self._recent[-1], snapshot):
             return None
         self._recent.append(snapshot)
-        if self._awaited is not None and len(self._recent) > _EFFECT_AFTER:
+        if self._awaited is not None and len(self._recent) > RUNTIME.effect_after:
             self._log_effect()
         return snapshot
 

@@ -183,7 +183,7 @@ class Forecast:
                 high = share
             if low >= high:
                 break
-            share = (low + high) / 2 if low else max(share * 0.75, cores_rate / enough)
+            share = (low + high) / 2 if low else max(share * self.settings.lower, cores_rate / enough)
         return max(found, key=lambda f: f.rows_per_s)
 
     @property

@@ -156,7 +156,8 @@ class StageCost:
         """Whether the workers wait for each other: more of them made a row dearer, and the added time is waiting."""
         least = self.points[min(self.points)]
         return any(p.busy_s >= self.settings.locked * least.busy_s
-                   and p.wait_s - least.wait_s >= 0.5 * (p.busy_s - least.busy_s) for p in self.points.values())
+                   and p.wait_s - least.wait_s >= self.settings.mostly * (p.busy_s - least.busy_s)
+                   for p in self.points.values())
 
     def _nearest(self, workers: int) -> Point:
         return self.points[min(self.points, key=lambda n: (abs(n - workers), n))]
@@ -228,7 +229,7 @@ class StageCost:
                 count = between(least - 1, count)
             if count < many:
                 hopes[count] = min(self.unbent(count).capacity(count), self._kinked(few, many, count))
-        if at == 0 and best > 1 and (self.waiting(best) > 0.5 or best > cores):
+        if at == 0 and best > 1 and (self.waiting(best) > self.settings.mostly or best > cores):
             hopes[best // 2] = worth**2 * self.capacity(best)
         return hopes
 

@@ -7,11 +7,9 @@ from typing import Any
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.stats import Snapshot
-
-_OURS = 8  # snapshots after a change of workers in which events count as its effect
-_OTHER_LIMIT = 0.05  # of a memory limit: a smaller change is only memory that other programs took
 
 
 class ChangeDetector:
@@ -31,7 +29,7 @@ class ChangeDetector:
         if snapshot.cpu_quota != before.cpu_quota:
             found.append(_event("cores", f"the cores at hand went from {before.cpu_quota:.3g} to "
                                          f"{snapshot.cpu_quota:.3g}"))
-        if abs(snapshot.memory_limit / before.memory_limit - 1) > _OTHER_LIMIT:
+        if abs(snapshot.memory_limit / before.memory_limit - 1) > RUNTIME.other_limit:
             found.append(_event("memory", f"the memory limit went from {format_bytes(before.memory_limit)} to "
                                           f"{format_bytes(snapshot.memory_limit)}"))
         turned = any(s.workers != before.stage(s.name).workers or s.backend != before.stage(s.name).backend
@@ -45,7 +43,7 @@ class ChangeDetector:
             was = self._services.get(stage.name, StageCost(name=stage.name))
             became = self._services[stage.name] = was.observe(stage, seen.saturated())
             busy = seen.stages[stage.name].busy if stage.name in seen.stages else 0.0
-            if became.drifts > was.drifts and self._age > _OURS and busy >= DEFAULT.matters * stage.workers:
+            if became.drifts > was.drifts and self._age > RUNTIME.ours and busy >= DEFAULT.matters * stage.workers:
                 times = became.busy_s(stage.workers) / was.busy_s(stage.workers)
                 what = f"{times:.2g} times dearer" if times > 1 else f"{1 / times:.2g} times cheaper"
                 found.append(_event("workload", f"a row became {what} in {stage.name}"))

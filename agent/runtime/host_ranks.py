@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from sluice.agent.runtime.ticker import Ticker
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
@@ -54,7 +55,7 @@ class HostMember:
     """A rank's side: publishes its snapshots, applies the host's knobs."""
 
     def __init__(self, store: RankStore, host: str, local_rank: int, tunable: Tunable, *,
-                 interval_s: float = 0.5) -> None:
+                 interval_s: float = RUNTIME.publish_s) -> None:
         self._store, self._tunable = store, tunable
         self._snapshot_key, self._knobs_key = _snapshot_key(host, local_rank), _knobs_key(host)
         self._applied = 0

@@ -11,12 +11,10 @@ from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
-
-_LEAST_TICKS = 3  # ticks with a choice before it may count as the best
-_SAME = 0.98  # of the best rate: as good as the best, and the latest of such choices counts
 
 
 class Chains(Protocol):
@@ -140,9 +138,9 @@ class Best:
 
     def found(self) -> tuple[Knobs, float] | None:
         """The best choice and its rows a second; None if no choice was in force long enough."""
-        means = {k: sum(rates) / len(rates) for k, rates in self._rates.items() if len(rates) >= _LEAST_TICKS}
+        means = {k: sum(rates) / len(rates) for k, rates in self._rates.items() if len(rates) >= RUNTIME.compared_after}
         top = max(means.values(), default=0.0)
         if top <= 0:
             return None
-        knobs = next(k for k in reversed(means) if means[k] >= _SAME * top)
+        knobs = next(k for k in reversed(means) if means[k] >= RUNTIME.as_good * top)
         return Knobs.from_dict(json.loads(knobs)), means[knobs]

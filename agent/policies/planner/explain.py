@@ -14,14 +14,14 @@ def why(bottleneck: str, look: Forecast, since: PipelineRates) -> str:
     """The first half of a sentence: what bounds the rate."""
     if bottleneck == "cores":
         theirs = (look.slow - 1) * since.cpu_quota
-        others = f", and other programs would use {theirs:.2g}" if look.slow > 1.05 else ""
+        others = f", and other programs would use {theirs:.2g}" if look.slow > look.settings.worth_saying else ""
         return f"the cores are the bottleneck ({since.cpu:.2g} of {since.cpu_quota:.2g} in use{others})"
     if bottleneck == "consumer":
         return f"the trainer is the bottleneck (it waits {since.stall:.1%} of its time)"
     count = look.knobs.workers[bottleneck]
     busy = since.stages[bottleneck].busy if bottleneck in since.stages else 0.0
     waiting = look.services[bottleneck].waiting(count)
-    how = f", {waiting:.0%} of that waiting for a store or a lock" if waiting > 0.5 else ""
+    how = f", {waiting:.0%} of that waiting for a store or a lock" if waiting > look.settings.mostly else ""
     return f"{bottleneck} is the bottleneck ({busy:.2g} of {count} worker{'s' * (count > 1)} busy{how})"
 
 

@@ -140,7 +140,7 @@ def _learn(state: PlannerState, snapshot: Snapshot, seen: PipelineRates) -> Plan
 
 def _undo(state: PlannerState, trial: TrialChange, since: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
     """Goes back to the setting before, and keeps what was learned."""
-    gain = trial.gain(since)
+    gain, settings = trial.gain(since), state.settings
     text = (f"the last change brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is "
             f"undone: {moves(state.knobs, trial.before)}")
     if trial.kind in ("probe", "switch", "fuse", "split"):  # a trial of these kinds was expected to fail now and then
@@ -148,8 +148,8 @@ def _undo(state: PlannerState, trial: TrialChange, since: PipelineRates) -> tupl
     else:
         undone = replace(state, held=taught(state, trial.before, since),
                          failures=state.failures + 1, spare=0,
-                         quiet_until=state.tick + 4 * 2 ** min(state.failures, 8),
-                         spare_needed=state.spare_needed * (4 if trial.kind == "release" else 1))
+                         quiet_until=state.tick + settings.pause * 2 ** min(state.failures, settings.pause_doublings),
+                         spare_needed=state.spare_needed * (settings.spare_longer if trial.kind == "release" else 1))
     return _change(undone, trial.before, None, since, Reason(
         text=text, predicted_rows_per_s=trial.rows_per_s,
         details={"kind": "undo", "gain": gain, "hoped": trial.hoped}))
@@ -185,8 +185,8 @@ def _plan(state: PlannerState, seen: PipelineRates, since: PipelineRates) -> tup
             return thinned
         knobs, best = look.best(ranges, fewest=False)
         if best >= state.settings.worth * now and knobs.workers != state.knobs.workers:
-            grown = replace(state, spare=0, spare_needed=state.spare_needed * (4 if state.released else 1),
-                            released=False)
+            grown = replace(state, spare=0, released=False,
+                            spare_needed=state.spare_needed * (settings.spare_longer if state.released else 1))
             return _change(grown, knobs, "grow", since, Reason(
                 text=f"{cause}: {moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
                 bottleneck=bottleneck, predicted_rows_per_s=best, details=details(look, since, knobs, best)))
@@ -255,7 +255,7 @@ def _probe(state: PlannerState, look: Forecast, since: PipelineRates) -> tuple[s
     """The busiest stage with a number of workers not seen yet, where its curve leaves room for a real gain."""
     share = {n: since.stages[n].busy / state.knobs.workers[n] for n in look.services if n in since.stages}
     name = max(share, key=lambda n: share[n], default=None)
-    if name is None or share[name] < 0.7:
+    if name is None or share[name] < state.settings.busiest:
         return None
     service, workers, now = look.services[name], state.knobs.workers, look.rate(state.knobs.workers)
     least, most = _range(state, name, look.contended)
@@ -301,12 +301,13 @@ def _lean(state: PlannerState, look: Forecast, ranges: Mapping[str, tuple[int, i
 def _release(state: PlannerState, look: Forecast, since: PipelineRates, ranges: Mapping[str, tuple[int, int]],
              calm: Reason) -> tuple[Knobs, PlannerState, Reason]:
     """Gives workers back that are not needed, once the trainer or the cores have been the bottleneck for a while."""
-    now = state.knobs
+    now, settings = state.knobs, state.settings
     alone = look if calm.bottleneck == "consumer" else look.alone  # perhaps our own threads slow us
     knobs = _lean(state, alone, ranges)
     spare = now.total_workers - knobs.total_workers
     gain = alone.rate(knobs.workers) / alone.rate(now.workers)
-    if spare < 1 or gain < 0.999 or (spare < 0.15 * now.total_workers and gain < 1.02):
+    few = spare < settings.spare_workers * now.total_workers
+    if spare < 1 or gain < settings.spare_kept or (few and gain < settings.spare_gain):
         return now, replace(state, spare=0), calm
     if state.spare + 1 < state.spare_needed:
         return now, replace(state, spare=state.spare + 1), calm

@@ -39,7 +39,8 @@ class TrialChange:
         """True: keep the change; False: undo it; None: wait and see. `age` counts snapshots since the change."""
         gain, nearer, limits = self.gain(since), self._nearer(since), self.settings
         fed = since.stall <= limits.smooth
-        clear = max(gain, nearer) >= 1 + min(0.5 * (self.hoped - 1), limits.clear) if self.rises else gain >= 0.97
+        clear = (max(gain, nearer) >= 1 + min(limits.clear_share * (self.hoped - 1), limits.clear) if self.rises
+                 else gain >= limits.clear_kept)
         patience = limits.patience + limits.start_up * (self.kind == "switch")
         if age < (limits.settle if clear or fed else limits.hurt if self._hurts(since) else patience):
             return None
