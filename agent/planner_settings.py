@@ -134,7 +134,7 @@ class PlannerSettings:
     drift: float = 1.5
     """Times off from which on a cost is a surprise; surprises add up (a cumulative sum, each way)."""
     slack: float = 0.1
-    """Of the cost's logarithm: what is no surprise …"""
+    """Change of the cost's logarithm that is no surprise …"""
     clip: float = 0.8
     """… the largest surprise …"""
     alarm: float = 1.7

@@ -112,21 +112,21 @@ class CoreSharingTunable:
         self._tunable.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        now = self._tunable.snapshot()
-        self._claim(now)
-        cores = self._claims.share(self._ranks * now.cpu_quota, self._wants)
-        return replace(now, cpu_quota=cores / self._ranks)
+        snapshot = self._tunable.snapshot()
+        self._claim(snapshot)
+        cores = self._claims.share(self._ranks * snapshot.cpu_quota, self._wants)
+        return replace(snapshot, cpu_quota=cores / self._ranks)
 
-    def _claim(self, now: Snapshot) -> None:
-        seen = rates(self._last, now) if self._last is not None else None
-        self._last = now
-        if seen is None:
+    def _claim(self, snapshot: Snapshot) -> None:
+        measured = rates(self._last, snapshot) if self._last is not None else None
+        self._last = snapshot
+        if measured is None:
             return
-        self._calm = self._calm + 1 if seen.stall <= DEFAULT.smooth and seen.rows_per_s else 0
-        if seen.stall > RUNTIME.starved:
+        self._calm = self._calm + 1 if measured.stall <= DEFAULT.smooth and measured.rows_per_s else 0
+        if measured.stall > RUNTIME.starved:
             self._wants = None
         elif self._calm >= RUNTIME.calm:
-            used = self._ranks * seen.cpu
+            used = self._ranks * measured.cpu
             wants = _rounded_up(RUNTIME.claimed * used)
             if self._wants is None or not _rounded_up(used) <= self._wants <= 2 * wants:
                 self._wants = wants

@@ -70,8 +70,8 @@ def parse(values: Any) -> Scenario:
 def _list(given: dict[str, Any], name: str) -> list[Any]:
     if not isinstance(given.get(name, []), list):
         raise ScenarioError(f"{name}: is not a list of objects")
-    found: list[Any] = given.get(name, [])
-    return found
+    values: list[Any] = given.get(name, [])
+    return values
 
 
 def _stage(values: Any, path: str) -> SimStage:
@@ -135,39 +135,39 @@ def _changes(plain: Scenario, values: Any, path: str, earlier: list[ScheduledCha
     at, over = _number(values, "at", path, 0), _number(values, "over", path, 0)
     if at < 0 or over < 0:
         raise ScenarioError(f"{path}.{'at' if at < 0 else 'over'}: is below 0")
-    found: list[ScheduledChange] = []
+    changes: list[ScheduledChange] = []
     for how in ("set", "scale"):
         if not isinstance(values.get(how, {}), dict):
             raise ScenarioError(f"{path}.{how}: is not an object of keys and numbers")
         for key, given in values.get(how, {}).items():
-            here = f"{path}.{how}.{key}"
-            base = _base(plain, key, here)
+            where = f"{path}.{how}.{key}"
+            base = _base(plain, key, where)
             if isinstance(given, str) and key.endswith(("_bytes", "memory_limit")):
-                value: Any = _bytes(given, here)
+                value: Any = _bytes(given, where)
             else:
                 value = given
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ScenarioError(f"{here}: {value!r} is not a number")
-            before = next((c.value for c in reversed([*earlier, *found]) if c.key == key), base)
-            found.append(ScheduledChange(at=at, over=over, key=key,
+                raise ScenarioError(f"{where}: {value!r} is not a number")
+            before = next((c.value for c in reversed([*earlier, *changes]) if c.key == key), base)
+            changes.append(ScheduledChange(at=at, over=over, key=key,
                                          value=value * before if how == "scale" else float(value)))
             try:
-                dataclasses.replace(plain, changes=(*earlier, *found))
+                dataclasses.replace(plain, changes=(*earlier, *changes))
             except MechanismError as error:
-                raise ScenarioError(f"{here}: {error}") from error
-    return found
+                raise ScenarioError(f"{where}: {error}") from error
+    return changes
 
 
-def _base(plain: Scenario, key: str, here: str) -> float:
+def _base(plain: Scenario, key: str, where: str) -> float:
     """The value that a change starts from; ScenarioError if there is no such number."""
     owner, _, name = key.rpartition(".")
     kinds: dict[str, type] = {"machine": SimMachine, "consumer": Consumer} | {f"stages.{s.name}": SimStage
                                                                           for s in plain.stages}
     if owner not in kinds:
-        raise ScenarioError(f"{here}: no such part{nearest(owner, kinds)}")
+        raise ScenarioError(f"{where}: no such part{nearest(owner, kinds)}")
     numbers = _fields(kinds[owner]) if kinds[owner] is not SimStage else _COSTS
     if name not in numbers:
-        raise ScenarioError(f"{here}: no such number{nearest(name, numbers)}")
+        raise ScenarioError(f"{where}: no such number{nearest(name, numbers)}")
     return value_of(plain, key)
 
 
