@@ -73,9 +73,9 @@ def _report(path: str) -> dict[str, Any]:
 
 
 def _explain(path: str) -> dict[str, Any]:
-    found = Run.read(path)
-    print(narrative.tell(found))
-    return {"verdict": narrative.verdict(found), **_figures(path)}
+    run = Run.read(path)
+    print(narrative.tell(run))
+    return {"verdict": narrative.verdict(run), **_figures(path)}
 
 
 def _figures(path: str) -> dict[str, Any]:

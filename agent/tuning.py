@@ -24,10 +24,9 @@ from sluice.agent.policies import MODES
 from sluice.agent.report import page
 from sluice.agent.report.format import seconds
 from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Tunable
 from sluice.ingest.knobs import KnobError, Knobs, nearest
-
-_SETTLED = 10  # looks without a change after which a choice counts as settled
 
 _open: weakref.WeakSet[TunedRun] = weakref.WeakSet()
 
@@ -84,7 +83,8 @@ class TunedRun:
     """Looks once a second, lets the policy turn the knobs, and writes down what happened if a `folder` is given."""
 
     def __init__(self, tunable: Tunable, policy: Policy, *, folder: RunFolder | None = None,
-                 last: Callable[[], Iterable[Mapping[str, Any]]] = tuple, interval_s: float = 1.0) -> None:
+                 last: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
+                 interval_s: float = RUNTIME.interval_s) -> None:
         """`last` returns the events that end the folder's record; to the one of kind `end` are added the decisions, the
         knobs and the policy's name. The folder is closed with this."""
         self._tunable, self._policy, self._folder, self._last = tunable, policy, folder, last
@@ -139,7 +139,7 @@ class TunedRun:
         return TuningStatus(
             mode=self._policy.name, knobs=self._tunable.knobs, decisions=controller.decisions,
             reason="" if reason is None else reason.text, bottleneck=None if reason is None else reason.bottleneck,
-            settled=reason is not None and controller.ticks - self._changed_at > _SETTLED,
+            settled=reason is not None and controller.ticks - self._changed_at > RUNTIME.settled_after,
             changed_s=self._changed_s, stopped=controller.frozen)
 
     # ---- the record

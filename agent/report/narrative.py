@@ -32,15 +32,15 @@ class DecisionEffect:
 
 def changes(run: Run) -> list[DecisionEffect]:
     """All decisions, in order."""
-    found: list[DecisionEffect] = []
+    effects: list[DecisionEffect] = []
     for i, one in enumerate(measured(run)):
         decision = one.decision
         reason = decision.get("reason") or {}
-        found.append(DecisionEffect(at=float(decision["at"]), number=i + 1, bottleneck=reason.get("bottleneck") or "",
+        effects.append(DecisionEffect(at=float(decision["at"]), number=i + 1, bottleneck=reason.get("bottleneck") or "",
                                     moves=moves(decision.get("before") or {}, decision.get("after") or {}),
                                     reason=reason.get("text") or "no reason given",
                                     effect=_effect(one.effect, one.disturbance)))
-    return found
+    return effects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,34 +113,34 @@ def verdict(run: Run) -> str:
 
 def sentences(run: Run) -> list[str]:
     """The sentences of the verdict, one by one."""
-    found = outcome(run)
-    many = "one change" if found.decisions == 1 else f"{found.decisions} changes"
+    figures = outcome(run)
+    many = "one change" if figures.decisions == 1 else f"{figures.decisions} changes"
     parts = []
-    if not found.looks:
+    if not figures.looks:
         parts.append("No loader metrics were written, so nothing can be said of the input.")
-    elif found.rows_per_s_settled is None or found.stall_settled is None:
+    elif figures.rows_per_s_settled is None or figures.stall_settled is None:
         parts.append("Too short to judge the input: what was seen is how it started. Let it run for ten seconds or "
                      "more (more epochs, or more rows).")
-        if found.rows_per_s_whole is not None and found.stall_whole is not None:
-            parts.append(f"From the first batch on the consumer counted {count(found.rows_per_s_whole)} rows/s, "
-                         f"{percent(found.stall_whole)} of its time spent waiting.")
-    elif found.decisions and found.rows_per_s_first and found.stall_first is not None:
-        times = found.rows_per_s_settled / found.rows_per_s_first
-        parts.append(f"Input-bound share {percent(found.stall_first)} → {percent(found.stall_settled)}, "
-                     f"{times:.2g} times the rows ({count(found.rows_per_s_first)} → "
-                     f"{count(found.rows_per_s_settled)} rows/s) after {many}.")
+        if figures.rows_per_s_whole is not None and figures.stall_whole is not None:
+            parts.append(f"From the first batch on the consumer counted {count(figures.rows_per_s_whole)} rows/s, "
+                         f"{percent(figures.stall_whole)} of its time spent waiting.")
+    elif figures.decisions and figures.rows_per_s_first and figures.stall_first is not None:
+        times = figures.rows_per_s_settled / figures.rows_per_s_first
+        parts.append(f"Input-bound share {percent(figures.stall_first)} → {percent(figures.stall_settled)}, "
+                     f"{times:.2g} times the rows ({count(figures.rows_per_s_first)} → "
+                     f"{count(figures.rows_per_s_settled)} rows/s) after {many}.")
     else:
-        parts.append(f"{count(found.rows_per_s_settled)} rows/s with {percent(found.stall_settled)} of the trainer's "
-                     "time spent waiting for input"
-                     + (f", after {many} from its start on." if found.decisions else "; the knobs were not changed."))
-    if found.stall_last is not None:
-        parts.append(_bottleneck(found.stall_last))
-    if found.auc is not None:
-        of = f" of {found.bayes_auc:.4f} reachable" if found.bayes_auc else ""
-        parts.append(f"AUC {found.auc:.4f}{of}.")
-    if found.faults:
-        parts.append(f"Tuning met a fault: {found.faults[0]}.")
-    if not found.ended:
+        parts.append(f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
+                     "trainer's time spent waiting for input"
+                     + (f", after {many} from its start on." if figures.decisions else "; the knobs were not changed."))
+    if figures.stall_last is not None:
+        parts.append(_bottleneck(figures.stall_last))
+    if figures.auc is not None:
+        reachable = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
+        parts.append(f"AUC {figures.auc:.4f}{reachable}.")
+    if figures.faults:
+        parts.append(f"Tuning met a fault: {figures.faults[0]}.")
+    if not figures.ended:
         parts.append("The run has not ended, or was broken off.")
     return parts
 
@@ -167,10 +167,10 @@ def tell(run: Run) -> str:
         turned = moves(proposal.get("before") or {}, proposal.get("after") or {})
         lines += [f"  –  at {seconds(float(proposal['at']))} it would have turned: {turned}",
                   f"     why: {reason.get('text') or 'no reason given'}"]
-    if happened := occasions(run):
-        lines += ["", *(f"  {one.label}. {one.sentence}" for one in happened)]
-    if told := advice(run):
-        lines += ["", *told]
+    if incidents := occasions(run):
+        lines += ["", *(f"  {one.label}. {one.sentence}" for one in incidents)]
+    if recommended := advice(run):
+        lines += ["", *recommended]
     return "\n".join(lines)
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from sluice.ingest.knobs import BACKENDS, MAX_WORKERS
+from sluice.ingest.knobs import MAX_WORKERS
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
+from sluice.ingest.stage_spec import StageSpec
 
 GIB = 2**30
 MIB = 2**20
@@ -35,10 +36,13 @@ def _check(owner: object, low: float, *names: str, high: float = math.inf) -> No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimStage:
-    """One stage as it truly is."""
+class SimStage(StageSpec):
+    """One stage as it truly is: what a `StageSpec` says of the stages of all pipelines, and what its work costs."""
 
-    name: str
+    room: str = "stretch"
+    """What bounds the bytes that wait behind it; `TrueCosts` sets it for the first stage and for the last."""
+    workers: int = 8
+    workers_a_core: int = 1
     cost_s: float
     """Seconds one worker takes for an item while it has a core, the lock and the bandwidth to itself."""
     rows_per_item: float = 1024.0
@@ -80,26 +84,20 @@ class SimStage:
     process_start_s: float = 1.0
     process_cost_s: float = 0.0
     """Additional seconds that an item costs in a process, for the transfer."""
-    backends: tuple[str, ...] = ("thread",)
-    fusable: bool = False
-    """Whether the workers of the stage before can do this stage's work as well."""
-    max_workers: int = 0
-    """The most workers; 0: as many as the host has cores (at least 8)."""
     buffer_items: float = 2.0
     """Items that may wait behind the stage, where no knob sets a limit."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise MechanismError(f"name: {self.name!r} is not a name")
-        object.__setattr__(self, "backends", tuple(self.backends))
-        if not self.backends or any(b not in BACKENDS for b in self.backends):
-            raise MechanismError(f"backends: {list(self.backends)!r} are not among {list(BACKENDS)}")
+        try:
+            StageSpec.__post_init__(self)
+        except ValueError as error:
+            raise MechanismError(str(error).removeprefix(f"{self.name}: ")) from None
         _check(self, 1e-9, "cost_s")
         _check(self, 1, "rows_per_item")
         _check(self, 0, "cpu", "lock", "memory_bound", "sigma", high=1)
         _check(self, 0, "kappa", high=10)
         _check(self, 1, "cliff_factor", "burst_factor")
-        _check(self, 0, "cliff_workers", "max_workers", high=MAX_WORKERS)
+        _check(self, 0, "cliff_workers", high=MAX_WORKERS)
         _check(self, 0.1, "buffer_items")
         _check(self, 0, *(f.name for f in fields(self) if f.name.endswith(("_s", "_bytes")) and f.name != "cost_s"),
                "bytes_per_row", "tail", "drift")
@@ -169,11 +167,19 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueCosts:
-    """A pipeline as it truly is at one moment. It is equal only to itself, which makes it a cheap key."""
+    """A pipeline as it truly is at one moment. It is equal only to itself, which makes it a cheap key.
+
+    The read-ahead buffer lies behind its first stage, the prefetch buffer behind its last."""
 
     machine: SimMachine
     stages: tuple[SimStage, ...]
     consumer: Consumer
+
+    def __post_init__(self) -> None:
+        rooms = {0: "read_ahead_bytes", len(self.stages) - 1: "prefetch_bytes"}
+        object.__setattr__(self, "stages", tuple(
+            stage if stage.room == rooms.get(i, stage.room) else replace(stage, room=rooms[i])
+            for i, stage in enumerate(self.stages)))
 
 
 class Load:

@@ -14,7 +14,8 @@ from sluice.agent.simulator.physics import Consumer, MechanismError, SimMachine,
 from sluice.agent.simulator.random_pipelines import held_out
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Tunable
-from sluice.ingest.knobs import KnobError, Knobs, Limits
+from sluice.ingest import stage_spec
+from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
 
 pytestmark = pytest.mark.slow
 
@@ -241,6 +242,18 @@ def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
 def test_parts_that_cannot_be_are_refused_by_name(kind, values, message):
     with pytest.raises(MechanismError, match=message):
         kind(**values)
+
+
+def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
+    specs = stage_spec.pipeline([stage_spec.transform(name, movable=True) for name in ("first", "second")])
+    scenario = Scenario(name="real", machine=SimMachine(cores=3),
+                        stages=tuple(SimStage(**dataclasses.asdict(spec), cost_s=0.01) for spec in specs))
+    real, simulated = stage_spec.limits_of(specs, 3, BACKENDS), scenario.limits
+    assert [(real.workers, real.backends, real.fusable)] == [
+        (simulated.workers, simulated.backends, simulated.fusable)]
+    assert scenario.first_knobs.workers == {spec.name: spec.first_workers(3) for spec in specs}
+    assert scenario.first_knobs.fused == {"shuffle"}
+    assert [s.room for s in scenario.truth_at(0.0).stages] == [spec.room for spec in specs]
 
 
 def test_the_fluid_ranks_settings_as_the_events_do():

@@ -23,7 +23,7 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_alone(tmp_path, same):
     with world() as here, loaders.training(config, table, rank=0, local_ranks=1, conditions=conditions) as loader:
         kept = loaders.knob_memory(config, loader, 1, print)
         known = StageCost(name="read", backend="thread", points={7: Point(busy_s=1e-6, cpu_s=5e-7)})
-        before = {"machine": kept.here.machine if same else "another", "schema": kept.here.schema,
+        before = {"machine": kept.context.machine if same else "another", "schema": kept.context.schema,
                   "learned": {"other_cpu_s": 0.0, "services": {"read": known.to_dict()}}}
         with assemble.tuned(config, loader, here, kept, record=lambda _: None, observe=lambda _: None,
                             agent=json.loads(json.dumps(before))) as controller:
@@ -32,5 +32,5 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_alone(tmp_path, same):
             next(iter(loader))
             controller.step()
             after = json.loads(json.dumps(assemble.agent_of(controller, kept)))
-    assert (after["machine"], after["schema"]) == (kept.here.machine, kept.here.schema)
+    assert (after["machine"], after["schema"]) == (kept.context.machine, kept.context.schema)
     assert ("7" in after["learned"]["services"].get("read", {"points": {}})["points"]) == same
