@@ -7,14 +7,13 @@ import builtins
 import importlib
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run
 from tests.optional_folders import OPTIONAL, is_left_out
-from tests.test_architecture import modules, tree
+from tests.test_architecture import modules, statements, tree
 
 NOT_A_USERS_MISTAKE = {
     "BagError": "the loader tells of it as a ColumnError, with its place",
@@ -65,19 +64,11 @@ PROGRAMS = ("etl.job", "etl.__main__", "ingest.__main__", "agent.__main__", "dlr
             "dlrm.export", "dlrm.plan", "dlrm.search", "dlrm.convert")
 
 
-def classes(node: ast.AST) -> Iterator[ast.ClassDef]:
-    """Every class that is defined in it, at any depth; expressions, which hold none, are not walked through."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.ClassDef):
-            yield child
-        if not isinstance(child, ast.expr):
-            yield from classes(child)
-
-
 def of_ours() -> dict[str, tuple[str, list[str]]]:
     """Each public class, the module that holds it, and the names of what is above it."""
     return {node.name: (name, [ast.unparse(base).rpartition(".")[2] for base in node.bases])
-            for name, path in modules().items() for node in classes(tree(path)) if not node.name.startswith("_")}
+            for name, path in modules().items() for node in statements(tree(path))
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}
 
 
 CLASSES = of_ours()
