@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import re
 import shutil
@@ -69,11 +70,20 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
+def _children() -> list[psutil.Process]:
+    """The processes below this one. Mostly it has none, which the kernel says at once; psutil reads all processes."""
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            if task.read_text():
+                return psutil.Process().children(recursive=True)
+    return []
+
+
 def _what_is_there() -> dict[str, set[str]]:
     return {
         "threads": {f"{t.name} ({t.ident})" for t in threading.enumerate()
                     if not t.name.startswith(_FOREIGN_THREADS)},
-        "children": {f"{p.pid} {p.name()}" for p in psutil.Process().children(recursive=True) if _alive(p)},
+        "children": {f"{p.pid} {p.name()}" for p in _children() if _alive(p)},
         # Sockets and event descriptors of Spark's gateway and of torch's stores are counted with their owners.
         "descriptors": {f"{fd} {target}" for fd, target in _descriptors().items() if target.startswith("/")
                         and not target.startswith(("/dev/", "/proc/", "/sys/"))
@@ -86,7 +96,7 @@ def _what_is_there() -> dict[str, set[str]]:
 
 def _held_by_strangers() -> set[str]:
     """The shared memory of all processes but this one and its children: another run of tests has its own."""
-    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    ours = {os.getpid(), *(child.pid for child in _children())}
     held: set[int] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
@@ -113,14 +123,15 @@ def nothing_left_behind(request: pytest.FixtureRequest):
     before = _what_is_there()
     yield
     deadline = time.monotonic() + _PATIENCE_S
-    while True:
+    for look in itertools.count():
         left = {kind: new for kind, now in _what_is_there().items() if (new := now - before[kind])}
         if "shared memory" in left and left["shared memory"] <= _held_by_strangers():
             del left["shared memory"]
         if not left or time.monotonic() > deadline:
             break
-        gc.collect()
-        threading.Event().wait(0.05)
+        if look % 20 == 1:  # most of it ends by itself, and sooner than all objects are looked through
+            gc.collect()
+        threading.Event().wait(0.02)
     assert not left, f"left behind: {left}"
 
 
