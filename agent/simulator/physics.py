@@ -63,6 +63,9 @@ class SimStage(StageSpec):
     cliff_factor: float = 1.0
     cap_rows_per_s: float = 0.0
     """The most rows a second with any number of workers, as a store may impose; 0: no such limit."""
+    credit_rows: float = 0.0
+    """Rows that may come faster than that, as long as the store gives credit: a token bucket, full at the start, that
+    `cap_rows_per_s` fills."""
     tail: float = 0.0
     """Coefficient of variation of an item's cost; above 1 is heavy-tailed."""
     burst_factor: float = 1.0
@@ -100,7 +103,7 @@ class SimStage(StageSpec):
         _check(self, 0, "cliff_workers", high=MAX_WORKERS)
         _check(self, 0.1, "buffer_items")
         _check(self, 0, *(f.name for f in fields(self) if f.name.endswith(("_s", "_bytes")) and f.name != "cost_s"),
-               "bytes_per_row", "tail", "drift")
+               "bytes_per_row", "tail", "drift", "cap_rows_per_s", "credit_rows")
 
     @property
     def held_bytes(self) -> float:
@@ -116,7 +119,9 @@ class SimMachine:
     host_cores: int = 0
     """Cores of the host, and the most workers of a stage that sets no other limit; 0: `cores`."""
     neighbour_cores: float = 0.0
-    """Cores that another program takes; no counter shows it."""
+    """Cores that another program takes before we get any; no counter shows it."""
+    neighbour_threads: float = 0.0
+    """Threads of other programs that always want a core, and share the cores fairly with ours."""
     speed: float = 1.0
     smt: float = 1.0
     """What a core's second thread adds, as a share of the first. The upper half of `cores` are second threads."""
@@ -138,7 +143,7 @@ class SimMachine:
 
     def __post_init__(self) -> None:
         _check(self, 0.05, "cores")
-        _check(self, 0, "neighbour_cores", "bandwidth", "base_bytes", "memory_lag_s", "host_cores",
+        _check(self, 0, "neighbour_cores", "neighbour_threads", "bandwidth", "base_bytes", "memory_lag_s", "host_cores",
                "handover_s")
         _check(self, 0.01, "speed")
         _check(self, 1, "memory_limit")
@@ -188,8 +193,8 @@ class Load:
     `heads` gives, for each stage, the stage whose workers do its work. A fused stage takes no time of its own."""
 
     __slots__ = ("bandwidth", "batch", "cap", "consumer_cores", "consumer_cpu", "consumer_wait", "convoy", "cores",
-                 "cpu", "crowd", "handover", "kappa", "lock", "memory", "rows", "shares", "smt", "switch", "traffic",
-                 "waiting", "workers")
+                 "cpu", "crowd", "handover", "kappa", "lock", "memory", "neighbours", "rows", "shares", "smt", "switch",
+                 "traffic", "waiting", "workers")
 
     def __init__(self, truth: TrueCosts, workers: Sequence[float], backends: Sequence[str],  # noqa: PLR0917
                  factors: Sequence[float] = (), bursts: Sequence[float] = (), heads: Sequence[int] = ()) -> None:
@@ -197,6 +202,7 @@ class Load:
         self.cores = max(0.05, machine.cores - machine.neighbour_cores)
         self.smt, self.switch, self.convoy, self.bandwidth = (
             machine.smt, machine.switch_cost, machine.convoy, machine.bandwidth)
+        self.neighbours = machine.neighbour_threads
         self.workers = [float(n) for n in workers]
         self.rows, self.cap, self.kappa, self.traffic = [], [], [], []
         self.cpu, self.memory, self.lock, self.waiting = [], [], [], []
@@ -315,6 +321,9 @@ def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores
                 contenders += active
         cpu_item[count] = load.consumer_cpu * load.consumer_cores * smt
         used += rates[count] / load.batch * cpu_item[count]
+        if load.neighbours:  # they leave what they cannot use, and at least our share
+            shared = load.cores * runnable / (runnable + load.neighbours)
+            cores_for_work = max(0.02, max(load.cores - load.neighbours, shared) - overhead_cores)
         available = cores_for_work / (1 + load.switch * max(0.0, runnable / load.cores - 1))
         ratio = used / available
         # Where much of the time is waiting, rates hardly depend on the factor: longer steps while the sign stays.

@@ -244,6 +244,19 @@ def test_parts_that_cannot_be_are_refused_by_name(kind, values, message):
         kind(**values)
 
 
+@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
+def test_a_store_gives_credit_until_it_throttles(kind):
+    """A worker reads 100 items a second, the store allows 20 and 400 more: they last for 5 s."""
+    parts = stages(0.01, cpu=0.0, cap_rows_per_s=20 * ROWS, credit_rows=400 * ROWS)
+    pipeline = simulator(parts, [1], kind=kind)
+    rows = []
+    for _ in range(10):
+        pipeline.advance(1.0)
+        rows.append(pipeline.snapshot().rows)
+    assert rows[3] == pytest.approx(400 * ROWS, rel=0.03)
+    assert rows[-1] == pytest.approx((500 + 5 * 20) * ROWS, rel=0.03)
+
+
 def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
     specs = stage_spec.pipeline([stage_spec.transform(name, movable=True) for name in ("first", "second")])
     scenario = Scenario(name="real", machine=SimMachine(cores=3),
