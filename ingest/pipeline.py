@@ -97,7 +97,7 @@ class Pipeline:
         self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
                                       stages=parts.stages, converted=parts.converted, epochs=parts.epochs)
         self.minimum = self.footprint.total
-        load_compiled()  # its memory is taken before anything is counted
+        load_compiled(bags=bool(parts.columns.stored_bags))  # its memory is taken before anything is counted
         self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
         self._limit, self._group, self._charged = parts.memory_limit, parts.machine.memory_group(), 0
         if self._group is not None:
