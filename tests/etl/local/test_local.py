@@ -52,6 +52,7 @@ def job_of(output: Path, *inputs: object, text: str = build.TEXT, **options: obj
     return Job(spec=Spec.own(text), inputs=tuple(map(str, inputs)), store=TableStore(output), **options)
 
 
+@pytest.mark.slow
 def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_the_disk(made, raw, tmp_path,
                                                                                         monkeypatch):
     from sluice.etl.local import input as local_input
@@ -72,6 +73,7 @@ def test_the_content_depends_neither_on_pieces_nor_threads_nor_on_what_went_to_t
         assert build.content(table) == build.content(made)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_spark_left_in_files_is_applied_and_added_to(made, raw, tmp_path):
     (tmp_path / "more.tsv").write_text(raw.read_text().replace("\t", "\tn", 5000).replace("\tn", "\t", 4000))
     tables = [shutil.copytree(made.uri, tmp_path / name) for name in ("memory", "files")]
