@@ -69,10 +69,11 @@ def _tiles(found: RunOutcome) -> str:
     if found.rows_per_s_settled is not None:
         first = found.rows_per_s_first
         tile("Rows a second, settled", count(found.rows_per_s_settled),
-             f"{count(first)} before tuning" if found.decisions and first is not None else "")
+             f"{count(first)} before tuning" if found.changes_settling and first is not None else "")
     if found.stall_settled is not None:
         tile("Trainer waits for input", percent(found.stall_settled),
-             f"{percent(found.stall_first)} before tuning" if found.decisions and found.stall_first is not None else "")
+             f"{percent(found.stall_first)} before tuning"
+             if found.changes_settling and found.stall_first is not None else "")
     tile("Decisions", str(found.decisions))
     if found.peak_memory is not None:
         tile("Most memory", format_bytes(found.peak_memory),
@@ -149,33 +150,31 @@ def _charts(run: Run, story: Sequence[DecisionEffect], happened: Sequence[Incide
                                       zip(_points(loader, "stages", name, "busy"),
                                           _points(loader, "stages", name, "workers"), strict=False) if workers])
             for name in stages]
+    mine = f"of each of {run.ranks} ranks" if run.ranks > 1 else ""
     splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
     figures = [
         chart("Rows a second", [Series(name="taken by the trainer", points=_points(loader, "rows_per_s")),
                                 Series(name="headroom", points=_headroom(loader), style="limit")], marks, end=end,
-              axis=charts.ROWS, note="; ".join(filter(None, [_per_rank(run), _HEADROOM if _headroom(loader) else ""]))),
+              axis=charts.ROWS, note="; ".join(filter(None, [
+                  f"of all {run.ranks} ranks" if run.ranks > 1 else "", _HEADROOM if _headroom(loader) else ""]))),
         chart("Time the trainer waits for input", [Series(name="stall", points=_points(loader, "stall"))], marks,
               end=end, axis=charts.SHARE),
         chart("Workers", [Series(name=name, points=_points(turned, "knobs", "workers", name), style="step")
-                          for name in _names(turned, "knobs", "workers")], marks, end=end, axis=charts.WHOLE),
+                          for name in _names(turned, "knobs", "workers")], marks, end=end, axis=charts.WHOLE,
+              note=mine),
         chart("Buffers", [Series(name="read-ahead", points=_points(turned, "knobs", "read_ahead_bytes"), style="step"),
                           Series(name="prefetch", points=_points(turned, "knobs", "prefetch_bytes"), style="step")],
-              marks, end=end, axis=charts.BYTES),
+              marks, end=end, axis=charts.BYTES, note=mine),
         chart("Memory", memory, marks, end=end, axis=charts.BYTES, note=note),
         chart("Workers at useful work", busy, marks, end=end, axis=charts.SHARE,
               note="share of each stage's; near 100 %: the bottleneck"),
-        chart("Cores", cores, marks, end=end, axis=charts.WHOLE),
+        chart("Cores", cores, marks, end=end, axis=charts.WHOLE, note=mine),
         chart("Training loss", [Series(name="loss", points=_points(train, "loss"))], (), end=end, axis=charts.SCORE),
         chart("AUC", [Series(name=split or "AUC", style="dots",
                              points=_points([e for e in evaluations if str(e.get("split", "")) == split], "auc"))
                       for split in splits], (), end=end, axis=charts.SCORE),
     ]
     return "\n".join(figures)
-
-
-def _per_rank(run: Run) -> str:
-    ranks = run.config.get("ranks")
-    return f"of one rank; there are {ranks}" if isinstance(ranks, int) and ranks > 1 else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[str]) -> str:
@@ -186,8 +185,9 @@ def _table(head: Sequence[str], rows: Sequence[str]) -> str:
 def _occasions(happened: Sequence[Incident]) -> str:
     if not happened:
         return ""
-    rows = [f'<tr class="occasion"><td class="o">{o.label}</td><td>{escape(o.sentence)}</td></tr>' for o in happened]
-    return f"<section><h2>What happened</h2>{_table(('', 'and what came of it'), rows)}</section>"
+    rows = [f'<tr class="occasion"><td class="o">{o.label}</td><td class="m">{escape(o.result or "too short to say")}'
+            f"</td><td>{escape(o.sentence)}</td></tr>" for o in happened]
+    return f"<section><h2>What happened</h2>{_table(('', 'result', 'what came of it'), rows)}</section>"
 
 
 def _decisions(story: Sequence[DecisionEffect]) -> str:

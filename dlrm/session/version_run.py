@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent.controller import Controller
+from sluice.agent.report.narrative import figures
+from sluice.agent.report.run_folder import Run
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
@@ -84,6 +86,8 @@ class VersionRun:
                       "masked": run_plan.masked(self._planned.layout, self._ranks),
                       "rows_set_aside": sum(self._ranks.gather_objects(loader.quarantined["rows_set_aside"])),
                       "input": self._conditions.outcome(loader)}
+            if self._ranks.first:
+                found["outcome"] = figures(Run.read(self._start.run), found)
             self._journal.event({"kind": "end", **found})
         return {**found, "plan": {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}}, None
 
