@@ -26,7 +26,7 @@ from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, Read, RowsPlan
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
-from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
+from sluice.ingest.stages.batch import WITH_CODE, Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
@@ -202,8 +202,11 @@ class Pipeline:
                 lambda _: gatherer(), size=lambda g: g.window.rows * columns.row_bytes,
                 measure=lambda b: (b.rows, b.nbytes), passes=placed)
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
+            most = most_steps(plan, parts.ranks)
+            if any(stage.movable for stage in parts.transforms):
+                most = min(most, WITH_CODE)
             stretches: Iterator[Stretch] = self._pool(
-                BATCH.name, cuts(blocks, plan, parts.ranks, chunks), self._marked(cutter), size=cutter.size,
+                BATCH.name, cuts(blocks, plan, parts.ranks, chunks, most), self._marked(cutter), size=cutter.size,
                 measure=_measured)
             for number, transform in enumerate(parts.transforms):
                 stretches = self._pool(transform.name, stretches, self._transformer(number, steps),

@@ -24,6 +24,7 @@ from sluice.ingest.row_order import EpochSchedule, RowsPlan
 from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
 
 STRETCH_ROWS = 65536
+WITH_CODE = 4  # batches at most that pass a user's function together: where each takes long, more would come in bunches
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,12 @@ def most_steps(plan: RowsPlan, ranks: int) -> int:
     return max(1, STRETCH_ROWS * ranks // plan.batch_size)
 
 
-def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks) -> Iterator[Cut]:
-    """Yields a stretch of batches as soon as all its rows are there. Blocks come in the order of need.
+def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks, most: int) -> Iterator[Cut]:
+    """Yields a stretch of at most so many batches as soon as all its rows are there. Blocks come in the order of need.
 
     The last batch of an epoch may be padding alone on some ranks, so its chunk is taken by its number. The first
     stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
-    each, most, inside = plan.stream_rows, most_steps(plan, ranks), chunk_steps(plan, ranks)
+    each, inside = plan.stream_rows, chunk_steps(plan, ranks)
     schedule: EpochSchedule | None = None
     queues: dict[int, deque[tuple[Block, int]]] = {}  # for each stream: blocks, and the first row not yet cut
     held: dict[int, int] = {}  # rows of each stream that are there

@@ -13,6 +13,7 @@ import torch
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
+from sluice.ingest.stages.batch import WITH_CODE
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
@@ -106,6 +107,18 @@ def test_batches_count_for_each_stage_that_they_pass(table):
         return [(s.items, s.rows, s.bytes) for s in stages if s.name in "abc"]
 
     assert counts(Knobs()) == counts(Knobs(fused=["b"])) == counts(Knobs(fused=["b", "c"]))
+
+
+def test_few_batches_pass_a_users_function_together_so_that_what_takes_long_comes_steadily(table):
+    functions = "tests.ingest.worker_functions:twice"
+    with (BatchLoader(table, batch_size=64) as plain,
+          BatchLoader(table, batch_size=64, transforms=[Transform("twice", functions)]) as tuned):
+        for loader in (plain, tuned):
+            for _ in loader:
+                pass
+        assert plain.order_hash == tuned.order_hash
+        few, many = (loader.snapshot().stage("batch").items for loader in (plain, tuned))
+    assert many >= len(tuned) / WITH_CODE > 1.5 * few
 
 
 def test_the_time_of_a_worker_counts_for_the_stage_whose_work_it_does():
