@@ -195,7 +195,7 @@ class Controller:
         stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
                          "queue_bytes": s.queue_bytes} for name, s in seen.stages.items()}
         return {"kind": "loader", "rows": snapshot.rows, "rows_per_s": seen.rows_per_s, "stall": seen.stall,
-                "demand_rows_per_s": seen.demand_rows_per_s, "memory_used": seen.memory_used,
+                "away": seen.away, "demand_rows_per_s": seen.demand_rows_per_s, "memory_used": seen.memory_used,
                 "memory_limit": seen.memory_limit, "cpu": seen.cpu,
                 "held_back": snapshot.held_back, "held_back_pressure": snapshot.held_back_pressure,
                 "cpu_quota": seen.cpu_quota, "knobs": self._tunable.knobs.to_dict(), "stages": stages}

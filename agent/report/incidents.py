@@ -129,7 +129,7 @@ def _merged(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _occasion(run: Run, one: Mapping[str, Any], label: str, begin: float, end: float) -> Incident:
     at = one["at"]
-    metrics = [m for m in run.of("loader") if m.get("rows_per_s") is not None]
+    metrics = [m for m in run.looks() if m.get("rows_per_s") is not None]
     before = [m["rows_per_s"] for m in metrics if begin < m["at"] <= at][-5:]
     then = [(m["at"], m["rows_per_s"]) for m in metrics if at < m["at"] <= end]
     settled, recovered_s = recovery(at, then)

@@ -79,7 +79,7 @@ class RunOutcome:
 
 def outcome(run: Run) -> RunOutcome:
     looks, decisions = run.of("loader"), run.of("decision")
-    loader, fault = started(looks), first_fault(run)
+    loader, fault = started(run.looks()), first_fault(run)
     if len(calm := [m for m in loader if m["at"] <= fault]) < _LEAST:
         calm, fault = list(loader), float("inf")
     settling = [d for d in decisions if d["at"] <= fault]

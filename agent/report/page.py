@@ -126,7 +126,7 @@ def _names(lines: Sequence[Mapping[str, Any]], *path: str) -> list[str]:
 
 
 def _charts(run: Run, story: Sequence[DecisionEffect], happened: Sequence[Incident], end: float) -> str:
-    loader, train, evaluations = run.of("loader"), run.of("train"), run.of("eval")
+    loader, taking, train, evaluations = run.of("loader"), run.looks(), run.of("train"), run.of("eval")
     marks = [Mark(at=c.at, label=str(c.number), title=f"{c.number}. {c.moves}\n{c.reason}\n{c.effect}") for c in story]
     marks += [Mark(at=o.at, label=o.label, title=f"{o.label}. {o.sentence}", kind="occasion") for o in happened]
     # A decision changes its knobs at once; measurements show them only a tick later.
@@ -153,11 +153,11 @@ def _charts(run: Run, story: Sequence[DecisionEffect], happened: Sequence[Incide
     mine = f"of each of {run.ranks} ranks" if run.ranks > 1 else ""
     splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
     figures = [
-        chart("Rows a second", [Series(name="taken by the trainer", points=_points(loader, "rows_per_s")),
-                                Series(name="headroom", points=_headroom(loader), style="limit")], marks, end=end,
+        chart("Rows a second", [Series(name="taken by the trainer", points=_points(taking, "rows_per_s")),
+                                Series(name="headroom", points=_headroom(taking), style="limit")], marks, end=end,
               axis=charts.ROWS, note="; ".join(filter(None, [
-                  f"of all {run.ranks} ranks" if run.ranks > 1 else "", _HEADROOM if _headroom(loader) else ""]))),
-        chart("Time the trainer waits for input", [Series(name="stall", points=_points(loader, "stall"))], marks,
+                  f"of all {run.ranks} ranks" if run.ranks > 1 else "", _HEADROOM if _headroom(taking) else ""]))),
+        chart("Time the trainer waits for input", [Series(name="stall", points=_points(taking, "stall"))], marks,
               end=end, axis=charts.SHARE),
         chart("Workers", [Series(name=name, points=_points(turned, "knobs", "workers", name), style="step")
                           for name in _names(turned, "knobs", "workers")], marks, end=end, axis=charts.WHOLE,

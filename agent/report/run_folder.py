@@ -26,6 +26,7 @@ from sluice.etl.common.errors import UsageError
 
 LOCK = "lock"
 FORMAT = 1
+_AWAY = 0.1  # of a look's time: beyond that its rate says little
 _OF_ONE_RANK = ("loader", "effect")
 _RATES = ("rows_per_s", "demand_rows_per_s", "rows_per_s_before", "rows_per_s_after")
 
@@ -140,6 +141,10 @@ class Run:
     def ranks(self) -> int:
         """How many ranks trained; 1 for any other run."""
         return _ranks(self.config)
+
+    def looks(self) -> list[Mapping[str, Any]]:
+        """The looks at the loader while its batches were taken: not those during an evaluation."""
+        return [look for look in self.of("loader") if look.get("away", 0.0) <= _AWAY]
 
     def of(self, kind: str) -> list[Mapping[str, Any]]:
         """The events and metrics of one kind, in order of time."""

@@ -90,6 +90,17 @@ def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and
     assert "limited by the cores</td>" in text
 
 
+def test_what_passes_during_an_evaluation_is_no_dip(tmp_path):
+    event = {"at": 10.0, "kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}
+    run = _run(tmp_path, [event], [100.0] * 30)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    away = {"rows_per_s": 0.0, "stall": 0.0, "away": 1.0}
+    lines = [{**line, **(away if 24 < line["at"] < 29 else {"away": 0.0})} for line in lines]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert occasions(Run.read(tmp_path)) == occasions(run)
+    assert narrative.outcome(Run.read(tmp_path)).rows_per_s_settled == 100.0
+
+
 def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
     run = _run(tmp_path, [
         {"at": 5.0, "kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}, _turned(7.0),
