@@ -189,6 +189,7 @@ class Controller:
         if self._reason is not None:
             explained = self._policy.explain(self._state) if self._limits else None
             self._record_to({"kind": "verdict", "text": self._reason.text, "bottleneck": self._reason.bottleneck,
+                             "cost_s": self.cost_s,
                              "details": self._reason.details if explained is None else explained})
 
     def _metric(self, seen: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
