@@ -155,8 +155,8 @@ def sentences(run: Run) -> list[str]:
                      + (f", after {many} from its start on." if found.changes_settling
                         else "; the knobs were not changed."))
     if found.stall_last is not None:
-        when = "After the faults: " if first_fault(run) < float("inf") else ""
-        parts.append(when + _bottleneck(found.stall_last))
+        said = _bottleneck(found.stall_last)
+        parts.append(said if first_fault(run) == float("inf") else f"After the faults, {said[0].lower()}{said[1:]}")
     if found.auc is not None:
         of = f" of {found.bayes_auc:.4f} reachable" if found.bayes_auc else ""
         parts.append(f"AUC {found.auc:.4f}{of}.")

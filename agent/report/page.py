@@ -177,9 +177,10 @@ def _charts(run: Run, story: Sequence[DecisionEffect], happened: Sequence[Incide
     return "\n".join(figures)
 
 
-def _table(head: Sequence[str], rows: Sequence[str]) -> str:
+def _table(head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:
+    """`kind` is `story` for rows that a narrow screen shows as paragraphs."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return f'<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return f'<div class="wide"><table class="{kind}"><thead><tr>{names}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def _occasions(happened: Sequence[Incident]) -> str:
@@ -187,14 +188,14 @@ def _occasions(happened: Sequence[Incident]) -> str:
         return ""
     rows = [f'<tr class="occasion"><td class="o">{o.label}</td><td class="m">{escape(o.result or "too short to say")}'
             f"</td><td>{escape(o.sentence)}</td></tr>" for o in happened]
-    return f"<section><h2>What happened</h2>{_table(('', 'result', 'what came of it'), rows)}</section>"
+    return f"<section><h2>What happened</h2>{_table(('', 'result', 'what came of it'), rows, 'story')}</section>"
 
 
 def _decisions(story: Sequence[DecisionEffect]) -> str:
     rows = [f'<tr class="decision"><td class="n">{c.number}</td><td class="t">{seconds(c.at)}</td>'
             f'<td class="m">{escape(c.moves)}</td><td>{escape(c.reason)}</td><td>{escape(c.effect)}</td></tr>'
             for c in story]
-    inside = _table(("", "when", "change", "why", "what came of it"), rows) if rows else \
+    inside = _table(("", "when", "change", "why", "what came of it"), rows, "story") if rows else \
         '<p class="empty">None: the knobs stayed as they were.</p>'
     return f"<section><h2>Decisions</h2>{inside}</section>"
 
