@@ -1,6 +1,8 @@
 # `make help` explains each target.
 PY := .venv/bin/python
 PYTEST_ARGS ?=
+# Two processes share the tests, a file at a time; tests/conftest.py says in which order.
+TOGETHER = -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-petastorm check bench bench-peers race dist clean
@@ -15,11 +17,11 @@ demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a
 	@$(PY) -m dlrm.demo --out demo-out
 
 test: setup  ## all tests
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PY) -m pytest $(TOGETHER) $(PYTEST_ARGS)
 
 .PHONY: quick
 quick: setup  ## the tests that need neither Spark nor torchrun, about a minute: for the time between two edits
-	@$(PY) -m pytest -m "not spark and not slow" $(PYTEST_ARGS)
+	@$(PY) -m pytest $(TOGETHER) -m "not spark and not slow" $(PYTEST_ARGS)
 
 test-petastorm: setup  ## Petastorm's own tests on today's Arrow, with Spark and TensorFlow: a quarter of an hour
 	@bash .ci/peers compat

@@ -68,13 +68,13 @@ def _run(name: str, about: str | None, argv: list[str]) -> str:
 def _report(path: str) -> dict[str, Any]:
     written = page.write(path)
     say(f"{narrative.verdict(Run.read(path))}\n{written}")
-    return {"report": str(written), **narrative.figures(Run.read(path))}
+    return {"report": str(written), **narrative.summary(Run.read(path))}
 
 
 def _explain(path: str) -> dict[str, Any]:
-    found = Run.read(path)
-    print(narrative.tell(found))
-    return {"verdict": narrative.verdict(found), **narrative.figures(found)}
+    run = Run.read(path)
+    print(narrative.tell(run))
+    return {"verdict": narrative.verdict(run), **narrative.summary(run)}
 
 
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any]]] = {

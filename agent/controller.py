@@ -16,13 +16,12 @@ from sluice.agent.costs.rates import PipelineRates, rates
 from sluice.agent.runtime.change_detector import ChangeDetector
 from sluice.agent.runtime.pacing import enough
 from sluice.agent.runtime.ticker import Ticker
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Reason, Tunable
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
-_WINDOW = 5  # snapshots over which a rate before or after a change is taken
 _MINUTE_S = 60.0
-_EFFECT_AFTER = 4  # ticks after a change at which its effect is logged, if no other change came first
 
 
 class Controller:
@@ -34,7 +33,8 @@ class Controller:
 
     def __init__(self, tunable: Tunable, policy: Policy, *, record: Callable[[dict[str, Any]], None],
                  observe: Callable[[dict[str, Any]], None] | None = None, clock: Callable[[], float] = time.monotonic,
-                 interval_s: float = 1.0, changes_a_minute: int = 30, learned: Mapping[str, Any] | None = None) -> None:
+                 interval_s: float = RUNTIME.interval_s, changes_a_minute: int = RUNTIME.changes_a_minute,
+                 learned: Mapping[str, Any] | None = None) -> None:
         """`learned` is what `learned()` returned in an earlier process on such a machine."""
         if interval_s <= 0:
             raise ValueError(f"interval_s: {interval_s!r} is not above 0")
@@ -52,57 +52,59 @@ class Controller:
         self._last_step: float | None = None
         self._limits: Limits | None = None
         self._state: Any = None
-        self._given = self._learned = learned
-        self._lookout = ChangeDetector()
+        self._learned_before = self._learned = learned
+        self._change_detector = ChangeDetector()
         self._starting = False
         """Whether no row has come by the second look or later: compilers may be at work, so what is seen says
         little."""
         self._last: Snapshot | None = None
-        self._recent: deque[Snapshot] = deque(maxlen=_WINDOW)  # since the last change, with enough done between them
-        self._awaited: tuple[int, PipelineRates | None,
-                             float | None] | None = None  # the decision whose effect is not logged
-        self._changed: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
+        self._recent: deque[Snapshot] = deque(maxlen=RUNTIME.window)
+        """The looks since the last change, with enough done between them."""
+        self._unlogged: tuple[int, PipelineRates | None, float | None] | None = None
+        """The decision whose effect is not logged yet: its number, the rates before it, and the rate it predicted."""
+        self._change_times: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
         self._proposed: deque[Reason] = deque(maxlen=64)  # each is recorded once, and later repeated unchanged
         self._reason: Reason | None = None
         self._ticker = Ticker("sluice-agent", interval_s, self._timed_step)
 
     def step(self) -> None:
         """One tick. Does nothing if the last was less than `interval_s` ago; never raises."""
-        now = self._clock()
-        if self._last_step is not None and now - self._last_step < 0.9 * self.interval_s:
+        moment = self._clock()
+        if self._last_step is not None and moment - self._last_step < RUNTIME.early * self.interval_s:
             return
-        self._last_step = now
+        self._last_step = moment
         try:
             self._tick()
         except Exception as error:
             self._freeze(error)
 
     def _tick(self) -> None:
-        snapshot = self._look()
+        snapshot = self._measure()
         if snapshot is not None and self.frozen is None and not self._starting:
             self._decide(snapshot)
 
-    def _look(self) -> Snapshot | None:
+    def _measure(self) -> Snapshot | None:
         """Measures, and returns what was seen if enough was done since what was returned before it."""
         snapshot, before = self._tunable.snapshot(), self._last
         if before is not None and snapshot.sequence == before.sequence:
             return None  # nothing new: ranks may publish more slowly than we look
         self.ticks, self._last = self.ticks + 1, snapshot
-        seen = rates(before, snapshot) if before is not None else None
+        measured = rates(before, snapshot) if before is not None else None
         began = before is not None and not before.rows
         was_starting, self._starting = self._starting, self.ticks > 1 and not snapshot.rows
         if was_starting and not self._starting:
-            self._lookout, self._limits, self._learned = ChangeDetector(), None, self._given  # as if it began now
-        for occasion in () if self._starting else self._lookout.look(snapshot, seen):
+            # Everything begins anew, as if the run began now.
+            self._change_detector, self._limits, self._learned = ChangeDetector(), None, self._learned_before
+        for occasion in () if self._starting else self._change_detector.look(snapshot, measured):
             self._record_to(occasion)
-        if seen is not None and self._observe_to is not None:
-            self._observe_to({**self._metric(seen, snapshot), **({"began": True} if began else {})})
+        if measured is not None and self._observe_to is not None:
+            self._observe_to({**self._metric(measured, snapshot), **({"began": True} if began else {})})
         if before is not None and (snapshot.cpu_quota != before.cpu_quota or was_starting or self._starting):
             self._recent.clear()  # rates at other cores, or of the start, cannot be compared
         if self._recent and not enough(self._recent[-1], snapshot):
             return None
         self._recent.append(snapshot)
-        if self._awaited is not None and len(self._recent) > _EFFECT_AFTER:
+        if self._unlogged is not None and len(self._recent) > RUNTIME.effect_after:
             self._log_effect()
         return snapshot
 
@@ -112,25 +114,25 @@ class Controller:
             self._limits = self._tunable.limits
             self._state = self._policy.initial(self._limits, before)
             self._recall()
-        if len(self._changed) == self._changed.maxlen and self._clock() - self._changed[0] < _MINUTE_S:
+        if len(self._change_times) == self._change_times.maxlen and self._clock() - self._change_times[0] < _MINUTE_S:
             return
         after, self._state, reason = self._policy.decide(snapshot, self._state)
-        told = next((r for r in self._proposed if r.proposal == reason.proposal), None)
-        self._reason = told or reason
-        seen = rates(self._recent[0], snapshot)
-        if reason.proposal is not None and told is None:
+        recorded = next((r for r in self._proposed if r.proposal == reason.proposal), None)
+        self._reason = recorded or reason
+        measured = rates(self._recent[0], snapshot)
+        if reason.proposal is not None and recorded is None:
             self._proposed.append(reason)
-            self._record_to({"kind": "proposal", **_choice(before, reason.proposal, reason, seen)})
+            self._record_to({"kind": "proposal", **_choice(before, reason.proposal, reason, measured)})
         if after == before or not self._apply(after) or _alike(before, after):
             return
-        if self._awaited is not None:
+        if self._unlogged is not None:
             self._log_effect()
         self.decisions += 1
-        self._changed.append(self._clock())
-        self._awaited = (self.decisions, rates(self._comparable(snapshot), snapshot), reason.predicted_rows_per_s)
+        self._change_times.append(self._clock())
+        self._unlogged = (self.decisions, rates(self._comparable(snapshot), snapshot), reason.predicted_rows_per_s)
         self._recent.clear()
         self._recent.append(snapshot)
-        self._record_to({"kind": "decision", "sequence": self.decisions, **_choice(before, after, reason, seen)})
+        self._record_to({"kind": "decision", "sequence": self.decisions, **_choice(before, after, reason, measured)})
 
     def _comparable(self, snapshot: Snapshot) -> Snapshot:
         """The look from which on the rate says what the present knobs do. Before the first rows there is none, and for
@@ -170,9 +172,9 @@ class Controller:
         return True
 
     def _log_effect(self) -> None:
-        assert self._awaited is not None
-        sequence, before, predicted = self._awaited
-        self._awaited = None
+        assert self._unlogged is not None
+        sequence, before, predicted = self._unlogged
+        self._unlogged = None
         window = list(self._recent)
         # The first tick after a change still shows the old setting; it is left out where there are others.
         after = rates(window[1 if len(window) > 2 else 0], window[-1])
@@ -192,14 +194,14 @@ class Controller:
                              "cost_s": self.cost_s,
                              "details": self._reason.details if explained is None else explained})
 
-    def _metric(self, seen: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
+    def _metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
         stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
-                         "queue_bytes": s.queue_bytes} for name, s in seen.stages.items()}
-        return {"kind": "loader", "rows": snapshot.rows, "rows_per_s": seen.rows_per_s, "stall": seen.stall,
-                "away": seen.away, "demand_rows_per_s": seen.demand_rows_per_s, "memory_used": seen.memory_used,
-                "memory_limit": seen.memory_limit, "cpu": seen.cpu,
+                         "queue_bytes": s.queue_bytes} for name, s in measured.stages.items()}
+        return {"kind": "loader", "rows": snapshot.rows, "rows_per_s": measured.rows_per_s, "stall": measured.stall,
+                "away": measured.away, "demand_rows_per_s": measured.demand_rows_per_s,
+                "memory_used": measured.memory_used, "memory_limit": measured.memory_limit, "cpu": measured.cpu,
                 "held_back": snapshot.held_back, "held_back_pressure": snapshot.held_back_pressure,
-                "cpu_quota": seen.cpu_quota, "knobs": self._tunable.knobs.to_dict(), "stages": stages}
+                "cpu_quota": measured.cpu_quota, "knobs": self._tunable.knobs.to_dict(), "stages": stages}
 
     @property
     def reason(self) -> Reason | None:
@@ -243,8 +245,8 @@ class Controller:
         self._ticker.stop()
         try:
             if self.ticks == 1:
-                self._look()  # so that a run that ends before the second tick has been measured, too
-            if self._awaited is not None and len(self._recent) > 1:
+                self._measure()  # so that a run that ends before the second tick has been measured, too
+            if self._unlogged is not None and len(self._recent) > 1:
                 self._log_effect()
             if self.frozen is None:
                 self._log_verdict()
@@ -269,14 +271,15 @@ def _alike(before: Knobs, after: Knobs) -> bool:
     return plain(before) == plain(after)
 
 
-def _seen(seen: PipelineRates | None) -> dict[str, Any]:
-    if seen is None:
+def _rates_event(measured: PipelineRates | None) -> dict[str, Any]:
+    if measured is None:
         return {}
-    return {"rows_per_s": seen.rows_per_s, "stall": seen.stall, "cpu": seen.cpu, "memory_used": seen.memory_used,
-            "memory_limit": seen.memory_limit, "busy": {name: s.busy for name, s in seen.stages.items()}}
+    return {"rows_per_s": measured.rows_per_s, "stall": measured.stall, "cpu": measured.cpu,
+            "memory_used": measured.memory_used, "memory_limit": measured.memory_limit,
+            "busy": {name: stage.busy for name, stage in measured.stages.items()}}
 
 
-def _choice(before: Knobs, after: Knobs, reason: Reason, seen: PipelineRates | None) -> dict[str, Any]:
-    return {"before": before.to_dict(), "after": after.to_dict(), "seen": _seen(seen),
+def _choice(before: Knobs, after: Knobs, reason: Reason, measured: PipelineRates | None) -> dict[str, Any]:
+    return {"before": before.to_dict(), "after": after.to_dict(), "seen": _rates_event(measured),
             "reason": {"text": reason.text, "bottleneck": reason.bottleneck,
                        "predicted_rows_per_s": reason.predicted_rows_per_s, "details": reason.details}}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +33,18 @@ class PlannerSettings:
     """Share of the memory limit in use at which memory is given back at once."""
     window: int = 6
     """Snapshots over which rates are taken."""
+    busiest: float = 0.7
+    """Share of its workers busy from which a stage is tried with numbers of workers whose cost is not known."""
     spare: int = 5
-    """Snapshots in a row that must show workers to spare before some are given back."""
+    """Snapshots in a row that must show workers to spare before some are given back …"""
+    spare_longer: int = 4
+    """… and times as many once a release had to be taken back."""
+    spare_workers: float = 0.15
+    """Share of all workers: fewer to spare are given back only if that brings …"""
+    spare_gain: float = 1.02
+    """… so many times the rows …"""
+    spare_kept: float = 0.999
+    """… and never if less than this share of them would be left."""
 
     # What a change on trial has to bring.
     smooth: float = 0.02
@@ -42,7 +54,11 @@ class PlannerSettings:
     least_kept: float = 0.93
     """Share of the rate that a release must keep."""
     clear: float = 0.3
-    """A gain above this is clear, however much was hoped for."""
+    """A gain above this is clear, however much was hoped for …"""
+    clear_share: float = 0.5
+    """… and so is one above this share of the gain that was hoped for."""
+    clear_kept: float = 0.97
+    """Share of the rate that a release must keep if it is to be judged early."""
     crash: float = 0.5
     """Share of the rows before; with less, a change is undone at once."""
     settle: int = 2
@@ -63,12 +79,18 @@ class PlannerSettings:
     """Snapshots for which a stage's failed change is not tried again."""
     doubt: int = 30
     """The same where other programs may have been the cause (doubled with each failure in a row)."""
+    pause: int = 4
+    """Snapshots after a failed change in which nothing is tried (doubled with each failure in a row …"""
+    pause_doublings: int = 8
+    """… so many times at most)."""
 
     # What other programs take of the cores.
     least_running: float = 0.02
     """Cores in use below which waits for a core say nothing."""
     contended: float = 1.3
     """Times slower than with free cores from which on other programs matter."""
+    worth_saying: float = 1.05
+    """Times slower from which on a reason mentions them."""
     saturated: float = 0.92
     """Share of the cores in use from which on none counts as free."""
 
@@ -92,7 +114,9 @@ class PlannerSettings:
     buffer_share: float = 0.25
     """Share of the memory limit that one buffer wants at most."""
     halvings: int = 6
-    """How many times the range is halved in which the best rate is searched."""
+    """How many times the range is halved in which the best rate is searched …"""
+    lower: float = 0.75
+    """… after steps down by this factor."""
 
     # What a stage on another back end, or fused, would bring.
     holds: float = 0.5
@@ -110,7 +134,7 @@ class PlannerSettings:
     drift: float = 1.5
     """Times off from which on a cost is a surprise; surprises add up (a cumulative sum, each way)."""
     slack: float = 0.1
-    """Of the cost's logarithm: what is no surprise …"""
+    """Change of the cost's logarithm that is no surprise …"""
     clip: float = 0.8
     """… the largest surprise …"""
     alarm: float = 1.7
@@ -127,15 +151,11 @@ class PlannerSettings:
     """Share of the cost: waiting that no stage gets rid of."""
     locked: float = 1.5
     """Times dearer with more workers, because of waiting: they wait for each other."""
+    mostly: float = 0.5
+    """Share of a cost, or of what made it dearer, from which on waiting explains it."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            whole = isinstance(one.default, int)
-            least, most = (1 if whole or one.name in _TIMES else 0), (1.0 if one.name in _SHARES else math.inf)
-            fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-            if not (fits and math.isfinite(value) and 0 < value <= most and value >= least):
-                raise ValueError(f"{one.name}: {value!r} is not a {'whole ' * whole}number {_RANGES[least, most]}")
+        check_numbers(self, times=_TIMES, shares=_SHARES)
         for name, above in (("settle", "patience"), ("slack", "clip"), ("memory_target", "memory_alarm")):
             if getattr(self, name) > getattr(self, above):
                 raise ValueError(f"{name}: {getattr(self, name)!r} is above {above}, {getattr(self, above)!r}")
@@ -146,8 +166,22 @@ class PlannerSettings:
         return 3 * self.patience
 
 
-_TIMES = {"worth", "crowd", "contended", "headroom", "in_hand", "worth_lean", "drift", "steep", "relieved", "locked"}
+def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[str]) -> None:
+    """Raises ValueError, by name, for a field that is no number above 0, or is out of its range: whole numbers and
+    those named in `times` are at least 1, `shares` at most 1."""
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        whole = isinstance(one.default, int)
+        least, most = (1 if whole or one.name in times else 0), (1.0 if one.name in shares else math.inf)
+        fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not (fits and math.isfinite(value) and 0 < value <= most and value >= least):
+            raise ValueError(f"{one.name}: {value!r} is not a {'whole ' * whole}number {_RANGES[least, most]}")
+
+
+_TIMES = {"worth", "crowd", "contended", "headroom", "in_hand", "worth_lean", "drift", "steep", "relieved", "locked",
+          "spare_gain", "worth_saying"}
 _SHARES = {"matters", "lately", "slim", "memory_alarm", "smooth", "least_gain", "least_kept", "crash", "harm", "bent",
-           "saturated", "memory_target", "lean", "buffer_share", "learning", "forget", "flat", "least_wait"}
+           "saturated", "memory_target", "lean", "buffer_share", "learning", "forget", "flat", "least_wait", "busiest",
+           "spare_workers", "spare_kept", "clear_share", "clear_kept", "lower", "mostly"}
 _RANGES = {(0, math.inf): "above 0", (1, math.inf): "of at least 1", (0, 1.0): "from 0 to 1"}
 DEFAULT = PlannerSettings()

@@ -24,10 +24,9 @@ from sluice.agent.policies import MODES
 from sluice.agent.report import page
 from sluice.agent.report.format import seconds
 from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Policy, Tunable
 from sluice.ingest.knobs import KnobError, Knobs, nearest
-
-_SETTLED = 10  # looks without a change after which a choice counts as settled
 
 _open: weakref.WeakSet[TunedRun] = weakref.WeakSet()
 
@@ -84,12 +83,13 @@ class TunedRun:
     """Looks once a second, lets the policy turn the knobs, and writes down what happened if a `folder` is given."""
 
     def __init__(self, tunable: Tunable, policy: Policy, *, folder: RunFolder | None = None,
-                 last: Callable[[], Iterable[Mapping[str, Any]]] = tuple, interval_s: float = 1.0) -> None:
+                 last: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
+                 interval_s: float = RUNTIME.interval_s) -> None:
         """`last` returns the events that end the folder's record; to the one of kind `end` are added the decisions, the
         knobs and the policy's name. The folder is closed with this."""
         self._tunable, self._policy, self._folder, self._last = tunable, policy, folder, last
         self._controller = Controller(tunable, policy, record=self.record, observe=self._observe, interval_s=interval_s)
-        self._mutex = threading.Lock()  # held while the controller looks and decides
+        self._mutex = threading.RLock()  # held while the controller looks and decides
         # Whoever asks for the end releases it: an Event has a lock inside, at which a garbage collector could stop.
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -105,10 +105,13 @@ class TunedRun:
     def start(self) -> None:
         """Begins to tune; does nothing if it has begun already, or is over, or in a fork of the process that made
         it."""
-        if self._thread is None and not self._ending and os.getpid() == self._pid:
-            self._began = time.monotonic()
-            self._thread = threading.Thread(target=self._run, name="sluice-agent", daemon=True)
-            self._thread.start()
+        if self._thread is not None or os.getpid() != self._pid:
+            return
+        with self._mutex:  # so that `close` in another thread sees a thread that runs, or none for ever
+            if not self._ending:
+                self._began = time.monotonic()
+                self._thread = threading.Thread(target=self._run, name="sluice-agent", daemon=True)
+                self._thread.start()
 
     def _run(self) -> None:
         while True:
@@ -136,7 +139,7 @@ class TunedRun:
         return TuningStatus(
             mode=self._policy.name, knobs=self._tunable.knobs, decisions=controller.decisions,
             reason="" if reason is None else reason.text, bottleneck=None if reason is None else reason.bottleneck,
-            settled=reason is not None and controller.ticks - self._changed_at > _SETTLED,
+            settled=reason is not None and controller.ticks - self._changed_at > RUNTIME.settled_after,
             changed_s=self._changed_s, stopped=controller.frozen)
 
     # ---- the record
@@ -179,8 +182,10 @@ class TunedRun:
         self.abandon()
         if os.getpid() != self._pid:
             return
-        if self._thread is not None:
-            self._thread.join()
+        with self._mutex:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
         else:
             self._finish()
 

@@ -1,4 +1,5 @@
-"""Tuning in the simulator: the published settings and sweeps, how fast it simulates, and what a decision costs.
+"""Tuning in the simulator: the published settings and sweeps, how fast it simulates one pipeline and many at once, and
+what a decision costs.
 
     python benchmarks/tuning.py                 every table, about three minutes on 2 cores
     python benchmarks/tuning.py --only speed
@@ -16,11 +17,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from sluice.agent.learn.opening_pipelines import pipeline
+from sluice.agent.learn.pipeline_batch import PipelineBatch
 from sluice.agent.policies import make
 from sluice.agent.policies.intune import InTune
 from sluice.agent.simulator.fluid import Simulator
@@ -133,6 +139,34 @@ def speed_table(_: int) -> dict[str, Any]:
     return found
 
 
+def lives_table(_: int) -> dict[str, Any]:
+    """Lives a minute of one core: pipelines to learn an opening from, 24 s each, with other knobs every second."""
+    found: dict[str, Any] = {}
+    say("\n| pipelines at once | lives a minute (processor time) |\n|---|---|")
+    scenarios = [pipeline("training", number) for number in range(1024)]
+    for count in (64, 256, 1024):
+        draw = np.random.default_rng(0)
+        began = time.process_time()
+        batch = PipelineBatch(scenarios[:count])
+        for _ in range(24):
+            workers = batch.knobs.workers * np.exp(draw.normal(0, 0.5, batch.real.shape))
+            batch.apply(replace(batch.knobs, workers=workers, process=draw.random(batch.real.shape) < 0.5))
+            batch.advance(1.0)
+        found[str(count)] = round(60 * count / (time.process_time() - began))
+        say(f"| {count} | {found[str(count)]:,} |")
+    draw = np.random.default_rng(0)
+    began = time.process_time()
+    for scenario in scenarios[:64]:
+        simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
+        for _ in range(24):
+            simulator.apply(scenario.limits.resized(simulator.knobs, {
+                name: max(1, round(n * np.exp(draw.normal(0, 0.5)))) for name, n in simulator.knobs.workers.items()}))
+            simulator.advance(1.0)
+    found["one by one"] = round(60 * 64 / (time.process_time() - began))
+    say(f"| one by one | {found['one by one']:,} |")
+    return found
+
+
 def cost_table(seeds: int) -> dict[str, Any]:
     """Processor time of a decision; one a second is a tenth of a per cent of a core for each millisecond."""
     found = {}
@@ -161,7 +195,7 @@ def _decisions(scenario: Scenario, name: str) -> list[float]:
 
 TABLES: dict[str, Callable[[int], dict[str, Any]]] = {
     "settings": settings_table, "sweeps": sweep_table, "ablation": ablation_table, "speed": speed_table,
-    "cost": cost_table}
+    "lives": lives_table, "cost": cost_table}
 
 
 def main(argv: list[str]) -> dict[str, Any]:

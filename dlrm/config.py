@@ -17,6 +17,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.code_options import TransformOptions
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.options import RunOptions
+from sluice.ingest.row_order import LAST
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -148,7 +149,10 @@ class LoopSettings:
 
     title = "training"
     epochs: int = setting(1, "how often all rows are trained on", least=1)
-    batch_size: int = setting(4096, "rows of a global batch; each rank takes an equal part", least=1)
+    batch_size: int = setting(4096, "rows of a global batch; each rank takes an equal part (default: follows the "
+                              "rows: at least 200 steps an epoch, at most 8192)", least=1)
+    last: str = setting("pad", "the rows at the end of an epoch that fill no batch: pad theirs with rows of weight 0,"
+                        " or drop them", choices=LAST)
     seed: int = setting(0, "decides first weights and row order")
     save_every: int = setting(0, "checkpoint also within epochs, so many steps apart (default: after each epoch)",
                               metavar="STEPS", least=0)
@@ -230,9 +234,11 @@ class Config(DataSettings, LoopSettings, RankSettings, EvaluationSettings, Input
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
-        """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here."""
+        """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here. What was recorded before
+        there was `last` dropped the rows that fill no batch."""
         try:
-            return cls(**{**values, "model": ModelConfig(**values["model"]), "optim": OptimConfig(**values["optim"]),
+            return cls(**{"last": "drop", **values, "model": ModelConfig(**values["model"]),
+                          "optim": OptimConfig(**values["optim"]),
                           "conditions": RunOptions(**values.get("conditions", {}))})
         except (TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"the run's settings cannot be understood by this program ({error})") from None

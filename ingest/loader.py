@@ -166,9 +166,8 @@ class BatchLoader(IterableDataset[Batch]):
         """Yields one epoch, or what is left of it after `load_state_dict`."""
         self._progress.enter("wait")
         try:
-            self._begin(iteration)
-            epoch, run = self._position.epoch, self._run
-            assert run is not None
+            run = self._begin(iteration)
+            epoch = self._position.epoch
             while self._position.epoch == epoch:
                 ready = next(run)
                 for batch in ready.batches:
@@ -193,14 +192,21 @@ class BatchLoader(IterableDataset[Batch]):
                     self._run = None
                     self._pipeline.close()
 
-    def _begin(self, iteration: int) -> None:
+    def _begin(self, iteration: int) -> Iterator[Ready]:
+        """Returns what the epoch's batches come from. Another thread may close the loader at any moment: what was
+        started after its `close` is stopped here."""
         self._check_current(iteration)
         if self._under_way:
             self._position, self._order, self._run = Position(self._position.epoch + 1, 0), "", None
-        if self._run is None or self._position.epoch >= self._run_end:
+        run = self._run
+        if run is None or self._position.epoch >= self._run_end:
             self._run_end = max(self._epochs, self._position.epoch + 1)
-            self._run = self._pipeline.start(self._position, self._run_end)
+            self._run = run = self._pipeline.start(self._position, self._run_end)
         self._under_way = True
+        if self._closed:
+            self._end()
+        self._check_current(iteration)
+        return run
 
     def _count(self, batch: Batch) -> None:
         """Counts a batch, which is the consumer's from now on."""
@@ -311,11 +317,14 @@ class BatchLoader(IterableDataset[Batch]):
         """Ends the pipeline, from any state; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._run = None
-            self._groups.interrupt()
-            self._pipeline.stop()
-            self._groups.close()
-            self._books.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._run = None
+        self._groups.interrupt()
+        self._pipeline.stop()
+        self._groups.close()
+        self._books.close()
 
     def __enter__(self) -> Self:
         self._check_open()

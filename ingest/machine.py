@@ -1,7 +1,6 @@
 """What this process may use and does use: cores, memory, processor time. Standard library only.
 
-Control groups are read along the whole path from the process's own group to the root, version 1 and 2: the lowest
-limit on the way is the one in force. `root` is `/`; tests put a made-up /proc and /sys there.
+`root` is `/`; tests put a made-up /proc and /sys there.
 """
 
 from __future__ import annotations
@@ -13,44 +12,12 @@ import resource
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-_UNLIMITED = 2**60  # version 1 writes a number near 2**63 for "no limit"
+from sluice.etl.common.control_groups import UNLIMITED, ControlGroups, MemoryGroup, text_of
+
 WORKER_PROCESS_BYTES = 50 * 2**20
 """What a worker process takes with numpy and pyarrow: it is charged with that, and planned with, until it is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The directories of this process's control group for one controller, from the group's own up to the root."""
-
-    version: int
-    path: tuple[Path, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryGroup:
-    """A control group with a limit of memory. When what the kernel charges to it reaches the limit, the kernel
-    kills."""
-
-    version: int
-    folder: Path
-    limit: int
-
-    def charged(self) -> int | None:
-        """The bytes that the kernel charges to the group and cannot take back: those of all its processes, what the
-        kernel holds for them itself (page tables, sockets), files in memory (tmpfs), pages not yet written to disk;
-        everything but clean page cache. None: the kernel does not say."""
-        text = _read(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
-        if text is None or not text.isdigit():
-            return None
-        fields = (line.partition(" ") for line in (_read(self.folder / "memory.stat") or "").splitlines())
-        stat = {name: int(value) for name, _, value in fields if value.isdigit()}
-        taken_back, at_work = (("inactive_file", "active_file", "slab_reclaimable"), ("file_dirty", "file_writeback")) \
-            if self.version == 2 else (("total_inactive_file", "total_active_file"), ("total_dirty", "total_writeback"))
-        clean = sum(stat.get(name, 0) for name in taken_back) - sum(stat.get(name, 0) for name in at_work)
-        return max(0, int(text) - max(0, clean))
 
 
 class Machine:
@@ -59,12 +26,13 @@ class Machine:
     def __init__(self, root: Path | str = "/", pid: int | None = None):
         self._root = Path(root)
         self._pid = os.getpid() if pid is None else pid
+        self._control = ControlGroups(root, self._pid)
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._page = os.sysconf("SC_PAGE_SIZE")
 
     def cores(self) -> float:
         """The number of cores that may be used: those of the affinity, or fewer if a quota says so."""
-        return max(0.01, min([float(self._affinity()), *self._quotas()]))
+        return self._control.cores()
 
     def model(self) -> str:
         """The processor's name, `unknown` if the system does not say."""
@@ -75,13 +43,13 @@ class Machine:
 
     def memory_limit(self, user: int | None = None) -> int:
         """The lowest of the control groups' limits, the host's memory, this process's own limit (ulimit) and `user`."""
-        limits = [self._total(), *(group.limit for group in self._limited()), *self._own_limits()]
+        limits = [self._total(), *(group.limit for group in self._control.limited()), *self._own_limits()]
         return min(limits if user is None else [*limits, user])
 
     def memory_group(self) -> MemoryGroup | None:
         """Of the control groups that this process is in, the one whose limit leaves the least memory; None: none has a
         limit, or the kernel does not say what it charges."""
-        rooms = [(group.limit - charged, group) for group in self._limited()
+        rooms = [(group.limit - charged, group) for group in self._control.limited()
                  if (charged := group.charged()) is not None]
         return min(rooms, key=lambda room: room[0])[1] if rooms else None
 
@@ -98,9 +66,9 @@ class Machine:
     def memory_pressure(self) -> float:
         """The per cent of the last ten seconds in which something in this process's control group (in version 1, or
         without groups: on this host) waited for memory. 0 if the kernel does not say."""
-        own = [g.path[0] / "memory.pressure" for g in self._groups("memory") if g.version == 2]
+        own = [g.path[0] / "memory.pressure" for g in self._control.of("memory") if g.version == 2]
         for path in [*own, self._root / "proc/pressure/memory"]:
-            for line in (_read(path) or "").splitlines():
+            for line in (text_of(path) or "").splitlines():
                 if line.startswith("some avg10="):
                     return float(line.split()[1].partition("=")[2])
         return 0.0
@@ -115,8 +83,8 @@ class Machine:
     def cores_idle_s(self) -> float | None:
         """How long cores of the affinity have had nothing to do so far. None if the kernel does not say, or if a quota
         allows fewer cores than there are: an idle core is then not a free one."""
-        allowed = self._allowed()
-        if not allowed or any(quota < len(allowed) for quota in self._quotas()):
+        allowed = self._control.allowed()
+        if not allowed or any(quota < len(allowed) for quota in self._control.quotas()):
             return None
         idle = 0
         for line in (self._text("proc/stat") or "").splitlines():
@@ -134,75 +102,15 @@ class Machine:
                 found += [int(child) for child in (self._text(f"proc/{pid}/task/{task}/children") or "").split()]
         return found
 
-    def _affinity(self) -> int:
-        return len(self._allowed()) or os.cpu_count() or 1
-
-    def _allowed(self) -> set[int]:
-        """The numbers of the cores that this process may run on; empty if the system does not say."""
-        for line in (self._text(f"proc/{self._pid}/status") or "").splitlines():
-            if line.startswith("Cpus_allowed:"):
-                mask = int(line.split(":")[1].strip().replace(",", ""), 16)
-                return {core for core in range(mask.bit_length()) if mask >> core & 1}
-        return set()
-
     def _total(self) -> int:
         for line in (self._text("proc/meminfo") or "").splitlines():
             if line.startswith("MemTotal:"):
                 return int(line.split()[1]) * 1024
-        return self._page * os.sysconf("SC_PHYS_PAGES") if self._without_proc() else _UNLIMITED
+        return self._page * os.sysconf("SC_PHYS_PAGES") if self._without_proc() else UNLIMITED
 
     def _without_proc(self) -> bool:
         """No such files, as on macOS: what the standard library tells of the machine and of this process stands in."""
         return self._pid == os.getpid() and not (self._root / "proc").is_dir()
-
-    def _groups(self, controller: str) -> Iterator[Groups]:
-        """The process's own groups, found by its /proc/PID/cgroup and the mounts, version 2 and version 1."""
-        mounts = self._mounts()
-        for line in (self._text(f"proc/{self._pid}/cgroup") or "").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, group = rest.partition(":")
-            version = 1 if controllers else 2
-            if version == 1 and controller not in controllers.split(","):
-                continue
-            for kind, inside, mount in mounts:
-                if kind != ("cgroup2" if version == 2 else controller):
-                    continue
-                # In a container the mount shows a part of the tree only: `inside` is where that part begins.
-                below = group[len(inside):] if inside != "/" and group.startswith(inside) else group
-                if inside != "/" and not group.startswith(inside):
-                    below = "/"
-                steps = [s for s in below.split("/") if s and s != ".."]
-                top = self._root / mount.lstrip("/")
-                yield Groups(version, tuple(top.joinpath(*steps[:n]) for n in range(len(steps), -1, -1)))
-
-    def _mounts(self) -> list[tuple[str, str, str]]:
-        """The mounts: (`cgroup2` or a version 1 controller, the group that is mounted, where)."""
-        found = []
-        for line in (self._text(f"proc/{self._pid}/mountinfo") or "").splitlines():
-            before, _, after = line.partition(" - ")
-            fields, tail = before.split(), after.split()
-            if len(fields) < 5 or len(tail) < 3 or tail[0] not in ("cgroup", "cgroup2"):
-                continue
-            kinds = ["cgroup2"] if tail[0] == "cgroup2" else tail[2].split(",")
-            found += [(kind, fields[3], fields[4]) for kind in kinds]
-        return found
-
-    def _quotas(self) -> Iterator[float]:
-        for groups in self._groups("cpu"):
-            for folder in groups.path:
-                if groups.version == 2:
-                    quota, _, period = (_read(folder / "cpu.max") or "max").partition(" ")
-                else:
-                    quota, period = _read(folder / "cpu.cfs_quota_us") or "", _read(folder / "cpu.cfs_period_us") or ""
-                if quota.isdigit() and period.isdigit() and int(period):
-                    yield int(quota) / int(period)
-
-    def _limited(self) -> Iterator[MemoryGroup]:
-        for groups in self._groups("memory"):
-            for folder in groups.path:
-                text = _read(folder / ("memory.max" if groups.version == 2 else "memory.limit_in_bytes")) or "max"
-                if text.isdigit() and int(text) < _UNLIMITED:
-                    yield MemoryGroup(groups.version, folder, int(text))
 
     def _own_limits(self) -> Iterator[int]:
         """The limits of this process itself. RLIMIT_AS and RLIMIT_DATA count addresses, used or not: what they leave is
@@ -252,7 +160,7 @@ class Machine:
             return []
 
     def _text(self, path: str) -> str | None:
-        return _read(self._root / path)
+        return text_of(self._root / path)
 
 
 class SharedMachine(Machine):
@@ -312,11 +220,3 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _read(path: Path) -> str | None:
-    """A file's text; None if it is not there, or its process has just ended."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None

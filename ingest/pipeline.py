@@ -97,7 +97,7 @@ class Pipeline:
         self.footprint = footprint_of(parts.plan, parts.columns, parts.decoding, rank=parts.rank, ranks=parts.ranks,
                                       stages=parts.stages, converted=parts.converted, epochs=parts.epochs)
         self.minimum = self.footprint.total
-        load_compiled()  # its memory is taken before anything is counted
+        load_compiled(bags=bool(parts.columns.stored_bags))  # its memory is taken before anything is counted
         self.base, self._own = parts.machine.memory_used(), parts.machine.memory_own()
         self._limit, self._group, self._charged = parts.memory_limit, parts.machine.memory_group(), 0
         if self._group is not None:
@@ -182,7 +182,7 @@ class Pipeline:
         self.stop()
         parts, plan, columns = self._parts, self._parts.plan, self._parts.columns
         with self._turning:
-            self._governor = self._new_governor()
+            governor = self._governor = self._new_governor()
             steps = [self._step(transform) for transform in parts.transforms]  # all: a fused stage does others' work
 
             windows, chunks = Windows(), Chunks(plan, columns, parts.ranks, self._buffers)
@@ -193,7 +193,7 @@ class Pipeline:
             def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, ReadDone]:
                 return self._pool(READ.name, tasks, lambda clock: ReadWorker(
                     make_work(), windows, gatherer(), clock=clock, shuffle=self._tallies[SHUFFLE.name],
-                    room=lambda window: self._room_for(window, windows)),
+                    room=lambda window: self._room_for(window, windows, governor)),
                     size=lambda t: parts.decoding.at_work(t.read.rows), measure=lambda r: (r.rows, r.nbytes),
                     corrects=False)
 
@@ -249,10 +249,10 @@ class Pipeline:
         self._pools[name] = pool
         return pool
 
-    def _room_for(self, gathering: Gathering, windows: Windows) -> Charge | None:
+    def _room_for(self, gathering: Gathering, windows: Windows, governor: Governor) -> Charge | None:
         """Returns a charge for a window if readers are to place it now: the shuffle stage is fused with theirs, the
         window is due soon, and there is memory for it."""
-        plan, knobs, governor = self._parts.plan, self.knobs, self._governor
+        plan, knobs = self._parts.plan, self.knobs
         streams = len(plan.streams_of(self._parts.rank, self._parts.ranks))
         soon = (2 + knobs.workers[READ.name] // streams) * self._placed_rows
         if SHUFFLE.name not in knobs.fused or windows.ahead(gathering) > soon:

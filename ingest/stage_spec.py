@@ -1,13 +1,13 @@
-"""What is known of each stage of a pipeline before it runs: `StageSpec`. The pipeline, the memory that it needs, its
-limits and what is told of it read these lines; a stage is added here. Standard library only."""
+"""What is known of each stage of a pipeline before it runs: `StageSpec`. The pipeline, the memory that it needs, the
+limits within which it is tuned, and its simulation read these lines; a stage is added here. Standard library only."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sluice.ingest.knobs import Limits
+from sluice.ingest.knobs import BACKENDS, Limits
 
 ROOMS = ("read_ahead_bytes", "window", "stretch", "prefetch_bytes")
 ONLINE = "online"
@@ -28,13 +28,20 @@ class StageSpec:
     for_each_core: bool = False
     """Whether it begins with a worker for each core; the others begin with one."""
     transforms: bool = False
-    """Whether it is made of a user's or a table's functions. Such stages may do each other's work (`Knobs.fused`)."""
+    """Whether it is made of a user's or a table's functions."""
+    fusable: bool = False
+    """Whether the workers of the stage before it can do its work as well (`Knobs.fused`)."""
     begins_fused: bool = False
-    """Whether the workers of the stage before it do its work until somebody splits the two."""
-    movable: bool = False
-    """Whether it can also run in processes."""
+    """Whether they do so until somebody splits the two."""
+    backends: tuple[str, ...] = ("thread",)
+    """Where its workers may run, the first being where they begin."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"name: {self.name!r} is not a name")
+        object.__setattr__(self, "backends", tuple(self.backends))
+        if not self.backends or any(b not in BACKENDS for b in self.backends):
+            raise ValueError(f"{self.name}: backends: {list(self.backends)!r} are not among {list(BACKENDS)}")
         if self.room not in ROOMS:
             raise ValueError(f"{self.name}: room: {self.room!r} is not one of {', '.join(ROOMS)}")
         if self.workers < 1 or self.workers_a_core < 0:
@@ -53,24 +60,25 @@ class StageSpec:
 
 
 READ = StageSpec(name="read", room="read_ahead_bytes", workers=64, workers_a_core=8, for_each_core=True)
-SHUFFLE = StageSpec(name="shuffle", room="window", begins_fused=True)
+SHUFFLE = StageSpec(name="shuffle", room="window", fusable=True, begins_fused=True)
 BATCH = StageSpec(name="batch", room="stretch")
 COLLATE = StageSpec(name="collate", room="prefetch_bytes", workers_a_core=0)  # it only hands batches over
 
 
 def transform(name: str, *, movable: bool) -> StageSpec:
     """A stage of transforms."""
-    return StageSpec(name=name, room="stretch", workers=16, workers_a_core=4, transforms=True, movable=movable)
+    return StageSpec(name=name, room="stretch", workers=16, workers_a_core=4, transforms=True,
+                     backends=BACKENDS if movable else ("thread",))
 
 
 def pipeline(transforms: Sequence[StageSpec]) -> tuple[StageSpec, ...]:
-    """All stages of a pipeline, in order."""
-    return (READ, SHUFFLE, BATCH, *transforms, COLLATE)
+    """All stages of a pipeline, in order. Transforms that follow each other may do each other's work."""
+    return (READ, SHUFFLE, BATCH, *(replace(one, fusable=n > 0) for n, one in enumerate(transforms)), COLLATE)
 
 
 def limits_of(stages: Sequence[StageSpec], cores: int, backends: tuple[str, ...]) -> Limits:
-    """The limits of the knobs on so many cores; `backends` are those of stages that can be moved."""
-    neighbours = [(a, b) for a, b in itertools.pairwise(stages) if b.begins_fused or (a.transforms and b.transforms)]
+    """The limits of the knobs on so many cores. `backends` are those that the machine has room for."""
     return Limits(workers={s.name: (1, s.most_workers(cores)) for s in stages},
-                  backends={s.name: backends for s in stages if s.movable},
-                  fusable={after.name: before.name for before, after in neighbours})
+                  backends={s.name: tuple(b for b in s.backends if b in backends) for s in stages
+                            if s.backends != ("thread",)},
+                  fusable={after.name: before.name for before, after in itertools.pairwise(stages) if after.fusable})

@@ -12,6 +12,7 @@ The four rooms are `sluice.etl` (features), `sluice.ingest` (loading), `sluice.a
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,11 @@ __all__ = ["Errors", "FeatureTable", "Knobs", "Loader", "Order", "Reading", "rep
 _HOMES = {"FeatureTable": "sluice.etl.table.table", "Knobs": "sluice.ingest.knobs", "Loader": "sluice.loader",
           "Order": "sluice.loader", "Errors": "sluice.loader", "Reading": "sluice.loader",
           "report": "sluice.ingest.tools.headroom"}
+
+# Arrow's allocator returns freed memory to the system after 10 ms, and takes it again for the next row group: clearing
+# those pages costs more than decoding. It looks at this once, when Arrow is loaded. Memory that runs short is still
+# returned at once (`Pipeline` asks for it).
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
 
 # In a checkout the rooms lie beside this folder; in a wheel they lie in it. With this, worker processes and Spark's
 # executors find them in a checkout without any install hook.

@@ -20,7 +20,7 @@ from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.row_order import STREAMS
-from sluice.ingest.stages.batch import Batch
+from sluice.ingest.stages.batch import Batch, Ready
 from sluice.ingest.stages.quarantine import ErrorPolicy
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform
@@ -183,9 +183,10 @@ class Loader(BatchLoader):
         self._tuned.failed(error[1])
         super().__exit__(*error)
 
-    def _begin(self, iteration: int) -> None:
-        super()._begin(iteration)
+    def _begin(self, iteration: int) -> Iterator[Ready]:
+        run = super()._begin(iteration)
         self._tuned.start()
+        return run
 
     def _count(self, batch: Batch) -> None:
         super()._count(batch)

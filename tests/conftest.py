@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +38,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(config.stash[_TEMPORARY], ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where processes share the tests, each takes a whole file, the long ones first: what is quick fills up the end.
+    All files with Spark go to one of them, which has the one session."""
+    if not config.getoption("loadgroup", False):
+        return
+    with_spark = {item.path for item in items if item.get_closest_marker("spark")}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in with_spark, item.path not in slow))
+    for item in items:
+        own = f"{item.path.parent.name}.{item.path.stem}"
+        item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else own))
+
+
 @pytest.fixture(autouse=True)
 def scrubbed_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test depends on a variable that the caller happens to have set."""
@@ -53,11 +70,20 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
+def _children() -> list[psutil.Process]:
+    """The processes below this one. Mostly it has none, which the kernel says at once; psutil reads all processes."""
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            if task.read_text():
+                return psutil.Process().children(recursive=True)
+    return []
+
+
 def _what_is_there() -> dict[str, set[str]]:
     return {
         "threads": {f"{t.name} ({t.ident})" for t in threading.enumerate()
                     if not t.name.startswith(_FOREIGN_THREADS)},
-        "children": {f"{p.pid} {p.name()}" for p in psutil.Process().children(recursive=True) if _alive(p)},
+        "children": {f"{p.pid} {p.name()}" for p in _children() if _alive(p)},
         # Sockets and event descriptors of Spark's gateway and of torch's stores are counted with their owners.
         "descriptors": {f"{fd} {target}" for fd, target in _descriptors().items() if target.startswith("/")
                         and not target.startswith(("/dev/", "/proc/", "/sys/"))
@@ -66,6 +92,17 @@ def _what_is_there() -> dict[str, set[str]]:
         "temporary files": {n for n in os.listdir(tempfile.gettempdir())
                             if not n.startswith(_FOREIGN_FILES)},
     }
+
+
+def _held_by_strangers() -> set[str]:
+    """The shared memory of all processes but this one and its children: another run of tests has its own."""
+    ours = {os.getpid(), *(child.pid for child in _children())}
+    held: set[int] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if int(maps.parent.name) not in ours:  # by numbers: a semaphore is mapped under another name
+                held.update(map(int, re.findall(r" (\d+) +/dev/shm/", maps.read_text())))
+    return {entry.name for entry in os.scandir("/dev/shm") if entry.inode() in held}
 
 
 def _alive(process: psutil.Process) -> bool:
@@ -86,12 +123,15 @@ def nothing_left_behind(request: pytest.FixtureRequest):
     before = _what_is_there()
     yield
     deadline = time.monotonic() + _PATIENCE_S
-    while True:
+    for look in itertools.count():
         left = {kind: new for kind, now in _what_is_there().items() if (new := now - before[kind])}
+        if "shared memory" in left and left["shared memory"] <= _held_by_strangers():
+            del left["shared memory"]
         if not left or time.monotonic() > deadline:
             break
-        gc.collect()
-        threading.Event().wait(0.05)
+        if look % 20 == 1:  # most of it ends by itself, and sooner than all objects are looked through
+            gc.collect()
+        threading.Event().wait(0.02)
     assert not left, f"left behind: {left}"
 
 

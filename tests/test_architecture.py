@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,8 +21,8 @@ ROOMS = ("etl", "ingest", "agent", "dlrm")
 MOST_FILES = 14
 SHARED_WITH_AGENT = {"sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec",
                      "sluice.ingest.row_order", "sluice.ingest.machine"}
-FOR_EVERY_ROOM = {"sluice.etl.common.arguments", "sluice.etl.common.errors", "sluice.etl.common.settings",
-                  "sluice.etl.common.slow_path", "sluice.etl.common.suggest"}
+FOR_EVERY_ROOM = {"sluice.etl.common.arguments", "sluice.etl.common.control_groups", "sluice.etl.common.errors",
+                  "sluice.etl.common.settings", "sluice.etl.common.slow_path", "sluice.etl.common.suggest"}
 CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.spec.permission",
                     "sluice.etl.spec.code_options", "sluice.etl.spec.transforms",
                     "sluice.etl.ops", "sluice.etl.schema")
@@ -59,23 +60,29 @@ def is_for_types_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
 
 
+def statements(node: ast.AST, with_types: bool = True) -> Iterator[ast.AST]:
+    """What stands in it, at any depth, but for expressions, in which nothing is imported or defined."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr) and (with_types or not is_for_types_only(child)):
+            yield child
+            yield from statements(child, with_types)
+
+
+@cache
+def import_nodes(path: Path, with_types: bool = True) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    return tuple(node for node in statements(tree(path), with_types) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imports(path: Path, known: dict[str, Path], with_types: bool = True) -> set[str]:
     """Our modules and foreign top-level packages that a file imports, anywhere in it."""
     found: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
-            if not with_types and is_for_types_only(child):
-                continue
-            if isinstance(child, ast.Import):
-                found.update(alias.name for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{path}: write imports in full"
-                names = {f"{child.module}.{alias.name}" for alias in child.names}
-                found.update((names & known.keys()) or {str(child.module)})
-            visit(child)
-
-    visit(tree(path))
+    for node in import_nodes(path, with_types):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        else:
+            assert node.level == 0, f"{path}: write imports in full"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update((names & known.keys()) or {str(node.module)})
     return found
 
 

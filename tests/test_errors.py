@@ -13,7 +13,7 @@ import pytest
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run
 from tests.optional_folders import OPTIONAL, is_left_out
-from tests.test_architecture import modules, tree
+from tests.test_architecture import modules, statements, tree
 
 NOT_A_USERS_MISTAKE = {
     "BagError": "the loader tells of it as a ColumnError, with its place",
@@ -67,7 +67,7 @@ PROGRAMS = ("etl.job", "etl.__main__", "ingest.__main__", "agent.__main__", "dlr
 def of_ours() -> dict[str, tuple[str, list[str]]]:
     """Each public class, the module that holds it, and the names of what is above it."""
     return {node.name: (name, [ast.unparse(base).rpartition(".")[2] for base in node.bases])
-            for name, path in modules().items() for node in ast.walk(tree(path))
+            for name, path in modules().items() for node in statements(tree(path))
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_")}
 
 

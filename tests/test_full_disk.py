@@ -15,7 +15,7 @@ import pytest
 from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunError, RunFolder, read_lines
 from sluice.agent.runtime import knobs_file
-from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry
+from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.etl.common.program import say
@@ -93,7 +93,7 @@ def test_a_run_that_cannot_begin_to_write_is_refused(tmp_path):
 def test_a_registry_without_room_is_a_line_and_leaves_no_draft(tmp_path):
     lines: list[str] = []
     registry = Registry(tmp_path, say=lines.append)
-    entry = RegistryEntry(here=Here(machine="m", schema="s", row_bytes=10.0), knobs=Knobs(), rows_per_s=1.0)
+    entry = RegistryEntry(context=KnobContext(machine="m", schema="s", row_bytes=10.0), knobs=Knobs(), rows_per_s=1.0)
     assert registry.remember(entry)
     with no_more_than(20):
         assert not registry.remember(entry)

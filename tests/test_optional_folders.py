@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.optional_folders import OPTIONAL, ROOT, OptionalFolder
-from tests.test_architecture import tree
+from tests.test_architecture import import_nodes
 
 PLACES = ("sluice", "etl", "ingest", "agent", "dlrm", "benchmarks", "examples", "tests")
 every = pytest.mark.parametrize("folder", [pytest.param(one, id=name) for name, one in OPTIONAL.items()])
@@ -24,10 +24,10 @@ every = pytest.mark.parametrize("folder", [pytest.param(one, id=name) for name, 
 def imported(path: Path) -> set[str]:
     """Every module that a file imports, early, late or under a condition."""
     found = set()
-    for node in ast.walk(tree(path)):
+    for node in import_nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 

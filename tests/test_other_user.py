@@ -18,7 +18,7 @@ from sluice.agent.report import page
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.core_sharing import CoreClaims
-from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry
+from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry
 from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.dlrm.telemetry.prometheus import Endpoint
@@ -61,7 +61,7 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
             journal.metric({"kind": "train", "step": 1, "loss": 0.5, "samples_per_s": 1.0, "stall": 0.0})
             page.write(place / "run")
         registry = Registry(place / "registry")
-        registry.remember(RegistryEntry(here=Here(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(),
+        registry.remember(RegistryEntry(context=KnobContext(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(),
                                         rows_per_s=1.0))
         knobs_file.save(place / "best.toml", Knobs())
         books = Quarantine(ErrorPolicy(on_error="quarantine"), place / "aside.jsonl")

@@ -27,6 +27,7 @@ def known() -> dict[str, Path]:
     return {**facade, **modules()}
 
 
+@cache
 def uses(module: str) -> set[str]:
     """Our modules that one imports anywhere but for types alone, or names in a text, with the folders they lie in."""
     found = {module}

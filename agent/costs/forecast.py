@@ -106,11 +106,11 @@ class Forecast:
 
         A stage with enough workers keeps them, unless `fewest` is set. Buffers grow to what they need. They shrink to
         that only where memory is `tight`, or would become so, and below it where workers in their place bring more."""
-        found = self._best(ranges, fewest=fewest, tight=tight)
+        chosen = self._best(ranges, fewest=fewest, tight=tight)
         if sum(ranges[n][1] * self._worker_bytes(n) for n in self.services) <= self._room:
-            return found
-        other = replace(self, buffers=self.settings.lean)._best(ranges, fewest=fewest, tight=tight)
-        return other if other[1] >= self.settings.worth_lean * found[1] else found
+            return chosen
+        leaner = replace(self, buffers=self.settings.lean)._best(ranges, fewest=fewest, tight=tight)
+        return leaner if leaner[1] >= self.settings.worth_lean * chosen[1] else chosen
 
     def _best(self, ranges: Mapping[str, tuple[int, int]], *, fewest: bool, tight: bool) -> tuple[Knobs, float]:
         requests = []
@@ -123,11 +123,11 @@ class Forecast:
             capacity = functools.cache(self._with_headroom(name, most))  # asked for in each halving
             requests.append(StageRequest(name=name, least=least, most=most, capacity=capacity,
                                          worker_bytes=self._worker_bytes(name) + ahead))
-        found = self._allocate(requests, self._room)
+        allocation = self._allocate(requests, self._room)
         if not fewest and any(request.least > ranges[request.name][0] for request in requests) \
-                and found.rows_per_s < self.rate(self.knobs.workers):
+                and allocation.rows_per_s < self.rate(self.knobs.workers):
             return self._best(ranges, fewest=True, tight=tight)  # keeping what is there leaves no room for better
-        workers = {**self.knobs.workers, **found.workers}
+        workers = {**self.knobs.workers, **allocation.workers}
         needed = self._buffers(workers)
         knobs = replace(self.knobs, workers=workers,
                         read_ahead_bytes=max(needed["read_ahead_bytes"], self.knobs.read_ahead_bytes),
@@ -135,7 +135,7 @@ class Forecast:
         if tight or not self.fits(knobs):
             knobs = replace(knobs, read_ahead_bytes=needed["read_ahead_bytes"],
                             prefetch_bytes=needed["prefetch_bytes"])
-        return knobs, found.rows_per_s
+        return knobs, allocation.rows_per_s
 
     def switched(self, name: str, freed: Callable[[StageCost], StageCost]) -> Forecast:
         """The forecast if a stage ran on its other back end, by itself, and `freed` changed those left on threads."""
@@ -151,8 +151,8 @@ class Forecast:
         rows = self.each[name].item_rows
         saved_s = min(self.other_cpu_s, self.settings.handover_s / rows) if rows else 0.0
         saved = saved_s * self.rate(self.knobs.workers)  # in cores; until now they counted as taken by others
-        look = self._as(replace(self.knobs, fused=self.knobs.fused | {name}), self.each)
-        return replace(look, other_cpu_s=self.other_cpu_s - saved_s,
+        forecast = self._as(replace(self.knobs, fused=self.knobs.fused | {name}), self.each)
+        return replace(forecast, other_cpu_s=self.other_cpu_s - saved_s,
                        stage_cores=min(self.cores, self.stage_cores + saved))
 
     def split(self, name: str) -> Forecast:
@@ -172,19 +172,19 @@ class Forecast:
         little lower than the highest rate may bring more."""
         fewest = {**self.knobs.workers, **{r.name: r.least for r in requests}}
         enough = min(self.demand, max(self.cores_rate(self.knobs.workers), self.cores_rate(fewest)))
-        found, low, high, share = [], 0.0, 1.0, 1.0
+        allocations, low, high, share = [], 0.0, 1.0, 1.0
         for _ in range(self.settings.halvings):
-            one = allocate(requests, enough=share * enough, memory=room)
-            cores_rate = self.cores_rate({**self.knobs.workers, **one.workers})
-            found.append(replace(one, rows_per_s=min(one.rows_per_s, cores_rate)))
-            if cores_rate >= one.rows_per_s:  # the cores are not what limits it
+            allocation = allocate(requests, enough=share * enough, memory=room)
+            cores_rate = self.cores_rate({**self.knobs.workers, **allocation.workers})
+            allocations.append(replace(allocation, rows_per_s=min(allocation.rows_per_s, cores_rate)))
+            if cores_rate >= allocation.rows_per_s:  # the cores are not what limits it
                 low = share
             else:
                 high = share
             if low >= high:
                 break
-            share = (low + high) / 2 if low else max(share * 0.75, cores_rate / enough)
-        return max(found, key=lambda f: f.rows_per_s)
+            share = (low + high) / 2 if low else max(share * self.settings.lower, cores_rate / enough)
+        return max(allocations, key=lambda a: a.rows_per_s)
 
     @property
     def alone(self) -> Forecast:
@@ -229,34 +229,35 @@ class Forecast:
 
 def _joined(each: Mapping[str, StageCost], knobs: Knobs, limits: Limits) -> Mapping[str, StageCost]:
     """Joins fused stages into one, with the work of all of them that are known."""
-    found = {name: service for name, service in each.items() if name not in knobs.fused}
-    for name in each.keys() - found.keys():
+    joined = {name: service for name, service in each.items() if name not in knobs.fused}
+    for name in each.keys() - joined.keys():
         head = limits.head(knobs, name)
-        if head in found:
-            found[head] = found[head].joined(each[name])
-    return found
+        if head in joined:
+            joined[head] = joined[head].joined(each[name])
+    return joined
 
 
-def what_if(look: Forecast) -> dict[str, Any]:
+def what_if(forecast: Forecast) -> dict[str, Any]:
     """The rows a second now, and those expected with half or twice the cores, twice the memory, or no trainer that
     limits them.
 
     A case is left out where its effect is unknown (no limit on cores, nothing known of the demand)."""
-    ranges = look.limits.workers
+    ranges = forecast.limits.workers
 
     def best(case: Forecast) -> tuple[float, dict[str, int]]:
         knobs, rate = case.best({name: ranges[name] for name in case.services}, fewest=True)
         return min(rate, case.demand), dict(knobs.workers)
 
-    cases = {"as it is": look, "twice the memory": replace(look, memory_limit=2 * look.memory_limit)}
-    if look.cores > 0:
-        cases |= {f"{name} the cores": replace(look, cores=factor * look.cores, stage_cores=factor * look.stage_cores)
+    cases = {"as it is": forecast, "twice the memory": replace(forecast, memory_limit=2 * forecast.memory_limit)}
+    if forecast.cores > 0:
+        cases |= {f"{name} the cores": replace(forecast, cores=factor * forecast.cores,
+                                               stage_cores=factor * forecast.stage_cores)
                   for name, factor in (("half", 0.5), ("twice", 2.0))}
-    if math.isfinite(look.demand):
-        cases["a trainer that only takes"] = replace(look, demand=math.inf)
-    found = {}
+    if math.isfinite(forecast.demand):
+        cases["a trainer that only takes"] = replace(forecast, demand=math.inf)
+    rates_of_cases = {}
     for name, case in cases.items():
         rate, workers = best(case)
         if math.isfinite(rate):
-            found[name] = {"rows_per_s": rate, "workers": workers}
-    return found
+            rates_of_cases[name] = {"rows_per_s": rate, "workers": workers}
+    return rates_of_cases

@@ -21,59 +21,61 @@ class Restructuring:
     kind: str
     """switch, fuse or split."""
     stage: str
-    look: Forecast
+    forecast: Forecast
     cause: str
 
     @property
     def key(self) -> tuple[str, str]:
         """The key under which the change is remembered as tried."""
-        return self.stage, self.look.knobs.backend[self.stage] if self.kind == "switch" else self.kind
+        return self.stage, self.forecast.knobs.backend[self.stage] if self.kind == "switch" else self.kind
 
 
-def locked(look: Forecast) -> Iterator[Restructuring]:
+def locked(forecast: Forecast) -> Iterator[Restructuring]:
     """The stages whose workers wait for each other, the narrowest first."""
-    for name in _movable(look):
-        if look.each[name].locked:
-            yield Restructuring(kind="switch", stage=name, look=look.switched(name, lambda s: s.relieved()),
+    for name in _movable(forecast):
+        if forecast.each[name].locked:
+            yield Restructuring(kind="switch", stage=name, forecast=forecast.switched(name, lambda s: s.relieved()),
                                 cause=f"workers of {name} wait for each other")
 
 
-def suspected(look: Forecast, since: PipelineRates) -> Iterator[Restructuring]:
+def suspected(forecast: Forecast, recent: PipelineRates) -> Iterator[Restructuring]:
     """The stages on threads that may hold the lock for which the others wait, while cores are free."""
-    for name in _movable(look):
-        if since.saturated(look.settings.saturated) or look.each[name].backend != "thread" or name not in since.stages:
+    settings = forecast.settings
+    for name in _movable(forecast):
+        on_threads = forecast.each[name].backend == "thread"
+        if recent.saturated(settings.saturated) or not on_threads or name not in recent.stages:
             continue
-        others = sum(_waiting(since.stages[n]) for n, s in look.services.items()
-                     if n != name and n in since.stages and s.backend == "thread")
-        if look.settings.holds <= since.stages[name].cpu <= look.settings.alone and others >= look.settings.waiting:
-            yield Restructuring(kind="switch", stage=name, look=look.switched(name, lambda s: s.unhindered()),
+        others = sum(_waiting(recent.stages[n]) for n, s in forecast.services.items()
+                     if n != name and n in recent.stages and s.backend == "thread")
+        if settings.holds <= recent.stages[name].cpu <= settings.alone and others >= settings.waiting:
+            yield Restructuring(kind="switch", stage=name, forecast=forecast.switched(name, lambda s: s.unhindered()),
                                 cause=f"{name} may hold the lock that {others:.1f} workers of other stages wait for")
 
 
-def fused(look: Forecast) -> Iterator[Restructuring]:
+def fused(forecast: Forecast) -> Iterator[Restructuring]:
     """The stages whose work the workers of the stage before could do as well, where that may save cores."""
-    for name, before in look.limits.fusable.items():
-        if name in look.services and before in look.each and look.limits.fits(look.knobs.backend, name):
-            yield Restructuring(kind="fuse", stage=name, look=look.fused(name),
+    for name, before in forecast.limits.fusable.items():
+        if name in forecast.services and before in forecast.each and forecast.limits.fits(forecast.knobs.backend, name):
+            yield Restructuring(kind="fuse", stage=name, forecast=forecast.fused(name),
                                 cause=f"handing batches over from {before} to {name} takes cores")
 
 
-def split(look: Forecast) -> Iterator[Restructuring]:
+def split(forecast: Forecast) -> Iterator[Restructuring]:
     """The fused stages that could have workers of their own again."""
-    for name in look.knobs.fused & look.each.keys():
-        head = look.limits.head(look.knobs, name)
-        if head == look.bottleneck():
-            yield Restructuring(kind="split", stage=name, look=look.split(name),
+    for name in forecast.knobs.fused & forecast.each.keys():
+        head = forecast.limits.head(forecast.knobs, name)
+        if head == forecast.bottleneck():
+            yield Restructuring(kind="split", stage=name, forecast=forecast.split(name),
                                 cause=f"{head} is the bottleneck, whose workers do the work of {name} as well")
 
 
-def _movable(look: Forecast) -> list[str]:
+def _movable(forecast: Forecast) -> list[str]:
     """The stages that have another back end, the narrowest first."""
     def capacity(name: str) -> float:
-        head = look.limits.head(look.knobs, name)
-        return look.capacity(head, look.knobs.workers[head])
+        head = forecast.limits.head(forecast.knobs, name)
+        return forecast.capacity(head, forecast.knobs.workers[head])
 
-    return sorted((n for n in look.each if len(look.limits.backends_of(n)) > 1), key=capacity)
+    return sorted((n for n in forecast.each if len(forecast.limits.backends_of(n)) > 1), key=capacity)
 
 
 def _waiting(stage: StageRates) -> float:

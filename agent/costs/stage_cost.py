@@ -71,46 +71,46 @@ class StageCost:
     _anchor: StageStats | None = None  # counters where the present observation began
     _surprise: float = 0.0  # added up; above 0 for a dearer row, below for a cheaper
 
-    def observe(self, now: StageStats, saturated: bool) -> StageCost:
+    def observe(self, latest: StageStats, saturated: bool) -> StageCost:
         """Learns from one more snapshot of the stage. `saturated` says that no core was free: where waits for a core
         are not counted, part of what looks like useful time was such a wait."""
-        then = self._anchor
-        if now.backend != self.backend:
+        earlier = self._anchor
+        if latest.backend != self.backend:
             left = {**self.elsewhere, self.backend: self.points} if self.points else self.elsewhere
-            return replace(self, backend=now.backend, points=left.get(now.backend, {}), _anchor=now, _surprise=0.0,
-                           elsewhere={b: points for b, points in left.items() if b != now.backend})
-        if then is None or then.workers != now.workers or now.items < then.items:
-            return replace(self, _anchor=now)  # work begun before a resize belongs to neither setting
-        items, rows = now.items - then.items, now.rows - then.rows
-        core_wait_s, cpu_s = now.core_wait_s - then.core_wait_s, now.cpu_s - then.cpu_s
-        busy_s = max(now.busy_s - then.busy_s - core_wait_s, min(cpu_s, now.busy_s - then.busy_s))
+            return replace(self, backend=latest.backend, points=left.get(latest.backend, {}), _anchor=latest,
+                           _surprise=0.0, elsewhere={b: points for b, points in left.items() if b != latest.backend})
+        if earlier is None or earlier.workers != latest.workers or latest.items < earlier.items:
+            return replace(self, _anchor=latest)  # work begun before a resize belongs to neither setting
+        items, rows = latest.items - earlier.items, latest.rows - earlier.rows
+        core_wait_s, cpu_s = latest.core_wait_s - earlier.core_wait_s, latest.cpu_s - earlier.cpu_s
+        busy_s = max(latest.busy_s - earlier.busy_s - core_wait_s, min(cpu_s, latest.busy_s - earlier.busy_s))
         if items < self.settings.least_items or rows <= 0 or busy_s <= 0 or min(cpu_s, core_wait_s) < 0:
             return replace(self, age=self.age + 1)
-        item_bytes = max(self.settings.forget * self.item_bytes, (now.bytes - then.bytes) / items)
-        seen = replace(self, _anchor=now, item_bytes=item_bytes, item_rows=rows / items, age=0, _surprise=0.0)
+        item_bytes = max(self.settings.forget * self.item_bytes, (latest.bytes - earlier.bytes) / items)
+        seen = replace(self, _anchor=latest, item_bytes=item_bytes, item_rows=rows / items, age=0, _surprise=0.0)
         busy_s, cpu_s = busy_s / rows, cpu_s / rows
         if saturated and not core_wait_s and self.points:
-            busy_s = min(busy_s, max(cpu_s + self._nearest(now.workers).wait_s, cpu_s))
-        return seen._learn(now.workers, busy_s, cpu_s, self._surprise)
+            busy_s = min(busy_s, max(cpu_s + self._nearest(latest.workers).wait_s, cpu_s))
+        return seen._learn(latest.workers, busy_s, cpu_s, self._surprise)
 
     def _learn(self, workers: int, busy_s: float, cpu_s: float, surprise: float) -> StageCost:
         known = self.points.get(workers)
-        off = busy_s / self.busy_s(workers) if self.points else 1.0
-        residual = self.residual + self.settings.learning * (min(abs(off - 1), 1.0) - self.residual)
+        ratio = busy_s / self.busy_s(workers) if self.points else 1.0
+        residual = self.residual + self.settings.learning * (min(abs(ratio - 1), 1.0) - self.residual)
         if known is None:
             return replace(self, residual=residual,
                            points={**self.points, workers: Point(busy_s=busy_s, cpu_s=cpu_s)})
-        if 1 / self.settings.drift < off < self.settings.drift:
+        if 1 / self.settings.drift < ratio < self.settings.drift:
             nearer = known.towards(busy_s, cpu_s, self.settings.learning)
             return replace(self, residual=residual, points={**self.points, workers: nearer})
-        step = math.copysign(min(abs(math.log(off)), self.settings.clip) - self.settings.slack, off - 1)
+        step = math.copysign(min(abs(math.log(ratio)), self.settings.clip) - self.settings.slack, ratio - 1)
         surprise = step if surprise * step < 0 else surprise + step
         if abs(surprise) < self.settings.alarm:
             return replace(self, residual=residual, _surprise=surprise)
         # The curve keeps its shape, as the contention that bent it is still there.
-        cpu_off = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
+        cpu_ratio = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
         return replace(self, drifts=self.drifts + 1, residual=residual, elsewhere={},
-                       points={n: point.scaled(off, cpu_off) for n, point in self.points.items()})
+                       points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """What was learned, for JSON, without the unfinished observation."""
@@ -156,7 +156,8 @@ class StageCost:
         """Whether the workers wait for each other: more of them made a row dearer, and the added time is waiting."""
         least = self.points[min(self.points)]
         return any(p.busy_s >= self.settings.locked * least.busy_s
-                   and p.wait_s - least.wait_s >= 0.5 * (p.busy_s - least.busy_s) for p in self.points.values())
+                   and p.wait_s - least.wait_s >= self.settings.mostly * (p.busy_s - least.busy_s)
+                   for p in self.points.values())
 
     def _nearest(self, workers: int) -> Point:
         return self.points[min(self.points, key=lambda n: (abs(n - workers), n))]
@@ -228,7 +229,7 @@ class StageCost:
                 count = between(least - 1, count)
             if count < many:
                 hopes[count] = min(self.unbent(count).capacity(count), self._kinked(few, many, count))
-        if at == 0 and best > 1 and (self.waiting(best) > 0.5 or best > cores):
+        if at == 0 and best > 1 and (self.waiting(best) > self.settings.mostly or best > cores):
             hopes[best // 2] = worth**2 * self.capacity(best)
         return hopes
 

@@ -99,11 +99,11 @@ def work(task: EvaluationTask) -> list[Row]:
 def tasks(names: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int,
           pipelines: int) -> list[EvaluationTask]:
     """The scenarios with every seed, and `pipelines` held-out pipelines of each family, each with a seed of its own."""
-    found = [EvaluationTask(scenario, tuple(names), seed,
+    todo = [EvaluationTask(scenario, tuple(names), seed,
                             bare=seed == 0) for scenario in scenarios for seed in range(seeds)]
-    found += [EvaluationTask(held_out(i, changing=changing), tuple(names), i, bare=i % seeds == 0)
+    todo += [EvaluationTask(held_out(i, changing=changing), tuple(names), i, bare=i % seeds == 0)
               for i in range(pipelines) for changing in (False, True)]
-    return found
+    return todo
 
 
 def measure(todo: Sequence[EvaluationTask], *, processes: int, progress: Callable[[int, int], None]) -> list[Row]:
@@ -116,8 +116,8 @@ def measure(todo: Sequence[EvaluationTask], *, processes: int, progress: Callabl
         return rows
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes are the parallelism
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for i, found in enumerate(pool.imap_unordered(work, todo)):
-            rows += found
+        for i, more in enumerate(pool.imap_unordered(work, todo)):
+            rows += more
             progress(i + 1, len(todo))
         pool.close()
         pool.join()
@@ -162,14 +162,14 @@ def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
 
 def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The figures that the program's last line reports of each policy."""
-    found = {}
+    figures_of = {}
     for policy in policies:
         own = [r for r in rows if r.policy == policy]
         scenarios = sorted({r.scenario for r in own if r.family == "scenario"})
         passed = [n for n in scenarios if 2 * sum(bool(r.failed) for r in own if r.scenario == n)
                   < sum(r.scenario == n for r in own)]
         bare = [r.bare_score for r in own if r.bare_score is not None]
-        found[policy] = {
+        figures_of[policy] = {
             "median": _round(np.median([r.score for r in own])), "p5": _round(np.percentile([r.score for r in own], 5)),
             "end_median": _round(np.median([r.end for r in own])), "kills": sum(r.killed for r in own),
             "passes": len(passed), "of": len(scenarios),
@@ -178,7 +178,7 @@ def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str,
                          if (v := [r.score for r in own if r.family == f])},
             "bare_median": _round(np.median(bare)),
             "bare_kills": sum(r.bare_killed for r in own)}
-    return found
+    return figures_of
 
 
 def missed(rows: Sequence[Row], policies: Sequence[str]) -> list[str]:
@@ -240,8 +240,8 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
         if name != "oracle":
             policies.make(name)
     live = options.contest.live or options.contest.live_only
-    found = {} if options.contest.live_only else _simulated(options)
-    return {**found, **(_live(options) if live else {})}
+    figures = {} if options.contest.live_only else _simulated(options)
+    return {**figures, **(_live(options) if live else {})}
 
 
 def _described(text: str | None) -> str:
@@ -271,7 +271,7 @@ def _live(options: PolicyOptions) -> dict[str, Any]:
     names = [n for n in dict.fromkeys(options.policy or ["planner"]) if n != "oracle"]  # no truth to know here
     contests = hold(names, setups=options.contest.setup, rounds=options.contest.rounds,
                     seconds=options.contest.seconds, settle_s=options.contest.settle, say=say)
-    return {"live": {name: found.to_dict() for name, found in contests.items()}}
+    return {"live": {name: contest.to_dict() for name, contest in contests.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,11 +310,11 @@ def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
             "simulated": True}
 
 
-def _progress(done: int, of: int) -> None:
+def _progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
-        print(f"\r{done} of {of}", end="\n" if done == of else "", file=sys.stderr, flush=True)
-    elif 10 * done // of > 10 * (done - 1) // of:
-        say(f"{done} of {of} scenarios and pipelines")
+        print(f"\r{done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+    elif 10 * done // total > 10 * (done - 1) // total:
+        say(f"{done} of {total} scenarios and pipelines")
 
 
 if __name__ == "__main__":

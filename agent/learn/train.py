@@ -165,12 +165,12 @@ class _Episode:
         simulator = self._simulator
         simulator.apply(move(simulator.knobs, self.limits, steps, self._last.cpu_quota))
         simulator.advance(1.0)
-        now = simulator.snapshot()
-        seen = rates(self._last, now)
-        assert seen is not None
-        self._last, self.age = now, self.age + 1
-        self.inputs = observe(seen, now, model_latency=self._model_latency)
-        return reward(seen.rows_per_s / self._unit, seen.memory_used, seen.memory_limit)
+        snapshot = simulator.snapshot()
+        measured = rates(self._last, snapshot)
+        assert measured is not None
+        self._last, self.age = snapshot, self.age + 1
+        self.inputs = observe(measured, snapshot, model_latency=self._model_latency)
+        return reward(measured.rows_per_s / self._unit, measured.memory_used, measured.memory_limit)
 
 
 def save(network: Any, path: Path) -> None:

@@ -92,11 +92,11 @@ class InTune(Policy):
         return np.asarray(weight @ inputs + bias).reshape(STAGES, len(STEPS))
 
     def decide(self, snapshot: Snapshot, state: IntuneState) -> tuple[Knobs, IntuneState, Reason]:
-        seen = rates(state.last, snapshot) if state.last else None
+        measured = rates(state.last, snapshot) if state.last else None
         state = replace(state, last=snapshot)
-        if seen is None:
+        if measured is None:
             return state.knobs, state, Reason(text="nothing was seen yet")
-        values = self.values(observe(seen, snapshot, model_latency=self._model_latency))
+        values = self.values(observe(measured, snapshot, model_latency=self._model_latency))
         steps = [STEPS[int(i)] for i in values.argmax(axis=1)][:len(state.limits.workers)]
         knobs = state.limits.clamp(move(state.knobs, state.limits, steps, snapshot.cpu_quota))
         return knobs, replace(state, knobs=knobs), Reason(text=f"the network's steps are {steps}")
@@ -109,8 +109,8 @@ def load(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
 
     sizes = [INPUTS, HIDDEN, HIDDEN, HIDDEN, STAGES * len(STEPS)]
     try:
-        found = load_file(path)
-        layers = [(found[f"weight{i}"], found[f"bias{i}"]) for i in range(len(sizes) - 1)]
+        tensors = load_file(path)
+        layers = [(tensors[f"weight{i}"], tensors[f"bias{i}"]) for i in range(len(sizes) - 1)]
     except (OSError, SafetensorError, KeyError) as error:
         raise IntuneWeightsError(f"{path}: no weights of intune: {error}; `sluice teach --policy intune` makes "
                                  "them") from error

@@ -27,12 +27,12 @@ def advice(run: Run) -> list[str]:
 def _cases(cases: Mapping[str, Any], proposed: bool, ranks: int) -> list[str]:
     """What other resources would bring beside the setting in force, or beside one that was only `proposed`. Each of
     the ranks has the rates of the cases."""
-    now = (cases.get("as it is") or {}).get("rows_per_s")
-    if not now:
+    present_rate = (cases.get("as it is") or {}).get("rows_per_s")
+    if not present_rate:
         return []
     lines = []
     for name, case in cases.items():
-        times = case["rows_per_s"] / now
+        times = case["rows_per_s"] / present_rate
         if name != "as it is":
             brings = "the same" if abs(times - 1) <= _SAME else f"{times:.2g} times the rows"
             rows = "" if proposed else f", {count(case['rows_per_s'] * ranks)} rows/s"

@@ -64,11 +64,11 @@ def decimate(points: Points, max_points: int = MOST_POINTS) -> Points:
     if len(points) <= max_points:
         return points
     size = math.ceil(2 * len(points) / max_points)
-    kept = []
+    extremes = []
     for start in range(0, len(points), size):
         stretch = points[start:start + size]
-        kept += sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])})
-    return kept
+        extremes += sorted({min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])})
+    return extremes
 
 
 def ticks(low: float, high: float, base: float = 10.0, about: int = 4) -> list[float]:
@@ -130,11 +130,11 @@ def _mark(x: float, mark: Mark, numbered: bool) -> str:
 def _path(series: Series, colour: int, x: Callable[[float], float], y: Callable[[float], float], end: float) -> str:
     points = series.points
     if series.style == "step":
-        points = points[:1] + [now for before, now in itertools.pairwise(points) if now[1] != before[1]]
+        points = points[:1] + [after for before, after in itertools.pairwise(points) if after[1] != before[1]]
     points = decimate(points)
     if series.style == "step":
-        held = [(at, before) for (_, before), (at, _) in itertools.pairwise(points)]
-        points = [p for pair in zip(points, [*held, (end, points[-1][1])], strict=True) for p in pair]
+        corners = [(at, before) for (_, before), (at, _) in itertools.pairwise(points)]
+        points = [p for pair in zip(points, [*corners, (end, points[-1][1])], strict=True) for p in pair]
     line = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in points)
     dots = "".join(f'<circle cx="{x(at):.1f}" cy="{y(value):.1f}" r="3.5"/>' for at, value in points) \
         if series.style == "dots" or len(points) == 1 else ""

@@ -30,17 +30,17 @@ def seconds(value: float) -> str:
 
 def moves(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """The difference between two choices of knobs, given as in JSON: `read 1 → 4, prefetch 32 MiB → 64 MiB`."""
-    found = []
+    parts = []
     for key in ("workers", "backend"):
-        was, now = before.get(key) or {}, after.get(key) or {}
-        found += [f"{stage} {was.get(stage, '–')} → {now[stage]}" for stage in now if now[stage] != was.get(stage)]
-    was, now = set(before.get("fused") or ()), set(after.get("fused") or ())
-    found += [f"{stage} by the workers before it" for stage in sorted(now - was)]
-    found += [f"{stage} by workers of its own" for stage in sorted(was - now)]
+        old, new = before.get(key) or {}, after.get(key) or {}
+        parts += [f"{stage} {old.get(stage, '–')} → {new[stage]}" for stage in new if new[stage] != old.get(stage)]
+    old, new = set(before.get("fused") or ()), set(after.get("fused") or ())
+    parts += [f"{stage} by the workers before it" for stage in sorted(new - old)]
+    parts += [f"{stage} by workers of its own" for stage in sorted(old - new)]
     for key, label in (("read_ahead_bytes", "read-ahead"), ("prefetch_bytes", "prefetch")):
         if key in before and key in after and before[key] != after[key]:
-            found.append(f"{label} {format_bytes(before[key])} → {format_bytes(after[key])}")
-    return ", ".join(found) or "nothing"
+            parts.append(f"{label} {format_bytes(before[key])} → {format_bytes(after[key])}")
+    return ", ".join(parts) or "nothing"
 
 
 def line(event: Mapping[str, Any]) -> str:

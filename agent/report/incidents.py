@@ -60,12 +60,13 @@ class Incident:
 
 def occasions(run: Run) -> list[Incident]:
     """All incidents in order; each lasts up to the next one."""
-    found = _merged(sorted((one for one in map(_read, run.events) if one is not None), key=lambda one: one["at"]))
-    times = [one["at"] for one in found]
-    return [_occasion(run, one, chr(ord("A") + n % 26),
-                      max((at for at in times if at < one["at"] - _AT_ONCE_S), default=0.0),
-                      min((at for at in times if at > one["at"] + _AT_ONCE_S), default=float("inf")))
-            for n, one in enumerate(found)]
+    read = (event for event in map(_read, run.events) if event is not None)
+    merged = _merged(sorted(read, key=lambda event: event["at"]))
+    times = [event["at"] for event in merged]
+    return [_occasion(run, event, chr(ord("A") + n % 26),
+                      max((at for at in times if at < event["at"] - _AT_ONCE_S), default=0.0),
+                      min((at for at in times if at > event["at"] + _AT_ONCE_S), default=float("inf")))
+            for n, event in enumerate(merged)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +82,15 @@ class MeasuredDecision:
 def measured(run: Run) -> list[MeasuredDecision]:
     """All decisions, in order. An effect belongs to the last decision of its number before it."""
     decisions, effects = run.of("decision"), run.of("effect")
-    events = [one for one in map(_read, run.events) if one is not None]
-    found = []
+    events = [event for event in map(_read, run.events) if event is not None]
+    decided = []
     for i, decision in enumerate(decisions):
         number, at = decision.get("sequence"), float(decision["at"])
         until = next((d["at"] for d in decisions[i + 1:] if d.get("sequence") == number), float("inf"))
         effect = next((e for e in effects if e.get("sequence") == number and at <= e["at"] <= until), None)
-        between = (one["text"] for one in events if effect is not None and at < one["at"] <= effect["at"])
-        found.append(MeasuredDecision(decision=decision, effect=effect, disturbance=next(between, None)))
-    return found
+        between = (event["text"] for event in events if effect is not None and at < event["at"] <= effect["at"])
+        decided.append(MeasuredDecision(decision=decision, effect=effect, disturbance=next(between, None)))
+    return decided
 
 
 def first_fault(run: Run) -> float:
@@ -114,28 +115,28 @@ def _read(event: Line) -> dict[str, Any] | None:
     return None
 
 
-def _merged(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merged(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Joins an injected fault and the event that noticed it into one occasion."""
-    kept: list[dict[str, Any]] = []
-    for one in found:
-        cause = next((k for k in reversed(kept) if k["what"] == one["what"] and k["noticed"] is None
-                      and one["at"] - k["at"] <= _TOGETHER_S), None)
-        if cause is not None and one["noticed"] is not None:
-            cause["noticed"] = one["noticed"]
+    merged: list[dict[str, Any]] = []
+    for event in events:
+        cause = next((earlier for earlier in reversed(merged) if earlier["what"] == event["what"]
+                      and earlier["noticed"] is None and event["at"] - earlier["at"] <= _TOGETHER_S), None)
+        if cause is not None and event["noticed"] is not None:
+            cause["noticed"] = event["noticed"]
         else:
-            kept.append(dict(one))
-    return kept
+            merged.append(dict(event))
+    return merged
 
 
-def _occasion(run: Run, one: Mapping[str, Any], label: str, begin: float, end: float) -> Incident:
-    at = one["at"]
-    metrics = [m for m in run.looks() if m.get("rows_per_s") is not None]
-    before = [m["rows_per_s"] for m in metrics if begin < m["at"] <= at][-5:]
-    then = [(m["at"], m["rows_per_s"]) for m in metrics if at < m["at"] <= end]
-    settled, recovered_s = recovery(at, then)
+def _occasion(run: Run, event: Mapping[str, Any], label: str, begin: float, end: float) -> Incident:
+    at = event["at"]
+    metrics = [metric for metric in run.looks() if metric.get("rows_per_s") is not None]
+    before = [metric["rows_per_s"] for metric in metrics if begin < metric["at"] <= at][-5:]
+    following = [(metric["at"], metric["rows_per_s"]) for metric in metrics if at < metric["at"] <= end]
+    settled, recovered_s = recovery(at, following)
     did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in run.of("decision") if at < d["at"] <= end)
-    noticed, was = one["noticed"], sum(before) / len(before) if before else None
-    return Incident(at=at, label=label, what=one["what"], text=one["text"], did=did,
+    noticed, was = event["noticed"], sum(before) / len(before) if before else None
+    return Incident(at=at, label=label, what=event["what"], text=event["text"], did=did,
                     noticed_s=None if noticed is None or noticed == at else noticed - at,
                     before=was, after=settled, recovered_s=recovered_s,
                     result=_result(was, settled, [m for m in metrics if at < m["at"] <= end]))

@@ -15,10 +15,10 @@ _BAR = 120  # width of the longest bar
 
 def section(run: Run) -> str:
     """The section for the run's last event `ladder`; empty without one."""
-    told = run.of("ladder")
-    if not told:
+    events = run.of("ladder")
+    if not events:
         return ""
-    steps: Sequence[Mapping[str, Any]] = told[-1]["steps"]
+    steps: Sequence[Mapping[str, Any]] = events[-1]["steps"]
     most = max((s["samples_per_s"] for s in steps if s.get("samples_per_s")), default=1.0)
     rows = "".join(_row(step, most) for step in steps)
     head = "".join(f"<th>{name}</th>" for name in ("lever", "step", "samples a second", "", "AUC", "tables", "state",

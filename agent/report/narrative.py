@@ -32,15 +32,15 @@ class DecisionEffect:
 
 def changes(run: Run) -> list[DecisionEffect]:
     """All decisions, in order."""
-    found: list[DecisionEffect] = []
+    effects: list[DecisionEffect] = []
     for i, one in enumerate(measured(run)):
         decision = one.decision
         reason = decision.get("reason") or {}
-        found.append(DecisionEffect(at=float(decision["at"]), number=i + 1, bottleneck=reason.get("bottleneck") or "",
+        effects.append(DecisionEffect(at=float(decision["at"]), number=i + 1, bottleneck=reason.get("bottleneck") or "",
                                     moves=moves(decision.get("before") or {}, decision.get("after") or {}),
                                     reason=reason.get("text") or "no reason given",
                                     effect=_effect(one.effect, one.disturbance)))
-    return found
+    return effects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def outcome(run: Run) -> RunOutcome:
         faults=tuple(str(f.get("text", "a fault without words")) for f in run.of("fault") if "fault" not in f))
 
 
-def figures(run: Run, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def summary(run: Run, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The outcome, what happened, and the headline, as a program's last line has them. `end` is the run's last event,
     if that is about to be written."""
     if end is not None:
@@ -132,37 +132,37 @@ def verdict(run: Run) -> str:
 
 def sentences(run: Run) -> list[str]:
     """The sentences of the verdict, one by one."""
-    found = outcome(run)
-    many = "one change" if found.changes_settling == 1 else f"{found.changes_settling} changes"
+    figures = outcome(run)
+    many = "one change" if figures.changes_settling == 1 else f"{figures.changes_settling} changes"
     parts = []
-    if not found.looks:
+    if not figures.looks:
         parts.append("No loader metrics were written, so nothing can be said of the input.")
-    elif found.rows_per_s_settled is None or found.stall_settled is None:
+    elif figures.rows_per_s_settled is None or figures.stall_settled is None:
         parts.append("Too short to judge the input: what was seen is how it started. Let it run for ten seconds or "
                      "more (more epochs, or more rows).")
-        if found.rows_per_s_whole is not None and found.stall_whole is not None:
-            parts.append(f"From the first batch on the consumer counted {count(found.rows_per_s_whole)} rows/s, "
-                         f"{percent(found.stall_whole)} of its time spent waiting.")
-    elif found.changes_settling and found.rows_per_s_first and found.stall_first is not None:
-        times = found.rows_per_s_settled / found.rows_per_s_first
-        quick = f" in {seconds(round(found.settled_s, 1))}" if found.settled_s else ""
-        parts.append(f"Waiting for input {percent(found.stall_first)} → {percent(found.stall_settled)}{quick}, "
-                     f"{times:.2g} times the rows ({count(found.rows_per_s_first)} → "
-                     f"{count(found.rows_per_s_settled)} rows/s) after {many}.")
+        if figures.rows_per_s_whole is not None and figures.stall_whole is not None:
+            parts.append(f"From the first batch on the consumer counted {count(figures.rows_per_s_whole)} rows/s, "
+                         f"{percent(figures.stall_whole)} of its time spent waiting.")
+    elif figures.changes_settling and figures.rows_per_s_first and figures.stall_first is not None:
+        times = figures.rows_per_s_settled / figures.rows_per_s_first
+        quick = f" in {seconds(round(figures.settled_s, 1))}" if figures.settled_s else ""
+        parts.append(f"Waiting for input {percent(figures.stall_first)} → {percent(figures.stall_settled)}{quick}, "
+                     f"{times:.2g} times the rows ({count(figures.rows_per_s_first)} → "
+                     f"{count(figures.rows_per_s_settled)} rows/s) after {many}.")
     else:
-        parts.append(f"{count(found.rows_per_s_settled)} rows/s with {percent(found.stall_settled)} of the trainer's "
-                     "time spent waiting for input"
-                     + (f", after {many} from its start on." if found.changes_settling
+        parts.append(f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
+                     "trainer's time spent waiting for input"
+                     + (f", after {many} from its start on." if figures.changes_settling
                         else "; the knobs were not changed."))
-    if found.stall_last is not None:
-        said = _bottleneck(found.stall_last)
+    if figures.stall_last is not None:
+        said = _bottleneck(figures.stall_last)
         parts.append(said if first_fault(run) == float("inf") else f"After the faults, {said[0].lower()}{said[1:]}")
-    if found.auc is not None:
-        of = f" of {found.bayes_auc:.4f} reachable" if found.bayes_auc else ""
-        parts.append(f"AUC {found.auc:.4f}{of}.")
-    if found.faults:
-        parts.append(f"Tuning met a fault: {found.faults[0]}.")
-    if not found.ended:
+    if figures.auc is not None:
+        of = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
+        parts.append(f"AUC {figures.auc:.4f}{of}.")
+    if figures.faults:
+        parts.append(f"Tuning met a fault: {figures.faults[0]}.")
+    if not figures.ended:
         parts.append("The run has not ended, or was broken off.")
     return parts
 
@@ -189,10 +189,10 @@ def tell(run: Run) -> str:
         turned = moves(proposal.get("before") or {}, proposal.get("after") or {})
         lines += [f"  –  at {seconds(float(proposal['at']))} it would have turned: {turned}",
                   f"     why: {reason.get('text') or 'no reason given'}"]
-    if happened := occasions(run):
-        lines += ["", *(f"  {one.label}. {one.sentence}" for one in happened)]
-    if told := advice(run):
-        lines += ["", *told]
+    if incidents := occasions(run):
+        lines += ["", *(f"  {one.label}. {one.sentence}" for one in incidents)]
+    if recommended := advice(run):
+        lines += ["", *recommended]
     return "\n".join(lines)
 
 

@@ -78,48 +78,53 @@ class Bounds:
 
 def moves(run: Run) -> list[Move]:
     """The moves that would help, the best first; none where operators or stages were not measured."""
-    operators, verdicts = run.of("operators"), run.of("verdict")
+    recorded, verdicts = run.of("operators"), run.of("verdict")
     details = (verdicts[-1].get("details") or {}) if verdicts else {}
     loader = run.of("loader")
-    if not operators or not details.get("stages") or not loader:
+    if not recorded or not details.get("stages") or not loader:
         return []
     bounds = Bounds.of(details, loader[-1]["cpu_quota"])
-    now, measured = bounds.rate(), operators[-1]
+    present_rate, measured = bounds.rate(), recorded[-1]
     stored = measured["row_bytes"]
 
-    def stage_of(one: Mapping[str, Any]) -> str:
-        return str(one.get("stage", ONLINE))  # older runs name none: it was always this one
+    def stage_of(operator: Mapping[str, Any]) -> str:
+        return str(operator.get("stage", ONLINE))  # older runs name none: it was always this one
 
-    def move(some: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
+    def move(operators: list[Mapping[str, Any]], what: str, to_etl: bool) -> Move:
         cost: dict[str, float] = {}
-        for one in some:
-            cost[stage_of(one)] = cost.get(stage_of(one), 0.0) + (-one["cpu_s"] if to_etl else one["cpu_s"])
-        more = sum(one["bytes_after"] - one["bytes_before"] for one in some) / stored if to_etl and stored else None
-        stay = [one for one in measured["loader"] if stage_of(one) == ONLINE and one not in some]
+        for operator in operators:
+            stage, cpu_s = stage_of(operator), operator["cpu_s"]
+            cost[stage] = cost.get(stage, 0.0) + (-cpu_s if to_etl else cpu_s)
+        more = None
+        if to_etl and stored:
+            more = sum(operator["bytes_after"] - operator["bytes_before"] for operator in operators) / stored
+        stay = [operator for operator in measured["loader"]
+                if stage_of(operator) == ONLINE and operator not in operators]
         if to_etl and bounds.online_cpu_s and ONLINE in cost and not stay:
             del cost[ONLINE]
-            then = bounds.without.rate(cost)
+            new_rate = bounds.without.rate(cost)
         else:
-            then = bounds.rate(cost)
-        return Move(what=what, to_etl=to_etl, gain=then / now - 1, more_bytes=more)
+            new_rate = bounds.rate(cost)
+        return Move(what=what, to_etl=to_etl, gain=new_rate / present_rate - 1, more_bytes=more)
 
-    found = []
+    suggestions = []
     for side, to_etl in (("loader", True), ("etl", False)):
-        here = sorted(measured[side], key=lambda one: -one["cpu_s"])
-        if len(here) > 1:
-            found.append(move(here, f"all {len(here)} columns' operators", to_etl))
-        found += [move([one], f"`{one['operators']} {one['column']}`", to_etl) for one in here[:_MOST]]
-    return found
+        dearest = sorted(measured[side], key=lambda operator: -operator["cpu_s"])
+        if len(dearest) > 1:
+            suggestions.append(move(dearest, f"all {len(dearest)} columns' operators", to_etl))
+        suggestions += [move([operator], f"`{operator['operators']} {operator['column']}`", to_etl)
+                        for operator in dearest[:_MOST]]
+    return suggestions
 
 
 def placement(run: Run) -> list[str]:
     """The recommended moves as sentences."""
-    found = moves(run)
-    to_etl = [m for m in found if m.to_etl]
+    suggestions = moves(run)
+    to_etl = [m for m in suggestions if m.to_etl]
     if to_etl and max(m.gain for m in to_etl) < _NOTHING:
-        rest = [m.sentence for m in found if not m.to_etl]
+        rest = [m.sentence for m in suggestions if not m.to_etl]
         return [("The operators left to the loader cost no rows now: in the ETL they would bring nothing."), *rest]
-    return [m.sentence for m in found]
+    return [m.sentence for m in suggestions]
 
 
 def _signed(value: float) -> str:

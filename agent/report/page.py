@@ -43,14 +43,14 @@ def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Pat
 
 
 def page(run: Run) -> str:
-    found, story, happened = outcome(run), changes(run), occasions(run)
+    figures, story, incidents = outcome(run), changes(run), occasions(run)
     first, *rest = sentences(run)
     name = run.path.resolve().name
     return filled(
-        title=name, name=name, verdict=first, rest=" ".join(rest), tiles=_tiles(found), faults=_faults(found),
-        charts=_charts(run, story, happened, found.seconds), occasions=_occasions(happened),
+        title=name, name=name, verdict=first, rest=" ".join(rest), tiles=_tiles(figures), faults=_faults(figures),
+        charts=_charts(run, story, incidents, figures.seconds), occasions=_occasions(incidents),
         decisions=_decisions(story), plan=_plan(run) + ladder.section(run), config=_config(run),
-        footer=f"{len(run.events)} events and {len(run.metrics)} measurements over {seconds(found.seconds)}.")
+        footer=f"{len(run.events)} events and {len(run.metrics)} measurements over {seconds(figures.seconds)}.")
 
 
 def filled(*, title: str, name: str, verdict: str, rest: str, footer: str, **parts: str) -> str:
@@ -60,75 +60,75 @@ def filled(*, title: str, name: str, verdict: str, rest: str, footer: str, **par
         {**dict.fromkeys(_PARTS, ""), **parts}, **{key: escape(text) for key, text in texts.items()})
 
 
-def _tiles(found: RunOutcome) -> str:
+def _tiles(figures: RunOutcome) -> str:
     tiles = []
 
     def tile(name: str, value: str, small: str = "") -> None:
         tiles.append(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(small)}</small></dd></div>")
 
-    if found.rows_per_s_settled is not None:
-        first = found.rows_per_s_first
-        tile("Rows a second, settled", count(found.rows_per_s_settled),
-             f"{count(first)} before tuning" if found.changes_settling and first is not None else "")
-    if found.stall_settled is not None:
-        tile("Trainer waits for input", percent(found.stall_settled),
-             f"{percent(found.stall_first)} before tuning"
-             if found.changes_settling and found.stall_first is not None else "")
-    tile("Decisions", str(found.decisions))
-    if found.peak_memory is not None:
-        tile("Most memory", format_bytes(found.peak_memory),
-             f"of {format_bytes(found.memory_limit)}" if found.memory_limit else "")
-    if found.auc is not None:
-        share = f"{(found.auc - 0.5) / (found.bayes_auc - 0.5):.0%} of the reachable gain" \
-            if found.bayes_auc and found.bayes_auc > 0.5 else ""
-        tile("AUC, held out", f"{found.auc:.4f}", share)
+    if figures.rows_per_s_settled is not None:
+        first = figures.rows_per_s_first
+        tile("Rows a second, settled", count(figures.rows_per_s_settled),
+             f"{count(first)} before tuning" if figures.changes_settling and first is not None else "")
+    if figures.stall_settled is not None:
+        tile("Trainer waits for input", percent(figures.stall_settled),
+             f"{percent(figures.stall_first)} before tuning"
+             if figures.changes_settling and figures.stall_first is not None else "")
+    tile("Decisions", str(figures.decisions))
+    if figures.peak_memory is not None:
+        tile("Most memory", format_bytes(figures.peak_memory),
+             f"of {format_bytes(figures.memory_limit)}" if figures.memory_limit else "")
+    if figures.auc is not None:
+        share = f"{(figures.auc - 0.5) / (figures.bayes_auc - 0.5):.0%} of the reachable gain" \
+            if figures.bayes_auc and figures.bayes_auc > 0.5 else ""
+        tile("AUC, held out", f"{figures.auc:.4f}", share)
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
 
-def _faults(found: RunOutcome) -> str:
-    if not found.faults:
+def _faults(figures: RunOutcome) -> str:
+    if not figures.faults:
         return ""
-    items = "".join(f"<p>{escape(text)}</p>" for text in found.faults)
+    items = "".join(f"<p>{escape(text)}</p>" for text in figures.faults)
     return f'<section class="fault"><h2>Faults</h2>{items}</section>'
 
 
 def _points(lines: Sequence[Mapping[str, Any]], *path: str) -> Points:
     """The points (at, value) of all lines that have a value at this path."""
-    found = []
+    points = []
     for line in lines:
         value: Any = line
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         if isinstance(value, (int, float)):
-            found.append((float(line["at"]), float(value)))
-    return found
+            points.append((float(line["at"]), float(value)))
+    return points
 
 
 def _headroom(loader: Sequence[Mapping[str, Any]]) -> Points:
     """The rate that the trainer would take, from its latest computing times; empty if that is far beyond what it
     gets."""
-    found = _points(loader, "demand_rows_per_s")
+    demand = _points(loader, "demand_rows_per_s")
     most = max((rate for _, rate in _points(loader, "rows_per_s")), default=0.0)
-    if not found or found[-1][1] > _OFF_SCALE * most:
+    if not demand or demand[-1][1] > _OFF_SCALE * most:
         return []
-    return [(at, max(rate for _, rate in found[max(0, n - 4):n + 1])) for n, (at, _) in enumerate(found)]
+    return [(at, max(rate for _, rate in demand[max(0, n - 4):n + 1])) for n, (at, _) in enumerate(demand)]
 
 
 def _names(lines: Sequence[Mapping[str, Any]], *path: str) -> list[str]:
     """The keys found at this path in any line, in order."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for line in lines:
         value: Any = line
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
-        found.update(dict.fromkeys(value or ()))
-    return list(found)
+        names.update(dict.fromkeys(value or ()))
+    return list(names)
 
 
-def _charts(run: Run, story: Sequence[DecisionEffect], happened: Sequence[Incident], end: float) -> str:
+def _charts(run: Run, story: Sequence[DecisionEffect], incidents: Sequence[Incident], end: float) -> str:
     loader, taking, train, evaluations = run.of("loader"), run.looks(), run.of("train"), run.of("eval")
     marks = [Mark(at=c.at, label=str(c.number), title=f"{c.number}. {c.moves}\n{c.reason}\n{c.effect}") for c in story]
-    marks += [Mark(at=o.at, label=o.label, title=f"{o.label}. {o.sentence}", kind="occasion") for o in happened]
+    marks += [Mark(at=o.at, label=o.label, title=f"{o.label}. {o.sentence}", kind="occasion") for o in incidents]
     # A decision changes its knobs at once; measurements show them only a tick later.
     turned = sorted([*loader, *({"at": d["at"], "knobs": d.get("after")} for d in run.of("decision"))],
                     key=lambda line: float(line["at"]))
@@ -180,14 +180,15 @@ def _charts(run: Run, story: Sequence[DecisionEffect], happened: Sequence[Incide
 def _table(head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:
     """`kind` is `story` for rows that a narrow screen shows as paragraphs."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return f'<div class="wide"><table class="{kind}"><thead><tr>{names}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return (f'<div class="wide"><table class="{kind}"><thead><tr>{names}</tr></thead><tbody>{"".join(rows)}</tbody>'
+            "</table></div>")
 
 
-def _occasions(happened: Sequence[Incident]) -> str:
-    if not happened:
+def _occasions(incidents: Sequence[Incident]) -> str:
+    if not incidents:
         return ""
     rows = [f'<tr class="occasion"><td class="o">{o.label}</td><td class="m">{escape(o.result or "too short to say")}'
-            f"</td><td>{escape(o.sentence)}</td></tr>" for o in happened]
+            f"</td><td>{escape(o.sentence)}</td></tr>" for o in incidents]
     return f"<section><h2>What happened</h2>{_table(('', 'result', 'what came of it'), rows, 'story')}</section>"
 
 
@@ -205,15 +206,15 @@ def _text(value: Any) -> str:
 
 
 def _plan(run: Run) -> str:
-    told = next((e for e in reversed([*run.of("plan"), *run.of("start")]) if e.get("plan")), run.config)
-    plan = told.get("plan")
+    event = next((e for e in reversed([*run.of("plan"), *run.of("start")]) if e.get("plan")), run.config)
+    plan = event.get("plan")
     if not plan:
         return ""
-    about = [f"{text} {format_bytes(int(told[key]))}" for key, text in (
+    about = [f"{text} {format_bytes(int(event[key]))}" for key, text in (
         ("state_bytes", "the tables' optimiser keeps"), ("gradient_bytes", "a rank holds gradients of at most"),
-        ("bytes_per_step", "a rank sends, in a step,")) if key in told]
-    if "balance" in told:
-        about.append("largest over mean load of a rank: {:.2f} in bytes, {:.2f} in reads".format(*told["balance"]))
+        ("bytes_per_step", "a rank sends, in a step,")) if key in event]
+    if "balance" in event:
+        about.append("largest over mean load of a rank: {:.2f} in bytes, {:.2f} in reads".format(*event["balance"]))
     note = f'<p>{escape("; ".join(about))}</p>' if about else ""
     if isinstance(plan, Mapping):
         plan = [{"table": name, **(value if isinstance(value, Mapping) else {"sharding": value})}

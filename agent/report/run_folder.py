@@ -186,7 +186,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     whole, _, _torn = path.read_text(errors="replace").rpartition("\n")
-    found = []
+    read = []
     for number, text in enumerate(whole.splitlines(), 1):
         try:
             line = json.loads(text)
@@ -194,8 +194,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             line = None
         if not isinstance(line, dict):
             raise RunError(f"{path}, line {number}: is no JSON object: {text[:60]!r}")
-        found.append(line)
-    return found
+        read.append(line)
+    return read
 
 
 def _lock(path: Path) -> TextIO:

@@ -7,49 +7,48 @@ from typing import Any
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.stats import Snapshot
-
-_OURS = 8  # snapshots after a change of workers in which events count as its effect
-_OTHER_LIMIT = 0.05  # of a memory limit: a smaller change is only memory that other programs took
 
 
 class ChangeDetector:
     """Takes each snapshot, and returns an event for each thing that has changed."""
 
     def __init__(self) -> None:
-        self._services: dict[str, StageCost] = {}
+        self._costs: dict[str, StageCost] = {}
         self._last: Snapshot | None = None
-        self._age = 0
+        self._looks_since_turn = 0
 
     def look(self, snapshot: Snapshot, rates: PipelineRates | None) -> list[dict[str, Any]]:
         """Looks at one snapshot. `rates` has the rates since the last one."""
         before, self._last = self._last, snapshot
         if before is None or rates is None:
             return []
-        found = []
+        events = []
         if snapshot.cpu_quota != before.cpu_quota:
-            found.append(_event("cores", f"the cores at hand went from {before.cpu_quota:.3g} to "
+            events.append(_event("cores", f"the cores at hand went from {before.cpu_quota:.3g} to "
                                          f"{snapshot.cpu_quota:.3g}"))
-        if abs(snapshot.memory_limit / before.memory_limit - 1) > _OTHER_LIMIT:
-            found.append(_event("memory", f"the memory limit went from {format_bytes(before.memory_limit)} to "
+        if abs(snapshot.memory_limit / before.memory_limit - 1) > RUNTIME.other_limit:
+            events.append(_event("memory", f"the memory limit went from {format_bytes(before.memory_limit)} to "
                                           f"{format_bytes(snapshot.memory_limit)}"))
         turned = any(s.workers != before.stage(s.name).workers or s.backend != before.stage(s.name).backend
                      for s in snapshot.stages if s.name in rates.stages)
-        self._age = 0 if turned else self._age + 1
-        return found + self._workload(snapshot, rates)
+        self._looks_since_turn = 0 if turned else self._looks_since_turn + 1
+        return events + self._workload(snapshot, rates)
 
-    def _workload(self, now: Snapshot, seen: PipelineRates) -> list[dict[str, Any]]:
-        found = []
-        for stage in now.stages:
-            was = self._services.get(stage.name, StageCost(name=stage.name))
-            became = self._services[stage.name] = was.observe(stage, seen.saturated())
-            busy = seen.stages[stage.name].busy if stage.name in seen.stages else 0.0
-            if became.drifts > was.drifts and self._age > _OURS and busy >= DEFAULT.matters * stage.workers:
-                times = became.busy_s(stage.workers) / was.busy_s(stage.workers)
-                what = f"{times:.2g} times dearer" if times > 1 else f"{1 / times:.2g} times cheaper"
-                found.append(_event("workload", f"a row became {what} in {stage.name}"))
-        return found
+    def _workload(self, snapshot: Snapshot, rates: PipelineRates) -> list[dict[str, Any]]:
+        events = []
+        for stage in snapshot.stages:
+            before = self._costs.get(stage.name, StageCost(name=stage.name))
+            after = self._costs[stage.name] = before.observe(stage, rates.saturated())
+            busy = rates.stages[stage.name].busy if stage.name in rates.stages else 0.0
+            matters = busy >= DEFAULT.matters * stage.workers
+            if after.drifts > before.drifts and self._looks_since_turn > RUNTIME.ours and matters:
+                times = after.busy_s(stage.workers) / before.busy_s(stage.workers)
+                change = f"{times:.2g} times dearer" if times > 1 else f"{1 / times:.2g} times cheaper"
+                events.append(_event("workload", f"a row became {change} in {stage.name}"))
+        return events
 
 
 def _event(what: str, text: str) -> dict[str, Any]:

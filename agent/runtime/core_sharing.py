@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import TextIO
 
 from sluice.agent.costs.rates import rates
+from sluice.agent.planner_settings import DEFAULT
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 _SUFFIX = ".claim"
-_SMOOTH, _STALLS = 0.02, 0.1  # the stall below which a job has enough cores, and the one above which it has not
-_CALM = 5  # looks without a stall before a job claims no more than it uses
-_SPARE = 1.25  # times the cores in use: the claim of a calm job
-_STEP = 0.25  # cores: claims are rounded up to this, as each change makes others plan anew
 
 
 def fair(cores: float, wants: Sequence[float | None]) -> list[float]:
@@ -114,23 +112,28 @@ class CoreSharingTunable:
         self._tunable.apply(knobs)
 
     def snapshot(self) -> Snapshot:
-        now = self._tunable.snapshot()
-        self._claim(now)
-        cores = self._claims.share(self._ranks * now.cpu_quota, self._wants)
-        return replace(now, cpu_quota=cores / self._ranks)
+        snapshot = self._tunable.snapshot()
+        self._claim(snapshot)
+        cores = self._claims.share(self._ranks * snapshot.cpu_quota, self._wants)
+        return replace(snapshot, cpu_quota=cores / self._ranks)
 
-    def _claim(self, now: Snapshot) -> None:
-        seen = rates(self._last, now) if self._last is not None else None
-        self._last = now
-        if seen is None:
+    def _claim(self, snapshot: Snapshot) -> None:
+        measured = rates(self._last, snapshot) if self._last is not None else None
+        self._last = snapshot
+        if measured is None:
             return
-        self._calm = self._calm + 1 if seen.stall <= _SMOOTH and seen.rows_per_s else 0
-        if seen.stall > _STALLS:
+        self._calm = self._calm + 1 if measured.stall <= DEFAULT.smooth and measured.rows_per_s else 0
+        if measured.stall > RUNTIME.starved:
             self._wants = None
-        elif self._calm >= _CALM:
-            wants = _STEP * math.ceil(_SPARE * self._ranks * seen.cpu / _STEP)
-            if self._wants is None or not _STEP * math.ceil(self._ranks * seen.cpu / _STEP) <= self._wants <= 2 * wants:
+        elif self._calm >= RUNTIME.calm:
+            used = self._ranks * measured.cpu
+            wants = _rounded_up(RUNTIME.claimed * used)
+            if self._wants is None or not _rounded_up(used) <= self._wants <= 2 * wants:
                 self._wants = wants
+
+
+def _rounded_up(cores: float) -> float:
+    return RUNTIME.claim_step * math.ceil(cores / RUNTIME.claim_step)
 
 
 def _living(path: Path) -> list[float | None]:

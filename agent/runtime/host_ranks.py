@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from sluice.agent.runtime.ticker import Ticker
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
@@ -54,7 +55,7 @@ class HostMember:
     """A rank's side: publishes its snapshots, applies the host's knobs."""
 
     def __init__(self, store: RankStore, host: str, local_rank: int, tunable: Tunable, *,
-                 interval_s: float = 0.5) -> None:
+                 interval_s: float = RUNTIME.publish_s) -> None:
         self._store, self._tunable = store, tunable
         self._snapshot_key, self._knobs_key = _snapshot_key(host, local_rank), _knobs_key(host)
         self._applied = 0
@@ -152,17 +153,17 @@ class HostTunable:
         steps = {}
         for host, count in self._ranks.items():
             for rank in range(count):
-                found = _get(self._store, _snapshot_key(host, rank))
-                if found is None:
+                published = _get(self._store, _snapshot_key(host, rank))
+                if published is None:
                     continue
-                now, then = Snapshot.from_dict(found), self._latest.get((host, rank))
-                self._latest[host, rank] = now
-                if then is None or now.sequence < then.sequence:
+                latest, previous = Snapshot.from_dict(published), self._latest.get((host, rank))
+                self._latest[host, rank] = latest
+                if previous is None or latest.sequence < previous.sequence:
                     continue  # the first snapshot of a rank, or of a restarted one, has none before it
-                if now.sequence > then.sequence:
-                    steps[host, rank] = (then, now)
-                    wait = now.consumer_wait_s - then.consumer_wait_s
-                    total = wait + now.consumer_compute_s - then.consumer_compute_s
+                if latest.sequence > previous.sequence:
+                    steps[host, rank] = (previous, latest)
+                    wait = latest.consumer_wait_s - previous.consumer_wait_s
+                    total = wait + latest.consumer_compute_s - previous.consumer_compute_s
                     if total > 0:
                         self._stalls[host, rank] = min(max(wait / total, 0.0), 1.0)
         return steps
@@ -177,18 +178,18 @@ class HostTunable:
         step_s = gained("consumer_wait_s") + gained("consumer_compute_s")
         stall = max(self._stalls.values(), default=0.0)
         counters: dict[str, Any] = {name: self._sum("", name, gained(name)) for name in ("at", *_SUMS)}
-        told = all(s.cores_idle_s is not None for s in (first, *itertools.chain(*gains)))
+        idle_is_known = all(s.cores_idle_s is not None for s in (first, *itertools.chain(*gains)))
         return replace(
             first, **counters, sequence=self._merged.sequence + 1 if self._merged else 0,
             stages=tuple(self._merge_stage([s.stage(name) for s in local],
-                                           [(then.stage(name), now.stage(name)) for then, now in gains])
+                                           [(earlier.stage(name), later.stage(name)) for earlier, later in gains])
                          for name in (s.name for s in first.stages)),
             consumer_wait_s=self._sum("", "consumer_wait_s", step_s * stall),
             consumer_compute_s=self._sum("", "consumer_compute_s", step_s * (1 - stall)),
             memory_used=max(s.memory_used for s in local),
             memory_limit=min(s.memory_limit for s in local) // share,
             cpu_quota=min(s.cpu_quota for s in local) / share,
-            cores_idle_s=self._sum("", "cores_idle_s", gained("cores_idle_s") / share) if told else None)
+            cores_idle_s=self._sum("", "cores_idle_s", gained("cores_idle_s") / share) if idle_is_known else None)
 
     def _merge_stage(self, local: Sequence[StageStats], gains: Sequence[tuple[StageStats, StageStats]]) -> StageStats:
         merged: dict[str, Any] = {key: max(getattr(s, key) for s in local) for key in _LARGEST}
@@ -203,4 +204,4 @@ class HostTunable:
 
 def _rise(gains: Sequence[tuple[Any, Any]], name: str) -> float:
     """How much a counter rose over all ranks. One that fell belongs to a restarted rank, and begins anew."""
-    return float(sum(max(0.0, getattr(now, name) - getattr(then, name)) for then, now in gains))
+    return float(sum(max(0.0, getattr(later, name) - getattr(earlier, name)) for earlier, later in gains))

@@ -10,13 +10,11 @@ from typing import Any, Protocol
 from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable
 from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.machine import Machine
-
-_LEAST_TICKS = 3  # ticks with a choice before it may count as the best
-_SAME = 0.98  # of the best rate: as good as the best, and the latest of such choices counts
 
 
 class Chains(Protocol):
@@ -50,27 +48,28 @@ class KnobMemory:
     """Finds a run's first knobs and keeps its last: call `start` before it, use `observing` while it
     lasts, call `finish` after it."""
 
-    def __init__(self, loader: Loading, wanted: KnobOptions, *, say: Callable[[str], None], ranks: int = 1,
+    def __init__(self, loader: Loading, options: KnobOptions, *, say: Callable[[str], None], ranks: int = 1,
                  machine: Machine | None = None) -> None:
         """`ranks` is the number of ranks that share this machine."""
-        self._loader, self._wanted, self._say, self._ranks = loader, wanted, say, ranks
-        self._registry = None if wanted.registry is None else Registry(wanted.registry or None, say=say)
+        self._loader, self._options, self._say, self._ranks = loader, options, say, ranks
+        self._registry = None if options.registry is None else Registry(options.registry or None, say=say)
         chains = list(loader.operators.chains.values())
         shared = f", shared by {ranks} ranks" if ranks > 1 else ""
-        self.here = Here(machine=machine_fingerprint(machine or Machine()) + shared, row_bytes=loader.row_bytes,
-                         schema=" ".join([loader.layout, *loader.knobs.workers]),
-                         operators={chain: chains.count(chain) for chain in dict.fromkeys(chains)})
-        self._best = Best()
+        self.context = KnobContext(
+            machine=machine_fingerprint(machine or Machine()) + shared, row_bytes=loader.row_bytes,
+            schema=" ".join([loader.layout, *loader.knobs.workers]),
+            operators={chain: chains.count(chain) for chain in dict.fromkeys(chains)})
+        self._best = BestChoice()
         self.learned: Mapping[str, Any] | None = None
         """What a policy knew of these stages at the end of an earlier run; None if nothing is known."""
 
     def start(self) -> bool:
         """Gives the loader its first knobs; returns whether the registry had some. Raises KnobError also for a file of
         knobs that `finish` could not write."""
-        if self._wanted.save_knobs:
-            knobs_file.check_writable(self._wanted.save_knobs)
-        loader, knobs = self._loader, self._wanted.knobs
-        known = None if self._registry is None else self._registry.recall(self.here, loader.limits)
+        if self._options.save_knobs:
+            knobs_file.check_writable(self._options.save_knobs)
+        loader, knobs = self._loader, self._options.knobs
+        known = None if self._registry is None else self._registry.recall(self.context, loader.limits)
         if known is not None:
             self._say(f"from the registry, where {known.rows_per_s:,.0f} rows/s are expected: {known.knobs}")
             loader.apply(known.knobs)
@@ -85,16 +84,16 @@ class KnobMemory:
         if self._registry is None:
             yield tunable
             return
-        with CoreClaims(self._registry.here / "claims", say=self._say) as claims:
+        with CoreClaims(self._registry.local_folder / "claims", say=self._say) as claims:
             yield CoreSharingTunable(tunable, claims, ranks=self._ranks)
 
     def observing(self, other: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """A function that takes the controller's events or metrics, notes them here, and passes them on to `other`."""
-        def tell(line: dict[str, Any]) -> None:
+        def note_and_pass_on(line: dict[str, Any]) -> None:
             self._best.observe(line)
             other(line)
 
-        return tell
+        return note_and_pass_on
 
     def finish(self, *, policy: str, record: Callable[[dict[str, Any]], None] | None,
             learned: Mapping[str, Any] | None = None) -> None:
@@ -107,42 +106,43 @@ class KnobMemory:
         seconds = last.consumer_wait_s + last.consumer_compute_s
         if not last.rows or seconds <= 0:
             return
-        knobs, rows_per_s = self._best.found() or (self._loader.knobs, last.rows / seconds)
+        knobs, rows_per_s = self._best.choice() or (self._loader.knobs, last.rows / seconds)
         if self._registry is not None:
             stages = {s.name: s.busy_s / s.rows for s in last.stages if s.rows and s.busy_s > 0}
             operators = {c["operators"]: c["cpu_s"] for c in costs
-                         if c["operators"] in self.here.operators and c["cpu_s"] > 0}
-            self._registry.remember(RegistryEntry(here=self.here, knobs=knobs, rows_per_s=rows_per_s, stages=stages,
-                                                  operators=operators, learned=learned))
-        if self._wanted.save_knobs:
-            knobs_file.save(self._wanted.save_knobs, knobs, notes=[f"{rows_per_s:,.0f} rows/s with {policy}"])
+                         if c["operators"] in self.context.operators and c["cpu_s"] > 0}
+            self._registry.remember(RegistryEntry(
+                context=self.context, knobs=knobs, rows_per_s=rows_per_s, stages=stages, operators=operators,
+                learned=learned))
+        if self._options.save_knobs:
+            knobs_file.save(self._options.save_knobs, knobs, notes=[f"{rows_per_s:,.0f} rows/s with {policy}"])
 
 
-class Best:
+class BestChoice:
     """Finds the choice with the highest rate of those that were in force for a while since machine or workload last
     changed."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[float]] = {}
-        self._now = ""
+        self._in_force = ""
 
     def observe(self, line: Mapping[str, Any]) -> None:
         if line.get("kind") == "occasion":
-            self._now, self._rates = "", {}
+            self._in_force, self._rates = "", {}
         if line.get("kind") != "loader" or not line["rows"]:
             return  # before the first row there is nothing to compare
         knobs = json.dumps(line["knobs"], sort_keys=True)
-        if knobs != self._now:  # the first metric after a change still shows the setting before
-            self._now = knobs
+        if knobs != self._in_force:  # the first metric after a change still shows the setting before
+            self._in_force = knobs
             self._rates[knobs] = self._rates.pop(knobs, [])  # in the order of their last use
         else:
             self._rates[knobs].append(line["rows_per_s"])
 
-    def found(self) -> tuple[Knobs, float] | None:
+    def choice(self) -> tuple[Knobs, float] | None:
         """The best choice and its rows a second; None if no choice was in force long enough."""
-        means = {k: sum(rates) / len(rates) for k, rates in self._rates.items() if len(rates) >= _LEAST_TICKS}
+        means = {k: sum(rates) / len(rates) for k, rates in self._rates.items() if len(rates) >= RUNTIME.compared_after}
         top = max(means.values(), default=0.0)
         if top <= 0:
             return None
-        knobs = next(k for k in reversed(means) if means[k] >= _SAME * top)
+        knobs = next(k for k in reversed(means) if means[k] >= RUNTIME.as_good * top)
         return Knobs.from_dict(json.loads(knobs)), means[knobs]

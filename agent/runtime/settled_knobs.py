@@ -29,7 +29,7 @@ _MOST_ENTRIES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class KnobContext:
     """The place that a choice of knobs depends on: the machine, the schema, the size of rows, the operators."""
 
     machine: str
@@ -48,7 +48,7 @@ class Here:
 class RegistryEntry:
     """A settled choice, where it was settled, and what was learned of the costs there."""
 
-    here: Here
+    context: KnobContext
     knobs: Knobs
     rows_per_s: float
     stages: Mapping[str, float] = field(default_factory=dict)
@@ -64,44 +64,46 @@ class RegistryEntry:
         for name, cost in [*self.stages.items(), *self.operators.items()]:
             _positive(f"cost of {name}", cost)
 
-    def scaled(self, other: Here) -> RegistryEntry:
+    def scaled(self, other: KnobContext) -> RegistryEntry:
         """The entry for rows of another size or other operators: buffers scale with the size, the rate with the whole
         cost, and a stage's workers with its part of that. With the same operators all stages change alike, so workers
         stay."""
-        times = other.row_bytes / self.here.row_bytes
-        sizes = {n: max(1, round(times * getattr(self.knobs, n))) for n in ("read_ahead_bytes", "prefetch_bytes")}
-        dearer = {name: self._dearer(other) if name.startswith(ONLINE) else times for name in self.stages}
-        whole = sum(self.stages[n] * dearer[n] for n in dearer) / sum(self.stages.values()) if dearer else times
-        workers = {n: max(1, round(count * dearer.get(n, whole) / whole)) for n, count in self.knobs.workers.items()}
-        return replace(self, here=other, rows_per_s=self.rows_per_s / whole, learned=None,
+        size_ratio = other.row_bytes / self.context.row_bytes
+        sizes = {n: max(1, round(size_ratio * getattr(self.knobs, n))) for n in ("read_ahead_bytes", "prefetch_bytes")}
+        ratios = {name: self._cost_ratio(other) if name.startswith(ONLINE) else size_ratio for name in self.stages}
+        cost_s = sum(self.stages[n] * ratios[n] for n in ratios)
+        whole_ratio = cost_s / sum(self.stages.values()) if ratios else size_ratio
+        workers = {n: max(1, round(count * ratios.get(n, whole_ratio) / whole_ratio))
+                   for n, count in self.knobs.workers.items()}
+        return replace(self, context=other, rows_per_s=self.rows_per_s / whole_ratio, learned=None,
                        knobs=replace(self.knobs, workers=workers, **sizes))
 
-    def far(self, other: Here) -> float:
+    def distance(self, other: KnobContext) -> float:
         """How different another place is from this entry's; 0: they are alike."""
-        return abs(math.log(other.row_bytes / self.here.row_bytes)) + abs(math.log(self._dearer(other)))
+        return abs(math.log(other.row_bytes / self.context.row_bytes)) + abs(math.log(self._cost_ratio(other)))
 
-    def _dearer(self, other: Here) -> float:
+    def _cost_ratio(self, other: KnobContext) -> float:
         """How many times as much the operators left to the loader cost there as here. An unknown operator counts as
         much as the known ones on average; 1 if nothing is known."""
-        if not self.operators or not other.operators or not self.here.operators:
+        if not self.operators or not other.operators or not self.context.operators:
             return 1.0
         usual = sum(self.operators.values()) / len(self.operators)
 
         def cost(operators: Mapping[str, int]) -> float:
             return sum(columns * self.operators.get(name, usual) for name, columns in operators.items())
 
-        return cost(other.operators) / cost(self.here.operators)
+        return cost(other.operators) / cost(self.context.operators)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self.here), "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s,
+        return {"format": FORMAT, **asdict(self.context), "knobs": self.knobs.to_dict(), "rows_per_s": self.rows_per_s,
                 "stages_s": dict(self.stages), "operators_s": dict(self.operators),
                 "learned": None if self.learned is None else dict(self.learned)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RegistryEntry:
-        here = Here(machine=str(values["machine"]), schema=str(values["schema"]), row_bytes=values["row_bytes"],
-                    operators=dict(values["operators"]))
-        return cls(here=here, knobs=Knobs.from_dict(values["knobs"]), rows_per_s=values["rows_per_s"],
+        context = KnobContext(machine=str(values["machine"]), schema=str(values["schema"]),
+                              row_bytes=values["row_bytes"], operators=dict(values["operators"]))
+        return cls(context=context, knobs=Knobs.from_dict(values["knobs"]), rows_per_s=values["rows_per_s"],
                    stages=dict(values["stages_s"]), operators=dict(values["operators_s"]),
                    learned=None if values["learned"] is None else dict(values["learned"]))
 
@@ -116,18 +118,18 @@ class Registry:
         self._say, self._most = say, most
 
     @property
-    def here(self) -> Path:
+    def local_folder(self) -> Path:
         """A local folder of this host: the registry's, if that is a folder."""
         return cache_folder() / "registry" if "://" in self.place else Path(self.place)
 
-    def recall(self, here: Here, limits: Limits) -> RegistryEntry | None:
+    def recall(self, context: KnobContext, limits: Limits) -> RegistryEntry | None:
         """The choice settled for this place. For an unknown schema, it is that of the nearest one on this machine,
         scaled by bytes a row and by the operators' costs. It is kept within `limits`; None if nothing is known."""
-        found = [e for e in self._entries() if e.here.machine == here.machine]
-        if not found:
+        entries = [e for e in self._entries() if e.context.machine == context.machine]
+        if not entries:
             return None
-        best = min(found, key=lambda e: (e.here.schema != here.schema, e.far(here)))
-        best = best if best.here.schema == here.schema else best.scaled(here)
+        best = min(entries, key=lambda e: (e.context.schema != context.schema, e.distance(context)))
+        best = best if best.context.schema == context.schema else best.scaled(context)
         return replace(best, knobs=limits.clamp(best.knobs))
 
     def remember(self, entry: RegistryEntry) -> bool:
@@ -187,7 +189,7 @@ def machine_fingerprint(machine: Machine) -> str:
 
 
 def _name(entry: RegistryEntry) -> str:
-    return hashlib.sha256(json.dumps([entry.here.machine, entry.here.schema]).encode()).hexdigest()[:32] + _SUFFIX
+    return hashlib.sha256(json.dumps([entry.context.machine, entry.context.schema]).encode()).hexdigest()[:32] + _SUFFIX
 
 
 def _files(system: Any, folder: str) -> list[Any]:

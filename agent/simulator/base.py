@@ -11,11 +11,11 @@ from operator import mul
 import numpy as np
 
 from sluice.agent.simulator.physics import TrueCosts
-from sluice.ingest.knobs import KnobError, Knobs, Limits
+from sluice.ingest.knobs import SIZES, KnobError, Knobs, Limits
 from sluice.ingest.stats import Snapshot, StageStats
 
 CHUNK_S = 0.25  # noise, drift and the truth's changes are updated this often
-_MARGIN = 0.97  # of the memory limit: the governor fills so much
+GOVERNOR_FILLS = 0.97  # of the memory limit
 
 
 class SimulatedPipeline:
@@ -46,6 +46,7 @@ class SimulatedPipeline:
         for i, stage in enumerate(self.truth.stages):
             if stage.burst_every_s:
                 self._burst_next[i] = self._random.exponential(stage.burst_every_s)
+        self._bucket = [s.credit_rows for s in self.truth.stages]
         self._item_bytes = [s.held_bytes for s in self.truth.stages]
         self._row_bytes = [s.bytes_per_row for s in self.truth.stages]
         self.active = [0.0] * count
@@ -140,6 +141,7 @@ class SimulatedPipeline:
         stages, machine, last = self.truth.stages, self.truth.machine, len(self.names) - 1
         self._turning = any(a != s.held_bytes or b != s.bytes_per_row
                             for a, b, s in zip(self._item_bytes, self._row_bytes, stages, strict=True))
+        self._throttled = [(i, s) for i, s in enumerate(stages) if s.credit_rows]
         self._uneven = [(i, s) for i, s in enumerate(stages) if s.drift or s.tail]
         self._worker_bytes = [sum(s.process_bytes if self.backends[j] == "process" else s.worker_bytes
                                   for j, s in enumerate(stages) if self._heads[j] == i) for i in range(last + 1)]
@@ -147,17 +149,15 @@ class SimulatedPipeline:
         """How many rows may wait behind each stage. A queue takes at least one item of either neighbour."""
         for i, stage in enumerate(stages):
             after = stages[i + 1].rows_per_item if i < last else float(self.truth.consumer.batch_rows)
-            if i == last:
-                rows = self._knobs.prefetch_bytes / max(1e-9, self._row_bytes[i])
-            elif i == 0:
-                rows = self._knobs.read_ahead_bytes / max(1e-9, self._row_bytes[i])
+            if stage.room in SIZES:
+                rows = getattr(self._knobs, stage.room) / max(1e-9, self._row_bytes[i])
             else:
                 rows = stage.buffer_items * stage.rows_per_item
             self.queue_limits.append(max(rows, stage.rows_per_item, after))
         self._sizes = [max(a, s.held_bytes) for a, s in zip(self._item_bytes, stages, strict=True)]
         self._in_hand = sum(map(mul, self.ready, self._sizes))
         self._waiting = sum(q * s.bytes_per_row for q, s in zip(self.queue_limits, stages, strict=True))
-        self._room = _MARGIN * machine.memory_limit - (
+        self._room = GOVERNOR_FILLS * machine.memory_limit - (
             machine.base_bytes + sum(map(mul, self.ready, self._worker_bytes)))
 
     def _credit(self, shares: list[tuple[int, float, float]], useful: float, used: float, waited: float) -> None:
@@ -225,6 +225,15 @@ class SimulatedPipeline:
 
     def _bursts(self) -> list[float]:
         return [s.burst_factor if self.now < self._burst_until[i] else 1.0 for i, s in enumerate(self.truth.stages)]
+
+    def _uncapped(self) -> list[int]:
+        """The stages whose store still gives credit."""
+        return [i for i, stage in self._throttled if self._bucket[i] > 1e-6 * stage.credit_rows]
+
+    def _spend_credit(self, rates: list[float], seconds: float) -> None:
+        for i, stage in self._throttled:
+            left = self._bucket[i] + (stage.cap_rows_per_s - rates[i]) * seconds
+            self._bucket[i] = min(stage.credit_rows, max(0.0, left))
 
     def _start(self) -> float:
         """Lets workers that are ready join; returns the cores that the starting ones use."""

@@ -44,10 +44,10 @@ class Sighting:
 
     @property
     def seen(self) -> PipelineRates:
-        found = rates(self.before, self.after)
-        if found is None or found.rows_per_s <= 0:
+        measured = rates(self.before, self.after)
+        if measured is None or measured.rows_per_s <= 0:
             raise CalibrationError(f"no rows came with {self.knobs}; measure longer")
-        return found
+        return measured
 
     @property
     def held(self) -> bool:
@@ -83,7 +83,7 @@ class Calibration:
             raise CalibrationError("there is no sighting; measure at least one setting")
         chosen = {backends_of(s.knobs): [o for o in sightings if backends_of(o.knobs) == backends_of(s.knobs)]
                   for s in sightings}
-        return cls({backends: _truth(some) for backends, some in chosen.items()})
+        return cls({backends: _truth(group) for backends, group in chosen.items()})
 
     def rows_per_s(self, knobs: Knobs, *, warm_s: float = 5.0, seconds: float = 5.0) -> float:
         """The rate that the simulator predicts with these knobs."""
@@ -106,8 +106,8 @@ def backends_of(knobs: Knobs) -> tuple[str, ...]:
 def _truth(sightings: Sequence[Sighting]) -> TrueCosts:
     free = [s for s in sightings if not s.held] or sightings  # held-back settings say something of memory alone
     costs = {s.name: [_cost(sighting, s.name) for sighting in free] for s in sightings[0].after.stages}
-    smt = min(_SMT, key=lambda value: sum(_cpu_error(some, value) for some in costs.values()))
-    stages = tuple(_stage(name, [_alone(c, smt) for c in some], free) for name, some in costs.items())
+    smt = min(_SMT, key=lambda value: sum(_cpu_error(stage_costs, value) for stage_costs in costs.values()))
+    stages = tuple(_stage(name, [_alone(c, smt) for c in stage_costs], free) for name, stage_costs in costs.items())
     machine = SimMachine(cores=sightings[-1].after.cpu_quota, smt=smt, timer_noise=0.0, switch_cost=0.0,
                          memory_limit=float(sightings[-1].after.memory_limit), base_bytes=_base(sightings))
     return _fitted(TrueCosts(machine, _governed(stages, sightings), _consumer(sightings)), free)

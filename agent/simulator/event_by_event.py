@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sluice.agent.simulator.base import CHUNK_S, SimulatedPipeline
-from sluice.agent.simulator.physics import Flow, Load, TrueCosts, flow
+from sluice.agent.simulator.physics import UNBOUNDED, Flow, Load, TrueCosts, flow
 from sluice.ingest.knobs import Knobs, Limits
 
 
@@ -52,6 +52,8 @@ class EventSimulator(SimulatedPipeline):
             active = [self._active(i) for i in range(len(self.names))]
             load = Load(self.truth, [max(1e-9, float(n)) for n in active], self.backends, drift, self._bursts(),
                         self._heads)
+            for i in self._uncapped():
+                load.cap[i] = UNBOUNDED
             if self._step_left <= 0:
                 load.consumer_cpu = 0.0
             free = [False] * len(active)
@@ -107,6 +109,8 @@ class EventSimulator(SimulatedPipeline):
 
     def _pass_time(self, seconds: float, active: list[int], pace: list[float], step_pace: float,  # noqa: PLR0917
                    now: Flow, load: Load, noise: list[float]) -> None:
+        self._spend_credit([p * n * s.rows_per_item for p, n, s in zip(pace, active, self.truth.stages, strict=True)],
+                           seconds)
         for i, items in enumerate(self._items):
             for item in items:
                 if not item.done:

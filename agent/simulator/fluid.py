@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sluice.agent.simulator.base import CHUNK_S, SimulatedPipeline
-from sluice.agent.simulator.physics import Flow, Load, TrueCosts, flow
+from sluice.agent.simulator.physics import UNBOUNDED, Flow, Load, TrueCosts, flow
 from sluice.ingest.knobs import Knobs, Limits
 
 
@@ -62,10 +62,14 @@ class Simulator(SimulatedPipeline):
 
     def _loaded(self, admitted: list[float], factors: list[float], bursts: list[float]) -> Load:
         """The load; the last one is used again as long as nothing has changed."""
-        key = (tuple(admitted), factors, bursts)
+        uncapped = self._uncapped()
+        key = (tuple(admitted), factors, bursts, uncapped)
         if self._load is None or self._load[0] != key:
             workers = [max(n, 1e-6) for n in admitted]
-            self._load = (key, Load(self.truth, workers, self.backends, factors, bursts, self._heads))
+            load = Load(self.truth, workers, self.backends, factors, bursts, self._heads)
+            for i in uncapped:
+                load.cap[i] = UNBOUNDED
+            self._load = (key, load)
         return self._load[1]
 
     def _flowing(self, load: Load, empty: list[bool], full: list[bool], overhead: float) -> Flow:
@@ -81,6 +85,10 @@ class Simulator(SimulatedPipeline):
         seconds = end - self.now
         for at, _, _ in self._starting:
             seconds = min(seconds, max(1e-6, at - self.now))
+        for i in self._uncapped():
+            spending = now.rates[i] - self.truth.stages[i].cap_rows_per_s
+            if spending > 0:
+                seconds = min(seconds, max(1e-6, self._bucket[i] / spending))
         if stretches > 12:  # a queue switches to and fro at its limit: finish the chunk at these rates
             return seconds
         for i, waiting in enumerate(self.queue):
@@ -118,6 +126,7 @@ class Simulator(SimulatedPipeline):
             if admitted[i] < self.ready[i]:
                 self.held_back += (self.ready[i] - admitted[i]) * seconds
             in_flight.append(active)
+        self._spend_credit(rates, seconds)
         self.consumed += now.rates[-1] * seconds
         self.compute_s += now.busy[-1] * seconds
         self.wait_s += (1 - now.busy[-1]) * seconds

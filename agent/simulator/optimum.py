@@ -36,16 +36,16 @@ class _Search:
         fetch = min(room, _AHEAD_BATCHES * max(truth.consumer.batch_rows, last.rows_per_item) * last.bytes_per_row)
         return (min(max(int(ahead), low_a), high_a), min(max(int(fetch), low_p), high_p))
 
-    def fits(self, workers: Sequence[int], backends: Sequence[str], now: Flow) -> bool:
+    def fits(self, workers: Sequence[int], backends: Sequence[str], flow: Flow) -> bool:
         """Whether memory is enough. Workers hold an item while they work; queues before the slowest stage are full,
         others not."""
-        slowest = max((i for i, busy in enumerate(now.busy) if busy > 0.98), default=0)
+        slowest = max((i for i, busy in enumerate(flow.busy) if busy > 0.98), default=0)
         for truth in self.also:
             sizes = [s.buffer_items * s.rows_per_item * s.bytes_per_row for s in truth.stages]
             sizes[0], sizes[-1] = self.buffers(truth, workers)
             queues = sum(size if i < slowest else 0.5 * s.held_bytes
                          for i, (size, s) in enumerate(zip(sizes, truth.stages, strict=True)))
-            at_work = [n * busy for n, busy in zip(workers, now.busy, strict=False)]
+            at_work = [n * busy for n, busy in zip(workers, flow.busy, strict=False)]
             idle = sum((n - a) * (s.process_bytes if b == "process" else s.worker_bytes)
                        for n, a, s, b in zip(workers, at_work, truth.stages, backends, strict=True))
             if memory_need(truth, at_work, backends, queues) + idle > self.fill * truth.machine.memory_limit:
@@ -56,15 +56,15 @@ class _Search:
         """The rows a second, averaged over bursts; negative if there is too little memory."""
         key = (tuple(workers), tuple(backends))
         if key not in self.rated:
-            now = self.steady(workers, backends)
-            if not self.fits(workers, backends, now):
+            flow = self.steady(workers, backends)
+            if not self.fits(workers, backends, flow):
                 self.rated[key] = -float(sum(workers))
             else:
-                value = now.rates[-1]
+                value = flow.rates[-1]
                 for i, share in enumerate(self.shares):
                     if share:
                         bursts = [s.burst_factor if j == i else 1.0 for j, s in enumerate(self.truth.stages)]
-                        value -= share * (now.rates[-1] - self.steady(workers, backends, bursts).rates[-1])
+                        value -= share * (flow.rates[-1] - self.steady(workers, backends, bursts).rates[-1])
                 self.rated[key] = value
         return self.rated[key]
 
@@ -93,24 +93,24 @@ class _Search:
     def polish(self, workers: list[int], backends: list[str], best: float) -> float:
         """Tries single moves, and moves of workers from one stage to another, until none helps; then drops needless
         workers."""
-        moved = True
-        while moved:
-            moved = False
+        improved = True
+        while improved:
+            improved = False
             for i, (low, high) in enumerate(self.range):
-                here = workers[i]
-                for count in {here - 1, here + 1, here // 2, here * 2, here - here // 5, here + here // 5}:
+                present, step = workers[i], workers[i] // 5
+                for count in {present - 1, present + 1, present // 2, present * 2, present - step, present + step}:
                     tried = [*workers[:i], min(max(count, low), high), *workers[i + 1:]]
                     value = self.rate(tried, backends)
                     if _better(value, best):
-                        workers[:], best, moved = tried, value, True
-            for i, j in itertools.permutations(range(len(workers)), 2) if not moved else ():
+                        workers[:], best, improved = tried, value, True
+            for i, j in itertools.permutations(range(len(workers)), 2) if not improved else ():
                 for up, down in ((1, 1), (1 + workers[i] // 5, workers[j] // 2)):
                     tried = list(workers)
                     tried[i] = min(workers[i] + up, self.range[i][1])
                     tried[j] = max(workers[j] - down, self.range[j][0])
                     value = self.rate(tried, backends)
                     if _better(value, best):
-                        workers[:], best, moved = tried, value, True
+                        workers[:], best, improved = tried, value, True
         for i, (low, _) in enumerate(self.range):
             while workers[i] > low:
                 step = max(1, workers[i] // 8)
@@ -127,8 +127,8 @@ class _Search:
         """Adds a tenth more workers than just enough, where that costs nothing, as items vary."""
         for i, (_, high) in enumerate(self.range):
             tried = [*workers[:i], min(high, math.ceil(workers[i] * 1.1)), *workers[i + 1:]]
-            more, now = self.steady(tried, backends).busy[i], self.steady(workers, backends).busy[i]
-            if more < now and self.rate(tried, backends) >= best * (1 - _WORTH):
+            busy_with_more, busy = self.steady(tried, backends).busy[i], self.steady(workers, backends).busy[i]
+            if busy_with_more < busy and self.rate(tried, backends) >= best * (1 - _WORTH):
                 workers[:] = tried
 
 

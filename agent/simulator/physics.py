@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-from sluice.ingest.knobs import BACKENDS, MAX_WORKERS
+from sluice.ingest.knobs import MAX_WORKERS
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
+from sluice.ingest.stage_spec import StageSpec
 
 GIB = 2**30
 MIB = 2**20
@@ -35,10 +36,13 @@ def _check(owner: object, low: float, *names: str, high: float = math.inf) -> No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimStage:
-    """One stage as it truly is."""
+class SimStage(StageSpec):
+    """One stage as it truly is: what a `StageSpec` says of the stages of all pipelines, and what its work costs."""
 
-    name: str
+    room: str = "stretch"
+    """What bounds the bytes that wait behind it; `TrueCosts` sets it for the first stage and for the last."""
+    workers: int = 8
+    workers_a_core: int = 1
     cost_s: float
     """Seconds one worker takes for an item while it has a core, the lock and the bandwidth to itself."""
     rows_per_item: float = 1024.0
@@ -59,6 +63,9 @@ class SimStage:
     cliff_factor: float = 1.0
     cap_rows_per_s: float = 0.0
     """The most rows a second with any number of workers, as a store may impose; 0: no such limit."""
+    credit_rows: float = 0.0
+    """Rows that may come faster than that, as long as the store gives credit: a token bucket, full at the start, that
+    `cap_rows_per_s` fills."""
     tail: float = 0.0
     """Coefficient of variation of an item's cost; above 1 is heavy-tailed."""
     burst_factor: float = 1.0
@@ -80,29 +87,23 @@ class SimStage:
     process_start_s: float = 1.0
     process_cost_s: float = 0.0
     """Additional seconds that an item costs in a process, for the transfer."""
-    backends: tuple[str, ...] = ("thread",)
-    fusable: bool = False
-    """Whether the workers of the stage before can do this stage's work as well."""
-    max_workers: int = 0
-    """The most workers; 0: as many as the host has cores (at least 8)."""
     buffer_items: float = 2.0
     """Items that may wait behind the stage, where no knob sets a limit."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise MechanismError(f"name: {self.name!r} is not a name")
-        object.__setattr__(self, "backends", tuple(self.backends))
-        if not self.backends or any(b not in BACKENDS for b in self.backends):
-            raise MechanismError(f"backends: {list(self.backends)!r} are not among {list(BACKENDS)}")
+        try:
+            StageSpec.__post_init__(self)
+        except ValueError as error:
+            raise MechanismError(str(error).removeprefix(f"{self.name}: ")) from None
         _check(self, 1e-9, "cost_s")
         _check(self, 1, "rows_per_item")
         _check(self, 0, "cpu", "lock", "memory_bound", "sigma", high=1)
         _check(self, 0, "kappa", high=10)
         _check(self, 1, "cliff_factor", "burst_factor")
-        _check(self, 0, "cliff_workers", "max_workers", high=MAX_WORKERS)
+        _check(self, 0, "cliff_workers", high=MAX_WORKERS)
         _check(self, 0.1, "buffer_items")
         _check(self, 0, *(f.name for f in fields(self) if f.name.endswith(("_s", "_bytes")) and f.name != "cost_s"),
-               "bytes_per_row", "tail", "drift")
+               "bytes_per_row", "tail", "drift", "cap_rows_per_s", "credit_rows")
 
     @property
     def held_bytes(self) -> float:
@@ -118,7 +119,9 @@ class SimMachine:
     host_cores: int = 0
     """Cores of the host, and the most workers of a stage that sets no other limit; 0: `cores`."""
     neighbour_cores: float = 0.0
-    """Cores that another program takes; no counter shows it."""
+    """Cores that another program takes before we get any; no counter shows it."""
+    neighbour_threads: float = 0.0
+    """Threads of other programs that always want a core, and share the cores fairly with ours."""
     speed: float = 1.0
     smt: float = 1.0
     """What a core's second thread adds, as a share of the first. The upper half of `cores` are second threads."""
@@ -140,7 +143,7 @@ class SimMachine:
 
     def __post_init__(self) -> None:
         _check(self, 0.05, "cores")
-        _check(self, 0, "neighbour_cores", "bandwidth", "base_bytes", "memory_lag_s", "host_cores",
+        _check(self, 0, "neighbour_cores", "neighbour_threads", "bandwidth", "base_bytes", "memory_lag_s", "host_cores",
                "handover_s")
         _check(self, 0.01, "speed")
         _check(self, 1, "memory_limit")
@@ -169,11 +172,19 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrueCosts:
-    """A pipeline as it truly is at one moment. It is equal only to itself, which makes it a cheap key."""
+    """A pipeline as it truly is at one moment. It is equal only to itself, which makes it a cheap key.
+
+    The read-ahead buffer lies behind its first stage, the prefetch buffer behind its last."""
 
     machine: SimMachine
     stages: tuple[SimStage, ...]
     consumer: Consumer
+
+    def __post_init__(self) -> None:
+        rooms = {0: "read_ahead_bytes", len(self.stages) - 1: "prefetch_bytes"}
+        object.__setattr__(self, "stages", tuple(
+            stage if stage.room == rooms.get(i, stage.room) else replace(stage, room=rooms[i])
+            for i, stage in enumerate(self.stages)))
 
 
 class Load:
@@ -182,8 +193,8 @@ class Load:
     `heads` gives, for each stage, the stage whose workers do its work. A fused stage takes no time of its own."""
 
     __slots__ = ("bandwidth", "batch", "cap", "consumer_cores", "consumer_cpu", "consumer_wait", "convoy", "cores",
-                 "cpu", "crowd", "handover", "kappa", "lock", "memory", "rows", "shares", "smt", "switch", "traffic",
-                 "waiting", "workers")
+                 "cpu", "crowd", "handover", "kappa", "lock", "memory", "neighbours", "rows", "shares", "smt", "switch",
+                 "traffic", "waiting", "workers")
 
     def __init__(self, truth: TrueCosts, workers: Sequence[float], backends: Sequence[str],  # noqa: PLR0917
                  factors: Sequence[float] = (), bursts: Sequence[float] = (), heads: Sequence[int] = ()) -> None:
@@ -191,6 +202,7 @@ class Load:
         self.cores = max(0.05, machine.cores - machine.neighbour_cores)
         self.smt, self.switch, self.convoy, self.bandwidth = (
             machine.smt, machine.switch_cost, machine.convoy, machine.bandwidth)
+        self.neighbours = machine.neighbour_threads
         self.workers = [float(n) for n in workers]
         self.rows, self.cap, self.kappa, self.traffic = [], [], [], []
         self.cpu, self.memory, self.lock, self.waiting = [], [], [], []
@@ -309,6 +321,9 @@ def flow(load: Load, empty: Sequence[bool], full: Sequence[bool], overhead_cores
                 contenders += active
         cpu_item[count] = load.consumer_cpu * load.consumer_cores * smt
         used += rates[count] / load.batch * cpu_item[count]
+        if load.neighbours:  # they leave what they cannot use, and at least our share
+            shared = load.cores * runnable / (runnable + load.neighbours)
+            cores_for_work = max(0.02, max(load.cores - load.neighbours, shared) - overhead_cores)
         available = cores_for_work / (1 + load.switch * max(0.0, runnable / load.cores - 1))
         ratio = used / available
         # Where much of the time is waiting, rates hardly depend on the factor: longer steps while the sign stays.

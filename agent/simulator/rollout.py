@@ -81,16 +81,16 @@ def _drive(scenario: Scenario, simulator: Simulator, policy: Policy,
         if observe:
             observe(before, knobs, reason)
         simulator.advance(scenario.interval_s)
-        now = simulator.snapshot()
-        seen = rates(before, now)
-        assert seen is not None, "the simulator's clock moves on"
-        series.append(seen.rows_per_s)
-        stalls.append(seen.stall)
-        cpu.append(seen.cpu)
+        snapshot = simulator.snapshot()
+        measured = rates(before, snapshot)
+        assert measured is not None, "the simulator's clock moves on"
+        series.append(measured.rows_per_s)
+        stalls.append(measured.stall)
+        cpu.append(measured.cpu)
         workers.append(knobs.total_workers)
-        peak = max(peak, now.memory_used / now.memory_limit)
-        before = now
-        decided, state, reason = policy.decide(now, state)
+        peak = max(peak, snapshot.memory_used / snapshot.memory_limit)
+        before = snapshot
+        decided, state, reason = policy.decide(snapshot, state)
     return Rollout(scenario=scenario, rows=simulator.consumed, rates=tuple(series), stalls=tuple(stalls),
                    cpu=tuple(cpu), workers=tuple(workers), changed=tuple(changed), peak_memory=peak,
                    killed=simulator.killed, governor_acted=simulator.governor_acted, knobs=simulator.knobs)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from typing import Any
 
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage, TrueCosts, memory_need
 from sluice.etl.common.errors import UsageError
-from sluice.ingest.knobs import KnobError, Knobs, Limits
+from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
+from sluice.ingest.stage_spec import limits_of
 
 _STEP_S = 0.25  # a ramp's values change this often
 
@@ -112,19 +112,21 @@ class Scenario:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        host = max([self.machine.host_cores, self.machine.cores]
-                   + [c.value for c in self.changes if c.key in ("machine.cores", "machine.host_cores")])
-        most = max(8, math.ceil(host))
-        return Limits(workers={s.name: (1, s.max_workers or most) for s in self.stages},
-                      backends={s.name: s.backends for s in self.stages},
-                      fusable={b.name: a.name for a, b in itertools.pairwise(self.stages) if b.fusable},
-                      read_ahead_bytes=(2**20, 2**36), prefetch_bytes=(2**20, 2**36))
+        return dataclasses.replace(limits_of(self.stages, self._host_cores, BACKENDS), read_ahead_bytes=(2**20, 2**36),
+                                   prefetch_bytes=(2**20, 2**36))
+
+    @property
+    def _host_cores(self) -> int:
+        """The most cores that the machine ever has."""
+        return math.ceil(max([self.machine.host_cores, self.machine.cores] + [
+            c.value for c in self.changes if c.key in ("machine.cores", "machine.host_cores")]))
 
     @functools.cached_property
     def first_knobs(self) -> Knobs:
-        """The knobs at the start: one worker a stage, or what `start` says."""
-        return Knobs(workers={s.name: 1 for s in self.stages} | dict(self.start),
-                     backend={s.name: s.backends[0] for s in self.stages})
+        """The knobs at the start: what the stages begin with, but for the workers that `start` names."""
+        return Knobs(workers={s.name: s.first_workers(self._host_cores) for s in self.stages} | dict(self.start),
+                     backend={s.name: s.backends[0] for s in self.stages},
+                     fused=frozenset(s.name for s in self.stages if s.begins_fused))
 
 
 class _Identity:

@@ -10,11 +10,15 @@ from typing import Any
 
 from sluice.agent.simulator.physics import Consumer, MechanismError, SimMachine, SimStage
 from sluice.agent.simulator.scenario import Condition, Scenario, ScenarioError, ScheduledChange, value_of
-from sluice.ingest.knobs import KnobError, nearest, parse_bytes
+from sluice.ingest.knobs import MAX_WORKERS, KnobError, nearest, parse_bytes
+from sluice.ingest.stage_spec import StageSpec
 
 METRICS = ("score", "end_score", "worst_score", "kills", "peak_memory", "stall", "recovered_after", "cpu_ratio",
            "workers_ratio", "changes_settled", "of_frozen", "workers", "process")
 SHIPPED = Path(__file__).parent / "scenarios"
+_COSTS = {f.name for f in dataclasses.fields(SimStage)} - {f.name for f in dataclasses.fields(StageSpec)}
+"""What a stage truly costs, as numbers that may change during a scenario."""
+_STAGE = {*_COSTS, "name", "backends", "fusable", "max_workers"}
 
 
 def load(path: str | Path) -> Scenario:
@@ -38,13 +42,13 @@ def shipped() -> list[Scenario]:
 
 def parse(values: Any) -> Scenario:
     """Makes a scenario from parsed JSON."""
-    given = _object(values, "", Scenario, leave={"family"})
+    given = _object(values, "", _fields(Scenario) - {"family"})
     for name in ("name", "stages"):
         if name not in given:
             raise ScenarioError(f"{name}: is missing")
     if not isinstance(given["stages"], list):
         raise ScenarioError("stages: is not a list of objects")
-    given["stages"] = tuple(_part(SimStage, s, f"stages[{i}]") for i, s in enumerate(given["stages"]))
+    given["stages"] = tuple(_stage(s, f"stages[{i}]") for i, s in enumerate(given["stages"]))
     for name, kind in (("machine", SimMachine), ("consumer", Consumer)):
         given[name] = _part(kind, given.get(name, {}), name)
     plain = Scenario(**{k: given[k] for k in ("name", "stages", "machine", "consumer")})
@@ -66,22 +70,34 @@ def parse(values: Any) -> Scenario:
 def _list(given: dict[str, Any], name: str) -> list[Any]:
     if not isinstance(given.get(name, []), list):
         raise ScenarioError(f"{name}: is not a list of objects")
-    found: list[Any] = given.get(name, [])
-    return found
+    values: list[Any] = given.get(name, [])
+    return values
 
 
-def _object(values: Any, path: str, kind: type, leave: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
+def _stage(values: Any, path: str) -> SimStage:
+    given = _object(values, path, _STAGE)
+    most = given.pop("max_workers", 0)
+    if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= MAX_WORKERS:
+        raise ScenarioError(f"{path}.max_workers: {most!r} is not a whole number from 0 to {MAX_WORKERS}")
+    stage: SimStage = _part(SimStage, given, path)
+    return dataclasses.replace(stage, workers=most, workers_a_core=0) if most else stage
+
+
+def _object(values: Any, path: str, known: set[str]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ScenarioError(f"{path or 'scenario'}: is not an object")
-    known = {f.name for f in dataclasses.fields(kind)} - leave
     for key in values:
         if key not in known:
             raise ScenarioError(f"{path + '.' if path else ''}{key}: unknown key{nearest(key, known)}")
     return dict(values)
 
 
+def _fields(kind: type) -> set[str]:
+    return {f.name for f in dataclasses.fields(kind)}
+
+
 def _part(kind: type, values: Any, path: str) -> Any:
-    given = _object(values, path, kind)
+    given = _object(values, path, _fields(kind))
     for key, value in given.items():
         if isinstance(value, str) and key.endswith(("_bytes", "memory_limit")):
             given[key] = float(_bytes(value, f"{path}.{key}"))
@@ -119,44 +135,44 @@ def _changes(plain: Scenario, values: Any, path: str, earlier: list[ScheduledCha
     at, over = _number(values, "at", path, 0), _number(values, "over", path, 0)
     if at < 0 or over < 0:
         raise ScenarioError(f"{path}.{'at' if at < 0 else 'over'}: is below 0")
-    found: list[ScheduledChange] = []
+    changes: list[ScheduledChange] = []
     for how in ("set", "scale"):
         if not isinstance(values.get(how, {}), dict):
             raise ScenarioError(f"{path}.{how}: is not an object of keys and numbers")
         for key, given in values.get(how, {}).items():
-            here = f"{path}.{how}.{key}"
-            base = _base(plain, key, here)
+            where = f"{path}.{how}.{key}"
+            base = _base(plain, key, where)
             if isinstance(given, str) and key.endswith(("_bytes", "memory_limit")):
-                value: Any = _bytes(given, here)
+                value: Any = _bytes(given, where)
             else:
                 value = given
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise ScenarioError(f"{here}: {value!r} is not a number")
-            before = next((c.value for c in reversed([*earlier, *found]) if c.key == key), base)
-            found.append(ScheduledChange(at=at, over=over, key=key,
+                raise ScenarioError(f"{where}: {value!r} is not a number")
+            before = next((c.value for c in reversed([*earlier, *changes]) if c.key == key), base)
+            changes.append(ScheduledChange(at=at, over=over, key=key,
                                          value=value * before if how == "scale" else float(value)))
             try:
-                dataclasses.replace(plain, changes=(*earlier, *found))
+                dataclasses.replace(plain, changes=(*earlier, *changes))
             except MechanismError as error:
-                raise ScenarioError(f"{here}: {error}") from error
-    return found
+                raise ScenarioError(f"{where}: {error}") from error
+    return changes
 
 
-def _base(plain: Scenario, key: str, here: str) -> float:
+def _base(plain: Scenario, key: str, where: str) -> float:
     """The value that a change starts from; ScenarioError if there is no such number."""
     owner, _, name = key.rpartition(".")
     kinds: dict[str, type] = {"machine": SimMachine, "consumer": Consumer} | {f"stages.{s.name}": SimStage
                                                                           for s in plain.stages}
     if owner not in kinds:
-        raise ScenarioError(f"{here}: no such part{nearest(owner, kinds)}")
-    numbers = [f.name for f in dataclasses.fields(kinds[owner]) if f.name not in ("name", "backends", "fusable")]
+        raise ScenarioError(f"{where}: no such part{nearest(owner, kinds)}")
+    numbers = _fields(kinds[owner]) if kinds[owner] is not SimStage else _COSTS
     if name not in numbers:
-        raise ScenarioError(f"{here}: no such number{nearest(name, numbers)}")
+        raise ScenarioError(f"{where}: no such number{nearest(name, numbers)}")
     return value_of(plain, key)
 
 
 def _condition(values: Any, path: str, plain: Scenario) -> Condition:
-    given = _object(values, path, Condition)
+    given = _object(values, path, _fields(Condition))
     if given.get("metric") not in METRICS:
         raise ScenarioError(f"{path}.metric: {given.get('metric')!r}{nearest(str(given.get('metric')), METRICS)}")
     for key in ("at_least", "at_most"):

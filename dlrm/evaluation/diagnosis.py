@@ -1,11 +1,16 @@
-"""Notices a model that learns nothing: `stuck` looks at an evaluation and says what is likely wrong."""
+"""Notices a model that learns nothing, that got worse, or whose predictions are off: `stuck`, `falling` and `off` look
+at evaluations, and say what is likely wrong."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 NEAR = 0.01  # an AUC this close to 0.5 is of no use to anyone, however many rows show that it is not chance
+FALLS = 0.002  # of AUC, at least; less is noise, however many rows there are
+CALIBRATED = (0.5, 2.0)  # predicted over observed positives; beyond it, bids and thresholds are far off
+FEW_STEPS = 200  # a model of fewer steps has hardly left its beginning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +24,8 @@ class Evidence:
     """Rows of the evaluation with label 1."""
     auc: float | None
     """0.5: no better than chance. Less: the order is turned round. None: the evaluation had one class only."""
+    calibration: float | None = None
+    """Predicted over observed positives."""
     ne: float | None = None
     """The logloss over that of always predicting the mean rate. Far above 1: certain and wrong."""
     train_ne: float | None = None
@@ -62,6 +69,39 @@ def stuck(e: Evidence, *, after: int) -> str | None:
         "labels that do not belong to their rows: look at a few rows with `sluice show`",
     ]
     return f"step {e.step}: AUC {e.auc:.4f} on {e.rows} rows is no better than chance. Likely: " + "; ".join(causes)
+
+
+def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> str | None:
+    """The text of a warning if the newest of these AUCs (by step, in order) is below the best by more than noise, and
+    the best lies a third of an epoch back or more; else None."""
+    steps = list(aucs)
+    step, best = steps[-1], max(steps, key=lambda one: aucs[one])
+    epochs = (step - best) / steps_per_epoch
+    if epochs < 1 / 3 or aucs[step] >= aucs[best] - max(FALLS, noise):
+        return None
+    causes = ("the same rows once more are learned by heart: take fewer --epochs, a --stop-auc, or more data"
+              if step > steps_per_epoch else
+              "a learning rate that is too large, or a validation split unlike the rows that came last: try a third of "
+              "--lr and --dense-lr")
+    return (f"step {step}: validation AUC has been falling for {epochs:.2g} epochs, from {aucs[best]:.5f} at step "
+            f"{best} to {aucs[step]:.5f}. Likely: {causes} (`sluice evaluate --best` takes the best checkpoint)")
+
+
+def off(e: Evidence) -> list[str]:
+    """The texts of warnings if the predictions of a trained model are worse than the mean rate would be, or are far
+    more or far fewer positives than there are."""
+    found = []
+    few = f"{e.step} steps are too few: take a smaller --batch-size, or more --epochs" if e.step < FEW_STEPS else ""
+    if e.ne is not None and not e.ne <= 1:
+        found.append(f"NE {e.ne:.3f} on validation is above 1: always predicting the mean rate would be better. "
+                     "Likely: " + (few or "; ".join(_causes(e)) or
+                     "training rows are learned by heart, or other than these: take fewer --epochs, a lower --lr and "
+                     "--dense-lr, or the best checkpoint (`sluice evaluate --best`)"))
+    if e.calibration is not None and not CALIBRATED[0] <= e.calibration <= CALIBRATED[1]:
+        found.append(f"{e.calibration:.2f} times as many positives are predicted on validation as there are. Likely: "
+                     + (few or "positives are rarer or more frequent there than in training, as where negatives are "
+                        "sampled in training alone, or days differ; else a learning rate that is too large"))
+    return found
 
 
 def _causes(e: Evidence) -> list[str]:

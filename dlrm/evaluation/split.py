@@ -52,7 +52,8 @@ class Findings:
 
     def evidence(self, step: int, columns: int, lr: float) -> Evidence:
         return Evidence(step=step, rows=self.quality.rows, positives=self.positives, auc=self.quality.auc,
-                        ne=self.quality.ne, spread=self.spread, largest_dense=self.largest_dense,
+                        ne=self.quality.ne, calibration=self.quality.calibration, spread=self.spread,
+                        largest_dense=self.largest_dense,
                         constant=self.constant, columns=columns, lr=lr)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, best, latest, mark_best
 from sluice.dlrm.config import Config
-from sluice.dlrm.evaluation.diagnosis import stuck
+from sluice.dlrm.evaluation.diagnosis import Evidence, chance, falling, off, stuck
 from sluice.dlrm.evaluation.split import Findings, evaluate
 from sluice.dlrm.training import loaders
 from sluice.dlrm.training.input_checks import Guard
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sluice.dlrm.ranks import Ranks
     from sluice.dlrm.telemetry.journal import Journal, Silence
     from sluice.dlrm.training.assemble import TrainingParts
-
-_FALLS = 0.002  # of AUC, within an epoch; less is noise
 
 
 class Validator:
@@ -36,6 +34,10 @@ class Validator:
         self._steps_per_epoch, self._gate, self._looked = steps_per_epoch, gate, on_evaluation
         self._aucs: dict[int, float] = {}
         """Step → AUC on the validation split."""
+        self._newest: Evidence | None = None
+        """What the newest evaluation of the validation split found."""
+        self._fallen_from = -1.0
+        """The best AUC at which a fall from it was warned of."""
 
     def measure(self, split: str, meta: CheckpointMeta) -> Findings:
         """Evaluates a whole split; raises `Stopped` if the ranks are asked to stop meanwhile."""
@@ -68,19 +70,17 @@ class Validator:
             return False
         self._looked()
         columns = len(self._parts.layout.columns)
-        warning = stuck(found.evidence(meta.step, columns, self._config.optim.lr),
-                        after=self._config.stuck_after)
-        if warning:
+        self._newest = evidence = found.evidence(meta.step, columns, self._config.optim.lr)
+        if warning := stuck(evidence, after=self._config.stuck_after):
             self._warn(meta, warning)
         auc = found.quality.auc
         if auc is None:
             return False
-        before = self._aucs.get(meta.step - self._steps_per_epoch)
-        if before is not None and auc < before - _FALLS:
-            self._warn(meta, f"validation AUC fell from {before:.5f} to {auc:.5f} in an epoch: the same rows once more "
-                             "are learned by heart; take fewer --epochs, a --stop-auc, or more data (`python -m "
-                             "dlrm.evaluate --best` takes the best checkpoint)")
         self._aucs[meta.step] = auc
+        highest, noise = max(self._aucs.values()), chance(evidence.rows, evidence.positives) / 4  # a standard error
+        if highest != self._fallen_from and (warning := falling(self._aucs, self._steps_per_epoch, noise)):
+            self._fallen_from = highest
+            self._warn(meta, warning)
         self._checkpoints.wait()
         folder = self._checkpoints.folder
         so_far = best(folder)
@@ -91,6 +91,11 @@ class Validator:
             self._journal.event({"kind": "reached", "step": meta.step, "auc": auc})
             self._journal.say(f"AUC {auc:.5f} is the {self._config.stop_auc} that was asked for: done")
         return reached
+
+    def conclude(self, meta: CheckpointMeta) -> None:
+        """Warns of a trained model whose predictions on the validation split are off."""
+        for text in off(self._newest) if self._newest is not None else ():
+            self._warn(meta, text)
 
     def _warn(self, meta: CheckpointMeta, text: str) -> None:
         self._journal.event({"kind": "warning", "step": meta.step, "text": text})

@@ -20,9 +20,9 @@ from sluice.etl.table.data_files import job_of
 from sluice.etl.table.table import FeatureTable
 
 
-def view(table: FeatureTable, config: Config) -> FeatureTable:
+def view(table: FeatureTable, follow: str) -> FeatureTable:
     """The rows of a version that are trained on: all of them, or, when following by parts, those that it added."""
-    if config.follow != "parts":
+    if follow != "parts":
         return table
     new = {job for job, record in table.records.items() if record.version == table.version}
     return replace(table, files=tuple(f for f in table.files if job_of(os.path.relpath(f.path, table.uri)) in new))
@@ -73,7 +73,7 @@ def start_on(run: Path, checkpoint: Path, meta: CheckpointMeta, version: int, *,
     changes = between(before, after)
     now = replace(config, version=version, model=_model(config.model, changes),
                   slices=tuple(name for name in config.slices if name not in changes.dropped))
-    return StartPoint(run=run, config=now, table=view(after, now), meta=meta.following(after, now.to_dict()),
+    return StartPoint(run=run, config=now, table=view(after, now.follow), meta=meta.following(after, now.to_dict()),
                       resume=checkpoint, go_on=True, before=meta, changes=changes, split_moved=split_moved, seen=seen)
 
 
@@ -109,3 +109,5 @@ class StartPoint:
     """Whether the run may go on with a version whose tests it has trained on."""
     seen: str = ""
     """Says which rows of the table's tests were trained on, if that was accepted."""
+    chosen: str = ""
+    """Says which settings followed from the number of rows, in a run that begins."""

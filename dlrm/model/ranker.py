@@ -130,9 +130,12 @@ class Ranker(nn.Module):
         self._half, self._decay = config.precision == "bf16", decay
         self._times = config.width // (config.table_width or config.width)
 
-    def forward(self, dense: torch.Tensor, sparse: KeyedJaggedTensor) -> torch.Tensor:
+    def forward(self, dense: torch.Tensor, sparse: KeyedJaggedTensor, rows: float | None = None) -> torch.Tensor:
+        """`rows`: how many of the batch's rows are real, if the others only fill it."""
         pooled = self.tables(sparse)
-        vectors = decayed(self.combine(pooled), self._decay) if self._decay else self.combine(pooled)
+        vectors = self.combine(pooled)
+        if self._decay:
+            vectors = decayed(vectors, self._decay / (rows or len(dense)))
         inputs = [dense, vectors.repeat(1, 1, self._times) if self._times > 1 else vectors]
         if self._wide:
             inputs.append(torch.stack([pooled[name] for name in self._wide], 1))
@@ -148,14 +151,14 @@ class Ranker(nn.Module):
 
 
 class _Decay(torch.autograd.Function):
-    """Does nothing forwards; backwards it adds the gradient of decay/2 · ‖x‖², the mean over the rows of a rank.
+    """Does nothing forwards; backwards it adds the gradient of rate/2 · ‖x‖².
 
     The fused kernels silently ignore weight decay on a CPU; this is the same everywhere."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, decay: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, rate: float) -> torch.Tensor:
         ctx.save_for_backward(x)
-        ctx.rate = decay / len(x)
+        ctx.rate = rate
         return x.view_as(x)
 
     @staticmethod
@@ -165,15 +168,18 @@ class _Decay(torch.autograd.Function):
 
 
 @torch.fx.wrap
-def decayed(x: torch.Tensor, decay: float) -> torch.Tensor:
-    found: torch.Tensor = _Decay.apply(x, decay)  # type: ignore[no-untyped-call]
+def decayed(x: torch.Tensor, rate: float) -> torch.Tensor:
+    found: torch.Tensor = _Decay.apply(x, rate)  # type: ignore[no-untyped-call]
     return found
 
 
-def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def loss_of(logits: torch.Tensor, label: torch.Tensor, weight: torch.Tensor, rows: float | None = None
+            ) -> torch.Tensor:
     """Weighted cross-entropy over the rows of this rank. It is divided by the number of rows, not by the sum of
-    weights, so that the mean over ranks is the mean over the global batch."""
-    return nn.functional.binary_cross_entropy_with_logits(logits, label, weight, reduction="sum") / len(label)
+    weights, so that the mean over ranks is the mean over the global batch. `rows` is the mean number of rows of a rank,
+    where others only fill the batch."""
+    return nn.functional.binary_cross_entropy_with_logits(logits, label, weight, reduction="sum") / (
+        rows or len(label))
 
 
 @torch.no_grad()

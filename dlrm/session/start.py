@@ -15,6 +15,8 @@ from sluice.dlrm.cli import StartOptions, fresh, resumed
 from sluice.dlrm.config import ConfigError, profile_of, tables_of
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.session.defaults import defaults, described
+from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.tables import spread_out
 from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.common.settings import Given, make
@@ -46,19 +48,20 @@ def start_point(given: Given) -> StartPoint:
         table = FeatureTable.open(config.data, config.version, allow_code=allowed, transforms=config.transforms)
         meta.check(table)
         seen = versions.seen_in(table, meta, options.split_moved)
-        return StartPoint(run=options.run, config=config, table=versions.view(table, config), meta=meta, resume=path,
-                          go_on=True, pause=options.pause, split_moved=options.split_moved, seen=seen)
+        return StartPoint(run=options.run, config=config, table=versions.view(table, config.follow), meta=meta,
+                          resume=path, go_on=True, pause=options.pause, split_moved=options.split_moved, seen=seen)
     if "data" not in given:
         raise ConfigError("--data is missing: which feature table to train on")
     first = 0 if given.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
     table = FeatureTable.open(given["data"], given.get("version", first), allow_code=allowed,
                               transforms=given.get("transforms", ()))
-    config = fresh(given, data=table.uri, version=table.version, ranks=ranks)
+    rows = versions.view(table, given.get("follow", "")).rows_of("train")
+    config = fresh({**defaults(rows), **given}, data=table.uri, version=table.version, ranks=ranks)
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=spread_out(config.model, columns))
-    return StartPoint(run=options.run, config=config, table=versions.view(table, config),
+    return StartPoint(run=options.run, config=config, table=versions.view(table, config.follow),
                       meta=CheckpointMeta.of(table, config.to_dict()), resume=None, go_on=go_on, pause=options.pause,
-                      split_moved=options.split_moved)
+                      split_moved=options.split_moved, chosen=described(rows, given))
 
 
 def check(start: StartPoint, *, resume: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -73,12 +76,18 @@ def check(start: StartPoint, *, resume: bool, say: Callable[[str], None]) -> dic
     conditions = loaders.conditions(config, start.run, 0)
     with loaders.training(config, table, rank=0, local_ranks=config.ranks, conditions=conditions) as loader:
         loaders.knob_memory(config, loader, config.ranks, say).start()
-        steps = len(loader)
+        plan = loader.plan
         if start.meta.loader:
             loader.load_state_dict(start.meta.loader)
     run_folder.check(start.run)
     if not resume and run_folder.has_run(start.run):
         raise RunError(f"{start.run}: already holds a run; choose another folder, or go on with it by --resume")
     say(planned.text)
-    return {"ok": True, "rows": steps * config.batch_size, "steps": steps, "epochs": config.epochs,
+    for line in (start.chosen, left_out(plan)):
+        if line:
+            say(line)
+    warnings = early_warnings(config, table, plan)
+    for text in warnings:
+        say(f"warning: {text}")
+    return {"ok": True, "rows": plan.used, "steps": plan.steps, "epochs": config.epochs, "warnings": warnings,
             **planned.to_dict(), "settings": config.to_dict()}

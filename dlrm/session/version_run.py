@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent.controller import Controller
-from sluice.agent.report.narrative import figures
+from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
@@ -22,6 +22,7 @@ from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.transplant import transplant
 from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.ranks import Ranks, machine
+from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.assemble import TrainingParts
 from sluice.dlrm.training.input_checks import Guard, check_files, find
@@ -61,6 +62,8 @@ class VersionRun:
                                       self._planned.placement, self._ranks, steps_per_epoch=len(loader))
             self._go_on(loader, parts, known=known)
             self._record_start(loader)
+            for text in early_warnings(self._config, self._table, loader.plan):
+                self._warn(text)
             checkpoints = save_load.Checkpoints(self._start.run / "checkpoints", parts, self._ranks,
                                                 keep=self._config.keep, record=self._journal.event)
             stack.callback(checkpoints.close)
@@ -87,7 +90,7 @@ class VersionRun:
                       "rows_set_aside": sum(self._ranks.gather_objects(loader.quarantined["rows_set_aside"])),
                       "input": self._conditions.outcome(loader)}
             if self._ranks.first:
-                found["outcome"] = figures(Run.read(self._start.run), found)
+                found["outcome"] = summary(Run.read(self._start.run), found)
             self._journal.event({"kind": "end", **found})
         return {**found, "plan": {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}}, None
 
@@ -110,15 +113,21 @@ class VersionRun:
         endpoint.reads(loader.snapshot, self._table.version)
         stack.callback(endpoint.reads, None, self._table.version)
         self._journal.say(self._planned.text)
+        for line in (self._start.chosen, left_out(loader.plan)):
+            if line:
+                self._journal.say(line)
         self._journal.say(f"a rank's loader needs at least {loader.memory_need}")
+
+    def _warn(self, text: str) -> None:
+        self._journal.event({"kind": "warning", "step": self._start.meta.step, "text": text})
+        self._journal.say(f"warning: {text}")
 
     def _go_on(self, loader: BatchLoader, parts: TrainingParts, *, known: bool) -> None:
         """Gives model and loader the state of the checkpoint, if there is one. `known` says that the registry had the
         loader's knobs."""
         start, journal = self._start, self._journal
         if start.seen:
-            journal.event({"kind": "warning", "step": start.meta.step, "text": start.seen})
-            journal.say(f"warning: {start.seen}")
+            self._warn(start.seen)
         if start.resume is None:
             return
         if start.changes is not None and start.before is not None:
@@ -185,6 +194,8 @@ class VersionRun:
 
     def _judge(self, outcome: TrainingOutcome, validator: Validator) -> dict[str, Any]:
         """Evaluates the model on its test, unless the run was asked to stop, and sums up the training."""
+        if not outcome.stopped:
+            validator.conclude(outcome.meta)
         split = None if outcome.stopped else next((s for s in ("test", "validation") if s in self._table.splits), None)
         quality = None
         try:

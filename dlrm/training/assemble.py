@@ -87,4 +87,4 @@ def agent_of(controller: Controller | None, knob_memory: KnobMemory) -> dict[str
 
 
 def _place(knob_memory: KnobMemory) -> dict[str, str]:
-    return {"machine": knob_memory.here.machine, "schema": knob_memory.here.schema}
+    return {"machine": knob_memory.context.machine, "schema": knob_memory.context.schema}

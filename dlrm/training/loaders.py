@@ -26,7 +26,7 @@ def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int
              ) -> BatchLoader:
     """The loader of a rank's batches of the train split."""
     return _loader(config, table, rank, local_ranks, split="train", epochs=config.epochs, seed=config.seed,
-                   **conditions.for_loader())
+                   last=config.last, **conditions.for_loader())
 
 
 def knob_memory(config: Config, loader: BatchLoader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:

@@ -34,10 +34,12 @@ class ModelInput(Pipelineable):  # type: ignore[misc]
     sparse: KeyedJaggedTensor
     label: Tensor
     weight: Tensor
+    rows: float
+    """The mean number of rows of a rank, without those that only fill the batch."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         return ModelInput(*(x.to(device, non_blocking=non_blocking) for x in (self.dense, self.sparse, self.label,
-                                                                              self.weight)))
+                                                                              self.weight)), self.rows)
 
     def record_stream(self, stream: torch.Stream) -> None:
         for x in (self.dense, self.sparse, self.label, self.weight):
@@ -59,9 +61,9 @@ class OverlappedSteps:
     """Makes training steps. Call `pause()` before the model is used for anything else; the next step goes on from
     there."""
 
-    def __init__(self, parts: TrainingParts, device: torch.device, update: Callable[[], None]) -> None:
+    def __init__(self, parts: TrainingParts, device: torch.device, ranks: int, update: Callable[[], None]) -> None:
         """`update` is called after each backward pass."""
-        self._parts, self._device, self._update = parts, device, update
+        self._parts, self._device, self._ranks, self._update = parts, device, ranks, update
         self._step = 0
         # The pipeline takes this object for its optimiser.
         self._pipeline: Any = TrainPipelineSparseDist(_Lookup(parts.model.module.tables), self, device,
@@ -76,7 +78,8 @@ class OverlappedSteps:
     def _forward(self, sample: ModelInput | None) -> tuple[Tensor, Tensor]:
         assert sample is not None
         self._parts.rates.begin(self._step)
-        loss = loss_of(self._parts.model(sample.dense, sample.sparse), sample.label, sample.weight)
+        logits = self._parts.model(sample.dense, sample.sparse, sample.rows)
+        loss = loss_of(logits, sample.label, sample.weight, sample.rows)
         return loss, loss.detach()
 
     def steps(self, batches: Iterator[Fetched], first: int, look: Callable[[Batch], None]) -> Iterator[Taken]:
@@ -90,8 +93,9 @@ class OverlappedSteps:
                 batch = fetched.batch
                 waited += fetched.wait_s
                 look(batch)
-                coming.append(Taken(batch.rows, batch.label, 0.0, fetched.position))
-                yield ModelInput(*self._parts.layout.features(batch, torch.device("cpu")), batch.label, batch.weight)
+                coming.append(Taken(batch.label, batch.rows, fetched.rows, 0.0, fetched.position))
+                yield ModelInput(*self._parts.layout.features(batch, torch.device("cpu")), batch.label, batch.weight,
+                                 fetched.rows / self._ranks)
 
         self._step, source = first, samples()
         while True:

@@ -20,6 +20,8 @@ class Fetched:
     """Seconds spent in the loader's raw `next()`."""
     position: dict[str, Any]
     """The loader's position after this batch and no other."""
+    rows: int
+    """The number of rows that all ranks' parts have together, without those that only fill the batch."""
 
 
 class TrainingBatches(Protocol):
@@ -40,8 +42,12 @@ class TrainingBatches(Protocol):
 class Taken:
     """A step that was made."""
 
-    rows: int
     loss: torch.Tensor
+    """This rank's loss, of which the mean over all ranks is the loss of the batch."""
+    own_rows: int
+    """The number of this rank's rows, without those that only fill the batch."""
+    rows: int
+    """The number of rows of all ranks."""
     wait_s: float
     """Seconds spent in the loader's raw `next()`."""
     position: dict[str, Any]

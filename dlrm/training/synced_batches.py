@@ -13,6 +13,7 @@ from torch.profiler import record_function
 
 from sluice.dlrm.liveness.activity import Activity
 from sluice.dlrm.ranks import Ranks
+from sluice.dlrm.training.padding import emptied
 from sluice.dlrm.training.steps import Fetched
 from sluice.ingest.loader import LoaderError
 
@@ -61,11 +62,11 @@ class SyncedBatches:
                 batch = self._next(feed, batches) if not self._asked_to_stop() else None
                 wait = self._clock() - before
                 self._activity.meets(number)
-                self.stopped = self._agreed()
+                self.stopped, rows = self._agreed(batch)
                 if batch is None or self.stopped:
                     return
                 self._activity.steps(number)
-                yield Fetched(batch, wait, feed.state_dict())
+                yield Fetched(emptied(batch), wait, feed.state_dict(), rows)
         finally:
             self._activity.rests()
 
@@ -97,8 +98,10 @@ class SyncedBatches:
             with self._lock:
                 self._waits_for = None
 
-    def _agreed(self) -> bool:
-        asked = self._asked_to_stop()
+    def _agreed(self, batch: Batch | None) -> tuple[bool, int]:
+        """Whether any rank was asked to stop, and how many rows all ranks' parts of this batch have."""
+        asked, rows = self._asked_to_stop(), 0 if batch is None else batch.rows
         if self._world.ranks == 1:
-            return asked
-        return bool(self._world.sum(torch.tensor(float(asked))) > 0)
+            return asked, rows
+        asking, rows = self._world.sum(torch.tensor([int(asked), rows])).tolist()
+        return asking > 0, rows

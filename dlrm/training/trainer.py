@@ -97,7 +97,7 @@ class Trainer:
         if ahead if ahead is not None else world.device.type == "cuda":
             from sluice.dlrm.training.overlapped_steps import OverlappedSteps
 
-            self._ahead = OverlappedSteps(parts, world.device, self._update)
+            self._ahead = OverlappedSteps(parts, world.device, world.ranks, self._update)
 
     def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains all epochs that `meta` has left, with a checkpoint and an evaluation after each."""
@@ -117,9 +117,9 @@ class Trainer:
                 took, wait = self._clock() - before, taken.wait_s
                 if first_batch_s is None:
                     first_batch_s, took, wait = wait, took - wait, 0.0
-                loss += taken.loss * taken.rows
-                meta = replace(meta, step=meta.step + 1, rows=meta.rows + self._config.batch_size)
-                mine[1] += taken.rows
+                loss += taken.loss * (taken.rows / self._world.ranks)
+                meta = replace(meta, step=meta.step + 1, rows=meta.rows + taken.rows)
+                mine[1] += taken.own_rows
                 mine[2] += wait
                 mine[3] += took - wait
                 self._tick()
@@ -155,7 +155,8 @@ class Trainer:
         """Makes a step of one batch after the other."""
         for number, fetched in enumerate(batches, step):
             self._look(fetched.batch)
-            yield Taken(fetched.batch.rows, self._step(fetched.batch, number), fetched.wait_s, fetched.position)
+            yield Taken(self._step(fetched, number), fetched.batch.rows, fetched.rows, fetched.wait_s,
+                        fetched.position)
 
     def _look(self, batch: Batch) -> None:
         """Checks each batch before the model gets it."""
@@ -168,12 +169,13 @@ class Trainer:
         positive, rows = self._world.sum(torch.stack([batch.label.sum(), torch.tensor(float(batch.rows))])).tolist()
         first_bias(self._parts.model, positive / rows)
 
-    def _step(self, batch: Batch, step: int) -> torch.Tensor:
-        device, parts = self._world.device, self._parts
+    def _step(self, fetched: Fetched, step: int) -> torch.Tensor:
+        device, parts, batch = self._world.device, self._parts, fetched.batch
+        rows = fetched.rows / self._world.ranks
         parts.rates.begin(step)
         parts.dense.zero_grad()
-        logits = parts.model(*parts.layout.features(batch, device))
-        loss = loss_of(logits, batch.label.to(device), batch.weight.to(device))
+        logits = parts.model(*parts.layout.features(batch, device), rows)
+        loss = loss_of(logits, batch.label.to(device), batch.weight.to(device), rows)
         torch.autograd.backward(loss)  # updates the tables on the way
         self._update()
         return loss.detach()

@@ -19,6 +19,7 @@ from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.fitting import count, fit
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.schema import Field, Fingerprint
+from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.row_identity import ACCEPT, Identity, SplitMoved
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.census import Census, rule_of, there_already, trained_on, under_rule
@@ -146,6 +147,7 @@ class Job:
             with progress.stage("checking"):
                 record, fields = self._record(engine, state, counted, sketches)
                 self._compare(record, progress)
+                self._warn_of_empty_splits(record, progress)
                 self._watch(record, progress)
         except BaseException:
             engine.close()
@@ -254,6 +256,15 @@ class Job:
                                recognition: {split: sketch.to_json() for split, sketch in splits.items()}
                                for recognition, splits in sketches.items()})
         return record, spec.fields(sizes, profile.bags)
+
+    def _warn_of_empty_splits(self, record: JobRecord, progress: JobProgress) -> None:
+        """Says which splits of the version that is made have no rows; an append may leave some to the parts before."""
+        rows = _splits(record)
+        if self.mode == "append" and self.base.version is not None:
+            for file in FeatureTable.open(self.store.uri, self.base.version).files:
+                rows[file.split] = rows.get(file.split, 0) + file.rows
+        for text in empty_splits(self.spec.table, rows):
+            progress.say(f"warning: {text}")
 
     def _watch(self, record: JobRecord, progress: JobProgress) -> None:
         """Warns of drift, or refuses it, as the spec says."""

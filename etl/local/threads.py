@@ -4,7 +4,6 @@ stops within a moment. Also how much memory there is: `memory_limit`."""
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sluice.etl.common.control_groups import ControlGroups
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 
@@ -69,23 +69,10 @@ class Threads:
 
 def processors() -> int:
     """How many processors this process may use, by its affinity and its control group's quota."""
-    quotas = [text.split() for text in _of_groups("", "cpu.max") if not text.startswith("max")]
-    return min([len(os.sched_getaffinity(0)), *(max(1, int(quota) // int(period)) for quota, period in quotas)])
+    return max(1, int(ControlGroups().cores()))
 
 
 def memory_limit() -> int:
     """How many bytes this process may use: what the machine has free, and what its control groups may have."""
     free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    groups = [*_of_groups("", "memory.max"), *_of_groups("memory", "memory.limit_in_bytes")]
-    return min([int(free.split()[1]) << 10, *(int(text) for text in groups if not text.startswith("max"))])
-
-
-def _of_groups(controller: str, name: str) -> Iterator[str]:
-    """What a file says in the folders of this process's control group, of either version, and of those above it."""
-    root = Path("/sys/fs/cgroup", controller)
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, kind, group = line.split(":", 2)
-        folder = root / group.lstrip("/")
-        for one in (folder, *folder.parents) if kind == controller else ():
-            with contextlib.suppress(OSError):
-                yield (one / name).read_text()
+    return min([int(free.split()[1]) << 10, *(group.limit for group in ControlGroups().limited())])

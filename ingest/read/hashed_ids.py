@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numba import njit
 
 from sluice.etl.ops.base import FIRST, MAX_ID, NULL
-from sluice.etl.ops.hashing import A, G
+from sluice.etl.ops.hashing import A, G, mix
 from sluice.etl.ops.ids import Hash
 
 MOST_IDS = MAX_ID - FIRST
@@ -92,6 +92,9 @@ def _ids(values: pa.Array, operator: Hash) -> pa.Array:
     return pa.array(ids)
 
 
+_mix: Any = njit(nogil=True, cache=True)(mix)
+
+
 @njit(nogil=True, cache=True)
 def hash_digits(bits: Any, signed: bool) -> Any:
     """The hash of each whole number's decimal digits, as `sluice.etl.ops.hashing.hash_texts` has it of the text, which
@@ -120,9 +123,5 @@ def hash_digits(bits: Any, signed: bool) -> Any:
             h = (h ^ word) * A
             h ^= h >> np.uint64(32)
             at += 8
-        h ^= h >> np.uint64(30)
-        h *= np.uint64(0xBF58476D1CE4E5B9)
-        h ^= h >> np.uint64(27)
-        h *= np.uint64(0x94D049BB133111EB)
-        found[n] = h ^ (h >> np.uint64(31))
+        found[n] = _mix(h)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.stages.scatter_kernel import bag_ends, bag_size, pieces_of, take_bags, take_equal
 
 _ID = 4  # bytes of an id
 _INT32 = np.iinfo(np.int32)
@@ -18,6 +19,10 @@ _INT32 = np.iinfo(np.int32)
 
 class BagError(ValueError):
     """Bags that do not hold int32 ids: the message says what they hold."""
+
+    def __init__(self, text: str, column: str = "", piece: int = 0):
+        super().__init__(text)
+        self.column, self.piece = column, piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,62 +51,98 @@ class Bags:
         return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
 
-def shuffled(arrays: Sequence[pa.Array], order: npt.NDArray[np.int64] | None, buffers: Buffers) -> Bags:
-    """The bags of some arrays, one after the other, in `order` (as they are stored if None). A missing bag is an empty
-    one."""
-    binary = [_as_binary(array) for array in arrays]
-    whole = binary[0] if len(binary) == 1 else pa.concat_arrays([b.cast(pa.large_binary()) for b in binary])
-    ends, values = _parts(whole)
-    rows, first, last = len(whole), int(ends[0]), int(ends[-1])
-    each = (last - first) // rows if rows else 0
-    if each * rows == last - first and each % _ID == 0 and bool((np.diff(ends) == each).all()):
-        each //= _ID  # all bags have one length: they are the rows of a matrix
-        values = values[first // _ID:last // _ID]
-        if order is not None:
-            taken = buffers.take_line(len(order) * each, np.int32)
-            if each:
-                values.reshape(rows, each).take(order, axis=0, out=taken.reshape(len(order), each), mode="clip")
-            values = taken
-        return Bags(values, None, each)
-    _check_sizes(ends)
-    if order is not None:
-        ends, values = _parts(whole.cast(pa.large_binary()).take(pa.array(order)))
-    return Bags(values[int(ends[0]) // _ID:int(ends[-1]) // _ID], (ends - ends[0]) // _ID)
+def shuffled(columns: Mapping[str, Sequence[pa.Array]], order: npt.NDArray[np.uint64] | None, buffers: Buffers
+             ) -> dict[str, Bags]:
+    """The bags of a window's columns in `order` (as they are stored if None), moved once, out of all the pieces in
+    which Arrow has them. A missing bag is an empty one."""
+    stored = {name: _Column(name, arrays) for name, arrays in columns.items()}
+    counts = np.array([len(array) for array in next(iter(columns.values()), ())], np.int64)
+    if order is None:
+        if len(counts) == 1:
+            return {name: column.as_stored() for name, column in stored.items()}
+        order = np.arange(counts.sum(), dtype=np.uint64)
+    pieces, rows = np.empty(len(order), np.uint32), np.empty(len(order), np.uint32)
+    pieces_of(order, np.cumsum(counts), pieces, rows)
+    ends = {name: column.ends(pieces, rows) for name, column in stored.items() if column.size < 0}
+    ids = [int(ends[name][-1]) if name in ends else len(order) * column.size // _ID for name, column in stored.items()]
+    found, begin = {}, 0
+    whole = buffers.take_line(sum(ids), np.int32)
+    for (name, column), count in zip(stored.items(), ids, strict=True):
+        values = whole[begin:begin + count]
+        begin += count
+        if name in ends:
+            take_bags(*column.stored, pieces, rows, ends[name], _address(values))
+            found[name] = Bags(values, ends[name])
+        else:
+            if column.size:
+                take_equal(column.starts(), column.size, pieces, rows, _address(values))
+            found[name] = Bags(values, None, column.size // _ID)
+    return found
 
 
-def _as_binary(array: pa.Array) -> pa.Array:
-    """The bags as bytes, little-endian int32 one after the other: without a copy if they are int32 already."""
+class _Column:
+    """The bags of one column in the pieces of a window, where they are stored."""
+
+    def __init__(self, name: str, arrays: Sequence[pa.Array]):
+        self._parts = []
+        for piece, array in enumerate(arrays):
+            try:
+                self._parts.append(_parts(array))
+            except BagError as error:
+                raise BagError(str(error), name, piece) from None
+        offsets = np.array([_address(offsets) for offsets, _, _ in self._parts], np.uint64)
+        wide = np.array([offsets.itemsize == 8 for offsets, _, _ in self._parts], np.int64)
+        unit = np.array([unit for _, _, unit in self._parts], np.int64)
+        self.stored = np.array([_address(values) for _, values, _ in self._parts], np.uint64), offsets, wide, unit
+        """For each piece: the addresses of its values and offsets, whether these have 8 bytes, and their unit."""
+        self.size, piece, row = bag_size(offsets, wide, unit, np.array([len(array) for array in arrays], np.int64))
+        """The bytes of every bag; below 0: they differ."""
+        if self.size < -1:
+            begin, end = self._parts[piece][0][row:row + 2]
+            raise BagError(f"a bag of {end - begin} bytes, which is no whole number of int32 ids", name, piece)
+
+    def as_stored(self) -> Bags:
+        """The bags of the only piece, without a copy."""
+        [(offsets, values, unit)] = self._parts
+        values = values[int(offsets[0]) * unit // _ID:int(offsets[-1]) * unit // _ID]
+        return Bags(values, (offsets - offsets[0]) * unit // _ID) if self.size < 0 else \
+            Bags(values, None, self.size // _ID)
+
+    def starts(self) -> npt.NDArray[np.uint64]:
+        """The address of each piece's first bag."""
+        return self.stored[0] + np.array([int(offsets[0]) * unit for offsets, _, unit in self._parts], np.uint64)
+
+    def ends(self, pieces: npt.NDArray[np.uint32], rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        """Where the ids of the bags to come begin, and where those of the last one end."""
+        ends = np.empty(len(rows) + 1, np.int64)
+        bag_ends(*self.stored[1:], pieces, rows, ends)
+        return ends
+
+
+def _address(array: npt.NDArray[Any]) -> np.uint64:
+    return np.uint64(array.__array_interface__["data"][0])
+
+
+def _parts(array: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], int]:
+    """Where each bag begins and ends among the values, the values, and the bytes that an offset counts: without a copy,
+    if the ids are int32 already."""
     if pa.types.is_large_binary(array.type) or pa.types.is_binary(array.type):
-        return array
+        kind = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+        _, offsets, data = array.buffers()
+        if not len(array):
+            return np.zeros(1, kind), np.empty(0, np.int32), 1
+        ends = np.frombuffer(offsets, kind)[array.offset:array.offset + len(array) + 1]
+        size = int(ends[-1]) // _ID
+        return ends, np.frombuffer(data, "<i4", size) if size else np.empty(0, np.int32), 1
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
         raise BagError(f"a bag of {array.type}")
     if array.null_count:
         array = array.fill_null([])
-    values = array.values
-    if values.null_count:
-        raise BagError(f"{values.null_count} empty values within bags")
-    numbers = values.to_numpy(zero_copy_only=False)
-    if not np.can_cast(numbers.dtype, np.int32):
-        used = numbers[array.offsets[0].as_py():array.offsets[-1].as_py()]
-        if len(used) and not _INT32.min <= used.min() <= used.max() <= _INT32.max:
-            raise BagError(f"ids from {used.min()} to {used.max()}, which do not fit int32")
-    numbers = np.ascontiguousarray(numbers, np.int32)
-    offsets = array.offsets.to_numpy().astype(np.int64) * _ID
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(array),
-                                            [None, pa.py_buffer(offsets), pa.py_buffer(numbers)])
-
-
-def _parts(binary: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """Where each bag ends, in bytes after the beginning of the first; and all values."""
-    _, offsets, data = binary.buffers()
-    kind = np.int64 if pa.types.is_large_binary(binary.type) else np.int32
-    ends = np.frombuffer(offsets, kind)[binary.offset:binary.offset + len(binary) + 1]
-    size = int(ends[-1]) // _ID
-    return ends, np.frombuffer(data, "<i4", size) if size else np.empty(0, np.int32)
-
-
-def _check_sizes(ends: npt.NDArray[Any]) -> None:
-    odd = np.diff(ends) % _ID != 0
-    if odd.any():
-        row = int(np.argmax(odd))
-        raise BagError(f"a bag of {ends[row + 1] - ends[row]} bytes, which is no whole number of int32 ids")
+    if array.values.null_count:
+        raise BagError(f"{array.values.null_count} empty values within bags")
+    ends, numbers = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False)
+    if numbers.dtype != np.int32:
+        numbers, ends = numbers[ends[0]:ends[-1]], ends - ends[0]
+        if len(numbers) and not _INT32.min <= numbers.min() <= numbers.max() <= _INT32.max:
+            raise BagError(f"ids from {numbers.min()} to {numbers.max()}, which do not fit int32")
+    return ends, np.ascontiguousarray(numbers, np.int32), _ID

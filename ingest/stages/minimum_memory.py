@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sluice.ingest.read.decoding import Decoding
 
 _ORDERS = 16  # bytes for a row in the order of its window: two halves put together
+_PIECES = 8  # bytes for a row of bags: the piece that it is in, and its row there
 _KEPT, _KEPT_PART = 4 * 2**20, 8  # what Arrow's allocator was seen to keep: so much, and a part of what it gave out
 
 
@@ -61,7 +62,7 @@ def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: 
     # After each of these stages one stretch is done, and the next stage works on another.
     holding, transforms = sum(s.holds_stretches for s in stages), sum(s.transforms for s in stages)
     stretches = 2 * holding * stretch + transforms * a_rank * columns.row_bytes
-    window = plan.widest * (_ORDERS + 4 * converted)
+    window = plan.widest * (_ORDERS + 4 * converted + (_PIECES if columns.stored_bags else 0))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
     batches = (band + 2 * chunk) * columns.row_bytes + stretches
     return Footprint(row_groups=row_groups, decoding=decoding.beside, batches=batches, orders=orders + window,

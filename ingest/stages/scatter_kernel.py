@@ -1,4 +1,5 @@
-"""Moves the rows of a window to their places in batches: `place`, one compiled call for all columns.
+"""Moves the rows of a window to their places in batches: `place`, one compiled call for all columns of numbers, and
+`take_equal` and `take_bags` for a column of bags.
 
 Between two calls of numpy a thread may have to wait for the interpreter's lock behind every other stage; `place`
 releases the lock once for a whole window.
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from llvmlite import ir
 from numba import carray, njit, types  # type: ignore[attr-defined]
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sluice.ingest.columns import Columns
@@ -35,6 +38,31 @@ def _pointer_to(kind: Any) -> Any:
 
 
 _words, _bytes, _longs = (_pointer_to(kind) for kind in (types.int32, types.int8, types.uint64))
+
+
+def _bytes_copied(_context: Any, _into: Any, _source: Any, _size: Any) -> Any:
+    """Copies so many bytes to one address from another."""
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> None:
+        into, source = (builder.inttoptr(address, cgutils.voidptr_t) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, into, source, arguments[2], 1)  # type: ignore[no-untyped-call]
+
+    return types.void(types.uint64, types.uint64, types.uint64), generate
+
+
+def _line_wanted(_context: Any, _address: Any) -> Any:
+    """Asks the processor for the cache line at an address, which is read soon."""
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> None:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        name = "llvm.prefetch.p0i8"
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
+        builder.call(prefetch, [builder.inttoptr(arguments[0], pointer), *(number(n) for n in (0, 3, 1))])
+
+    return types.void(types.uint64), generate
+
+
+_copy: Any = intrinsic(_bytes_copied)
+_prefetch: Any = intrinsic(_line_wanted)
 
 
 @njit(nogil=True, cache=True)
@@ -96,9 +124,118 @@ def children(struct: Any, widths: Any, values: Any, nulls: Any) -> None:
         nulls[c] = np.int64(count) if validity else 0
 
 
-def load_compiled() -> None:
-    """Loads the compiled calls into memory, by calling each once with the types that they are compiled for. They take
-    tens of MiB, and a second or two if nothing is kept of an earlier run."""
+_LINE = 64  # bytes of a cache line
+_SOON, _LINES = 6, 6  # how many bags ahead memory is asked for, and the most lines of each
+
+
+@njit(nogil=True, cache=True)
+def pieces_of(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
+    """For each row to come, the piece that it is in, whose rows end before row `ends[p]` of all, and its row there."""
+    for n in range(len(order)):
+        low, high = 0, len(ends) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if order[n] < ends[middle]:
+                high = middle
+            else:
+                low = middle + 1
+        pieces[n] = low
+        rows[n] = order[n] - (ends[low - 1] if low else 0)
+
+
+@njit(nogil=True, cache=True)
+def _offset(address: Any, wide: Any, row: Any) -> Any:
+    """The offset of a row, of 8 bytes if `wide`, otherwise of 4."""
+    if wide:
+        return np.int64(carray(_longs(address + np.uint64(8 * row)), (1,))[0])
+    return np.int64(carray(_words(address + np.uint64(4 * row)), (1,))[0])
+
+
+@njit(nogil=True, cache=True)
+def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
+    """The bytes that every bag has whose offsets are at these addresses, in units of so many bytes: (size, 0, 0). They
+    differ: (-1, 0, 0). One is no whole number of ids: (-2, its piece, its row)."""
+    size, equal = np.int64(-1), True
+    for p in range(len(offsets)):
+        before = _offset(offsets[p], wide[p], 0)
+        for row in range(rows[p]):
+            after = _offset(offsets[p], wide[p], row + 1)
+            bag = (after - before) * unit[p]
+            if bag % 4:
+                return -2, p, row
+            if size < 0:
+                size = bag
+            equal &= bag == size
+            before = after
+    return (max(size, 0) if equal else -1), 0, 0
+
+
+@njit(nogil=True, cache=True)
+def take_equal(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> None:
+    """Copies bags of `size` bytes each: the n-th to come is number `rows[n]` of the bags at `values[pieces[n]]`."""
+    each, ids = np.uint64(size), size // 4
+    if ids == 1:
+        target = carray(_words(into), (len(rows),))
+        for n in range(len(rows)):
+            target[n] = carray(_words(values[pieces[n]] + np.uint64(4) * np.uint64(rows[n])), (1,))[0]
+        return
+    lines = min(_LINES, 1 + size // _LINE)
+    for n in range(len(rows)):
+        if n + _SOON < len(rows):
+            soon = values[pieces[n + _SOON]] + each * np.uint64(rows[n + _SOON])
+            for line in range(lines):
+                _prefetch(soon + np.uint64(_LINE * line))
+        _copy_bag(into, values[pieces[n]] + each * np.uint64(rows[n]), ids)
+        into += each
+
+
+@njit(nogil=True, cache=True)
+def _copy_bag(into: Any, source: Any, ids: Any) -> None:
+    if ids >= 24:
+        _copy(into, source, np.uint64(4 * ids))
+        return
+    target, bag = carray(_words(into), (ids,)), carray(_words(source), (ids,))
+    if ids < 4:
+        for n in range(ids):
+            target[n] = bag[n]
+        return
+    for n in range(0, ids - 3, 4):
+        _copy_four(target, bag, n)
+    _copy_four(target, bag, ids - 4)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _copy_four(target: Any, bag: Any, at: Any) -> None:
+    first, second, third, fourth = bag[at], bag[at + 1], bag[at + 2], bag[at + 3]
+    target[at], target[at + 1], target[at + 2], target[at + 3] = first, second, third, fourth
+
+
+@njit(nogil=True, cache=True)
+def bag_ends(offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: Any) -> None:  # noqa: PLR0917
+    """Where the ids of each bag to come end, counted in ids; `ends[0]` is 0."""
+    ends[0] = 0
+    for n in range(len(rows)):
+        p, row = pieces[n], np.int64(rows[n])
+        bag = _offset(offsets[p], wide[p], row + 1) - _offset(offsets[p], wide[p], row)
+        ends[n + 1] = ends[n] + bag * unit[p] // 4
+
+
+@njit(nogil=True, cache=True)
+def take_bags(values: Any, offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: Any,  # noqa: PLR0917
+              into: Any) -> None:
+    """Copies bags of several sizes, which end as `bag_ends` says."""
+    for n in range(len(rows)):
+        if n + _SOON < len(rows):
+            p = pieces[n + _SOON]
+            _prefetch(values[p] + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n + _SOON])) * unit[p]))
+        p = pieces[n]
+        source = values[p] + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n])) * unit[p])
+        _copy_bag(into + np.uint64(4 * ends[n]), source, ends[n + 1] - ends[n])
+
+
+def load_compiled(bags: bool = False) -> None:
+    """Loads the compiled calls into memory, by calling each once with the types that they are compiled for: those of
+    `bags` if there are any. They take tens of MiB, and some seconds if nothing is kept of an earlier run."""
     order = composed(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
     row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
     address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)
@@ -106,6 +243,15 @@ def load_compiled() -> None:
           np.array([[into.ctypes.data]], np.uint64), zero + 4)
     nothing = np.zeros(8, np.uint64)
     children(np.uint64(nothing.ctypes.data), zero[:0], np.empty(0, np.uint64), zero[:0].copy())
+    if not bags:
+        return
+    pieces = rows = np.zeros(1, np.uint32)
+    pieces_of(order, zero + 1, pieces.copy(), rows.copy())
+    offsets = np.array([zero.ctypes.data], np.uint64)
+    bag_size(offsets, zero, zero, zero)
+    take_equal(address[0], 4, pieces, rows, np.uint64(into.ctypes.data))
+    bag_ends(offsets, zero, zero, pieces, rows, np.zeros(2, np.int64))
+    take_bags(address[0], offsets, zero, zero, pieces, rows, np.zeros(2, np.int64), np.uint64(into.ctypes.data))
 
 
 _KINDS = ({pa.float32(): WORDS, pa.int8(): BYTES_TO_FLOATS}, {pa.int32(): WORDS, pa.int8(): BYTES_TO_WORDS})

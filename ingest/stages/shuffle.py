@@ -171,8 +171,7 @@ class Gatherer:
         self._place(gathering, first, order, chunks)
         if order is None and skipped:
             order = np.arange(window.rows, dtype=np.uint64)
-        bags = {name: self._bags(name, gathering.pieces, None if order is None else order[skipped:].view(np.int64))
-                for name in columns.stored_bags}
+        bags = self._bags(gathering.pieces, None if order is None else order[skipped:])
         for piece in gathering.pieces:
             piece.decoded.part_done()
         return Block(gathering, first, chunks=chunks, bags=bags, charge=charge,
@@ -278,10 +277,21 @@ class Gatherer:
 
     # ---- bags
 
-    def _bags(self, name: str, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.int64] | None) -> Bags:
-        arrays = [self._made(name, piece, chunk) if name in self._functions else chunk for piece in pieces
-                  for chunk in piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start).chunks]
+    def _bags(self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None) -> dict[str, Bags]:
+        columns = {name: [self._bags_of(name, piece) for piece in pieces] for name in self._columns.stored_bags}
         try:
-            return shuffled(arrays, order, self._chunks.buffers)
+            return shuffled(columns, order, self._chunks.buffers)
         except BagError as error:
-            raise ColumnError(f"{self._describe(pieces[0].decoded.task.read)}: column {name!r} has {error}") from None
+            raise ColumnError(f"{self._describe(pieces[error.piece].decoded.task.read)}: column {error.column!r} has "
+                              f"{error}") from None
+
+    def _bags_of(self, name: str, piece: WindowPiece) -> pa.Array:
+        """The bags of a piece as one array, without a copy if Arrow has them as one."""
+        part = piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start)
+        if name in self._functions:
+            part = pa.chunked_array([self._made(name, piece, chunk) for chunk in part.chunks])
+        if part.num_chunks == 1:
+            return part.chunk(0)
+        if pa.types.is_binary(part.type):  # several chunks, as they are more than 32-bit offsets can count
+            part = part.cast(pa.large_binary())
+        return part.combine_chunks()

@@ -15,7 +15,7 @@ from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.report import page
 from sluice.agent.report.format import line
-from sluice.agent.report.narrative import figures
+from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
@@ -151,7 +151,7 @@ class BenchSession:
                    "peak_bytes": peak_bytes, "decisions": controller.decisions, "knobs": knobs.to_dict(),
                    "tuning": self._policy.name, "reader": self._reader, **self._conditions.outcome(loader)}
         if self._run is not None:
-            told = figures(Run.read(self._run.path), outcome)
+            told = summary(Run.read(self._run.path), outcome)
             outcome["outcome"] = told
             if told["rows_per_s_settled"] is not None:  # as the report has it
                 outcome |= {"rows_per_s_settled": round(told["rows_per_s_settled"]),

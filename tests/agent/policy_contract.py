@@ -1,9 +1,11 @@
-"""What must hold of every policy, whoever registered it: each check takes the policy's name."""
+"""What must hold of every policy, whoever registered it: `PolicyContract`."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
+
+import pytest
 
 from sluice.agent.controller import Controller
 from sluice.agent.policies import make
@@ -24,57 +26,58 @@ def _scenario(*costs: float, cores: float) -> Scenario:
                     stages=tuple(SimStage(name=f"s{i}", cost_s=c, rows_per_item=ROWS) for i, c in enumerate(costs)))
 
 
-def decides_purely_and_within_the_limits(name: str) -> None:
-    """The same snapshot and state give the same answer, whatever happened in between; nothing leaves the limits."""
-    pipeline = _scenario(0.01, 0.03, 0.02, cores=6)
-    simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
-    policy = make(name)
-    state = policy.initial(pipeline.limits, simulator.knobs)
-    for _ in range(12):
-        snapshot = simulator.snapshot()
-        first, after, reason = policy.decide(snapshot, state)
-        again, _, _ = policy.decide(snapshot, state)
-        assert first == again
-        assert reason.text
-        pipeline.limits.check(first)
-        simulator.apply(first)
-        simulator.advance(1.0)
-        state = after
+class PolicyContract:
+    """Its tests. A class that derives from it gives the policies' names, as a parameter `name`."""
 
+    def test_deciding_is_pure_and_within_the_limits(self, name: str) -> None:
+        """The same snapshot and state give the same answer, whatever happened in between; nothing leaves the limits."""
+        pipeline = _scenario(0.01, 0.03, 0.02, cores=6)
+        simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
+        policy = make(name)
+        state = policy.initial(pipeline.limits, simulator.knobs)
+        for _ in range(12):
+            snapshot = simulator.snapshot()
+            first, after, reason = policy.decide(snapshot, state)
+            again, _, _ = policy.decide(snapshot, state)
+            assert first == again
+            assert reason.text
+            pipeline.limits.check(first)
+            simulator.apply(first)
+            simulator.advance(1.0)
+            state = after
 
-def survives_a_clock_that_stands_still(name: str) -> None:
-    """Time does not pass, and nothing is counted."""
-    pipeline = _scenario(0.01, 0.03, cores=16)
-    simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
-    policy = make(name)
-    state = policy.initial(pipeline.limits, simulator.knobs)
-    for _ in range(8):
-        knobs, state, _ = policy.decide(simulator.snapshot(), state)
-        pipeline.limits.check(knobs)
+    def test_a_clock_that_stands_still_is_survived(self, name: str) -> None:
+        """Time does not pass, and nothing is counted."""
+        pipeline = _scenario(0.01, 0.03, cores=16)
+        simulator = Simulator(pipeline.truth_at, pipeline.limits, pipeline.first_knobs)
+        policy = make(name)
+        state = policy.initial(pipeline.limits, simulator.knobs)
+        for _ in range(8):
+            knobs, state, _ = policy.decide(simulator.snapshot(), state)
+            pipeline.limits.check(knobs)
 
+    def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(self, name: str) -> None:
+        """As many workers as would be needed are more than there can be anywhere, beside stages that cost nothing."""
+        pipeline = FakePipeline([FakeStage(name="read", cpu_s=1e-9), FakeStage(name="wait", cpu_s=1e-9, wait_s=5.0),
+                                 FakeStage(name="collate", cpu_s=1e-9)])
+        controller = Controller(pipeline, make(name), record=lambda _: None, clock=lambda: pipeline.now)
+        for _ in range(40):
+            controller.step()
+            pipeline.advance(1.0)
+        assert controller.frozen is None
 
-def survives_a_stage_that_only_waits(name: str) -> None:
-    """As many workers as would be needed are more than there can be anywhere, beside stages that cost nothing."""
-    pipeline = FakePipeline([FakeStage(name="read", cpu_s=1e-9), FakeStage(name="wait", cpu_s=1e-9, wait_s=5.0),
-                             FakeStage(name="collate", cpu_s=1e-9)])
-    controller = Controller(pipeline, make(name), record=lambda _: None, clock=lambda: pipeline.now)
-    for _ in range(40):
-        controller.step()
-        pipeline.advance(1.0)
-    assert controller.frozen is None
-
-
-def survives_illness_or_is_stopped_once_with_its_knobs_in_force(name: str, illness: str) -> None:
-    pipeline, events = _Ill(illness), []
-    controller = Controller(pipeline, make(name), record=events.append, clock=lambda: pipeline.now)
-    for _ in range(12):
-        controller.step()  # would raise into the training loop
-        pipeline.advance(1.0)
-    controller.stop()
-    pipeline.limits.check(pipeline.knobs)
-    assert controller.ticks >= 12
-    faults: list[dict[str, Any]] = [e for e in events if e["kind"] == "fault"]
-    assert len(faults) == (controller.frozen is not None)
+    @pytest.mark.parametrize("illness", ILLNESSES)
+    def test_illness_is_survived_or_stops_it_once_with_its_knobs_in_force(self, name: str, illness: str) -> None:
+        pipeline, events = _Ill(illness), []
+        controller = Controller(pipeline, make(name), record=events.append, clock=lambda: pipeline.now)
+        for _ in range(12):
+            controller.step()  # would raise into the training loop
+            pipeline.advance(1.0)
+        controller.stop()
+        pipeline.limits.check(pipeline.knobs)
+        assert controller.ticks >= 12
+        faults: list[dict[str, Any]] = [e for e in events if e["kind"] == "fault"]
+        assert len(faults) == (controller.frozen is not None)
 
 
 class _Ill(FakePipeline):

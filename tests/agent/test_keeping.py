@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from sluice.agent.runtime import knobs_file
-from sluice.agent.runtime.knob_memory import Best, KnobMemory
+from sluice.agent.runtime.knob_memory import BestChoice, KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.etl.common.settings import make, read
@@ -38,10 +38,10 @@ def _metric(rows, **workers):
 
 
 def _best(*lines):
-    best = Best()
+    best = BestChoice()
     for line in lines:
         best.observe(line)
-    return best.found()
+    return best.choice()
 
 
 def test_the_best_choice_is_not_the_one_that_was_just_tried():
@@ -139,6 +139,6 @@ def test_jobs_of_one_registry_share_the_cores_and_others_do_not(tmp_path):
 
 
 def test_ranks_that_share_a_machine_have_an_entry_of_their_own():
-    alone, shared = (KnobMemory(_loader(), KnobOptions(), say=print, ranks=n).here for n in (1, 2))
+    alone, shared = (KnobMemory(_loader(), KnobOptions(), say=print, ranks=n).context for n in (1, 2))
     assert shared.machine == f"{alone.machine}, shared by 2 ranks"
     assert alone.operators == {"log": 2, "clip+log": 1}

@@ -70,11 +70,11 @@ def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and
     rates = [100.0] * 6 + [100.0, 180.0] + [200.0] * 12 + [50.0] * 20
     run = _run(tmp_path, [changed, {"at": 20.0, **FAULT}, {**_turned(30.0), "sequence": 2}], rates,
                config={"kind": "train", "ranks": 2}, calm=20)
-    told = narrative.figures(run, end)
+    told = narrative.summary(run, end)
     with open(tmp_path / "events.jsonl", "a") as events:
         events.write(json.dumps({"at": 40.0, "kind": "end", **end}) + "\n")
     run = Run.read(tmp_path)
-    assert {**narrative.figures(run), "seconds": 0} == {**told, "seconds": 0}, "before the last event and after it"
+    assert {**narrative.summary(run), "seconds": 0} == {**told, "seconds": 0}, "before the last event and after it"
     assert told["headline"] == ("Waiting for input 50 % → 10 % in 7 s, 2 times the rows (200 → 400 rows/s) after one "
                                 "change.")
     assert (told["rows_per_s_settled"], told["decisions"], told["changes_settling"]) == (400.0, 2, 1)

@@ -12,30 +12,12 @@ from sluice.agent.policies import PRODUCT, RIVALS, make, register
 from sluice.agent.simulator.rollout import run
 from sluice.agent.simulator.scenario_json import shipped
 from sluice.ingest.knobs import KnobError
-from tests.agent import policy_contract
-
-every = pytest.mark.parametrize("name", PRODUCT)
+from tests.agent.policy_contract import PolicyContract
 
 
-@every
-def test_deciding_is_pure_and_within_the_limits(name):
-    policy_contract.decides_purely_and_within_the_limits(name)
-
-
-@every
-def test_a_clock_that_stands_still_and_a_stage_that_reports_nothing_are_survived(name):
-    policy_contract.survives_a_clock_that_stands_still(name)
-
-
-@every
-def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(name):
-    policy_contract.survives_a_stage_that_only_waits(name)
-
-
-@every
-@pytest.mark.parametrize("illness", policy_contract.ILLNESSES)
-def test_every_policy_survives_what_is_ill_or_is_stopped_once_with_its_knobs_in_force(name, illness):
-    policy_contract.survives_illness_or_is_stopped_once_with_its_knobs_in_force(name, illness)
+@pytest.mark.parametrize("name", PRODUCT)
+class TestEachOfTheProducts(PolicyContract):
+    """What holds of every policy."""
 
 
 @pytest.mark.parametrize("scenario", [s for s in shipped() if s.name[:2] in ("04", "06")], ids=lambda s: s.name[:2])

@@ -14,7 +14,7 @@ import pytest
 from sluice.agent.controller import Controller
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.policies import make
-from sluice.agent.runtime.settled_knobs import Here, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry, machine_fingerprint
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine
@@ -25,13 +25,13 @@ LIMITS = Limits(workers={"read": (1, 64), "collate": (1, 4)}, read_ahead_bytes=(
 
 def _entry(schema="clicks", row_bytes=160.0, machine="here", read=8):
     knobs = Knobs(workers={"read": read, "collate": 1}, read_ahead_bytes=64 * MIB, prefetch_bytes=32 * MIB)
-    return RegistryEntry(here=_here(schema, row_bytes, machine), knobs=knobs, rows_per_s=1e6,
+    return RegistryEntry(context=_context(schema, row_bytes, machine), knobs=knobs, rows_per_s=1e6,
                          stages={"read": 1e-6, "collate": 1e-7}, operators={"log": 1e-8},
                          learned={"services": {"read": {"points": []}}})
 
 
-def _here(schema="clicks", row_bytes=160.0, machine="here"):
-    return Here(machine=machine, schema=schema, row_bytes=row_bytes)
+def _context(schema="clicks", row_bytes=160.0, machine="here"):
+    return KnobContext(machine=machine, schema=schema, row_bytes=row_bytes)
 
 
 @pytest.fixture
@@ -46,30 +46,30 @@ def registry(request, tmp_path, said):
 
 
 def test_what_is_remembered_is_recalled_and_replaced(registry, said):
-    assert registry.recall(_here(), LIMITS) is None
+    assert registry.recall(_context(), LIMITS) is None
     assert registry.remember(_entry())
     assert registry.remember(_entry(read=12))
-    assert registry.recall(_here(), LIMITS) == _entry(read=12)
-    assert registry.recall(_here(machine="elsewhere"), LIMITS) is None
+    assert registry.recall(_context(), LIMITS) == _entry(read=12)
+    assert registry.recall(_context(machine="elsewhere"), LIMITS) is None
     assert said == []
 
 
 def test_a_changed_schema_starts_from_the_nearest_scaled_by_bytes_a_row(registry):
     registry.remember(_entry("narrow", 100, read=3))
     registry.remember(_entry("wide", 1000, read=20))
-    found = registry.recall(_here("new", 500), LIMITS)
+    found = registry.recall(_context("new", 500), LIMITS)
     assert found.learned is None
     assert found.knobs.workers["read"] == 20
     assert found.knobs.read_ahead_bytes == 32 * MIB
     assert found.rows_per_s == 2e6
-    assert registry.recall(_here("narrow", 500), LIMITS).knobs.workers["read"] == 3  # the very schema goes first
+    assert registry.recall(_context("narrow", 500), LIMITS).knobs.workers["read"] == 3  # the very schema goes first
 
 
 def test_a_changed_schema_is_scaled_by_what_its_operators_cost(registry):
     """Three times the work in one of two stages that cost the same: twice the cost in all, half of the rate."""
     knobs = Knobs(workers={"read": 4, "online": 4}, read_ahead_bytes=8 * MIB)
-    here = Here(machine="here", schema="old", row_bytes=100, operators={"log": 2, "clip+log": 1})
-    registry.remember(RegistryEntry(here=here, knobs=knobs, rows_per_s=1e6, stages={"read": 1e-6, "online": 1e-6},
+    here = KnobContext(machine="here", schema="old", row_bytes=100, operators={"log": 2, "clip+log": 1})
+    registry.remember(RegistryEntry(context=here, knobs=knobs, rows_per_s=1e6, stages={"read": 1e-6, "online": 1e-6},
                                     operators={"log": 1e-8, "clip+log": 2e-8}))
     limits = Limits(workers={"read": (1, 64), "online": (1, 64)})
     now = dataclasses.replace(here, schema="new", operators={"log": 10, "clip+log": 1})
@@ -85,17 +85,17 @@ def test_a_changed_schema_is_scaled_by_what_its_operators_cost(registry):
 def test_the_nearest_schema_is_near_in_operators_too(registry):
     for schema, columns, read in (("few", 2, 3), ("many", 20, 9)):
         knobs = Knobs(workers={"read": read, "collate": 1})
-        registry.remember(RegistryEntry(here=Here(machine="here", schema=schema, row_bytes=100,
+        registry.remember(RegistryEntry(context=KnobContext(machine="here", schema=schema, row_bytes=100,
                                                   operators={"log": columns}),
                                         knobs=knobs, rows_per_s=1.0, operators={"log": 1e-8}))
-    found = registry.recall(Here(machine="here", schema="new", row_bytes=100, operators={"log": 16}), LIMITS)
+    found = registry.recall(KnobContext(machine="here", schema="new", row_bytes=100, operators={"log": 16}), LIMITS)
     assert found.knobs.workers["read"] == 9
 
 
 def test_what_no_longer_fits_is_brought_within_the_limits(registry):
     registry.remember(_entry(read=60))
     tight = Limits(workers={"read": (1, 16), "transform": (1, 4)})
-    assert dict(registry.recall(_here(), tight).knobs.workers) == {"read": 16, "transform": 1}
+    assert dict(registry.recall(_context(), tight).knobs.workers) == {"read": 16, "transform": 1}
 
 
 @pytest.mark.parametrize(("damage", "word"), [
@@ -117,11 +117,11 @@ def test_a_damaged_foreign_or_newer_file_is_ignored_with_a_line(tmp_path, said, 
     (path,) = tmp_path.iterdir()
     path.write_text(damage(path.read_text()))
     (tmp_path / "notes.txt").write_text("not ours")
-    assert registry.recall(_here(), LIMITS) is None
+    assert registry.recall(_context(), LIMITS) is None
     assert len(said) == 1
     assert word in said[0]
     assert registry.remember(_entry())
-    assert registry.recall(_here(), LIMITS) == _entry()
+    assert registry.recall(_context(), LIMITS) == _entry()
 
 
 def test_a_place_that_cannot_be_written_or_read_is_one_line(tmp_path, said):
@@ -129,7 +129,7 @@ def test_a_place_that_cannot_be_written_or_read_is_one_line(tmp_path, said):
     for place in (tmp_path / "file", "nonsense://x/y"):
         registry = Registry(place, say=said.append)
         assert not registry.remember(_entry())
-        registry.recall(_here(), LIMITS)
+        registry.recall(_context(), LIMITS)
     assert 3 <= len(said) <= 4
     assert all("\n" not in line for line in said)
 
@@ -156,12 +156,13 @@ def test_many_writers_leave_whole_files(tmp_path, said):
         for turn in range(5):
             assert registry.remember(_entry(read=1 + (number + turn) % 8))
             own = _entry(read=1 + number % 8)
-            assert registry.remember(dataclasses.replace(own, here=dataclasses.replace(_here(), schema=f"s{number}")))
+            context = dataclasses.replace(_context(), schema=f"s{number}")
+            assert registry.remember(dataclasses.replace(own, context=context))
 
     def read():
         gate.wait()
         for _ in range(20):
-            entry = Registry(tmp_path, say=said.append).recall(_here(), LIMITS)
+            entry = Registry(tmp_path, say=said.append).recall(_context(), LIMITS)
             found.append(entry is None or 1 <= entry.knobs.workers["read"] <= 8)
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(20)]
@@ -175,7 +176,7 @@ def test_many_writers_leave_whole_files(tmp_path, said):
     assert said == []
     Registry(tmp_path, say=said.append, most=8).remember(_entry())
     assert len(list(tmp_path.iterdir())) == 8
-    assert Registry(tmp_path, say=said.append).recall(_here(), LIMITS) is not None
+    assert Registry(tmp_path, say=said.append).recall(_context(), LIMITS) is not None
     assert said == []
 
 
@@ -198,8 +199,8 @@ def test_the_next_run_is_settled_within_three_decisions(tmp_path, schema, column
     registry = Registry(tmp_path)
     first, _ = _run(None, 0.004)
     last = first.snapshot()
-    here = dataclasses.replace(_here(), operators={"log": 4})
-    registry.remember(RegistryEntry(here=here, knobs=first.knobs, rows_per_s=last.rows / last.at,
+    here = dataclasses.replace(_context(), operators={"log": 4})
+    registry.remember(RegistryEntry(context=here, knobs=first.knobs, rows_per_s=last.rows / last.at,
                                     operators={"log": 1e-6},
                                     stages={s.name: s.busy_s / s.rows for s in last.stages}))
     anew, _ = _run(None, 0.004 * dearer)
@@ -215,7 +216,7 @@ def test_an_entry_of_an_older_auto_is_read_and_what_it_learned_of_leaving_the_pl
     older = {"other_cpu_s": 0.1, "services": {"read": stage.to_dict()},
              "residuals": {"probe": {"tries": 2.0, "mean": -0.1, "scatter": 0.01}}}
     assert Registry(tmp_path).remember(dataclasses.replace(_entry(), learned=older))
-    found = Registry(tmp_path).recall(_here(), LIMITS)
+    found = Registry(tmp_path).recall(_context(), LIMITS)
     state = policy.recall(policy.initial(LIMITS, found.knobs), found.learned)
     assert state.services["read"].points == stage.points
     assert policy.learned(state) == {name: older[name] for name in ("other_cpu_s", "services")}

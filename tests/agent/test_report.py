@@ -249,18 +249,23 @@ def test_a_page_can_be_made_while_the_run_goes_on(tmp_path):
         assert len(read_lines(folder.path / "metrics.jsonl")) == 1
 
 
+def _story_of(folder, pipeline, policy, *, looks):
+    """What `explain` tells of a run in which the policy tuned the pipeline."""
+    with RunFolder.create(folder, {}) as run:
+        controller = Controller(pipeline, make(policy), record=run.event, observe=run.metric,
+                                clock=lambda: pipeline.now)
+        for _ in range(looks):
+            controller.step()
+            pipeline.advance(1.0)
+        controller.stop()
+    return narrative.tell(Run.read(folder))
+
+
 def test_explain_says_what_other_means_would_bring_and_how_well_it_knew(tmp_path):
     """A store-bound pipeline on 2 cores: the transform's processor time bounds it in the end."""
     stages = [FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="transform", cpu_s=0.004)]
     pipeline = FakePipeline(stages)
-    run = RunFolder.create(tmp_path / "run", {})
-    controller = Controller(pipeline, make("planner"), record=run.event, observe=run.metric, clock=lambda: pipeline.now)
-    for _ in range(30):
-        controller.step()
-        pipeline.advance(1.0)
-    controller.stop()
-    run.close()
-    text = narrative.tell(Run.read(tmp_path / "run"))
+    text = _story_of(tmp_path / "run", pipeline, "planner", looks=30)
     assert re.search(r"With twice the cores: (1\.9|2) times the rows", text)
     assert re.search(r"With half the cores: 0\.5\d? times the rows", text)
     assert "With twice the memory: the same" in text
@@ -270,14 +275,7 @@ def test_explain_says_what_other_means_would_bring_and_how_well_it_knew(tmp_path
 
 def test_explain_tells_what_a_shadow_would_have_done(tmp_path):
     pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)])
-    run = RunFolder.create(tmp_path / "run", {})
-    controller = Controller(pipeline, make("shadow"), record=run.event, observe=run.metric, clock=lambda: pipeline.now)
-    for _ in range(10):
-        controller.step()
-        pipeline.advance(1.0)
-    controller.stop()
-    run.close()
-    text = narrative.tell(Run.read(tmp_path / "run"))
+    text = _story_of(tmp_path / "run", pipeline, "shadow", looks=10)
     assert "No decision was made." in text
     said = re.search(r"would have turned: read 1 → 8\n +why: (.*)", text)[1]
     assert f"At the end: {said}.\n" in text  # no other figures than when it was proposed

@@ -168,7 +168,7 @@ def test_cheap_stages_are_fused_where_handing_over_takes_cores_that_are_short():
     (1.2 * DEFAULT.handover_s, SimMachine(cores=64, handover_s=DEFAULT.handover_s)),  # cores are free
 ])
 def test_nothing_is_fused_where_that_would_save_nothing_that_counts(cost, machine):
-    simulator, _, _ = _settled(_stages(cost, max_workers=4), machine)
+    simulator, _, _ = _settled(_stages(cost, workers=4, workers_a_core=0), machine)
     assert simulator.knobs.fused == frozenset()
 
 
@@ -193,7 +193,8 @@ def test_a_stage_that_holds_the_lock_leaves_the_stage_with_which_it_is_fused():
 
 
 def test_fused_stages_are_split_where_their_workers_are_at_the_most_there_may_be():
-    simulator, rate, reasons = _settled(_stages(0.01, max_workers=2), SimMachine(cores=16), fused={"c", "d"})
+    narrow = _stages(0.01, workers=2, workers_a_core=0)
+    simulator, rate, reasons = _settled(narrow, SimMachine(cores=16), fused={"c", "d"})
     assert len(simulator.knobs.fused) < 2
     assert any("b is the bottleneck, whose workers do the work of" in text for text in reasons)
     assert rate == pytest.approx(200 * 1024, rel=0.05)

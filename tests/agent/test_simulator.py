@@ -14,7 +14,8 @@ from sluice.agent.simulator.physics import Consumer, MechanismError, SimMachine,
 from sluice.agent.simulator.random_pipelines import held_out
 from sluice.agent.simulator.scenario import Scenario, ScheduledChange
 from sluice.agent.tunable import Tunable
-from sluice.ingest.knobs import KnobError, Knobs, Limits
+from sluice.ingest import stage_spec
+from sluice.ingest.knobs import BACKENDS, KnobError, Knobs, Limits
 
 pytestmark = pytest.mark.slow
 
@@ -241,6 +242,31 @@ def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
 def test_parts_that_cannot_be_are_refused_by_name(kind, values, message):
     with pytest.raises(MechanismError, match=message):
         kind(**values)
+
+
+@pytest.mark.parametrize("kind", [Simulator, EventSimulator])
+def test_a_store_gives_credit_until_it_throttles(kind):
+    """A worker reads 100 items a second, the store allows 20 and 400 more: they last for 5 s."""
+    parts = stages(0.01, cpu=0.0, cap_rows_per_s=20 * ROWS, credit_rows=400 * ROWS)
+    pipeline = simulator(parts, [1], kind=kind)
+    rows = []
+    for _ in range(10):
+        pipeline.advance(1.0)
+        rows.append(pipeline.snapshot().rows)
+    assert rows[3] == pytest.approx(400 * ROWS, rel=0.03)
+    assert rows[-1] == pytest.approx((500 + 5 * 20) * ROWS, rel=0.03)
+
+
+def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():
+    specs = stage_spec.pipeline([stage_spec.transform(name, movable=True) for name in ("first", "second")])
+    scenario = Scenario(name="real", machine=SimMachine(cores=3),
+                        stages=tuple(SimStage(**dataclasses.asdict(spec), cost_s=0.01) for spec in specs))
+    real, simulated = stage_spec.limits_of(specs, 3, BACKENDS), scenario.limits
+    assert [(real.workers, real.backends, real.fusable)] == [
+        (simulated.workers, simulated.backends, simulated.fusable)]
+    assert scenario.first_knobs.workers == {spec.name: spec.first_workers(3) for spec in specs}
+    assert scenario.first_knobs.fused == {"shuffle"}
+    assert [s.room for s in scenario.truth_at(0.0).stages] == [spec.room for spec in specs]
 
 
 def test_the_fluid_ranks_settings_as_the_events_do():

@@ -24,7 +24,7 @@ from sluice.dlrm.training.input_checks import Guard
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import Trainer
 from sluice.ingest.loader import LoaderError
-from tests.dlrm.rig import DENSE, SIZES, FakeFeed, FakeSplit, bagged, batch
+from tests.dlrm.rig import DENSE, REAL, SIZES, FakeFeed, FakeSplit, PaddedFeed, bagged, batch, real_rows
 
 MODEL = ModelConfig(width=8, dense_layers=(16,), over_layers=(16,))
 TABLES = [Table(name=n, rows=r, width=8, longest=3 if n == "small" else 1) for n, r in SIZES.items()]
@@ -144,18 +144,24 @@ def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["ada
     return losses + looks, parts, outcome
 
 
+def unsharded(config: Config, parts: TrainingParts, weights: dict[str, torch.Tensor]) -> Ranker:
+    """The same model in one piece, with a decay of 0.5."""
+    alone = Ranker(config.model, parts.layout, len(DENSE), decay=0.5).to_empty(device="cpu")
+    alone.load_state_dict(weights)
+    if not config.model.history:  # its parts are not sharded, and not in the state either
+        alone.tower.load_state_dict({k.removeprefix("tower."): v for k, v in weights.items() if k.startswith("tower.")})
+    for name, buffer in alone.named_buffers():
+        buffer.copy_(parts.model.module.get_buffer(name))
+    return alone
+
+
 def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str, float]:
     """How far one step's logits and gradients are from those of the same model in one piece, on the whole batch.
 
     Plain gradient descent at a rate of 1 takes a table's gradient off its weights."""
     config, parts = build(here, how, OptimConfig(table_optimiser="sgd", lr=1.0, table_decay=0.5), model=model)
     before = whole_weights(parts.model, here)
-    alone = Ranker(config.model, parts.layout, len(DENSE), decay=0.5).to_empty(device="cpu")
-    alone.load_state_dict(before)
-    if not model.history:  # its parts are not sharded, and not in the state either
-        alone.tower.load_state_dict({k.removeprefix("tower."): v for k, v in before.items() if k.startswith("tower.")})
-    for name, buffer in alone.named_buffers():
-        buffer.copy_(parts.model.module.get_buffer(name))
+    alone = unsharded(config, parts, before)
     every = bagged(batch(7, ROWS), 7)
     logits = alone(*parts.layout.features(every, here.device))
     loss_of(logits, every.label, every.weight).backward()
@@ -170,6 +176,33 @@ def against_the_unsharded(here: Ranks, how: str, model: ModelConfig) -> dict[str
             "dense": max((p.grad - alone.get_parameter(n).grad).abs().max().item()
                          for n, p in parts.dense_parameters.items()),
             "moved": min((before[k] - after[k]).abs().max().item() for k in tables)}
+
+
+def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: bool) -> dict:
+    """How far a step of the trainer on a padded batch is from plain gradient descent on its real rows alone, in one
+    piece; and what is counted."""
+    optim = OptimConfig(table_optimiser="sgd", dense_optimiser="sgd", lr=1.0, dense_lr=1.0, table_decay=0.5)
+    config, parts = build(here, "row", optim, model=model)
+    config = replace(config, epochs=1)
+    before = whole_weights(parts.model, here)
+    alone = unsharded(config, parts, before)
+    real = real_rows(bagged(batch(0, ROWS), 0), REAL)
+    loss = loss_of(alone(*parts.layout.features(real, here.device)), real.label, real.weight)
+    loss.backward()
+    lines: list[dict] = []
+    begun = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), step=1, rows=ROWS)
+    saved = Checkpoints(folder, parts, here, keep=1, record=lambda _: None)
+    trainer = Trainer(config=config, world=here, parts=parts, guard=Guard(SIZES, DENSE, "fake"), save=saved.save,
+                      evaluate=lambda _: False, memory_used=lambda: 0, observe=lines.append, ahead=ahead,
+                      gate=SyncedBatches(here, lambda: False, time.perf_counter))
+    outcome = trainer.train(PaddedFeed(1, ROWS, here.rank, here.ranks, bags=True), begun)
+    saved.close()
+    after = whole_weights(parts.model, here)
+    moved = {k: before[k] - after[k] for k in before}
+    return {"moved": max(m.abs().max().item() for m in moved.values()),
+            "gradients": max((m - alone.get_parameter(k).grad).abs().max().item() for k, m in moved.items()),
+            "loss": abs(lines[-1]["loss"] - loss.item()), "rows": outcome.meta.rows - ROWS,
+            "timed": outcome.timing.rows}
 
 
 class StallingFeed(FakeFeed):
@@ -276,6 +309,8 @@ def main(folder: Path) -> None:
         hosts = folder / f"hosts-{here.ranks}-{here.rank}.json"
         hosts.write_text(json.dumps({"big": "table_row", "small": "table_row"}))
         found["unsharded"]["bags table_row"] = against_the_unsharded(here, str(hosts), WITH_BAGS["bags"])
+        found["padded"] = [of_a_padded_batch(here, folder / f"padded-{here.ranks}-{i}-{ahead}", model, ahead=ahead)
+                           for i, model in enumerate((MODEL, WITH_BAGS["bags"])) for ahead in (False, True)]
         if here.ranks < 4:
             found |= resumed(here, folder)
         found["recut"] = recut(here, folder)

@@ -89,6 +89,33 @@ class FakeFeed:
         return dict(self.position)
 
 
+REAL = 20
+"""The number of real rows of the last batch of a `PaddedFeed`."""
+
+
+@dataclass
+class PaddedFeed(FakeFeed):
+    """Its last global batch has only the first REAL rows of what would be its rows. In the others lies what a transform
+    might make of nothing: numbers that are none, ids, labels."""
+
+    def __iter__(self):
+        mine = max(0, min(self.rows // self.ranks, REAL - self.rank * self.rows // self.ranks))
+        for whole in super().__iter__():
+            real = torch.arange(len(whole.label)) < mine
+            yield whole if self.position["step"] < self.steps else replace(
+                whole, rows=mine, weight=real.float(), label=whole.label.where(real, 1.0),
+                dense=whole.dense.where(real.unsqueeze(1), torch.nan))
+
+
+def real_rows(b: FakeBatch, rows: int) -> FakeBatch:
+    """The first rows of a batch, as if there were no others."""
+    lengths = b.lengths.view(-1, len(b.label))
+    ids = b.values.split(lengths.flatten().tolist())
+    kept = [one for column in range(len(lengths)) for one in ids[column * len(b.label):][:rows]]
+    return replace(b, dense=b.dense[:rows], values=torch.cat(kept), lengths=lengths[:, :rows].flatten(),
+                   label=b.label[:rows], weight=b.weight[:rows], rows=rows)
+
+
 @dataclass
 class FakeSplit:
     """Batches to evaluate on, named like a loader's."""

@@ -32,8 +32,8 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
             known = StageCost(name="read", backend="thread", points={workers: Point(busy_s=1e-6, cpu_s=5e-7)})
             return {"other_cpu_s": 0.0, "services": {"read": known.to_dict(), "gone": known.to_dict()}}
 
-        before = {"machine": kept.here.machine if machine == "same" else machine,
-                  "schema": kept.here.schema if schema == "same" else schema, "learned": learned(7)}
+        before = {"machine": kept.context.machine if machine == "same" else machine,
+                  "schema": kept.context.schema if schema == "same" else schema, "learned": learned(7)}
         assert replace(CheckpointMeta.of(table, {}), agent=before).following(table, {}).agent == before
         kept.learned = learned(5) if registry else None
         with assemble.tuned(config, loader, here, kept, record=lambda _: None, observe=lambda _: None,
@@ -43,7 +43,7 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
             next(iter(loader))
             controller.step()
             after = json.loads(json.dumps(assemble.agent_of(controller, kept)))
-    assert (after["machine"], after["schema"]) == (kept.here.machine, kept.here.schema)
+    assert (after["machine"], after["schema"]) == (kept.context.machine, kept.context.schema)
     points = after["learned"]["services"].get("read", {"points": {}})["points"]
     assert ("7" in points) == (machine == "same" and not (registry and schema != "same"))
     assert ("5" in points) == (registry and schema != "same")

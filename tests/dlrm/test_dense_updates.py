@@ -164,5 +164,5 @@ def test_a_gradient_that_is_no_number_is_refused_by_name(bad):
 
 def test_the_pull_on_looked_up_vectors_is_its_formula():
     x, g = torch.randn(6, 3, 4, requires_grad=True), torch.randn(6, 3, 4)
-    (decayed(x, 0.3) * g).sum().backward()
+    (decayed(x, 0.3 / 6) * g).sum().backward()
     torch.testing.assert_close(x.grad, g + 0.3 / 6 * x.detach())

@@ -171,15 +171,28 @@ def test_a_model_at_chance_is_a_warning_with_likely_causes(judged):
     assert "column 'd1' reaches 2000" in lines.events[0]["text"]
 
 
-def test_a_score_that_falls_from_an_epoch_to_the_next_is_a_warning(judged):
-    """Each evaluation is held against the one at the same place of the epoch before."""
+def test_a_score_that_has_been_falling_for_a_third_of_an_epoch_is_one_warning(judged):
+    """Of 20 steps an epoch: 6 steps after the best are too soon to say so, 7 are not; the same fall is told once."""
     make, lines, shown, _ = judged
     judge = make()
-    for step, sense in ((10, 1.0), (20, 0.6), (30, 1.0), (40, 0.45)):
+    for step, sense in ((10, 1.0), (16, 0.3), (17, 0.3), (24, 0.3), (30, 1.5), (40, 0.45)):
         shown["sense"] = sense
         judge.evaluate_and_check(replace(META, step=step))
-    assert [(e["kind"], e["step"]) for e in lines.events] == [("warning", 40)]
-    assert lines.said[-1].startswith("warning: validation AUC fell from 0.")
+    assert [(e["kind"], e["step"]) for e in lines.events] == [("warning", 17), ("warning", 40)]
+    texts = [e["text"] for e in lines.events]
+    assert "falling for 0.35 epochs, from 0.8" in texts[0]
+    assert "a learning rate that is too large" in texts[0]
+    assert "learned by heart" in texts[1]
+
+
+def test_a_trained_model_whose_predictions_are_off_is_a_warning_at_its_end(judged):
+    make, lines, shown, _ = judged
+    judge, shown["sense"] = make(), -1.0
+    judge.evaluate_and_check(replace(META, step=5))
+    assert not lines.events
+    judge.conclude(replace(META, step=5))
+    assert [e["kind"] for e in lines.events] == ["warning"]
+    assert "on validation is above 1: always predicting the mean rate would be better" in lines.events[0]["text"]
 
 
 def test_slices_are_written_down(judged):

@@ -46,6 +46,7 @@ def test_what_an_older_program_recorded_is_read_and_recorded_alike():
     config = Config.from_dict(OLDER)
     assert config.model == ModelConfig(kind="dcn", dense_layers=(8, 4))
     assert (config.optim.lr, config.conditions.cache_limit, config.slices) == (0.1, 5, ("C2",))
+    assert (config.last, Config(data="t", version=3).last) == ("drop", "pad")
     recorded = json.loads(json.dumps(config.to_dict()))
     assert OLDER.keys() <= recorded.keys()
     for part in ("model", "optim", "conditions"):
@@ -82,6 +83,7 @@ def test_the_version_that_a_run_began_with_does_not_take_one_that_follows_back()
 
 @pytest.mark.parametrize(("words", "message"), [
     (("--seed", "1"), "seed was 0 and cannot become 1"), (("--batch-size", "64"), "batch_size was"),
+    (("--last", "drop"), "last was 'pad' and cannot become 'drop'"),
     (("--over-layers", "3"), "model was"), (("--dense-optimiser", "{other}"), "the dense optimiser was")])
 def test_what_would_train_another_model_is_refused_on_resume(words, message):
     before = options.fresh(said("--data", "t"), version=0)

@@ -117,6 +117,16 @@ def test_an_evaluation_covers_all_ranks_rows(found, ranks):
     assert found[ranks]["slices"] == found[3 - ranks]["slices"]
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_padded_batch_has_the_gradient_of_its_real_rows_alone(found, ranks):
+    """Of 64 rows 20 are real: the last of several ranks have none. With steps that look ahead and without, for plain
+    ids and for weighted bags, with a decay of the vectors; in the padding lie numbers that are none, and ids."""
+    for result in found[ranks]["padded"]:
+        assert max(result["gradients"], result["loss"]) < 1e-6
+        assert result["moved"] > 1e-3
+        assert result["rows"] == result["timed"] == 20
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_that_look_ahead_are_the_same_steps(found, ranks):
     """TorchRec's pipeline has taken batches that are not trained yet: the position saved must not count them."""

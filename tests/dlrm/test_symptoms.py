@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sluice.dlrm.evaluation.diagnosis import Evidence, chance, stuck
+from sluice.dlrm.evaluation.diagnosis import Evidence, chance, falling, off, stuck
 from sluice.dlrm.evaluation.metrics import auc
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.telemetry.mlperf_log import MlLog
@@ -61,6 +61,33 @@ def test_the_likely_cause_is_named(change, words):
     text = stuck(replace(LOST, **change), after=0)
     assert text is not None
     assert re.search(words, text), text
+
+
+GOOD = replace(LOST, auc=0.78, ne=0.9, calibration=1.02)
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({}, []),
+    ({"ne": 1.0, "calibration": 0.5}, []),
+    ({"calibration": 2.0}, []),
+    ({"ne": 1.01}, ["NE 1.010 on validation is above 1.*learned by heart"]),
+    ({"ne": 1.01, "step": 199}, ["Likely: 199 steps are too few: take a smaller --batch-size"]),
+    ({"ne": math.nan}, ["no longer numbers"]),
+    ({"ne": 1.2, "largest_dense": ("I3", 65535.0)}, ["column 'I3' reaches 65535: scale it"]),
+    ({"calibration": 0.49}, ["0.49 times as many positives are predicted .*negatives are sampled"]),
+    ({"ne": 1.7, "calibration": 2.01, "step": 3}, ["3 steps are too few", "2.01 times as many .*3 steps"]),
+])
+def test_predictions_that_are_off_are_named_with_a_likely_cause(change, words):
+    found = off(replace(GOOD, **change))
+    assert len(found) == len(words)
+    assert all(re.search(pattern, text) for pattern, text in zip(words, found, strict=True)), found
+
+
+@pytest.mark.parametrize(("aucs", "noise", "falls"), [
+    ({5: 0.7}, 0, False), ({5: 0.7, 10: 0.69}, 0, True), ({6: 0.7, 10: 0.69}, 0, False), ({5: 0.7, 10: 0.71}, 0, False),
+    ({5: 0.7, 10: 0.699}, 0, False), ({5: 0.7, 10: 0.69}, 0.02, False)])
+def test_a_third_of_an_epoch_below_the_best_by_more_than_noise_is_a_fall(aucs, noise, falls):
+    assert bool(falling(aucs, 15, noise)) == falls
 
 
 def test_missing_values_are_masked_and_counted_by_column():

@@ -96,6 +96,9 @@ def test_the_run_folder_tells_the_run(folder):
     assert kinds[-1] == "end"
     assert kinds.count("checkpoint") == kinds.count("epoch") == 2
     assert {p["kind"] for p in events[0]["plan"]} == {"row", "table"}
+    warnings = [e["text"] for e in events if e["kind"] == "warning"]
+    assert warnings[0].startswith("40 steps in all: batches of 256 rows are large for 5,120")
+    assert all(f"warning: {text}\n" in (folder / "two.err").read_text() for text in warnings)
     evals = [m for m in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if m["kind"] == "eval"]
     assert [(m["epoch"], m["split"]) for m in evals] == [(1, "validation"), (2, "validation"), (2, "test")]
     assert json.loads((run / "config.json").read_text())["ranks"] == 2
@@ -121,10 +124,27 @@ def test_people_see_the_plan_and_the_result_and_no_library_noise(folder):
 
 
 def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(folder):
-    process = train(folder, 2, "again", "--epochs", 2, "--tuning", "fixed", "--knobs", "read=3")
+    """Nor does --last where all batches are full."""
+    process = train(folder, 2, "again", "--epochs", 2, "--tuning", "fixed", "--knobs", "read=3", "--last", "drop")
     assert process.returncode == 0, process.stderr[-3000:]
     assert losses(folder, "again") == losses(folder, "two")
     assert last_json(process)["auc"] == json.loads((folder / "two.json").read_text())["auc"]
+
+
+def test_a_run_of_before_there_was_padding_goes_on_in_its_own_order(folder, tmp_path, capsys):
+    """Its settings do not say what becomes of the last rows: they were dropped."""
+    from sluice.dlrm.train import main
+
+    shutil.copytree(folder / "again", tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*/meta.json"):
+        meta = json.loads(path.read_text())
+        assert meta["loader"]["last"] == meta["config"].pop("last") == "drop"
+        path.write_text(json.dumps(meta))
+    words = ["--run-dir", str(tmp_path / "run"), "--resume", "--check", "--epochs", "3"]
+    assert main(words)["settings"]["last"] == "drop"
+    with pytest.raises(SystemExit):
+        main([*words, "--last", "pad"])
+    assert "last was 'drop' and cannot become 'pad'" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_evaluating_the_checkpoint_gives_what_training_said(folder):
@@ -259,7 +279,7 @@ def test_an_interrupt_ends_all_ranks(folder):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--data", "{}/nothing"], "there is no feature table here"),
-    (["--batch-size", 100000], "larger than an epoch of 5120 rows"),
+    (["--batch-size", 100000, "--last", "drop"], "larger than an epoch of 5120 rows"),
     (["--batch-size", 100], "not a multiple of the 8 streams"),
     (["--ranks", 3, "--batch-size", 240], "3 ranks do not divide the 8 streams"),
     (["--knobs", "reed=2"], "no stage 'reed' .did you mean 'read'"),
@@ -298,12 +318,32 @@ def test_a_run_without_data_says_what_is_missing(folder, capsys):
 def test_check_prints_the_plan_and_leaves_nothing(folder, capsys):
     from sluice.dlrm.train import main
 
-    found = main(["--data", str(folder / "table"), "--run-dir", str(folder / "never"), "--batch-size", str(BATCH),
-                  "--ranks", "2", "--check"])
+    words = ["--data", str(folder / "table"), "--run-dir", str(folder / "never"), "--ranks", "2", "--check"]
+    found = main([*words, "--batch-size", str(BATCH)])
     assert found is not None
     assert (found["ok"], found["steps"]) == (True, 20)
-    assert "C26" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "C26" in err
+    assert "--last drop" not in err
     assert not (folder / "never").exists()
+    left = main([*words, "--batch-size", "3000", "--last", "drop"])
+    assert left is not None
+    assert (left["steps"], left["rows"]) == (1, 3000)
+    (warning,) = left["warnings"]
+    assert warning.startswith("1 steps in all: batches of 3,000 rows are large for 5,120")
+    err = capsys.readouterr().err
+    assert f"warning: {warning}\n" in err
+    assert "--last drop: 2,120 of 5,120 rows fill no batch and are left out of each epoch" in err
+
+
+def test_settings_that_are_not_given_follow_the_rows_and_are_said(folder, capsys):
+    from sluice.dlrm.train import main
+
+    found = main(["--data", str(folder / "table"), "--run-dir", str(folder / "never"), "--check"])
+    assert found is not None
+    assert (found["settings"]["batch_size"], found["steps"], found["rows"]) == (24, 214, 5120)
+    assert found["warnings"] == []
+    assert "chosen for 5,120 training rows: --batch-size 24" in capsys.readouterr().err
 
 
 def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tmp_path):

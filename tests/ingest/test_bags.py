@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.bags import BagError, shuffled
+from sluice.ingest.stages.scatter_kernel import load_compiled
 
+load_compiled(bags=True)
 BAG = st.lists(st.integers(-2**31, 2**31 - 1), max_size=4) | st.none()
 
 
@@ -30,7 +32,7 @@ KINDS = {
 @st.composite
 def windows(draw):
     """A column's bags in pieces, and an order of all its rows, or of some, or as they lie."""
-    length = draw(st.integers(0, 3))
+    length = draw(st.sampled_from([0, 1, 2, 3, 4, 5, 11, 23, 24, 30]))
     bag = draw(st.sampled_from([BAG, st.lists(st.integers(0, 9), min_size=length, max_size=length)]))
     pieces = draw(st.lists(st.lists(bag, max_size=5), min_size=1, max_size=4))
     arrays = [KINDS[draw(st.sampled_from(sorted(KINDS)))](piece) for piece in pieces]
@@ -42,7 +44,9 @@ def windows(draw):
 @given(windows())
 def test_rows_come_in_order_with_their_ids(window):
     bags, arrays, order = window
-    made = shuffled(arrays, None if order is None else np.array(order, np.int64), Buffers())
+    both = shuffled({"x": arrays, "again": arrays}, None if order is None else np.array(order, np.uint64), Buffers())
+    made = both["x"]
+    assert np.array_equal(made.values, both["again"].values)
     expected = [bags[row] for row in (range(len(bags)) if order is None else order)]
     rows = len(expected)
     assert made.ids(0, rows).tolist() == [i for bag in expected for i in bag]
@@ -59,5 +63,20 @@ def test_rows_come_in_order_with_their_ids(window):
     (pa.array(["x", "y"]), r"a bag of string"),
 ])
 def test_what_is_no_bag_is_refused(array, message):
-    with pytest.raises(BagError, match=message):
-        shuffled([array], np.arange(2), Buffers())
+    with pytest.raises(BagError, match=message) as refused:
+        shuffled({"x": [pa.array([[1], [2]]), array]}, np.arange(4, dtype=np.uint64), Buffers())
+    assert (refused.value.column, refused.value.piece) == ("x", 1)
+
+
+@pytest.mark.parametrize("lengths", [[1] * 9, [2, 0, 1_000_000, 0, 3, 4, 29, 0, 400], [0] * 9])
+def test_bags_of_any_size_come_out_of_several_pieces_without_a_change(lengths):
+    """One huge bag, empty ones and missing ones, in pieces of one, two and several rows."""
+    random = np.random.default_rng(0)
+    bags = [random.integers(-2**31, 2**31, n).astype("<i4") for n in lengths]
+    stored = [bag.tobytes() if len(bag) else None for bag in bags]
+    arrays = [pa.array(stored[:1], pa.binary()), pa.array(stored[1:3], pa.large_binary()),
+              pa.array(stored[3:], pa.binary())]
+    order = random.permutation(9).astype(np.uint64)
+    made = shuffled({"x": arrays}, order, Buffers())["x"]
+    assert np.array_equal(made.ids(0, 9), np.concatenate([bags[row] for row in order]))
+    assert made.nbytes < 2 * sum(bag.nbytes for bag in bags) + 200

@@ -31,7 +31,8 @@ def test_transforms_alone_are_moved_and_do_each_others_work_as_readers_do_shuffl
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"room": "garden"}, "a: room: 'garden' is not one of read_ahead_bytes"), ({"workers": 0}, "a: workers: 0"),
-    ({"workers_a_core": -1}, "a: workers: 1 and -1 a core")])
+    ({"workers_a_core": -1}, "a: workers: 1 and -1 a core"), ({"name": ""}, "name: '' is not a name"),
+    ({"backends": ("fibre",)}, r"a: backends: \['fibre'\] are not among")])
 def test_a_stage_that_cannot_be_is_refused_by_name(given, said):
     with pytest.raises(ValueError, match=said):
         StageSpec(**{"name": "a", "room": "stretch"} | given)

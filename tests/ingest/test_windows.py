@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from random import Random
 
 import pytest
 
 from sluice.etl.synth.small_table import small_table
+from sluice.ingest import pipeline as pipeline_file
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.pipeline import Pipeline
-from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.row_order import Position, RowsPlan
 from sluice.ingest.stages import windows as windows_file
 from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
 from sluice.ingest.stages.windows import ReadDone, Unplaced, Windows
@@ -177,3 +179,34 @@ def test_turning_it_on_and_off_while_batches_come_changes_nothing(table):
         assert found == expected
         assert loader.order_hash == order
     assert len(turns) == 2
+
+
+def test_a_reader_that_outlives_its_run_charges_nothing_to_the_next(table, monkeypatch):
+    """An epoch is broken off while a reader is in the middle of a row group: the next run has begun when it places."""
+    monkeypatch.setattr(pipeline_file, "PATIENCE_S", 0.0)
+    reading, gate, placed = threading.Event(), threading.Event(), threading.Event()
+
+    def before(_read):
+        if not reading.is_set():
+            reading.set()
+            assert gate.wait(20)
+
+    room_for = Pipeline._room_for
+
+    def room(pipeline, *args):
+        charge = room_for(pipeline, *args)
+        placed.set()
+        return charge
+
+    monkeypatch.setattr(Pipeline, "_room_for", room)
+    with BatchLoader(table, batch_size=8, streams=1, window_rows=8, before_read=before,
+                     knobs=Knobs(fused=JOINED)) as loader:
+        pipeline = loader._pipeline
+        pipeline.start(Position(0, 0), 1)
+        assert reading.wait(20)
+        pipeline.stop()
+        pipeline._governor = following = Governor(2**40, 0)
+        gate.set()
+        assert placed.wait(20)
+        twin.eventually(lambda: pipeline.gone)
+        assert following.charged == 0

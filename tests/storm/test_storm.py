@@ -207,15 +207,25 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mistake_is_found(name, monkeypatch):
-    mutant = MUTANTS[name]
-    changed(monkeypatch, mutant)
+def found(mutant, seeds):
+    """The first seed whose run raises something, and what."""
     with storm() as crew:
-        for seed in range(mutant.first, mutant.first + mutant.seeds):
+        for seed in seeds:
             try:
                 mutant.kind(chance_of(seed), crew, by_lines, mutant.bend)
             except (Exception, Deadlock) as error:
-                print(f"{name}: seed {seed}, {type(error).__name__}: {str(error)[:200]}")
-                return
-    pytest.fail(f"{mutant.seeds} seeds did not find it")
+                return seed, error
+    return None, None
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_found(name):
+    """By a seed that finds nothing in the code as it is."""
+    mutant = MUTANTS[name]
+    with pytest.MonkeyPatch.context() as patch:
+        changed(patch, mutant)
+        seed, error = found(mutant, range(mutant.first, mutant.first + mutant.seeds))
+    assert error is not None, f"{mutant.seeds} seeds did not find it"
+    print(f"{name}: seed {seed}, {type(error).__name__}: {str(error)[:200]}")
+    _, unchanged = found(mutant, [seed])
+    assert unchanged is None, f"seed {seed} deviates without the mistake, too: {unchanged!r}"

@@ -10,42 +10,43 @@ from sluice.agent.costs.rates import PipelineRates
 from sluice.ingest.knobs import Knobs, format_bytes
 
 
-def why(bottleneck: str, look: Forecast, since: PipelineRates) -> str:
+def why(bottleneck: str, forecast: Forecast, recent: PipelineRates) -> str:
     """The first half of a sentence: what bounds the rate."""
     if bottleneck == "cores":
-        theirs = (look.slow - 1) * since.cpu_quota
-        others = f", and other programs would use {theirs:.2g}" if look.slow > 1.05 else ""
-        return f"the cores are the bottleneck ({since.cpu:.2g} of {since.cpu_quota:.2g} in use{others})"
+        theirs, mentioned = (forecast.slow - 1) * recent.cpu_quota, forecast.slow > forecast.settings.worth_saying
+        others = f", and other programs would use {theirs:.2g}" if mentioned else ""
+        return f"the cores are the bottleneck ({recent.cpu:.2g} of {recent.cpu_quota:.2g} in use{others})"
     if bottleneck == "consumer":
-        return f"the trainer is the bottleneck (it waits {since.stall:.1%} of its time)"
-    count = look.knobs.workers[bottleneck]
-    busy = since.stages[bottleneck].busy if bottleneck in since.stages else 0.0
-    waiting = look.services[bottleneck].waiting(count)
-    how = f", {waiting:.0%} of that waiting for a store or a lock" if waiting > 0.5 else ""
+        return f"the trainer is the bottleneck (it waits {recent.stall:.1%} of its time)"
+    count = forecast.knobs.workers[bottleneck]
+    busy = recent.stages[bottleneck].busy if bottleneck in recent.stages else 0.0
+    waiting = forecast.services[bottleneck].waiting(count)
+    how = f", {waiting:.0%} of that waiting for a store or a lock" if waiting > forecast.settings.mostly else ""
     return f"{bottleneck} is the bottleneck ({busy:.2g} of {count} worker{'s' * (count > 1)} busy{how})"
 
 
 def moves(before: Knobs, after: Knobs) -> str:
     """The difference between two settings as text: `read 1 → 4, prefetch 32 MiB → 64 MiB`."""
-    found = [f"{name} {count} → {after.workers[name]}" for name, count in before.workers.items()
+    parts = [f"{name} {count} → {after.workers[name]}" for name, count in before.workers.items()
              if count != after.workers[name]]
-    found += [f"{name} {before.backend.get(name, 'thread')} → {backend}" for name, backend in after.backend.items()
+    parts += [f"{name} {before.backend.get(name, 'thread')} → {backend}" for name, backend in after.backend.items()
               if backend != before.backend.get(name, "thread")]
-    found += [f"{name} fused" for name in sorted(after.fused - before.fused)]
-    found += [f"{name} split" for name in sorted(before.fused - after.fused)]
-    found += [f"{label} {format_bytes(old)} → {format_bytes(new)}" for label, old, new in (
+    parts += [f"{name} fused" for name in sorted(after.fused - before.fused)]
+    parts += [f"{name} split" for name in sorted(before.fused - after.fused)]
+    parts += [f"{label} {format_bytes(old)} → {format_bytes(new)}" for label, old, new in (
         ("read-ahead", before.read_ahead_bytes, after.read_ahead_bytes),
         ("prefetch", before.prefetch_bytes, after.prefetch_bytes)) if old != new]
-    return ", ".join(found)
+    return ", ".join(parts)
 
 
-def details(look: Forecast, since: PipelineRates, knobs: Knobs, rate: float) -> dict[str, Any]:
+def details(forecast: Forecast, recent: PipelineRates, knobs: Knobs, rate: float) -> dict[str, Any]:
     """The numbers behind a decision, stage models among them."""
-    return {"stall": since.stall, "now_rows_per_s": _finite(look.rate(look.knobs.workers)),
-            "best_rows_per_s": _finite(rate), "cores_rows_per_s": _finite(look.cores_rate(look.knobs.workers)),
-            "demand_rows_per_s": _finite(look.demand), "memory_bytes": look.memory(knobs),
-            "memory_limit": look.memory_limit, "core_slowdown": look.slow,
-            "stages": {name: service.describe(look.knobs.workers[name]) for name, service in look.services.items()}}
+    return {"stall": recent.stall, "now_rows_per_s": _finite(forecast.rate(forecast.knobs.workers)),
+            "best_rows_per_s": _finite(rate), "cores_rows_per_s": _finite(forecast.cores_rate(forecast.knobs.workers)),
+            "demand_rows_per_s": _finite(forecast.demand), "memory_bytes": forecast.memory(knobs),
+            "memory_limit": forecast.memory_limit, "core_slowdown": forecast.slow,
+            "stages": {name: service.describe(forecast.knobs.workers[name])
+                       for name, service in forecast.services.items()}}
 
 
 def _finite(value: float) -> float | None:

@@ -29,7 +29,7 @@ from sluice.agent.costs.restructure import Restructuring
 from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.explain import details, moves, why
-from sluice.agent.policies.planner.state import PlannerState, WorkerCap, taught
+from sluice.agent.policies.planner.state import PlannerState, WorkerCap, caps_after_failure
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
@@ -64,261 +64,270 @@ class Planner(Policy):
                        if s.name in state.services}
             return state.knobs, replace(state, last=snapshot, window=(snapshot,),
                                         services={**state.services, **watched}), Reason(text="first look")
-        seen = _rates(state, state.last, snapshot)
-        if seen is None:  # a clock that stands still, or counters that fell: begin again from here
+        latest = _rates(state, state.last, snapshot)
+        if latest is None:  # a clock that stands still, or counters that fell: begin again from here
             return state.knobs, replace(state, last=snapshot, window=(snapshot,)), Reason(
                 text="no time has passed since the last look")
-        learned = _learn(state, snapshot, seen)
+        learned = _learn(state, snapshot, latest)
         other_machine = snapshot.cpu_quota != state.last.cpu_quota
         # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
         other_workload = state.age > state.settings.ours and any(
             learned.services[n].drifts > state.services[n].drifts
             and stage.busy >= state.settings.matters * stage.workers
-            for n, stage in seen.stages.items() if n in state.services)
+            for n, stage in latest.stages.items() if n in state.services)
         if other_machine or other_workload:  # earlier measurements say nothing about what comes now
             spare = state.settings.spare
-            learned = replace(learned, held={}, tried=frozenset(), quiet_until=0, failures=0, spare=spare,
+            learned = replace(learned, caps={}, tried=frozenset(), quiet_until=0, failures=0, spare=spare,
                               spare_needed=spare, trial=None, window=(), demands=())
         state = replace(learned, last=snapshot, tick=state.tick + 1, age=state.age + 1,
                         window=(*learned.window, snapshot)[-state.settings.window:])
-        if state.trial is not None and state.age > state.settings.settle and state.trial.crashed(seen):
-            return _undo(state, state.trial, seen)
-        since = _rates(state, state.window[0], snapshot)
-        if since is None or since.rows_per_s == 0:
+        if state.trial is not None and state.age > state.settings.settle and state.trial.crashed(latest):
+            return _undo(state, state.trial, latest)
+        recent = _rates(state, state.window[0], snapshot)
+        if recent is None or recent.rows_per_s == 0:
             return state.knobs, state, Reason(text="waiting for rows to arrive")
         if state.trial is not None:
-            keep = state.trial.verdict(state.age, since)
+            keep = state.trial.verdict(state.age, recent)
             failing = keep is False
-            if state.trial.kind in ("grow", "probe") and since.stall > state.settings.smooth and (
-                    failing or (keep is None and state.age >= state.settings.settle and state.trial.gain(since) < 1)):
+            if state.trial.kind in ("grow", "probe") and recent.stall > state.settings.smooth and (
+                    failing or (keep is None and state.age >= state.settings.settle and state.trial.gain(recent) < 1)):
                 undone = replace(state, knobs=state.trial.before, trial=None)
-                look = _look(undone, seen)  # perhaps a stage was grown whose workers wait for a lock
-                suspects = (s for s in restructure.suspected(look, since) if failing or s.stage in state.trial.stages)
-                switch = _reshape(undone, look, since, itertools.chain(restructure.locked(look), suspects))
+                forecast = _forecast(undone, latest)  # perhaps a stage was grown whose workers wait for a lock
+                suspects = (suspect for suspect in restructure.suspected(forecast, recent)
+                            if failing or suspect.stage in state.trial.stages)
+                switch = _reshape(undone, forecast, recent, itertools.chain(restructure.locked(forecast), suspects))
                 if switch is not None:
                     return switch
             if keep is None:
                 return state.knobs, state, Reason(text="measuring what the last change did")
             if not keep:
-                return _undo(state, state.trial, since)
+                return _undo(state, state.trial, recent)
             state = replace(state, trial=None, failures=0 if state.trial.rises else state.failures)
         if len(state.window) < state.settings.settle:
             return state.knobs, state, Reason(text="looking at how the present knobs do")
         # Full buffers hide for a moment that the input has become slower: the latest interval is nearer the truth.
-        return _plan(state, seen, replace(since, rows_per_s=min(since.rows_per_s, seen.rows_per_s or math.inf)))
+        return _plan(state, latest, replace(recent, rows_per_s=min(recent.rows_per_s, latest.rows_per_s or math.inf)))
 
     def explain(self, state: PlannerState) -> dict[str, Any]:
         """The stage models, and the expected rates with more or fewer resources; empty while nothing is known."""
-        seen = _rates(state, state.window[0], state.window[-1]) if state.window else None
-        look = _look(state, seen) if seen is not None else None
-        if seen is None or look is None or not look.services:
+        latest = _rates(state, state.window[0], state.window[-1]) if state.window else None
+        forecast = _forecast(state, latest) if latest is not None else None
+        if latest is None or forecast is None or not forecast.services:
             return {}
-        return {**details(look, seen, state.knobs, look.rate(state.knobs.workers)), "what_if": what_if(look)}
+        rate = forecast.rate(state.knobs.workers)
+        return {**details(forecast, latest, state.knobs, rate), "what_if": what_if(forecast)}
 
 
 def _rates(state: PlannerState, earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
-    found = rates(earlier, later)
-    return None if found is None else found.joined(state.knobs, state.limits)
+    measured = rates(earlier, later)
+    return None if measured is None else measured.joined(state.knobs, state.limits)
 
 
-def _look(state: PlannerState, seen: PipelineRates) -> Forecast:
-    return Forecast.of(seen, state.knobs, state.limits, state.services, other_cpu_s=state.other_cpu_s,
+def _forecast(state: PlannerState, latest: PipelineRates) -> Forecast:
+    return Forecast.of(latest, state.knobs, state.limits, state.services, other_cpu_s=state.other_cpu_s,
                        demand=max(state.demands, default=math.inf), settings=state.settings)
 
 
-def _learn(state: PlannerState, snapshot: Snapshot, seen: PipelineRates) -> PlannerState:
-    settings, saturated = state.settings, seen.saturated(state.settings.saturated)
+def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
+    settings, saturated = state.settings, latest.saturated(state.settings.saturated)
     services = {s.name: state.services[s.name].observe(s, saturated) for s in snapshot.stages
                 if s.name in state.services}
-    demand = seen.demand_rows_per_s
-    other = max(0.0, seen.cpu - seen.running)
+    demand = latest.demand_rows_per_s
+    other = max(0.0, latest.cpu - latest.running)
     return replace(state, services={**state.services, **services},
                    other_cpu=state.other_cpu + settings.lately * (other - state.other_cpu),
-                   passed=state.passed + settings.lately * (seen.rows_per_s - state.passed),
+                   passed=state.passed + settings.lately * (latest.rows_per_s - state.passed),
                    demands=(*state.demands, demand)[-settings.spare:] if demand else state.demands)
 
 
-def _undo(state: PlannerState, trial: TrialChange, since: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
+def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
     """Goes back to the setting before, and keeps what was learned."""
-    gain = trial.gain(since)
+    gain, settings = trial.gain(recent), state.settings
     text = (f"the last change brought {gain:.2f} times the rows where {trial.hoped:.2f} were hoped for, so it is "
             f"undone: {moves(state.knobs, trial.before)}")
     if trial.kind in ("probe", "switch", "fuse", "split"):  # a trial of these kinds was expected to fail now and then
         undone = state  # its measurements are in the curve now
     else:
-        undone = replace(state, held=taught(state, trial.before, since),
+        undone = replace(state, caps=caps_after_failure(state, trial.before, recent),
                          failures=state.failures + 1, spare=0,
-                         quiet_until=state.tick + 4 * 2 ** min(state.failures, 8),
-                         spare_needed=state.spare_needed * (4 if trial.kind == "release" else 1))
-    return _change(undone, trial.before, None, since, Reason(
+                         quiet_until=state.tick + settings.pause * 2 ** min(state.failures, settings.pause_doublings),
+                         spare_needed=state.spare_needed * (settings.spare_longer if trial.kind == "release" else 1))
+    return _change(undone, trial.before, None, recent, Reason(
         text=text, predicted_rows_per_s=trial.rows_per_s,
         details={"kind": "undo", "gain": gain, "hoped": trial.hoped}))
 
 
-def _plan(state: PlannerState, seen: PipelineRates, since: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
-    look, settings = _look(state, seen), state.settings
-    if not look.services or (len(look.each) < len(state.services) and state.tick <= state.settings.patience):
+def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
+    forecast, settings = _forecast(state, latest), state.settings
+    if not forecast.services or (len(forecast.each) < len(state.services) and state.tick <= state.settings.patience):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
-    state = replace(state, held={n: held.eased(look.slow, state.tick, settings) for n, held in state.held.items()})
-    now, bottleneck = look.rate(state.knobs.workers), look.bottleneck()
-    ranges = {name: _range(state, name, look.contended) for name in look.services}
-    tight = (seen.memory_used > settings.memory_alarm * look.memory_limit
-             or look.memory(state.knobs) > look.memory_limit)
-    input_bound = since.stall > settings.smooth
+    state = replace(state, caps={n: cap.eased(forecast.slow, state.tick, settings) for n, cap in state.caps.items()})
+    present_rate, bottleneck = forecast.rate(state.knobs.workers), forecast.bottleneck()
+    ranges = {name: _range(state, name, forecast.contended) for name in forecast.services}
+    tight = (latest.memory_used > settings.memory_alarm * forecast.memory_limit
+             or forecast.memory(state.knobs) > forecast.memory_limit)
+    input_bound = recent.stall > settings.smooth
     if tight:
-        knobs, best = look.best(ranges, fewest=True, tight=True)
-        if look.memory(knobs) < look.memory(state.knobs):
-            return _change(state, knobs, "memory", since, Reason(
-                text=f"memory is short ({format_bytes(seen.memory_used)} of {format_bytes(look.memory_limit)} used, "
-                     f"{format_bytes(look.memory(state.knobs))} may be needed): {moves(state.knobs, knobs)}",
-                bottleneck="memory", predicted_rows_per_s=best, details=details(look, since, knobs, best)))
-    switch = _reshape(state, look, since, restructure.locked(look)) if input_bound else None
+        knobs, best = forecast.best(ranges, fewest=True, tight=True)
+        if forecast.memory(knobs) < forecast.memory(state.knobs):
+            return _change(state, knobs, "memory", recent, Reason(
+                text=f"memory is short ({format_bytes(latest.memory_used)} of "
+                     f"{format_bytes(forecast.memory_limit)} used, {format_bytes(forecast.memory(state.knobs))} may be "
+                     f"needed): {moves(state.knobs, knobs)}",
+                bottleneck="memory", predicted_rows_per_s=best, details=details(forecast, recent, knobs, best)))
+    switch = _reshape(state, forecast, recent, restructure.locked(forecast)) if input_bound else None
     if switch is not None:
         return switch
     if state.tick < state.quiet_until:
         return state.knobs, state, Reason(text="waiting before the next try, as the last one failed",
-                                          bottleneck=bottleneck, predicted_rows_per_s=now)
-    cause = why(bottleneck, look, since)
+                                          bottleneck=bottleneck, predicted_rows_per_s=present_rate)
+    cause = why(bottleneck, forecast, recent)
     if input_bound:
-        thinned = _thin(state, look, since, ranges)
+        thinned = _thin(state, forecast, recent, ranges)
         if thinned is not None:
             return thinned
-        knobs, best = look.best(ranges, fewest=False)
-        if best >= state.settings.worth * now and knobs.workers != state.knobs.workers:
-            grown = replace(state, spare=0, spare_needed=state.spare_needed * (4 if state.released else 1),
-                            released=False)
-            return _change(grown, knobs, "grow", since, Reason(
-                text=f"{cause}: {moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
-                bottleneck=bottleneck, predicted_rows_per_s=best, details=details(look, since, knobs, best)))
-        found = itertools.chain(restructure.suspected(look, since), restructure.split(look), restructure.fused(look))
-        reshaped = _reshape(state, look, since, found)
+        knobs, best = forecast.best(ranges, fewest=False)
+        if best >= state.settings.worth * present_rate and knobs.workers != state.knobs.workers:
+            grown = replace(state, spare=0, released=False,
+                            spare_needed=state.spare_needed * (settings.spare_longer if state.released else 1))
+            return _change(grown, knobs, "grow", recent, Reason(
+                text=f"{cause}: {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows predicted",
+                bottleneck=bottleneck, predicted_rows_per_s=best, details=details(forecast, recent, knobs, best)))
+        candidates = itertools.chain(restructure.suspected(forecast, recent), restructure.split(forecast),
+                                     restructure.fused(forecast))
+        reshaped = _reshape(state, forecast, recent, candidates)
         if reshaped is not None:
             return reshaped
-        probe = _probe(state, look, since)
+        probe = _probe(state, forecast, recent)
         if probe is not None:
             name, count, hope = probe
             knobs = state.knobs.with_workers(**{name: count})
             probing = replace(state, spare=0, tried=state.tried | {(name, count)})
-            return _change(probing, knobs, "probe", since, Reason(
+            return _change(probing, knobs, "probe", recent, Reason(
                 text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
                      f"trying {moves(state.knobs, knobs)}",
-                bottleneck=name, predicted_rows_per_s=hope, details=details(look, since, knobs, hope)))
+                bottleneck=name, predicted_rows_per_s=hope, details=details(forecast, recent, knobs, hope)))
     # Where growing did harm while other programs use the cores, the cores are what is short.
-    short = look.contended and bool(state.held)
+    short = forecast.contended and bool(state.caps)
     if bottleneck not in ("consumer", "cores") and not short:
         return state.knobs, replace(state, spare=0), Reason(
-            text=f"{cause}, and nothing better is known", bottleneck=bottleneck, predicted_rows_per_s=now)
-    return _release(state, look, since, ranges, Reason(text=cause, bottleneck=bottleneck, predicted_rows_per_s=now))
+            text=f"{cause}, and nothing better is known", bottleneck=bottleneck, predicted_rows_per_s=present_rate)
+    calm = Reason(text=cause, bottleneck=bottleneck, predicted_rows_per_s=present_rate)
+    return _release(state, forecast, recent, ranges, calm)
 
 
-def _reshape(state: PlannerState, look: Forecast, since: PipelineRates,
-             found: Iterable[Restructuring]) -> tuple[Knobs, PlannerState, Reason] | None:
+def _reshape(state: PlannerState, forecast: Forecast, recent: PipelineRates,
+             candidates: Iterable[Restructuring]) -> tuple[Knobs, PlannerState, Reason] | None:
     """Moves a stage to its other back end, fuses or splits it: the first change that is worth it."""
-    now = min(look.rate(state.knobs.workers), since.rows_per_s)  # waits for a lock are in no stage's curve
-    free = replace(state, held={})  # what failed while workers waited for a lock may succeed without
-    for shape in found:
+    # Waits for a lock are in no stage's curve.
+    present_rate = min(forecast.rate(state.knobs.workers), recent.rows_per_s)
+    free = replace(state, caps={})  # what failed while workers waited for a lock may succeed without
+    for shape in candidates:
         if shape.key in state.tried:
             continue
         name, moving = shape.stage, shape.kind == "switch"
-        ranges = {n: _range(free if moving else state, n, look.contended) for n in shape.look.services}
+        ranges = {n: _range(free if moving else state, n, forecast.contended) for n in shape.forecast.services}
         if moving:
-            ranges[name] = (1, min(state.limits.workers[name][1], max(2, math.ceil(since.cpu_quota))))
-        knobs, best = shape.look.best(ranges, fewest=False)
-        if best < state.settings.worth * now or not shape.look.fits(knobs):
+            ranges[name] = (1, min(state.limits.workers[name][1], max(2, math.ceil(recent.cpu_quota))))
+        knobs, best = shape.forecast.best(ranges, fewest=False)
+        if best < state.settings.worth * present_rate or not shape.forecast.fits(knobs):
             continue
         trying = replace(state, spare=0, tried=state.tried | {shape.key})
         if moving:
             sharing = {n: (s.relieved() if len(state.limits.backends_of(n)) > 1 else s).stale()
-                       for n, s in look.each.items() if n != name and s.backend == "thread"}
-            trying = replace(trying, services={**state.services, **sharing}, held={})
-        return _change(trying, knobs, shape.kind, since, Reason(
-            text=f"{shape.cause}: trying {moves(state.knobs, knobs)}, {best / now:.2g} times the rows predicted",
-            bottleneck=look.bottleneck(), predicted_rows_per_s=best,
-            details=details(shape.look, since, knobs, best)))
+                       for n, s in forecast.each.items() if n != name and s.backend == "thread"}
+            trying = replace(trying, services={**state.services, **sharing}, caps={})
+        return _change(trying, knobs, shape.kind, recent, Reason(
+            text=f"{shape.cause}: trying {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows "
+                 "predicted",
+            bottleneck=forecast.bottleneck(), predicted_rows_per_s=best,
+            details=details(shape.forecast, recent, knobs, best)))
     return None
 
 
 def _range(state: PlannerState, name: str, contended: bool) -> tuple[int, int]:
     """The fewest and most workers to consider now."""
     least, most = state.limits.workers[name]
-    held = state.held.get(name)
-    if held is not None and state.tick < held.until:
-        least, most = max(least, held.least), min(most, held.most)
+    cap = state.caps.get(name)
+    if cap is not None and state.tick < cap.until:
+        least, most = max(least, cap.least), min(most, cap.most)
     service = state.services[name]
     growth = 1 + ((state.settings.careful if contended else state.settings.further) - 1) * service.efficiency**2
-    seen = max(1, service.most_seen)
-    reach = max(state.knobs.workers[name], math.ceil(growth * seen) if seen > 1 else state.settings.growth)
+    most_seen = max(1, service.most_seen)
+    reach = max(state.knobs.workers[name], math.ceil(growth * most_seen) if most_seen > 1 else state.settings.growth)
     return least, max(least, min(most, reach))
 
 
-def _probe(state: PlannerState, look: Forecast, since: PipelineRates) -> tuple[str, int, float] | None:
+def _probe(state: PlannerState, forecast: Forecast, recent: PipelineRates) -> tuple[str, int, float] | None:
     """The busiest stage with a number of workers not seen yet, where its curve leaves room for a real gain."""
-    share = {n: since.stages[n].busy / state.knobs.workers[n] for n in look.services if n in since.stages}
+    share = {n: recent.stages[n].busy / state.knobs.workers[n] for n in forecast.services if n in recent.stages}
     name = max(share, key=lambda n: share[n], default=None)
-    if name is None or share[name] < 0.7:
+    if name is None or share[name] < state.settings.busiest:
         return None
-    service, workers, now = look.services[name], state.knobs.workers, look.rate(state.knobs.workers)
-    least, most = _range(state, name, look.contended)
+    service, workers, present_rate = forecast.services[name], state.knobs.workers, forecast.rate(state.knobs.workers)
+    least, most = _range(state, name, forecast.contended)
     most = max(workers[name], most, service.most_seen)  # between two settings seen, any may be tried
     worth = {}
-    for count, hope in service.hopes(since.cpu_quota, state.settings.worth).items():
-        unbent = replace(look, services={**look.services, name: service.unbent(count)})
-        found = min(hope, unbent.rate_around(name, {**workers, name: count}))
-        if least <= count <= most and (name, count) not in state.tried and found >= state.settings.worth * now and (
-                count < workers[name] or look.fits(state.knobs.with_workers(**{name: count}))):
-            worth[count] = found
+    for count, hope in service.hopes(recent.cpu_quota, state.settings.worth).items():
+        unbent = replace(forecast, services={**forecast.services, name: service.unbent(count)})
+        hoped_for = min(hope, unbent.rate_around(name, {**workers, name: count}))
+        is_new = least <= count <= most and (name, count) not in state.tried
+        if is_new and hoped_for >= state.settings.worth * present_rate and (
+                count < workers[name] or forecast.fits(state.knobs.with_workers(**{name: count}))):
+            worth[count] = hoped_for
     if not worth:
         return None
     count = max(worth, key=lambda n: worth[n])
     return name, count, worth[count]
 
 
-def _thin(state: PlannerState, look: Forecast, since: PipelineRates,
+def _thin(state: PlannerState, forecast: Forecast, recent: PipelineRates,
           ranges: Mapping[str, tuple[int, int]]) -> tuple[Knobs, PlannerState, Reason] | None:
     """Takes workers away where our own threads, rather than other programs', may crowd the cores. As many stay as the
     threads that run now would keep busy."""
-    if not look.contended or since.wanting < state.settings.crowd * since.running:
+    if not forecast.contended or recent.wanting < state.settings.crowd * recent.running:
         return None
-    alone = replace(look.alone, stage_cores=since.running)
+    alone = replace(forecast.alone, stage_cores=recent.running)
     knobs = _lean(state, alone, ranges)
     most, until = state.settings.slim * state.knobs.total_workers, state.tick + state.settings.forgive
-    if knobs.total_workers > most or alone.rate(knobs.workers) < since.rows_per_s:
+    if knobs.total_workers > most or alone.rate(knobs.workers) < recent.rows_per_s:
         return None
-    held = {n: WorkerCap(least, knobs.workers[n], until, look.slow, state.knobs.workers[n])
+    caps = {n: WorkerCap(least, knobs.workers[n], until, forecast.slow, state.knobs.workers[n])
             for n, (least, _) in state.limits.workers.items() if knobs.workers[n] < state.knobs.workers[n]}
-    thinned = replace(state, spare=0, held={**state.held, **held})
-    return _change(thinned, knobs, "release", since, Reason(
+    thinned = replace(state, spare=0, caps={**state.caps, **caps})
+    return _change(thinned, knobs, "release", recent, Reason(
         text=f"more threads want a core than get one: {moves(state.knobs, knobs)}", bottleneck="cores",
-        predicted_rows_per_s=since.rows_per_s, details=details(look, since, knobs, since.rows_per_s)))
+        predicted_rows_per_s=recent.rows_per_s, details=details(forecast, recent, knobs, recent.rows_per_s)))
 
 
-def _lean(state: PlannerState, look: Forecast, ranges: Mapping[str, tuple[int, int]]) -> Knobs:
+def _lean(state: PlannerState, forecast: Forecast, ranges: Mapping[str, tuple[int, int]]) -> Knobs:
     """The present knobs without the workers that are not needed for the best rate."""
-    lean, _ = look.best(ranges, fewest=True)
+    lean, _ = forecast.best(ranges, fewest=True)
     return replace(state.knobs, workers={n: min(count, lean.workers[n]) for n, count in state.knobs.workers.items()})
 
 
-def _release(state: PlannerState, look: Forecast, since: PipelineRates, ranges: Mapping[str, tuple[int, int]],
+def _release(state: PlannerState, forecast: Forecast, recent: PipelineRates, ranges: Mapping[str, tuple[int, int]],
              calm: Reason) -> tuple[Knobs, PlannerState, Reason]:
     """Gives workers back that are not needed, once the trainer or the cores have been the bottleneck for a while."""
-    now = state.knobs
-    alone = look if calm.bottleneck == "consumer" else look.alone  # perhaps our own threads slow us
+    knobs_before, settings = state.knobs, state.settings
+    alone = forecast if calm.bottleneck == "consumer" else forecast.alone  # perhaps our own threads slow us
     knobs = _lean(state, alone, ranges)
-    spare = now.total_workers - knobs.total_workers
-    gain = alone.rate(knobs.workers) / alone.rate(now.workers)
-    if spare < 1 or gain < 0.999 or (spare < 0.15 * now.total_workers and gain < 1.02):
-        return now, replace(state, spare=0), calm
+    spare = knobs_before.total_workers - knobs.total_workers
+    gain = alone.rate(knobs.workers) / alone.rate(knobs_before.workers)
+    few = spare < settings.spare_workers * knobs_before.total_workers
+    if spare < 1 or gain < settings.spare_kept or (few and gain < settings.spare_gain):
+        return knobs_before, replace(state, spare=0), calm
     if state.spare + 1 < state.spare_needed:
-        return now, replace(state, spare=state.spare + 1), calm
-    return _change(replace(state, spare=0, released=True), knobs, "release", since, replace(
-        calm, text=f"{calm.text}: {moves(now, knobs)} costs it nothing", predicted_rows_per_s=since.rows_per_s,
-        details=details(look, since, knobs, since.rows_per_s)))
+        return knobs_before, replace(state, spare=state.spare + 1), calm
+    return _change(replace(state, spare=0, released=True), knobs, "release", recent, replace(
+        calm, text=f"{calm.text}: {moves(knobs_before, knobs)} costs it nothing",
+        predicted_rows_per_s=recent.rows_per_s, details=details(forecast, recent, knobs, recent.rows_per_s)))
 
 
-def _change(state: PlannerState, knobs: Knobs, kind: str | None, since: PipelineRates,
+def _change(state: PlannerState, knobs: Knobs, kind: str | None, recent: PipelineRates,
             reason: Reason) -> tuple[Knobs, PlannerState, Reason]:
     """Puts `knobs` in force; with a `kind`, on trial."""
-    more = {n: stage.rows_per_s for n, stage in since.stages.items() if knobs.workers[n] > state.knobs.workers[n]}
-    trial = TrialChange(kind=kind, before=state.knobs, rows_per_s=since.rows_per_s, stages=more,
-                  predicted=reason.predicted_rows_per_s or since.rows_per_s, settings=state.settings) if kind else None
+    more = {n: stage.rows_per_s for n, stage in recent.stages.items() if knobs.workers[n] > state.knobs.workers[n]}
+    trial = TrialChange(kind=kind, before=state.knobs, rows_per_s=recent.rows_per_s, stages=more,
+                  predicted=reason.predicted_rows_per_s or recent.rows_per_s, settings=state.settings) if kind else None
     return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason

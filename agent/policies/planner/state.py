@@ -33,23 +33,23 @@ class WorkerCap:
         return WorkerCap(self.least, self.before, tick + settings.doubt) if freer else self
 
 
-def taught(state: PlannerState, before: Knobs, since: PipelineRates) -> dict[str, WorkerCap]:
+def caps_after_failure(state: PlannerState, before: Knobs, recent: PipelineRates) -> dict[str, WorkerCap]:
     """The caps that follow from a failed change. Stages that grew until their workers disturbed each other may grow at
     most half-way to that, by ratio, and so may all if other programs may have been the cause. If there are none, each
     stage that was changed stays on the side it was on."""
     settings = state.settings
-    contended = Contention.of(since, settings).slow >= settings.contended
+    contended = Contention.of(recent, settings).slow >= settings.contended
     doubt = min(settings.forgive, settings.doubt * 2**state.failures)
-    held, until = dict(state.held), state.tick + (doubt if contended else settings.forgive)
-    grown = {n: (before.workers[n], now) for n, now in state.knobs.workers.items() if now > before.workers[n]}
-    bent = {n: between(then, now) for n, (then, now) in grown.items()
-            if (cost := state.services[n]).points and cost.busy_s(now) * settings.bent > cost.busy_s(then)}
+    caps, until = dict(state.caps), state.tick + (doubt if contended else settings.forgive)
+    grown = {n: (before.workers[n], count) for n, count in state.knobs.workers.items() if count > before.workers[n]}
+    bent = {n: between(count_before, count) for n, (count_before, count) in grown.items()
+            if (cost := state.services[n]).points and cost.busy_s(count) * settings.bent > cost.busy_s(count_before)}
     for name, most in (bent or {n: between(*both) if contended else both[0] for n, both in grown.items()}).items():
-        held[name] = WorkerCap(state.limits.workers[name][0], most, until)
-    for name, now in state.knobs.workers.items():
-        if now < before.workers[name]:
-            held[name] = WorkerCap(before.workers[name], state.limits.workers[name][1], until)
-    return held
+        caps[name] = WorkerCap(state.limits.workers[name][0], most, until)
+    for name, count in state.knobs.workers.items():
+        if count < before.workers[name]:
+            caps[name] = WorkerCap(before.workers[name], state.limits.workers[name][1], until)
+    return caps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class PlannerState:
     """What the trainer would have taken lately. The largest counts, as a pause for an evaluation is no lack of
     demand."""
     trial: TrialChange | None = None
-    held: Mapping[str, WorkerCap] = field(default_factory=dict)
+    caps: Mapping[str, WorkerCap] = field(default_factory=dict)
     """Stage → limits on its workers, because a change failed or workers were taken away."""
     tried: frozenset[tuple[str, int | str]] = frozenset()  # stages at so many workers, or on a back end
     quiet_until: int = 0

@@ -32,30 +32,32 @@ class TrialChange:
     def hoped(self) -> float:
         return self.predicted / self.rows_per_s
 
-    def gain(self, since: PipelineRates) -> float:
-        return since.rows_per_s / self.rows_per_s
+    def gain(self, recent: PipelineRates) -> float:
+        return recent.rows_per_s / self.rows_per_s
 
-    def verdict(self, age: int, since: PipelineRates) -> bool | None:
+    def verdict(self, age: int, recent: PipelineRates) -> bool | None:
         """True: keep the change; False: undo it; None: wait and see. `age` counts snapshots since the change."""
-        gain, nearer, limits = self.gain(since), self._nearer(since), self.settings
-        fed = since.stall <= limits.smooth
-        clear = max(gain, nearer) >= 1 + min(0.5 * (self.hoped - 1), limits.clear) if self.rises else gain >= 0.97
+        gain, nearer, limits = self.gain(recent), self._nearer(recent), self.settings
+        fed = recent.stall <= limits.smooth
+        clear = (max(gain, nearer) >= 1 + min(limits.clear_share * (self.hoped - 1), limits.clear) if self.rises
+                 else gain >= limits.clear_kept)
         patience = limits.patience + limits.start_up * (self.kind == "switch")
-        if age < (limits.settle if clear or fed else limits.hurt if self._hurts(since) else patience):
+        if age < (limits.settle if clear or fed else limits.hurt if self._hurts(recent) else patience):
             return None
         enough = 1 + limits.least_gain * max(1.0, self.hoped - 1) if self.rises else limits.least_kept
         return clear or fed or self.kind == "memory" or gain >= enough
 
-    def _hurts(self, since: PipelineRates) -> bool:
-        return (self.rises and self.kind != "switch" and max(self.gain(since), self._nearer(since)) < self.settings.harm
-                and Contention.of(since, self.settings).slow < self.settings.contended)
+    def _hurts(self, recent: PipelineRates) -> bool:
+        gain = max(self.gain(recent), self._nearer(recent))
+        return (self.rises and self.kind != "switch" and gain < self.settings.harm
+                and Contention.of(recent, self.settings).slow < self.settings.contended)
 
     def crashed(self, rates: PipelineRates) -> bool:
         """Whether the latest interval alone shows that the change does harm. Workers that start up are given time."""
         return (self.rises and self.kind != "switch" and rates.stall > self.settings.smooth
                 and max(self.gain(rates), self._nearer(rates)) < self.settings.crash)
 
-    def _nearer(self, since: PipelineRates) -> float:
+    def _nearer(self, recent: PipelineRates) -> float:
         """The gain measured at the changed stages, which shows sooner than at the far end, where rows come in lumps."""
-        return min((since.stages[n].rows_per_s / rate for n, rate in self.stages.items()
-                    if n in since.stages and rate), default=self.gain(since))
+        return min((recent.stages[n].rows_per_s / rate for n, rate in self.stages.items()
+                    if n in recent.stages and rate), default=self.gain(recent))

@@ -15,33 +15,15 @@ from sluice.benchmarks import live_setups
 from sluice.benchmarks.live_setups import LiveError, Setup
 from sluice.benchmarks.rivals import contest
 from sluice.ingest.knobs import KnobError
-from tests.agent import policy_contract
+from tests.agent.policy_contract import PolicyContract
 
 pytestmark = pytest.mark.slow
 
 SLOW = {"bayes"}  # it takes a second a decision, and has nothing that the others lack
-every = pytest.mark.parametrize("name", sorted(set(RIVALS) - SLOW))
 
-
-@every
-def test_deciding_is_pure_and_within_the_limits(name):
-    policy_contract.decides_purely_and_within_the_limits(name)
-
-
-@every
-def test_a_clock_that_stands_still_and_a_stage_that_reports_nothing_are_survived(name):
-    policy_contract.survives_a_clock_that_stands_still(name)
-
-
-@every
-def test_a_stage_that_only_waits_beside_others_that_cost_nothing_is_survived(name):
-    policy_contract.survives_a_stage_that_only_waits(name)
-
-
-@every
-@pytest.mark.parametrize("illness", policy_contract.ILLNESSES)
-def test_every_policy_survives_what_is_ill_or_is_stopped_once_with_its_knobs_in_force(name, illness):
-    policy_contract.survives_illness_or_is_stopped_once_with_its_knobs_in_force(name, illness)
+@pytest.mark.parametrize("name", sorted(set(RIVALS) - SLOW))
+class TestEachOfTheRivals(PolicyContract):
+    """What holds of every policy."""
 
 
 def test_the_folder_registers_the_names_that_the_product_says_lie_there():

@@ -1,7 +1,8 @@
-"""The planner's numbers: what cannot be is refused by name, and another number decides otherwise."""
+"""The agent's numbers: they are nowhere else, what cannot be is refused by name, another number decides otherwise."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 
@@ -10,6 +11,7 @@ import pytest
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.agent.planner_settings import PlannerSettings
 from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.runtime_settings import RuntimeSettings
 from sluice.agent.simulator.rollout import Rollout, run
 from sluice.agent.simulator.scenario_json import shipped
 
@@ -31,12 +33,45 @@ def test_a_number_that_cannot_be_is_refused_by_name(setting, said):
         PlannerSettings(**setting)
 
 
-def test_every_number_has_a_sentence_and_its_default_fits():
-    source = inspect.getsource(PlannerSettings)
-    for one in dataclasses.fields(PlannerSettings):
+@pytest.mark.parametrize(("setting", "said"), [
+    ({"early": 1.2}, "early: 1.2 is not a number from 0 to 1"),
+    ({"claimed": 0.9}, "claimed: 0.9 is not a number of at least 1"),
+    ({"window": 2.5}, "window: 2.5 is not a whole number")])
+def test_so_is_a_number_of_the_controller_s(setting, said):
+    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+        RuntimeSettings(**setting)
+
+
+@pytest.mark.parametrize(("settings", "others"), [(PlannerSettings, 2), (RuntimeSettings, 1)])
+def test_every_number_has_a_sentence_and_its_default_fits(settings, others):
+    """Sentences besides: the class's, and that of the planner's `ours`."""
+    source = inspect.getsource(settings)
+    for one in dataclasses.fields(settings()):
         assert f'    {one.name}: {one.type} = ' in source
-    assert source.count('"""') == 2 * (len(dataclasses.fields(PlannerSettings)) + 2), "the class, each field, `ours`"
+    assert source.count('"""') == 2 * (len(dataclasses.fields(settings)) + others)
     assert PlannerSettings().ours == 3 * PlannerSettings().patience
+
+
+UNITS_AND_SIZES = {"_MIB", "_MINUTE_S", "FORMAT", "_MOST_BYTES", "_MOST_ENTRIES"}
+"""Constants that tune nothing: units, the version of a form, how large and how many files the registry keeps."""
+PLAIN = (0.0, 1.0, 0.5, 2.0, 60.0, 1e6)
+"""Nothing, all, half and twice, a minute's seconds, a second's microseconds."""
+
+
+def test_no_number_that_tunes_a_run_is_anywhere_else(repo):
+    """It is neither a constant of a module nor a fraction within a function."""
+    agent, found = repo / "agent", []
+    for path in [agent / "controller.py", agent / "tuning.py", agent / "tunable.py", *agent.glob("costs/*.py"),
+                 *agent.glob("runtime/*.py"), *agent.glob("policies/planner/*.py")]:
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            numbers = isinstance(node, ast.Assign) and any(
+                isinstance(part, ast.Constant) and type(part.value) in (int, float) for part in ast.walk(node.value))
+            if numbers and not {ast.unparse(target) for target in node.targets} <= UNITS_AND_SIZES:
+                found.append(f"{path.name}: {ast.unparse(node)}")
+        found += [f"{path.name}:{node.lineno}: {node.value}" for node in ast.walk(tree)
+                  if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value not in PLAIN]
+    assert not found, "put these into PlannerSettings or RuntimeSettings"
 
 
 def settled(**changed: object) -> Rollout:

@@ -1,0 +1,192 @@
+"""Pipelines on which an opening is learned, judged and finally tested: `pipeline(split, number)`.
+
+No split has a family of pipelines in common with another: families share a pipeline's costs out over its stages in
+different ways. What makes pipelines hard (processes heavy and light, cliffs, neighbours, bursts, drift, bandwidth,
+stores that throttle) is in all splits, over the same ranges, but no two splits ever draw the same value: a range is cut
+into cells, and each split has a third of every cell for itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sluice.agent.simulator.physics import MIB, Consumer, SimMachine, SimStage
+from sluice.agent.simulator.scenario import Scenario
+
+SPLITS = ("training", "held out", "hidden")
+_CELLS = 24
+_SECONDS = 60.0
+_Stages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A source of chance that gives each split values of its own."""
+
+    random: np.random.Generator
+    split: int
+
+    def between(self, low: float, high: float) -> float:
+        """A value from `low` to `high`, where it is as likely to be small as large by ratio."""
+        place = (self.random.integers(_CELLS) + (self.split + self.random.random()) / len(SPLITS)) / _CELLS
+        return float(low * (high / low) ** place)
+
+    def chance(self, share: float) -> bool:
+        return bool(self.random.random() < share)
+
+    def one_of(self, count: int) -> int:
+        return int(self.random.integers(count))
+
+
+# Families: how the seconds of a row are shared out over so many stages, and which of those wait for a store.
+
+def _even(draw: Draw, count: int) -> _Stages:
+    return [{"cost": draw.between(0.5, 2)} for _ in range(count)]
+
+
+def _one_heavy(draw: Draw, count: int) -> _Stages:
+    stages = _even(draw, count)
+    stages[draw.one_of(count)]["cost"] *= draw.between(5, 50)
+    return stages
+
+
+def _far_store(draw: Draw, count: int) -> _Stages:
+    return [{"cost": count * draw.between(0.3, 10), "cpu": draw.between(0.02, 0.4)}, *_even(draw, count - 1)]
+
+
+def _dirichlet(draw: Draw, count: int) -> _Stages:
+    return [{"cost": float(share) + 1e-3} for share in draw.random.dirichlet(np.full(count, 0.6))]
+
+
+def _python_within(draw: Draw, count: int) -> _Stages:
+    """A stage in pure Python, which holds the interpreter's lock, among cheap ones."""
+    stages = [{"cost": draw.between(0.1, 1)} for _ in range(count)]
+    stages[draw.one_of(count)] = {"cost": draw.between(1, 8), "lock": draw.between(0.5, 1)}
+    return stages
+
+
+def _rising(draw: Draw, count: int) -> _Stages:
+    """Each stage is so many times dearer than the one before, or cheaper."""
+    step = draw.between(1.2, 2) ** draw.random.choice([-1, 1])
+    return [{"cost": float(step**i)} for i in range(count)]
+
+
+def _two_stores(draw: Draw, count: int) -> _Stages:
+    """One at the beginning, and a service that is asked at the end or before it."""
+    stages = [{"cost": draw.between(0.2, 1)} for _ in range(count)]
+    for i in (0, count - 1 - draw.one_of(2)):
+        stages[i] = {"cost": draw.between(1, 20), "cpu": draw.between(0.02, 0.5)}
+    return stages
+
+
+FAMILIES: dict[str, dict[str, Callable[[Draw, int], _Stages]]] = {
+    "training": {"even": _even, "one heavy": _one_heavy, "far store": _far_store},
+    "held out": {"dirichlet": _dirichlet, "python within": _python_within},
+    "hidden": {"rising": _rising, "two stores": _two_stores}}
+
+
+# Mechanisms: each alters the parts of a pipeline in place. `bound` is the rows a second that its cores allow.
+
+@dataclass(slots=True)
+class _Parts:
+    stages: list[SimStage]
+    machine: SimMachine
+    bound: float
+
+    def alter(self, i: int, **changes: Any) -> None:
+        self.stages[i] = dataclasses.replace(self.stages[i], **changes)
+
+
+def _processes(draw: Draw, parts: _Parts) -> None:
+    size, start = draw.between(10, 800) * MIB, draw.between(0.1, 8)
+    for i, stage in enumerate(parts.stages):
+        if i and (stage.lock or draw.chance(0.5)):
+            parts.alter(i, lock=stage.lock or draw.between(0.05, 0.9), backends=("thread", "process"),
+                        process_bytes=size, process_start_s=start,
+                        process_cost_s=stage.cost_s * draw.between(0.01, 0.3))
+
+
+def _cliff(draw: Draw, parts: _Parts) -> None:
+    parts.alter(draw.one_of(len(parts.stages)), cliff_factor=draw.between(1.5, 6),
+                cliff_workers=max(1, int(parts.machine.cores * draw.between(0.15, 0.9))))
+
+
+def _strict_neighbour(draw: Draw, parts: _Parts) -> None:
+    parts.machine = dataclasses.replace(parts.machine, neighbour_cores=parts.machine.cores * draw.between(0.05, 0.5))
+
+
+def _fair_neighbour(draw: Draw, parts: _Parts) -> None:
+    parts.machine = dataclasses.replace(parts.machine, neighbour_threads=parts.machine.cores * draw.between(0.1, 2))
+
+
+def _bursts(draw: Draw, parts: _Parts) -> None:
+    stage = parts.stages[0]
+    parts.alter(0, cpu=min(stage.cpu, draw.between(0.05, 0.5)), burst_factor=draw.between(2, 8),
+                burst_every_s=draw.between(5, 30), burst_s=draw.between(1, 5))
+
+
+def _drift(draw: Draw, parts: _Parts) -> None:
+    parts.alter(draw.one_of(len(parts.stages)), drift=draw.between(0.005, 0.05))
+
+
+def _tails(draw: Draw, parts: _Parts) -> None:
+    parts.alter(draw.one_of(len(parts.stages)), tail=draw.between(0.5, 3))
+
+
+def _crowding(draw: Draw, parts: _Parts) -> None:
+    parts.alter(draw.one_of(len(parts.stages)), sigma=draw.between(0.003, 0.1), kappa=draw.between(1e-4, 0.02))
+
+
+def _bandwidth(draw: Draw, parts: _Parts) -> None:
+    for i in range(len(parts.stages)):
+        parts.alter(i, memory_bound=draw.between(0.1, 0.8))
+    flow = parts.bound * sum(stage.bytes_per_row for stage in parts.stages)
+    parts.machine = dataclasses.replace(parts.machine, bandwidth=flow * draw.between(0.4, 1.2))
+
+
+def _throttled_store(draw: Draw, parts: _Parts) -> None:
+    rows_per_s = parts.bound * draw.between(0.2, 1.2)
+    parts.alter(0, cap_rows_per_s=rows_per_s, credit_rows=rows_per_s * draw.between(0.5, 40))
+
+
+MECHANISMS = {"processes": _processes, "cliff": _cliff, "strict neighbour": _strict_neighbour,
+              "fair neighbour": _fair_neighbour, "bursts": _bursts, "drift": _drift, "tails": _tails,
+              "crowding": _crowding, "bandwidth": _bandwidth, "throttled store": _throttled_store}
+
+
+def pipeline(split: str, number: int) -> Scenario:
+    """The pipeline of that number; the same one whenever it is asked for."""
+    if split not in SPLITS or number < 0:
+        raise ValueError(f"{split!r} {number}: a split is one of {', '.join(SPLITS)}, and its pipelines begin at 0")
+    place = SPLITS.index(split)
+    draw = Draw(np.random.default_rng((5, place, number)), place)
+    family = list(FAMILIES[split])[number % len(FAMILIES[split])]
+    cores, rows = round(draw.between(2, 128)), int(2 ** draw.random.integers(10, 16))
+    shape = FAMILIES[split][family](draw, 2 + draw.one_of(8))
+    width, seconds = draw.between(20, 1000), draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape)
+    parts = _Parts([SimStage(name=f"stage{i}", cost_s=max(1e-5, rows * seconds * stage["cost"]), rows_per_item=rows,
+                             bytes_per_row=width, item_bytes=rows * width * draw.between(0.8, 3),
+                             cpu=stage.get("cpu", 1.0), lock=stage.get("lock", 0.0)) for i, stage in enumerate(shape)],
+                   SimMachine(cores=cores, switch_cost=draw.between(0.01, 0.15)), 0.0)
+    parts.bound = cores / sum(s.cost_s * s.cpu / s.rows_per_item for s in parts.stages)
+    chosen = sorted(draw.random.choice(len(MECHANISMS), size=1 + draw.one_of(4), replace=False))
+    names = [list(MECHANISMS)[i] for i in chosen]
+    if any(stage.lock for stage in parts.stages) and "processes" not in names:
+        names.insert(0, "processes")
+    for name in names:
+        MECHANISMS[name](draw, parts)
+    batch = int(2 ** draw.random.integers(11, 15))
+    takes_all = draw.chance(0.4)
+    consumer = Consumer(batch_rows=batch, step_s=0.0 if takes_all else batch / (parts.bound * draw.between(0.3, 1.3)))
+    held = sum(s.held_bytes + s.rows_per_item * s.bytes_per_row * s.buffer_items for s in parts.stages)
+    process = max(s.process_bytes * (len(s.backends) > 1) for s in parts.stages)
+    at_work = max(s.held_bytes for s in parts.stages) + process
+    memory = 1.5 * (held + batch * width) + 768 * MIB + cores * at_work * draw.between(0.3, 4)
+    return Scenario(name=f"{split} {number}", about=", ".join([family, *names]), family=split, seconds=_SECONDS,
+                    machine=dataclasses.replace(parts.machine, memory_limit=memory), stages=tuple(parts.stages),
+                    consumer=consumer)

@@ -1,0 +1,31 @@
+"""The settings that follow the number of training rows, where a run is begun without them: `defaults`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sluice.ingest.row_order import STREAMS
+
+LEAST_STEPS = 200
+"""The steps that an epoch has at least, where there are rows enough."""
+MOST_ROWS = 8192
+"""The rows of the largest batch that is chosen."""
+
+
+def defaults(rows: int) -> dict[str, Any]:
+    """The settings for so many training rows."""
+    batch = min(MOST_ROWS, rows // LEAST_STEPS)
+    return {"batch_size": max(STREAMS, batch // STREAMS * STREAMS)}
+
+
+def described(rows: int, given: Mapping[str, Any]) -> str:
+    """Says what `defaults` chose for the settings that are not given, and why; empty if all of them are given."""
+    chosen = {name: value for name, value in defaults(rows).items() if name not in given}
+    if not chosen:
+        return ""
+    words = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())
+    batch = chosen.get("batch_size")
+    steps = "" if batch is None else (f": {-(-rows // batch):,} steps an epoch, as a batch (of all ranks together) "
+                                      f"makes at least {LEAST_STEPS} and has at most {MOST_ROWS:,} rows")
+    return f"chosen for {rows:,} training rows: {words}{steps}"

@@ -1,0 +1,31 @@
+"""What can be known of a run before its first step and is likely not meant: `early_warnings`."""
+
+from __future__ import annotations
+
+from sluice.dlrm.config import Config
+from sluice.dlrm.evaluation.diagnosis import FEW_STEPS
+from sluice.etl.spec.empty_splits import empty_splits
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.row_order import RowsPlan
+
+
+def early_warnings(config: Config, table: FeatureTable, plan: RowsPlan) -> list[str]:
+    """One line for each thing that is likely not meant, with what to do. `plan` is that of the training rows."""
+    rows = {split: table.rows_of(split) for split in table.splits}
+    spec = table.record.spec if table.records else ""
+    found = empty_splits(table.spec().table, rows) if spec else []
+    if not rows.keys() & {"validation", "test"}:
+        found.append("the table has neither a split 'validation' nor 'test', so nothing will say how good the model "
+                     "is: give it some in table.split of the feature spec")
+    if plan.steps * config.epochs < min(FEW_STEPS, plan.rows // (4 * plan.streams)):
+        found.append(f"{plan.steps * config.epochs} steps in all: batches of {config.batch_size:,} rows are large for "
+                     f"{plan.rows:,}; without --batch-size there are {FEW_STEPS} steps an epoch")
+    return found
+
+
+def left_out(plan: RowsPlan) -> str | None:
+    """Says how many rows no epoch trains on; None if all of them are."""
+    if not plan.dropped:
+        return None
+    return (f"--last drop: {plan.dropped:,} of {plan.rows:,} rows fill no batch and are left out of each epoch; --last "
+            "pad trains on all")

@@ -1,0 +1,128 @@
+"""What control groups and the affinity allow a process: `ControlGroups`. Standard library only.
+
+They are read along the whole path from the process's own group to the root, version 1 and 2: the lowest limit on the
+way is the one in force. `root` is `/`; tests put a made-up /proc and /sys there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+UNLIMITED = 2**60  # version 1 writes a number near 2**63 for "no limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The directories of a process's control group for one controller, from the group's own up to the root."""
+
+    version: int
+    path: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A control group with a limit of memory. When what the kernel charges to it reaches the limit, the kernel
+    kills."""
+
+    version: int
+    folder: Path
+    limit: int
+
+    def charged(self) -> int | None:
+        """The bytes that the kernel charges to the group and cannot take back: those of all its processes, what the
+        kernel holds for them itself (page tables, sockets), files in memory (tmpfs), pages not yet written to disk;
+        everything but clean page cache. None: the kernel does not say."""
+        text = text_of(self.folder / ("memory.current" if self.version == 2 else "memory.usage_in_bytes"))
+        if text is None or not text.isdigit():
+            return None
+        fields = (line.partition(" ") for line in (text_of(self.folder / "memory.stat") or "").splitlines())
+        stat = {name: int(value) for name, _, value in fields if value.isdigit()}
+        taken_back, at_work = (("inactive_file", "active_file", "slab_reclaimable"), ("file_dirty", "file_writeback")) \
+            if self.version == 2 else (("total_inactive_file", "total_active_file"), ("total_dirty", "total_writeback"))
+        clean = sum(stat.get(name, 0) for name in taken_back) - sum(stat.get(name, 0) for name in at_work)
+        return max(0, int(text) - max(0, clean))
+
+
+class ControlGroups:
+    """The limits of process `pid`. Every call reads anew: quotas and groups change while a process runs."""
+
+    def __init__(self, root: Path | str = "/", pid: int | None = None):
+        self._root, self._pid = Path(root), os.getpid() if pid is None else pid
+
+    def cores(self) -> float:
+        """The number of cores that may be used: those of the affinity, or fewer if a quota says so."""
+        return max(0.01, min([float(len(self.allowed()) or os.cpu_count() or 1), *self.quotas()]))
+
+    def allowed(self) -> set[int]:
+        """The numbers of the cores that the process may run on; empty if the system does not say."""
+        for line in (self._text("status") or "").splitlines():
+            if line.startswith("Cpus_allowed:"):
+                mask = int(line.split(":")[1].strip().replace(",", ""), 16)
+                return {core for core in range(mask.bit_length()) if mask >> core & 1}
+        return set()
+
+    def quotas(self) -> Iterator[float]:
+        """The cores that each group allows which limits them."""
+        for groups in self.of("cpu"):
+            for folder in groups.path:
+                if groups.version == 2:
+                    quota, _, period = (text_of(folder / "cpu.max") or "max").partition(" ")
+                else:
+                    quota = text_of(folder / "cpu.cfs_quota_us") or ""
+                    period = text_of(folder / "cpu.cfs_period_us") or ""
+                if quota.isdigit() and period.isdigit() and int(period):
+                    yield int(quota) / int(period)
+
+    def limited(self) -> Iterator[MemoryGroup]:
+        """The groups that limit memory."""
+        for groups in self.of("memory"):
+            for folder in groups.path:
+                text = text_of(folder / ("memory.max" if groups.version == 2 else "memory.limit_in_bytes")) or "max"
+                if text.isdigit() and int(text) < UNLIMITED:
+                    yield MemoryGroup(groups.version, folder, int(text))
+
+    def of(self, controller: str) -> Iterator[Groups]:
+        """The process's own groups, found by its /proc/PID/cgroup and the mounts, version 2 and version 1."""
+        mounts = self._mounts()
+        for line in (self._text("cgroup") or "").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, group = rest.partition(":")
+            version = 1 if controllers else 2
+            if version == 1 and controller not in controllers.split(","):
+                continue
+            for kind, inside, mount in mounts:
+                if kind != ("cgroup2" if version == 2 else controller):
+                    continue
+                # In a container the mount shows a part of the tree only: `inside` is where that part begins.
+                below = group[len(inside):] if inside != "/" and group.startswith(inside) else group
+                if inside != "/" and not group.startswith(inside):
+                    below = "/"
+                steps = [s for s in below.split("/") if s and s != ".."]
+                top = self._root / mount.lstrip("/")
+                yield Groups(version, tuple(top.joinpath(*steps[:n]) for n in range(len(steps), -1, -1)))
+
+    def _mounts(self) -> list[tuple[str, str, str]]:
+        """The mounts: (`cgroup2` or a version 1 controller, the group that is mounted, where)."""
+        found = []
+        for line in (self._text("mountinfo") or "").splitlines():
+            before, _, after = line.partition(" - ")
+            fields, tail = before.split(), after.split()
+            if len(fields) < 5 or len(tail) < 3 or tail[0] not in ("cgroup", "cgroup2"):
+                continue
+            kinds = ["cgroup2"] if tail[0] == "cgroup2" else tail[2].split(",")
+            found += [(kind, fields[3], fields[4]) for kind in kinds]
+        return found
+
+    def _text(self, name: str) -> str | None:
+        return text_of(self._root / f"proc/{self._pid}/{name}")
+
+
+def text_of(path: Path) -> str | None:
+    """A file's text; None if it is not there, or its process has just ended."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,49 @@
+"""The pipelines for learning an opening: what their splits have in common, and what not."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from sluice.agent.learn.opening_pipelines import FAMILIES, MECHANISMS, SPLITS, Draw, pipeline
+
+MIB = 2**20
+SOME = {split: [pipeline(split, number) for number in range(400)] for split in SPLITS}
+
+
+def test_no_split_has_a_family_or_a_value_of_another():
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not FAMILIES[one].keys() & FAMILIES[other].keys()
+        assert not {s.about.split(", ")[0] for s in SOME[one]} & {s.about.split(", ")[0] for s in SOME[other]}
+    draws = [Draw(np.random.default_rng(split), split) for split in range(len(SPLITS))]
+    cells = [{int(72 * np.log(draw.between(1.0, 8.0)) / np.log(8.0)) for _ in range(500)} for draw in draws]
+    assert [{cell % 3 for cell in some} for some in cells] == [{0}, {1}, {2}]
+    assert all(len(some) == 24 for some in cells), "each covers the whole range"
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_each_split_covers_the_ranges(split):
+    scenarios = SOME[split]
+    moved = [s for scenario in scenarios for s in scenario.stages if len(s.backends) > 1]
+    assert min(s.process_bytes for s in moved) < 20 * MIB
+    assert max(s.process_bytes for s in moved) > 600 * MIB
+    assert min(s.process_start_s for s in moved) < 0.3
+    assert max(s.process_start_s for s in moved) > 6
+    assert {len(scenario.stages) for scenario in scenarios} == set(range(2, 10))
+    assert min(scenario.machine.cores for scenario in scenarios) <= 3
+    assert max(scenario.machine.cores for scenario in scenarios) >= 110
+    cliffs = [s.cliff_factor for scenario in scenarios for s in scenario.stages if s.cliff_workers]
+    assert min(cliffs) < 2
+    assert max(cliffs) > 5
+    assert {name for scenario in scenarios for name in scenario.about.split(", ")[1:]} == set(MECHANISMS)
+
+
+def test_a_number_is_always_the_same_pipeline_and_others_differ():
+    again = pipeline("held out", 3)
+    assert (again.stages, again.machine, again.consumer) == (
+        SOME["held out"][3].stages, SOME["held out"][3].machine, SOME["held out"][3].consumer)
+    assert again.stages != SOME["held out"][4].stages
+    with pytest.raises(ValueError, match="'tests' 0: a split is one of training"):
+        pipeline("tests", 0)

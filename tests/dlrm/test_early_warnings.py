@@ -1,0 +1,78 @@
+"""What a job and a run say before training of what is likely not meant: empty splits, too few steps; and the settings
+that follow the rows."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from sluice.dlrm.config import Config
+from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, described
+from sluice.dlrm.session.early_warnings import early_warnings, left_out
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.local.engine import LocalEngine
+from sluice.etl.spec.empty_splits import empty_splits
+from sluice.etl.spec.spec import Spec, TableSpec
+from sluice.etl.synth.other_shapes import synthesize_shape
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.row_order import RowsPlan
+from tests.etl.jobs import Said
+
+AVAZU = Path(__file__).resolve().parents[2] / "features/avazu.toml"
+
+
+def test_an_hour_of_avazu_that_all_goes_into_train_is_said_by_the_job_and_by_the_run(tmp_path):
+    synthesize_shape("avazu", tmp_path / "days.csv", rows=1500, seed=2)
+    with open(tmp_path / "days.csv") as days, open(tmp_path / "hour.csv", "w") as hour:
+        hour.writelines(islice(days, 41))  # a header, and rows in the order of time
+    job = Job(spec=Spec.read(AVAZU), inputs=(str(tmp_path / "hour.csv"),), store=TableStore(tmp_path / "table"))
+    said = Said()
+    job.run(LocalEngine(job, JobProgress(said), threads=1, memory=1 << 30))
+    texts = [f"split {name!r} is empty (40 of 40 rows lie in 'train'): no row's 'hour' is from {bounds}; set "
+             "table.split to values that lie within the data, or hand in the rows of that time, too"
+             for name, bounds in (("validation", "14102900 to below 14103000"), ("test", "14103000 on"))]
+    assert all(f"warning: {text}\n" in said.text for text in texts), said.text
+    table = FeatureTable.open(tmp_path / "table")
+    found = early_warnings(Config(data=table.uri, version=0, batch_size=8), table,
+                           RowsPlan(groups=((40,),), batch_size=8, last="pad"))
+    assert found[:2] == texts
+    assert found[2].startswith("the table has neither a split 'validation' nor 'test'")
+    assert len(found) == 3
+
+
+SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
+
+
+@pytest.mark.parametrize(("how", "words"), [
+    ({}, "too few rows for a share of 0.1"),
+    ({"split_by": ("user", "day")}, "too few different values of user, day for a share of 0.1"),
+    ({"split_column": "fold"}, "no row's 'fold' is 'validation'; look for how that column spells it")])
+def test_the_likely_cause_of_an_empty_split_is_how_splits_are_cut(how, words):
+    (text,) = empty_splits(TableSpec(split=SHARES, **how), {"train": 6, "test": 2})
+    assert text.startswith("split 'validation' is empty (6 of 8 rows lie in 'train'): ")
+    assert words in text
+    assert empty_splits(TableSpec(split=SHARES, **how), {"train": 6, "validation": 1, "test": 2}) == []
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(5, 8), (1607, 8), (6400, 32), (16_007, 80), (320_000, 1600),
+                                             (1_638_400, 8192), (10**9, 8192)])
+def test_the_batch_that_is_chosen_makes_200_steps_or_more_and_has_8192_rows_or_fewer(rows, batch):
+    assert defaults(rows)["batch_size"] == batch
+    assert batch == 8 or (rows >= LEAST_STEPS * batch and batch <= MOST_ROWS)
+
+
+def test_what_is_given_is_not_said_to_be_chosen():
+    assert "--batch-size" not in described(6400, {"batch_size": 256})
+    assert described(6400, dict.fromkeys(defaults(6400))) == ""
+    assert "--batch-size 32" in described(6400, {})
+
+
+def test_rows_that_are_left_out_are_counted():
+    plan = RowsPlan(groups=((100,),), batch_size=48)
+    assert left_out(plan) == ("--last drop: 4 of 100 rows fill no batch and are left out of each epoch; --last pad "
+                              "trains on all")
+    assert left_out(RowsPlan(groups=((100,),), batch_size=48, last="pad")) is None
