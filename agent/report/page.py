@@ -156,7 +156,7 @@ def _charts(run: Run, story: Sequence[DecisionEffect], incidents: Sequence[Incid
         chart("Rows a second", [Series(name="taken by the trainer", points=_points(taking, "rows_per_s")),
                                 Series(name="headroom", points=_headroom(taking), style="limit")], marks, end=end,
               axis=charts.ROWS, note="; ".join(filter(None, [
-                  f"of all {run.ranks} ranks" if run.ranks > 1 else "", _HEADROOM if _headroom(taking) else ""]))),
+                  _whose(run), _HEADROOM if _headroom(taking) else ""]))),
         chart("Time the trainer waits for input", [Series(name="stall", points=_points(taking, "stall"))], marks,
               end=end, axis=charts.SHARE),
         chart("Workers", [Series(name=name, points=_points(turned, "knobs", "workers", name), style="step")
@@ -175,6 +175,14 @@ def _charts(run: Run, story: Sequence[DecisionEffect], incidents: Sequence[Incid
                       for split in splits], (), end=end, axis=charts.SCORE),
     ]
     return "\n".join(figures)
+
+
+def _whose(run: Run) -> str:
+    """Whose rows are counted: a Loader writes down its own rank's alone."""
+    ranks = run.config.get("ranks")
+    if run.ranks > 1:
+        return f"of all {run.ranks} ranks"
+    return f"of one rank; there are {ranks}" if isinstance(ranks, int) and ranks > 1 else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:

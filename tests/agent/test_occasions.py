@@ -87,6 +87,9 @@ def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and
     assert ">400<small>200 before tuning" in text
     assert ">10 %<small>50 % before tuning" in text
     assert "of all 2 ranks" in text
+    (tmp_path / "config.json").write_text(json.dumps({"kind": "load", "ranks": 2}))
+    assert "of one rank; there are 2" in page.write(tmp_path).read_text()
+    assert narrative.outcome(Run.read(tmp_path)).rows_per_s_settled == 200.0
     assert "limited by the cores</td>" in text
 
 
