@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -69,17 +68,13 @@ def _run(name: str, about: str | None, argv: list[str]) -> str:
 def _report(path: str) -> dict[str, Any]:
     written = page.write(path)
     say(f"{narrative.verdict(Run.read(path))}\n{written}")
-    return {"report": str(written), **_figures(path)}
+    return {"report": str(written), **narrative.summary(Run.read(path))}
 
 
 def _explain(path: str) -> dict[str, Any]:
     run = Run.read(path)
     print(narrative.tell(run))
-    return {"verdict": narrative.verdict(run), **_figures(path)}
-
-
-def _figures(path: str) -> dict[str, Any]:
-    return dataclasses.asdict(narrative.outcome(Run.read(path)))
+    return {"verdict": narrative.verdict(run), **narrative.summary(run)}
 
 
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any]]] = {

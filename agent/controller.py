@@ -191,14 +191,15 @@ class Controller:
         if self._reason is not None:
             explained = self._policy.explain(self._state) if self._limits else None
             self._record_to({"kind": "verdict", "text": self._reason.text, "bottleneck": self._reason.bottleneck,
+                             "cost_s": self.cost_s,
                              "details": self._reason.details if explained is None else explained})
 
     def _metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
         stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
                          "queue_bytes": s.queue_bytes} for name, s in measured.stages.items()}
         return {"kind": "loader", "rows": snapshot.rows, "rows_per_s": measured.rows_per_s, "stall": measured.stall,
-                "demand_rows_per_s": measured.demand_rows_per_s, "memory_used": measured.memory_used,
-                "memory_limit": measured.memory_limit, "cpu": measured.cpu,
+                "away": measured.away, "demand_rows_per_s": measured.demand_rows_per_s,
+                "memory_used": measured.memory_used, "memory_limit": measured.memory_limit, "cpu": measured.cpu,
                 "held_back": snapshot.held_back, "held_back_pressure": snapshot.held_back_pressure,
                 "cpu_quota": measured.cpu_quota, "knobs": self._tunable.knobs.to_dict(), "stages": stages}
 

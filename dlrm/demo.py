@@ -1,6 +1,6 @@
-"""`make demo`: the whole way on this machine, with real parts: raw logs, Spark, a Delta table, 2-rank training.
+"""`make demo`: the whole way on this machine, with real parts: raw logs, Spark, a Delta table, tuned 2-rank training.
 
-    python -m dlrm.demo --out demo-out [--rows 1000000]
+    python -m dlrm.demo --out demo-out [--rows 600000]
 
 Each step is the command a user would type; it is printed before it runs. The last lines say what came of it.
 """
@@ -8,7 +8,9 @@ Each step is the command a user would type; it is printed before it runs. The la
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sluice.agent.report.format import count, percent
+from sluice.agent.report.run_folder import Run
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.common.settings import parse, setting
@@ -28,18 +32,20 @@ from sluice.ingest.machine import Machine
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MARK = ".sluice-demo"  # only a folder with this mark is ever emptied
-# The rate of eight A100s in a published DLRM run (facebookresearch/dlrm, torchrec_dlrm/README): 1.19 M samples/s.
-ACCELERATOR_ROWS_PER_S = 1_190_128
-BENCH_BATCH = 8192
+STORE = "latency://20ms"
+SPEC = "features/criteo_raw.toml"
+_COUNTS = ",".join(f"I{n}" for n in range(1, 14))
+TRANSFORM = f"sluice.dlrm.feature_service:levels:{_COUNTS}>{_COUNTS}"
+ONE_WORKER = "read=1,shuffle=1,levels=1"
 # As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
 # One thread a rank: torchrun would set the same, with a banner about it.
 ACTIVATED = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 def _disturbances(seconds: float, cores: float) -> str:
-    """The faults that the demo injects into a run of so many seconds, as --inject takes them."""
-    faults = (("slow-transform=4", 0.25), ("kill-worker", 0.45), (f"cores={cores / 4:g}", 0.6),
-              (f"cores={cores:g}", 0.8))
+    """The faults that the demo injects into a training of so many seconds, as --inject takes them."""
+    faults = (("slow-transform=4", 0.35), ("kill-worker", 0.52), (f"cores={cores / 4:g}", 0.65),
+              (f"cores={cores:g}", 0.82))
     return ",".join(f"{name}@{share * seconds:.1f}s" for name, share in faults)
 
 
@@ -117,11 +123,22 @@ class DemoOptions:
 
     out: Path = setting(Path("demo-out"), "folder for data, table and runs; emptied first if the demo made it",
                         metavar="DIR")
-    rows: int = setting(1_000_000, "raw log lines to make", least=1)
+    rows: int = setting(600_000, "raw log lines to make", least=1)
     ranks: int = setting(2, "training ranks", least=1)
-    bench_seconds: float = setting(15.0, "seconds of the loader run with one worker, a quarter of the tuned one's",
-                                   above=0)
+    seconds: float = setting(45.0, "seconds that the tuned training is to last, with its faults", above=0)
     seed: int = setting(1, "seed of data and training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """The feature table, and how it was made."""
+
+    table: Path
+    rows: int
+    train_rows: int
+    seconds: float
+    """Of the engine that made it, as `text` says."""
+    text: str
 
 
 def main(argv: list[str]) -> dict[str, Any]:
@@ -129,52 +146,94 @@ def main(argv: list[str]) -> dict[str, Any]:
     out = args.out.resolve()
     _fresh(out)
     began = time.monotonic()
-    raw, table, run_dir = out / "raw", out / "table", out / "run"
-    cores = Machine().cores()
+    data, _ = step("1/4 raw logs in Criteo's shape", "sluice", "synth", "--rows", str(args.rows),
+                   "--seed", str(args.seed), "--out", out / "raw")
+    made = _tables(out)
 
-    data, _ = step("1/5 raw logs in Criteo's shape", "sluice", "synth", "--rows", str(args.rows),
-                   "--seed", str(args.seed), "--out", raw)
-    job, etl_s = step("2/5 Spark writes the feature table", "spark-submit", "--properties-file",
-                      ROOT / "spark-defaults.conf", ROOT / "etl/job.py", "--spec", ROOT / "features/criteo.toml",
-                      "--input", raw, "--output", table)
+    say("\nThe table is the parsed log: all operators are left to the loader. It lies behind a store that takes 20 ms\n"
+        "a read, and counts are looked up at a service that takes 8 ms for 64 rows. First one worker a stage, left\n"
+        "alone; then the same start, tuned while it trains. Later the lookups become 4 times dearer, worker processes\n"
+        "are killed (-9), and each rank gets a quarter of the cores.")
+    train: list[str | Path] = ["torchrun", f"--nproc-per-node={args.ranks}", "-m", "dlrm.train", "--data",
+                               f"{STORE}{made.table}", "--transform", TRANSFORM, "--seed", str(args.seed),
+                               "--log-every", "10"]
+    alone, _ = step("3/4 training, one worker a stage", *train, "--run-dir", out / "run-one-worker", "--tuning",
+                    "fixed", "--knobs", ONE_WORKER)
+    tuned, _ = step("4/4 training, tuned while it runs, then disturbed", *train, "--run-dir", out / "run",
+                          "--tuning", "auto", "--knobs", f"{ONE_WORKER},levels.backend=process", "--epochs",
+                          str(epochs_for(args.seconds, alone["outcome"], made.train_rows)), "--inject",
+                          _disturbances(args.seconds, Machine().cores()))
+    return _told(data, made, alone, tuned, minutes=(time.monotonic() - began) / 60)
 
-    say("\nA stand-in for a fast trainer (1.19 M rows/s, as eight A100s took) reads the table as from an object store\n"
-        "(50 ms a row group) through a transform in Python, from one worker in each stage: first as it is, then tuned\n"
-        "while the transform becomes 4 times dearer, a worker is killed (-9), and a quarter of the cores is left.")
-    bench: list[str | Path] = ["sluice", "bench", table, "--batch-size", str(BENCH_BATCH), "--store-latency-ms", "50",
-             "--step-ms", f"{1000 * BENCH_BATCH / ACCELERATOR_ROWS_PER_S:.2f}", "--udf", "dlrm.squash:squash"]
-    fixed, _ = step("3/5 ingestion, one worker", *bench, "--tuning", "fixed", "--knobs", "read=1,shuffle=1",
-                    "--seconds", str(args.bench_seconds))
-    tuned, _ = step("4/5 ingestion, tuned live and disturbed", *bench, "--tuning", "auto", "--knobs",
-                    "read=1,shuffle=1,squash.backend=process", "--seconds", str(4 * args.bench_seconds), "--inject",
-                    _disturbances(4 * args.bench_seconds, cores), "--run", out / "run-ingest")
-    trained, train_s = step(f"5/5 training on {args.ranks} ranks", "torchrun", f"--nproc-per-node={args.ranks}",
-                            "-m", "dlrm.train", "--data", table, "--run-dir", run_dir, "--seed", str(args.seed))
-    evaluated, _ = step("evaluation of the checkpoint on the test split", "sluice", "evaluate",
-                        "--run-dir", run_dir, "--data", table, "--split", "test")
 
-    share = (evaluated["auc"] - 0.5) / (data["bayes_auc"] - 0.5)
-    minutes = (time.monotonic() - began) / 60
-    same = "order hash equal to the one-thread run" if fixed["order_hash"] == tuned["order_hash"] \
-        else "BUT THE ORDER DIFFERS"
-    settled = max(0.0, 1 - (tuned["occasions"][0]["before"] or 0.0) / ACCELERATOR_ROWS_PER_S)
-    happened = "\n".join(f"  {one['label']}. {one['sentence']}" for one in tuned["occasions"])
+def _tables(out: Path) -> Tables:
+    """Makes the table: with Spark where Java is, and then with the local engine as well, which must make the same."""
+    local = ("sluice", "etl", "--engine", "local", "--spec", ROOT / SPEC, "--input", out / "raw", "--output")
+    if not has_java():
+        job, seconds = step("2/4 the local engine writes the feature table, as there is no Java 17 for Spark", *local,
+                            out / "table")
+        text = f"{job['rows_out']:,} rows through the local engine in {seconds:.0f} s (no Java 17, so no Spark)"
+    else:
+        job, seconds = step("2/4 Spark writes the feature table", "spark-submit", "--properties-file",
+                            ROOT / "spark-defaults.conf", ROOT / "etl/job.py", "--spec", ROOT / SPEC, "--input",
+                            out / "raw", "--output", out / "table")
+        again, local_s = step("    the same without Java, for comparison", *local, out / "table-local")
+        if again["fingerprint"] != job["fingerprint"]:
+            raise StepFailed(f"the engines' tables differ: {job['fingerprint']} and {again['fingerprint']}")
+        text = (f"{job['rows_out']:,} rows through Spark in {seconds:.0f} s (the local engine: the same fingerprint in "
+                f"{local_s:.0f} s)")
+    return Tables(table=out / "table", rows=job["rows_out"], train_rows=job["splits"]["train"], seconds=seconds,
+                  text=text)
+
+
+def has_java() -> bool:
+    """Whether Spark would find a Java of version 17 or newer."""
+    java = shutil.which("java", path=os.pathsep.join([f"{os.environ.get('JAVA_HOME', '')}/bin", ACTIVATED["PATH"]]))
+    if java is None:
+        return False
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', told)
+    return version is not None and int(version[1]) >= 17
+
+
+def epochs_for(seconds: float, alone: dict[str, Any], train_rows: int) -> int:
+    """How many epochs last about so long at the rate that the trainer takes when it does not wait, as it did `alone`,
+    where a quarter is lost to the start and the faults."""
+    rate, stall = float(alone["rows_per_s_settled"] or alone["rows_per_s_whole"]), alone["stall_settled"] or 0.0
+    return max(1, math.ceil(0.75 * seconds * rate / max(0.05, 1 - stall) / train_rows))
+
+
+def _told(data: dict[str, Any], made: Tables, alone: dict[str, Any], tuned: dict[str, Any], *, minutes: float
+          ) -> dict[str, Any]:
+    """Says what came of it all. Each figure is the one that the step itself gave, in its last line."""
+    before, after, run = alone["outcome"], tuned["outcome"], Run.read(tuned["run"])
+    order, other = (one.of("epoch")[0]["order_hash"] for one in (run, Run.read(alone["run"])))
+    if order != other:
+        raise StepFailed(f"the order of rows differs between {alone['run']} and {tuned['run']}")
+    losses = [line["loss"] for line in run.of("train")]
+    share = (tuned["auc"] - 0.5) / (data["bayes_auc"] - 0.5)
+    happened = "\n".join(f"  {one['label']}. {one['sentence']}" for one in after["occasions"])
+    missed = "".join(f"\n  {fault} did not come: the training was over."
+                     for fault in tuned["input"]["faults"]["missed"])
+    waiting = before["stall_settled"] if before["stall_settled"] is not None else before["stall_whole"]
+    rate = before["rows_per_s_settled"] or before["rows_per_s_whole"]
     say(f"""
-── done in {minutes:.1f} minutes: {job['rows_out']:,} rows through Spark in {etl_s:.0f} s, trained in {train_s:.0f} s
+── done in {minutes:.1f} minutes: {made.text}
 
-  Input-bound share of a 1.19 M rows/s trainer: {fixed['stall_fraction']:.0%} with one worker, """
-        f"""{settled:.0%} once tuned ({same}).
-{happened}
-  Decisions of the agent: {tuned['decisions']} there, {trained['decisions']} during training, none of them a restart.
-  Test AUC {evaluated['auc']:.4f}: {share:.0%} of the way from chance to the best reachable {data['bayes_auc']:.4f}.
+  One worker a stage: waiting for input {percent(waiting)} of the time, {count(rate)} rows/s.
+  Tuned: {after['headline']}
+  The same rows in the same order: order hash {order[:12]} of the first epoch in both. Loss {losses[0]:.4f} → """
+        f"""{losses[-1]:.4f}.
+{happened}{missed}
+  Test AUC {tuned['auc']:.4f}: {share:.0%} of the way from chance to the best reachable {data['bayes_auc']:.4f}.
 
-  Open {trained['report']}
-  and, for the picture of the ingestion, {tuned['report']}
+  Open {tuned['report']}
   Your own data: sluice bench '…/*.parquet' --tuning shadow""")
-    return {"auc": evaluated["auc"], "bayes_auc": data["bayes_auc"], "auc_share": round(share, 4),
-            "stall_one_worker": fixed["stall_fraction"], "stall_tuned": tuned["stall_fraction"],
-            "decisions": tuned["decisions"] + trained["decisions"], "rows": job["rows_out"],
-            "minutes": round(minutes, 2), "report": trained["report"], "report_ingest": tuned["report"]}
+    return {"auc": tuned["auc"], "bayes_auc": data["bayes_auc"], "auc_share": round(share, 4), "order_hash": order,
+            "stall_one_worker": waiting, "stall_tuned": after["stall_settled"], "headline": after["headline"],
+            "results": {one["label"]: one["result"] for one in after["occasions"]}, "decisions": tuned["decisions"],
+            "rows": made.rows, "etl_s": round(made.seconds, 1), "minutes": round(minutes, 2),
+            "report": tuned["report"], "report_one_worker": alone["report"]}
 
 
 if __name__ == "__main__":

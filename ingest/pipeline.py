@@ -26,7 +26,7 @@ from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, Read, RowsPlan
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
-from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, cuts, most_steps
+from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, at_once, cuts, most_steps
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
@@ -203,8 +203,8 @@ class Pipeline:
                 measure=lambda b: (b.rows, b.nbytes), passes=placed)
             cutter = Cutter(plan, columns, parts.ranks, self._buffers)
             stretches: Iterator[Stretch] = self._pool(
-                BATCH.name, cuts(blocks, plan, parts.ranks, chunks), self._marked(cutter), size=cutter.size,
-                measure=_measured)
+                BATCH.name, cuts(blocks, plan, parts.ranks, chunks, self._at_once), self._marked(cutter),
+                size=cutter.size, measure=_measured)
             for number, transform in enumerate(parts.transforms):
                 stretches = self._pool(transform.name, stretches, self._transformer(number, steps),
                                        size=lambda s: s.nbytes, measure=_measured,
@@ -359,6 +359,12 @@ class Pipeline:
     @property
     def _block_bytes(self) -> int:
         return self._parts.plan.widest * self._parts.columns.row_bytes
+
+    def _at_once(self) -> int:
+        """How many batches may pass the stages of transforms together now."""
+        plan, ranks, tallies = self._parts.plan, self._parts.ranks, self._tallies
+        code = [tallies[stage.name] for stage in self._parts.transforms if stage.movable]
+        return at_once(most_steps(plan, ranks), plan.batch_size // ranks, [(t.busy_s, t.rows) for t in code])
 
     @property
     def _stretch_bytes(self) -> int:

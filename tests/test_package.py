@@ -85,17 +85,17 @@ def test_every_verb_answers_for_help_and_a_misspelt_one_is_corrected():
 
 
 def test_a_function_of_an_older_run_is_found_in_a_wheel_too(wheel, tmp_path):
-    """Older runs and registries hold names such as dlrm.squash:squash; a user's own package of that name is theirs."""
+    """Older runs and registries hold names such as dlrm.NAME:function; a user's own package of that name is theirs."""
     site, mine = tmp_path / "site", tmp_path / "mine" / "dlrm"
     zipfile.ZipFile(wheel).extractall(site)
-    code = "from sluice.ingest.process.child_main import load\nprint(load('dlrm.squash:squash').__module__)"
-    assert run(code, tmp_path, site) == "sluice.dlrm.squash"
+    code = "from sluice.ingest.process.child_main import load\nprint(load('dlrm.feature_service:levels').__module__)"
+    assert run(code, tmp_path, site) == "sluice.dlrm.feature_service"
     mine.mkdir(parents=True)
     (mine / "__init__.py").write_text("")
-    (mine / "squash.py").write_text("def squash(columns):\n    return columns\n")
-    assert run(code, tmp_path / "mine", site) == "dlrm.squash"
-    (mine / "squash.py").unlink()
-    with pytest.raises(AssertionError, match=r"No module named 'dlrm\.squash'"):
+    (mine / "feature_service.py").write_text("def levels(columns):\n    return columns\n")
+    assert run(code, tmp_path / "mine", site) == "dlrm.feature_service"
+    (mine / "feature_service.py").unlink()
+    with pytest.raises(AssertionError, match=r"No module named 'dlrm\.feature_service'"):
         run(code, tmp_path / "mine", site)
 
 

@@ -50,6 +50,9 @@ class PipelineRates:
     stages: Mapping[str, StageRates]
     idle: float | None = None
     """Cores without work, of those that may be used. Near 0: every core is wanted; None: unknown."""
+    away: float = 0.0
+    """Share of the time in which the consumer neither waited nor computed. Near 1: it was at something else, for
+    instance an evaluation."""
 
     def saturated(self, share: float = DEFAULT.saturated) -> bool:
         """Whether no core is free: at least this share of them is in use."""
@@ -95,7 +98,8 @@ def rates(earlier: Snapshot, later: Snapshot) -> PipelineRates | None:
                          demand_rows_per_s=rows / compute if compute > 0 and rows > 0 else None,
                          cpu=cpu / seconds, cpu_quota=later.cpu_quota, memory_used=later.memory_used,
                          memory_limit=later.memory_limit, stages=stages,
-                         idle=_idle(earlier.cores_idle_s, later.cores_idle_s, seconds))
+                         idle=_idle(earlier.cores_idle_s, later.cores_idle_s, seconds),
+                         away=min(max(0.0, 1 - (wait + compute) / seconds), 1.0))
 
 
 def _idle(before: float | None, after: float | None, seconds: float) -> float | None:

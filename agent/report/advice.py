@@ -20,12 +20,13 @@ def advice(run: Run) -> list[str]:
         return []
     details, text = verdicts[-1].get("details") or {}, verdicts[-1].get("text") or "nothing was said"
     proposed = any((proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal"))
-    return [f"At the end: {text}.", *_cases(details.get("what_if") or {}, proposed),
+    return [f"At the end: {text}.", *_cases(details.get("what_if") or {}, proposed, run.ranks),
             *placement(run), *_models(details.get("stages") or {}), *_prediction(run)]
 
 
-def _cases(cases: Mapping[str, Any], proposed: bool) -> list[str]:
-    """What other resources would bring beside the setting in force, or beside one that was only `proposed`."""
+def _cases(cases: Mapping[str, Any], proposed: bool, ranks: int) -> list[str]:
+    """What other resources would bring beside the setting in force, or beside one that was only `proposed`. Each of
+    the ranks has the rates of the cases."""
     present_rate = (cases.get("as it is") or {}).get("rows_per_s")
     if not present_rate:
         return []
@@ -34,7 +35,7 @@ def _cases(cases: Mapping[str, Any], proposed: bool) -> list[str]:
         times = case["rows_per_s"] / present_rate
         if name != "as it is":
             brings = "the same" if abs(times - 1) <= _SAME else f"{times:.2g} times the rows"
-            rows = "" if proposed else f", {count(case['rows_per_s'])} rows/s"
+            rows = "" if proposed else f", {count(case['rows_per_s'] * ranks)} rows/s"
             lines.append(f"With {'that and ' if proposed else ''}{name}: {brings}{rows} "
                          f"({', '.join(f'{s} {n}' for s, n in case['workers'].items())}).")
     return lines

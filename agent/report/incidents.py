@@ -10,6 +10,8 @@ from sluice.agent.report.format import count, moves, seconds
 from sluice.agent.report.run_folder import Run
 
 RECOVERED = 0.95  # of the rate that a run settles at afterwards
+_AS_BEFORE = 0.9  # of the rate before: noise, but no more than that, may be missing
+_ALL_CORES = 0.9  # of the cores in use: then more cores are what the rate wants
 _TOGETHER_S = 15.0  # at most between an injected fault and the moment when it is noticed
 _AT_ONCE_S = 2.0  # an event so soon after another shares its outcome
 _SMOOTH = 3  # a rate is the mean of so many metrics
@@ -36,11 +38,14 @@ class Incident:
     after: float | None
     recovered_s: float | None
     """Seconds until that rate was reached for good; None if too little of it was measured."""
+    result: str = ""
+    """`recovered`, `limited by the cores` or `still slow`; empty if too little was measured."""
 
     @property
     def sentence(self) -> str:
         noticed = f", detected in {seconds(self.noticed_s)}" if self.noticed_s else ""
-        did = f"; then {', then '.join(self.did)}" if self.did else "; no change needed"
+        did = f"; then {', then '.join(self.did)}" if self.did else \
+            "; no change needed" if self.result in ("", "recovered") else "; no change made"
         rates = f"; {count(self.before)} → {count(self.after)} rows/s" if self.before and self.after else ""
         if self.recovered_s is None:
             back = ""
@@ -49,7 +54,8 @@ class Incident:
             back = ", at once" if fell else ", without a dip below that"
         else:
             back = f", settled after {seconds(self.recovered_s)}"
-        return f"At {seconds(self.at)} {self.text}{noticed}{did}{rates}{back}."
+        result = f": {self.result}" if self.result else ""
+        return f"At {seconds(self.at)} {self.text}{noticed}{did}{rates}{back}{result}."
 
 
 def occasions(run: Run) -> list[Incident]:
@@ -87,6 +93,12 @@ def measured(run: Run) -> list[MeasuredDecision]:
     return decided
 
 
+def first_fault(run: Run) -> float:
+    """When the first fault on purpose came; infinity without one."""
+    return min((float(event["at"]) for event in run.events if event.get("kind") == "fault" and "fault" in event),
+               default=float("inf"))
+
+
 def _read(event: Line) -> dict[str, Any] | None:
     kind, at = event.get("kind"), float(event.get("at", 0.0))
     if kind == "occasion":
@@ -118,22 +130,39 @@ def _merged(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _occasion(run: Run, event: Mapping[str, Any], label: str, begin: float, end: float) -> Incident:
     at = event["at"]
-    metrics = [metric for metric in run.of("loader") if metric.get("rows_per_s") is not None]
+    metrics = [metric for metric in run.looks() if metric.get("rows_per_s") is not None]
     before = [metric["rows_per_s"] for metric in metrics if begin < metric["at"] <= at][-5:]
     following = [(metric["at"], metric["rows_per_s"]) for metric in metrics if at < metric["at"] <= end]
     settled, recovered_s = recovery(at, following)
     did = tuple(moves(d.get("before") or {}, d.get("after") or {}) for d in run.of("decision") if at < d["at"] <= end)
-    noticed = event["noticed"]
+    noticed, was = event["noticed"], sum(before) / len(before) if before else None
     return Incident(at=at, label=label, what=event["what"], text=event["text"], did=did,
                     noticed_s=None if noticed is None or noticed == at else noticed - at,
-                    before=sum(before) / len(before) if before else None, after=settled, recovered_s=recovered_s)
+                    before=was, after=settled, recovered_s=recovered_s,
+                    result=_result(was, settled, [m for m in metrics if at < m["at"] <= end]))
+
+
+def _result(before: float | None, after: float | None, looks: Sequence[Line]) -> str:
+    """What became of the rate, seen at the looks after the event."""
+    if not before or after is None:
+        return ""
+    if after >= _AS_BEFORE * before:
+        return "recovered"
+    last = looks[-settled_of(looks):]
+    used, quota = (sum(look.get(name) or 0.0 for look in last) for name in ("cpu", "cpu_quota"))
+    return "limited by the cores" if quota and used >= _ALL_CORES * quota else "still slow"
+
+
+def settled_of(looks: Sequence[Any]) -> int:
+    """How many of the last looks count as settled."""
+    return max(_SMOOTH, len(looks) // 3)
 
 
 def recovery(at: float, rates: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
     """The rate of the last third, and the seconds from `at` until the rate, after its lowest point, is back there."""
     if len(rates) < 2 * _SMOOTH:
         return None, None
-    last = [rate for _, rate in rates[-max(_SMOOTH, len(rates) // 3):]]
+    last = [rate for _, rate in rates[-settled_of(rates):]]
     settled = sum(last) / len(last)
     smooth = [(rates[n][0], sum(r for _, r in rates[n:n + _SMOOTH]) / _SMOOTH) for n in range(len(rates) - _SMOOTH + 1)]
     lowest = min(range(len(smooth)), key=lambda n: smooth[n][1])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sluice.agent.report.advice import advice
 from sluice.agent.report.format import count, moves, percent, seconds
-from sluice.agent.report.incidents import measured, occasions
+from sluice.agent.report.incidents import first_fault, measured, occasions, recovery
 from sluice.agent.report.run_folder import Run
 
 SMOOTH = 0.02  # a stall up to this is reported as none
@@ -45,7 +45,8 @@ def changes(run: Run) -> list[DecisionEffect]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """The figures of a run, each None if it was not measured."""
+    """The figures of a run, each None if it was not measured. What is settled is that of its undisturbed part: up to
+    the first fault on purpose, where there is one. Page, `explain` and the programs' last lines have them from here."""
 
     rows_per_s_first: float | None = None
     """The rate before the first decision, in the later half of that time; without one, in the whole run. The start is
@@ -54,6 +55,10 @@ class RunOutcome:
     """The rate in the last third of the loader's time; None for a run that is too short for that."""
     stall_first: float | None = None
     stall_settled: float | None = None
+    settled_s: float | None = None
+    """Seconds from the first rows until the settled rate was reached for good; None without a change before that."""
+    changes_settling: int = 0
+    """The decisions in the undisturbed part; `decisions` counts all."""
     decisions: int = 0
     peak_memory: int | None = None
     memory_limit: int | None = None
@@ -74,12 +79,16 @@ class RunOutcome:
 
 def outcome(run: Run) -> RunOutcome:
     looks, decisions = run.of("loader"), run.of("decision")
-    loader = started(looks)
-    first_change = decisions[0]["at"] if decisions else float("inf")
-    before = [m for m in loader if m["at"] <= first_change]
-    if decisions:  # compilers, first files and connections are part of the first looks
+    loader, fault = started(run.looks()), first_fault(run)
+    if len(calm := [m for m in loader if m["at"] <= fault]) < _LEAST:
+        calm, fault = list(loader), float("inf")
+    settling = [d for d in decisions if d["at"] <= fault]
+    first_change = settling[0]["at"] if settling else float("inf")
+    before = [m for m in calm if m["at"] <= first_change]
+    if settling:  # compilers, first files and connections are part of the first looks
         before = before[(len(before) - 1) // 2:] if before else []
-    settled = loader[2 * len(loader) // 3:] if len(loader) >= _LEAST else []
+    settled = calm[2 * len(calm) // 3:] if len(calm) >= _LEAST else []
+    _, settled_s = recovery(calm[0]["at"], [(m["at"], m["rows_per_s"]) for m in calm]) if settled else (None, None)
     evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
     ends = run.of("end")
     # A start that found nothing left to train ends, too, but says nothing of the run.
@@ -88,6 +97,7 @@ def outcome(run: Run) -> RunOutcome:
     return RunOutcome(
         rows_per_s_first=mean(before, "rows_per_s"), rows_per_s_settled=mean(settled, "rows_per_s"),
         stall_first=mean(before, "stall"), stall_settled=mean(settled, "stall"),
+        settled_s=(settled_s or None) if settling else None, changes_settling=len(settling),
         stall_last=mean(loader[-max(_LEAST, len(loader) // 10):], "stall") if settled else None,
         rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
         stall_whole=counted.get("stall_fraction"), looks=len(looks), decisions=len(decisions),
@@ -97,6 +107,15 @@ def outcome(run: Run) -> RunOutcome:
         bayes_auc=next((e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None),
         seconds=max((float(line.get("at", 0.0)) for line in lines), default=0.0), ended=bool(ends),
         faults=tuple(str(f.get("text", "a fault without words")) for f in run.of("fault") if "fault" not in f))
+
+
+def summary(run: Run, end: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The outcome, what happened, and the headline, as a program's last line has them. `end` is the run's last event,
+    if that is about to be written."""
+    if end is not None:
+        run = replace(run, events=(*run.events, {"at": 0.0, "kind": "end", **end}))
+    return {"headline": sentences(run)[0], **asdict(outcome(run)),
+            "occasions": [{**asdict(one), "sentence": one.sentence} for one in occasions(run)]}
 
 
 def started(loader: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -114,7 +133,7 @@ def verdict(run: Run) -> str:
 def sentences(run: Run) -> list[str]:
     """The sentences of the verdict, one by one."""
     figures = outcome(run)
-    many = "one change" if figures.decisions == 1 else f"{figures.decisions} changes"
+    many = "one change" if figures.changes_settling == 1 else f"{figures.changes_settling} changes"
     parts = []
     if not figures.looks:
         parts.append("No loader metrics were written, so nothing can be said of the input.")
@@ -124,20 +143,23 @@ def sentences(run: Run) -> list[str]:
         if figures.rows_per_s_whole is not None and figures.stall_whole is not None:
             parts.append(f"From the first batch on the consumer counted {count(figures.rows_per_s_whole)} rows/s, "
                          f"{percent(figures.stall_whole)} of its time spent waiting.")
-    elif figures.decisions and figures.rows_per_s_first and figures.stall_first is not None:
+    elif figures.changes_settling and figures.rows_per_s_first and figures.stall_first is not None:
         times = figures.rows_per_s_settled / figures.rows_per_s_first
-        parts.append(f"Input-bound share {percent(figures.stall_first)} → {percent(figures.stall_settled)}, "
+        quick = f" in {seconds(round(figures.settled_s, 1))}" if figures.settled_s else ""
+        parts.append(f"Waiting for input {percent(figures.stall_first)} → {percent(figures.stall_settled)}{quick}, "
                      f"{times:.2g} times the rows ({count(figures.rows_per_s_first)} → "
                      f"{count(figures.rows_per_s_settled)} rows/s) after {many}.")
     else:
         parts.append(f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
                      "trainer's time spent waiting for input"
-                     + (f", after {many} from its start on." if figures.decisions else "; the knobs were not changed."))
+                     + (f", after {many} from its start on." if figures.changes_settling
+                        else "; the knobs were not changed."))
     if figures.stall_last is not None:
-        parts.append(_bottleneck(figures.stall_last))
+        said = _bottleneck(figures.stall_last)
+        parts.append(said if first_fault(run) == float("inf") else f"After the faults, {said[0].lower()}{said[1:]}")
     if figures.auc is not None:
-        reachable = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
-        parts.append(f"AUC {figures.auc:.4f}{reachable}.")
+        of = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
+        parts.append(f"AUC {figures.auc:.4f}{of}.")
     if figures.faults:
         parts.append(f"Tuning met a fault: {figures.faults[0]}.")
     if not figures.ended:

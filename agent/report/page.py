@@ -69,11 +69,11 @@ def _tiles(figures: RunOutcome) -> str:
     if figures.rows_per_s_settled is not None:
         first = figures.rows_per_s_first
         tile("Rows a second, settled", count(figures.rows_per_s_settled),
-             f"{count(first)} before tuning" if figures.decisions and first is not None else "")
+             f"{count(first)} before tuning" if figures.changes_settling and first is not None else "")
     if figures.stall_settled is not None:
         tile("Trainer waits for input", percent(figures.stall_settled),
              f"{percent(figures.stall_first)} before tuning"
-             if figures.decisions and figures.stall_first is not None else "")
+             if figures.changes_settling and figures.stall_first is not None else "")
     tile("Decisions", str(figures.decisions))
     if figures.peak_memory is not None:
         tile("Most memory", format_bytes(figures.peak_memory),
@@ -126,7 +126,7 @@ def _names(lines: Sequence[Mapping[str, Any]], *path: str) -> list[str]:
 
 
 def _charts(run: Run, story: Sequence[DecisionEffect], incidents: Sequence[Incident], end: float) -> str:
-    loader, train, evaluations = run.of("loader"), run.of("train"), run.of("eval")
+    loader, taking, train, evaluations = run.of("loader"), run.looks(), run.of("train"), run.of("eval")
     marks = [Mark(at=c.at, label=str(c.number), title=f"{c.number}. {c.moves}\n{c.reason}\n{c.effect}") for c in story]
     marks += [Mark(at=o.at, label=o.label, title=f"{o.label}. {o.sentence}", kind="occasion") for o in incidents]
     # A decision changes its knobs at once; measurements show them only a tick later.
@@ -150,22 +150,25 @@ def _charts(run: Run, story: Sequence[DecisionEffect], incidents: Sequence[Incid
                                       zip(_points(loader, "stages", name, "busy"),
                                           _points(loader, "stages", name, "workers"), strict=False) if workers])
             for name in stages]
+    mine = f"of each of {run.ranks} ranks" if run.ranks > 1 else ""
     splits = dict.fromkeys(str(e.get("split", "")) for e in evaluations)
     figures = [
-        chart("Rows a second", [Series(name="taken by the trainer", points=_points(loader, "rows_per_s")),
-                                Series(name="headroom", points=_headroom(loader), style="limit")], marks, end=end,
-              axis=charts.ROWS, note="; ".join(filter(None, [_per_rank(run), _HEADROOM if _headroom(loader) else ""]))),
-        chart("Time the trainer waits for input", [Series(name="stall", points=_points(loader, "stall"))], marks,
+        chart("Rows a second", [Series(name="taken by the trainer", points=_points(taking, "rows_per_s")),
+                                Series(name="headroom", points=_headroom(taking), style="limit")], marks, end=end,
+              axis=charts.ROWS, note="; ".join(filter(None, [
+                  _whose(run), _HEADROOM if _headroom(taking) else ""]))),
+        chart("Time the trainer waits for input", [Series(name="stall", points=_points(taking, "stall"))], marks,
               end=end, axis=charts.SHARE),
         chart("Workers", [Series(name=name, points=_points(turned, "knobs", "workers", name), style="step")
-                          for name in _names(turned, "knobs", "workers")], marks, end=end, axis=charts.WHOLE),
+                          for name in _names(turned, "knobs", "workers")], marks, end=end, axis=charts.WHOLE,
+              note=mine),
         chart("Buffers", [Series(name="read-ahead", points=_points(turned, "knobs", "read_ahead_bytes"), style="step"),
                           Series(name="prefetch", points=_points(turned, "knobs", "prefetch_bytes"), style="step")],
-              marks, end=end, axis=charts.BYTES),
+              marks, end=end, axis=charts.BYTES, note=mine),
         chart("Memory", memory, marks, end=end, axis=charts.BYTES, note=note),
         chart("Workers at useful work", busy, marks, end=end, axis=charts.SHARE,
               note="share of each stage's; near 100 %: the bottleneck"),
-        chart("Cores", cores, marks, end=end, axis=charts.WHOLE),
+        chart("Cores", cores, marks, end=end, axis=charts.WHOLE, note=mine),
         chart("Training loss", [Series(name="loss", points=_points(train, "loss"))], (), end=end, axis=charts.SCORE),
         chart("AUC", [Series(name=split or "AUC", style="dots",
                              points=_points([e for e in evaluations if str(e.get("split", "")) == split], "auc"))
@@ -174,28 +177,34 @@ def _charts(run: Run, story: Sequence[DecisionEffect], incidents: Sequence[Incid
     return "\n".join(figures)
 
 
-def _per_rank(run: Run) -> str:
+def _whose(run: Run) -> str:
+    """Whose rows are counted: a Loader writes down its own rank's alone."""
     ranks = run.config.get("ranks")
+    if run.ranks > 1:
+        return f"of all {run.ranks} ranks"
     return f"of one rank; there are {ranks}" if isinstance(ranks, int) and ranks > 1 else ""
 
 
-def _table(head: Sequence[str], rows: Sequence[str]) -> str:
+def _table(head: Sequence[str], rows: Sequence[str], kind: str = "") -> str:
+    """`kind` is `story` for rows that a narrow screen shows as paragraphs."""
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return f'<div class="wide"><table><thead><tr>{names}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return (f'<div class="wide"><table class="{kind}"><thead><tr>{names}</tr></thead><tbody>{"".join(rows)}</tbody>'
+            "</table></div>")
 
 
 def _occasions(incidents: Sequence[Incident]) -> str:
     if not incidents:
         return ""
-    rows = [f'<tr class="occasion"><td class="o">{o.label}</td><td>{escape(o.sentence)}</td></tr>' for o in incidents]
-    return f"<section><h2>What happened</h2>{_table(('', 'and what came of it'), rows)}</section>"
+    rows = [f'<tr class="occasion"><td class="o">{o.label}</td><td class="m">{escape(o.result or "too short to say")}'
+            f"</td><td>{escape(o.sentence)}</td></tr>" for o in incidents]
+    return f"<section><h2>What happened</h2>{_table(('', 'result', 'what came of it'), rows, 'story')}</section>"
 
 
 def _decisions(story: Sequence[DecisionEffect]) -> str:
     rows = [f'<tr class="decision"><td class="n">{c.number}</td><td class="t">{seconds(c.at)}</td>'
             f'<td class="m">{escape(c.moves)}</td><td>{escape(c.reason)}</td><td>{escape(c.effect)}</td></tr>'
             for c in story]
-    inside = _table(("", "when", "change", "why", "what came of it"), rows) if rows else \
+    inside = _table(("", "when", "change", "why", "what came of it"), rows, "story") if rows else \
         '<p class="empty">None: the knobs stayed as they were.</p>'
     return f"<section><h2>Decisions</h2>{inside}</section>"
 

@@ -26,6 +26,9 @@ from sluice.etl.common.errors import UsageError
 
 LOCK = "lock"
 FORMAT = 1
+_AWAY = 0.1  # of a look's time: beyond that its rate says little
+_OF_ONE_RANK = ("loader", "effect")
+_RATES = ("rows_per_s", "demand_rows_per_s", "rows_per_s_before", "rows_per_s_after")
 
 
 class RunError(UsageError):
@@ -108,7 +111,7 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run folder as it is read: finished, broken off or still being written."""
+    """A run folder as it is read: finished, broken off or still being written. Rates are of all ranks together."""
 
     path: Path
     config: Mapping[str, Any]
@@ -129,13 +132,36 @@ class Run:
         if config.get("format", FORMAT) != FORMAT:
             raise RunError(f"{path / 'config.json'}: format {config['format']!r} is not {FORMAT}; "
                            "read it with the version that wrote it")
-        return cls(path=path, config=config, events=tuple(read_lines(path / "events.jsonl")),
-                   metrics=tuple(read_lines(path / "metrics.jsonl")))
+        events, metrics = (tuple(read_lines(path / f"{name}.jsonl")) for name in ("events", "metrics"))
+        ranks = _ranks(config)
+        return cls(path=path, config=config, events=tuple(_of_all(line, ranks) for line in events),
+                   metrics=tuple(_of_all(line, ranks) for line in metrics))
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks trained; 1 for any other run."""
+        return _ranks(self.config)
+
+    def looks(self) -> list[Mapping[str, Any]]:
+        """The looks at the loader while its batches were taken: not those during an evaluation."""
+        return [look for look in self.of("loader") if look.get("away", 0.0) <= _AWAY]
 
     def of(self, kind: str) -> list[Mapping[str, Any]]:
         """The events and metrics of one kind, in order of time."""
         return sorted((line for line in (*self.events, *self.metrics) if line.get("kind") == kind),
                       key=lambda line: float(line.get("at", 0.0)))
+
+
+def _ranks(config: Mapping[str, Any]) -> int:
+    ranks = config.get("ranks")
+    return ranks if config.get("kind") == "train" and isinstance(ranks, int) else 1
+
+
+def _of_all(line: Mapping[str, Any], ranks: int) -> Mapping[str, Any]:
+    """A line whose rates are those of all ranks: the agent measures the mean of its host's, the trainer counts all."""
+    if ranks == 1 or line.get("kind") not in _OF_ONE_RANK:
+        return line
+    return {**line, **{name: line[name] * ranks for name in _RATES if line.get(name) is not None}}
 
 
 def check(path: Path) -> None:

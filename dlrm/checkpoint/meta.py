@@ -73,7 +73,8 @@ class CheckpointMeta:
         now = CheckpointMeta.of(table, config)
         if self.trained:
             now = replace(now, trained=self.seen().and_then(now.seen()).to_json())
-        return replace(now, step=self.step, epoch=self.epoch, rows=self.rows, since=self.step, knobs=self.knobs)
+        return replace(now, step=self.step, epoch=self.epoch, rows=self.rows, since=self.step, knobs=self.knobs,
+                       agent=self.agent)
 
     def seen(self) -> Census:
         """The rows that the run was trained on, as far as they can be recognised."""

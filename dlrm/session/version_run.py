@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent.controller import Controller
+from sluice.agent.report.narrative import summary
+from sluice.agent.report.run_folder import Run
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
@@ -87,6 +89,8 @@ class VersionRun:
                       "masked": run_plan.masked(self._planned.layout, self._ranks),
                       "rows_set_aside": sum(self._ranks.gather_objects(loader.quarantined["rows_set_aside"])),
                       "input": self._conditions.outcome(loader)}
+            if self._ranks.first:
+                result["outcome"] = summary(Run.read(self._start.run), result)
             self._journal.event({"kind": "end", **result})
         return {**result, "plan": {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}}, None
 

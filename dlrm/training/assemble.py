@@ -55,9 +55,9 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
           record: Callable[[Mapping[str, Any]], None],
           observe: Callable[[Mapping[str, Any]], None], agent: Mapping[str, Any]) -> Iterator[Controller | None]:
     """Lets the host's agent tune the loader for as long as the context lasts; what it has learned is kept. `agent` is
-    what a checkpoint has of an earlier one, which counts if machine and schema are the same; otherwise the registry's
-    counts. The agent runs beside local rank 0, and tunes the loader itself if that is the only rank; other ranks get
-    None."""
+    what a checkpoint has of an earlier one, which counts on the same machine: before what the registry has if the
+    schema is the same, else where that has nothing; stages that are there no more are left out. The agent runs beside
+    local rank 0, and tunes the loader itself if that is the only rank; other ranks get None."""
     loading: Tunable = loader
     member: AbstractContextManager[Any] = nullcontext()
     if world.ranks > 1:
@@ -70,10 +70,13 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
         member.step()  # the agent's first look finds something, and its last comes after the member's last word
         loading = HostTunable(world.store.clone(), host, loader, ranks={h: hosts.count(h) for h in hosts})
     policy = policies.make(config.tuning)
-    same = all(agent.get(name) == value for name, value in _place(knob_memory).items())
+    place = _place(knob_memory)
+    earlier = agent["learned"] if agent.get("machine") == place["machine"] else None
+    if earlier is None or (agent["schema"] != place["schema"] and knob_memory.learned is not None):
+        earlier = knob_memory.learned
     with (knob_memory.sharing(loading) as tunable,
           Controller(tunable, policy, record=knob_memory.observing(record), observe=knob_memory.observing(observe),
-                     learned=agent["learned"] if same else knob_memory.learned) as controller, member):
+                     learned=earlier) as controller, member):
         yield controller
     knob_memory.finish(policy=policy.name, record=record, learned=controller.learned())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,8 @@ from sluice.ingest.row_order import EpochSchedule, RowsPlan
 from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
 
 STRETCH_ROWS = 65536
+LONG_S = 0.25  # what takes a user's function longer comes in smaller pieces, so that it comes steadily
+_UNKNOWN = 2  # batches at most that pass a function together before it is known how long it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +122,22 @@ def most_steps(plan: RowsPlan, ranks: int) -> int:
     return max(1, STRETCH_ROWS * ranks // plan.batch_size)
 
 
-def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks) -> Iterator[Cut]:
-    """Yields a stretch of batches as soon as all its rows are there. Blocks come in the order of need.
+def at_once(most: int, batch_rows: int, work: Iterable[tuple[float, int]]) -> int:
+    """How many batches, `most` at most, pass users' functions together. `work` has the seconds and the rows of each
+    function so far."""
+    for busy_s, rows in work:
+        known = int(min(most, LONG_S * rows / max(1e-9, busy_s * batch_rows))) if rows else _UNKNOWN
+        most = max(1, min(most, known))
+    return most
+
+
+def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks, most: Callable[[], int]
+         ) -> Iterator[Cut]:
+    """Yields a stretch of at most `most()` batches as soon as all its rows are there. Blocks come in the order of need.
 
     The last batch of an epoch may be padding alone on some ranks, so its chunk is taken by its number. The first
     stretches of a run are short, one batch, then twice as many each time: so the first batch comes early."""
-    each, most, inside = plan.stream_rows, most_steps(plan, ranks), chunk_steps(plan, ranks)
+    each, inside, longest = plan.stream_rows, chunk_steps(plan, ranks), most_steps(plan, ranks)
     schedule: EpochSchedule | None = None
     queues: dict[int, deque[tuple[Block, int]]] = {}  # for each stream: blocks, and the first row not yet cut
     held: dict[int, int] = {}  # rows of each stream that are there
@@ -140,9 +152,9 @@ def cuts(blocks: Iterable[Block], plan: RowsPlan, ranks: int, chunks: Chunks) ->
         stream = block.window.stream
         queues[stream].append((block, 0))
         held[stream] += block.rows
-        while (steps := min(wished, plan.steps - step, inside - step % inside)) and \
+        while (steps := min(wished, most(), plan.steps - step, inside - step % inside)) and \
                 all(held[s] >= min(steps * each, wanted[s]) for s in schedule.streams):
-            wished = min(2 * wished, most)
+            wished = min(2 * wished, longest)
             chunk = chunks.take(schedule.epoch, step // inside)
             pieces = []
             for s in schedule.streams:

@@ -15,7 +15,7 @@ from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.report import page
 from sluice.agent.report.format import line
-from sluice.agent.report.incidents import occasions
+from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
@@ -151,17 +151,22 @@ class BenchSession:
                    "peak_bytes": peak_bytes, "decisions": controller.decisions, "knobs": knobs.to_dict(),
                    "tuning": self._policy.name, "reader": self._reader, **self._conditions.outcome(loader)}
         if self._run is not None:
+            told = summary(Run.read(self._run.path), outcome)
+            outcome["outcome"] = told
+            if told["rows_per_s_settled"] is not None:  # as the report has it
+                outcome |= {"rows_per_s_settled": round(told["rows_per_s_settled"]),
+                            "stall_fraction_settled": round(told["stall_settled"], 4)}
             self._run.event({"kind": "end", **outcome})
         return outcome
 
     def reported(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Writes the report, once the run folder is closed, and returns the figures with what it tells."""
         if self._run is not None:
-            outcome = {**outcome, "report": str(page.write(self._run.path))}
-            happened = occasions(Run.read(self._run.path))
-            outcome["occasions"] = [{**asdict(one), "sentence": one.sentence} for one in happened]
-            for one in happened:
-                self._say(f"{one.label}. {one.sentence}")
+            told = outcome["outcome"]
+            outcome = {**outcome, "report": str(page.write(self._run.path)), "occasions": told["occasions"]}
+            self._say(told["headline"])
+            for one in told["occasions"]:
+                self._say(f"{one['label']}. {one['sentence']}")
             self._say(f"report: {outcome['report']}")
         if outcome["order_hash"] is None:
             self._say("no epoch was finished, so there is no order hash; give more --seconds")

@@ -14,11 +14,13 @@ from sluice.agent.report.run_folder import Run
 KNOBS = [{"workers": {"udf": n}} for n in (1, 3)]
 
 
-def _run(tmp_path, events, rates):
-    """`rates` are one a second, from the first second on."""
-    lines = [{"at": float(at), "kind": "loader", "rows_per_s": rate, "stall": 0.5, "demand_rows_per_s": 120.0}
+def _run(tmp_path, events, rates, config=None, calm=0):
+    """`rates` are one a second, from the first second on. Up to `calm`, only the best rate stalls little; after it all
+    cores are in use."""
+    lines = [{"at": float(at), "kind": "loader", "rows_per_s": rate, "stall": 0.1 if rate == 200 else 0.5,
+              "demand_rows_per_s": 120.0, "cpu": 1.0, "cpu_quota": 4.0 if at <= calm else 1.0}
              for at, rate in enumerate(rates, 1)]
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps(config or {}))
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return Run.read(tmp_path)
@@ -37,16 +39,17 @@ def test_a_fault_and_its_notice_are_one_with_what_was_done_and_the_way_back(tmp_
     assert (one.label, one.what, one.noticed_s, one.did) == ("A", "workload", 3.0, ("udf 1 → 3",))
     assert (one.before, one.after, one.recovered_s) == (100.0, 90.0, 6.0)  # the mean of 16 s and the next is there
     assert one.sentence == ("At 10 s slow-transform=4@10s: transforms do their work 4 times, detected in 3 s; "
-                            "then udf 1 → 3; 100 → 90 rows/s, settled after 6 s.")
+                            "then udf 1 → 3; 100 → 90 rows/s, settled after 6 s: recovered.")
     assert one.sentence in narrative.tell(run)
     assert not narrative.outcome(run).faults, "a fault on purpose is no fault of the tuning"
 
 
 def test_a_buffer_that_hides_the_dip_for_a_moment_is_no_recovery(tmp_path):
     event = {"at": 10.0, "kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}
-    (one,) = occasions(_run(tmp_path, [event], [100.0] * 12 + [20.0] * 4 + [60.0] * 12))
+    (one,) = occasions(_run(tmp_path, [event], [100.0] * 12 + [20.0] * 4 + [60.0] * 12, calm=99))
     assert (one.noticed_s, one.recovered_s) == (None, 7.0)
-    assert "no change needed" in one.sentence
+    assert "no change made" in one.sentence
+    assert one.result == "still slow"
 
 
 @pytest.mark.parametrize(("rates", "recovered_s", "word"), [
@@ -56,6 +59,49 @@ def test_what_cost_nothing_or_came_at_the_very_end(tmp_path, rates, recovered_s,
     (one,) = occasions(_run(tmp_path, [event], rates))
     assert (one.what, one.recovered_s) == ("worker", recovered_s)
     assert word in one.sentence
+
+
+FAULT = {"kind": "fault", "fault": "cores=1@20s", "did": "1 core instead of 4"}
+
+
+def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and_last_line_have_the_same(tmp_path):
+    changed = {**_turned(6.5), "reason": {"text": "so"}}
+    end = {"auc": 0.8, "samples_per_s": 60.0, "stall_fraction": 0.5}
+    rates = [100.0] * 6 + [100.0, 180.0] + [200.0] * 12 + [50.0] * 20
+    run = _run(tmp_path, [changed, {"at": 20.0, **FAULT}, {**_turned(30.0), "sequence": 2}], rates,
+               config={"kind": "train", "ranks": 2}, calm=20)
+    told = narrative.summary(run, end)
+    with open(tmp_path / "events.jsonl", "a") as events:
+        events.write(json.dumps({"at": 40.0, "kind": "end", **end}) + "\n")
+    run = Run.read(tmp_path)
+    assert {**narrative.summary(run), "seconds": 0} == {**told, "seconds": 0}, "before the last event and after it"
+    assert told["headline"] == ("Waiting for input 50 % → 10 % in 7 s, 2 times the rows (200 → 400 rows/s) after one "
+                                "change.")
+    assert (told["rows_per_s_settled"], told["decisions"], told["changes_settling"]) == (400.0, 2, 1)
+    (one,) = told["occasions"]
+    assert (one["before"], one["after"], one["result"]) == (400.0, 100.0, "limited by the cores")
+    text = page.write(tmp_path).read_text()
+    for where in (text, narrative.tell(run)):
+        assert told["headline"] in where
+        assert one["sentence"] in where
+    assert ">400<small>200 before tuning" in text
+    assert ">10 %<small>50 % before tuning" in text
+    assert "of all 2 ranks" in text
+    (tmp_path / "config.json").write_text(json.dumps({"kind": "load", "ranks": 2}))
+    assert "of one rank; there are 2" in page.write(tmp_path).read_text()
+    assert narrative.outcome(Run.read(tmp_path)).rows_per_s_settled == 200.0
+    assert "limited by the cores</td>" in text
+
+
+def test_what_passes_during_an_evaluation_is_no_dip(tmp_path):
+    event = {"at": 10.0, "kind": "occasion", "what": "cores", "text": "the cores at hand went from 2 to 1"}
+    run = _run(tmp_path, [event], [100.0] * 30)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    away = {"rows_per_s": 0.0, "stall": 0.0, "away": 1.0}
+    lines = [{**line, **(away if 24 < line["at"] < 29 else {"away": 0.0})} for line in lines]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert occasions(Run.read(tmp_path)) == occasions(run)
+    assert narrative.outcome(Run.read(tmp_path)).rows_per_s_settled == 100.0
 
 
 def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):

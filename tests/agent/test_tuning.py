@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 
+from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
@@ -159,3 +160,20 @@ def test_a_policy_comes_by_its_name_or_is_ones_own():
     own = Climbing()
     assert policy_of(own) is own
     assert policy_of("shadow").name == "shadow"
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(8, 1), (8, 2), (8, 4), (8, 8), (2, 2)])
+def test_agents_of_several_ranks_on_a_host_together_take_no_more_workers_than_it_has_cores(cores, ranks):
+    """Each sees its part of the cores alone. Stages that compute have one worker each, and beyond that at no moment
+    more over all ranks than cores."""
+    costs = {"read": 0.004, "udf": 0.016, "collate": 0.001}
+    stages = [FakeStage(name=name, cpu_s=cpu_s) for name, cpu_s in costs.items()]
+    rank = FakePipeline(stages, cores=cores / ranks, step_s=0.0001)
+    controller = Controller(rank, make("auto"), record=lambda _: None, clock=lambda: rank.now)
+    most = 0
+    for _ in range(60):
+        rank.advance(1.0)
+        controller.step()
+        most = max(most, sum(rank.knobs.workers.values()) - len(stages))
+    assert ranks * most <= cores
+    assert (most > 0) == (cores // ranks > 1), "as far as its part goes it does take them"

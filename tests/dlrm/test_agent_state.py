@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
 from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.config import Config
 from sluice.dlrm.ranks import world
 from sluice.dlrm.training import assemble, loaders
@@ -15,16 +17,25 @@ from sluice.etl.synth.small_table import small_table
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
-@pytest.mark.parametrize("same", [True, False])
-def test_it_goes_on_with_what_it_knew_on_the_same_machine_alone(tmp_path, same):
+@pytest.mark.parametrize(("machine", "schema", "registry"), [
+    ("same", "same", True), ("another", "same", False), ("same", "another", False), ("same", "another", True)])
+def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_knows_no_better(
+        tmp_path, machine, schema, registry):
+    """Also across schemas, without a registry: stages that are still there are known, and those that are gone left."""
     table = small_table(tmp_path / "table", rows=2000, values=20, row_group_rows=512)
     config = Config(data=table.uri, version=table.version, batch_size=256, reader="arrow")
     conditions = loaders.conditions(config, tmp_path, 0)
     with world() as here, loaders.training(config, table, rank=0, local_ranks=1, conditions=conditions) as loader:
         kept = loaders.knob_memory(config, loader, 1, print)
-        known = StageCost(name="read", backend="thread", points={7: Point(busy_s=1e-6, cpu_s=5e-7)})
-        before = {"machine": kept.context.machine if same else "another", "schema": kept.context.schema,
-                  "learned": {"other_cpu_s": 0.0, "services": {"read": known.to_dict()}}}
+
+        def learned(workers):
+            known = StageCost(name="read", backend="thread", points={workers: Point(busy_s=1e-6, cpu_s=5e-7)})
+            return {"other_cpu_s": 0.0, "services": {"read": known.to_dict(), "gone": known.to_dict()}}
+
+        before = {"machine": kept.context.machine if machine == "same" else machine,
+                  "schema": kept.context.schema if schema == "same" else schema, "learned": learned(7)}
+        assert replace(CheckpointMeta.of(table, {}), agent=before).following(table, {}).agent == before
+        kept.learned = learned(5) if registry else None
         with assemble.tuned(config, loader, here, kept, record=lambda _: None, observe=lambda _: None,
                             agent=json.loads(json.dumps(before))) as controller:
             assert controller is not None
@@ -33,4 +44,7 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_alone(tmp_path, same):
             controller.step()
             after = json.loads(json.dumps(assemble.agent_of(controller, kept)))
     assert (after["machine"], after["schema"]) == (kept.context.machine, kept.context.schema)
-    assert ("7" in after["learned"]["services"].get("read", {"points": {}})["points"]) == same
+    points = after["learned"]["services"].get("read", {"points": {}})["points"]
+    assert ("7" in points) == (machine == "same" and not (registry and schema != "same"))
+    assert ("5" in points) == (registry and schema != "same")
+    assert "gone" not in after["learned"]["services"]

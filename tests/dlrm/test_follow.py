@@ -37,6 +37,7 @@ from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import ROOT, command, environment, last_json, launch
+from tests.dlrm.transformed_table import MODULE, TRANSFORMS
 
 pytestmark = pytest.mark.slow
 
@@ -287,8 +288,8 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert (meta.version, "C17" in meta.columns, "I1" in meta.dense) == (1, True, False)
 
     clicks_table.write(folder / "table", clicks_table.raw_rows(rows), mode="overwrite",
-                       text=clicks_table.spec_text(columns(), features("I2").replace("C*", "C[15]*")))
-    process = train(folder, "run", "--resume", "--epochs", meta.epoch + 3, ranks=2)
+                       text=clicks_table.spec_text(columns(), features("I2", more=TRANSFORMS).replace("C*", "C[15]*")))
+    process = train(folder, "run", "--resume", "--epochs", meta.epoch + 3, "--allow-code", MODULE, ranks=2)
     assert process.returncode == 0, process.stderr[-3000:]
     found, followed = last_json(process), events(folder, "run", "follow")
     assert [(e["before"], e["after"]) for e in followed] == [(0, 1), (1, 2)]
@@ -298,9 +299,11 @@ def test_a_run_follows_two_schema_changes_and_a_crash(tmp_path):
     assert (found["version"], found["epochs"]) == (2, meta.epoch + 3)
     assert "dense column 'I2' is gone" in process.stderr
     assert re.findall(r"step \d+ of (\d+)", process.stderr)[-1] == str(found["steps"])
-    assert set(found["plan"]) == {"C1", "C5", "C14", "tags"}
+    made = {"pair", "both", "C1xpair", "grams"}  # by transforms that the last version's spec brought
+    assert set(found["plan"]) == {"C1", "C5", "C14", "tags", *made}
+    assert made <= set(followed[1]["added"])
     last = latest(folder / "run" / "checkpoints")[1]
-    assert (last.version, last.dense) == (2, ("number", "I1", "I5"))
+    assert (last.version, last.dense) == (2, ("number", "I1", "I5", "ratio"))
     left = pins(TableStore(folder / "table"), time.time())
     assert [pin.version for pin in left] == [1]  # of the run that was killed, until it expires
     assert left[0].expires <= time.time() + LASTS_S

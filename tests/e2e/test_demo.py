@@ -8,34 +8,65 @@ import re
 import signal
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 import psutil
 import pytest
+
+from sluice.agent.report import narrative
+from sluice.agent.report.run_folder import Run
+from sluice.dlrm.demo import epochs_for, has_java
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_demo_ends_on_a_report(tmp_path):
+def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywhere(tmp_path):
+    """Its terminal, its last line, the run's page, its last event and `explain`."""
     result = subprocess.run(
-        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "40000", "--bench-seconds", "3"],
+        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "40000", "--seconds", "12"],
         capture_output=True, text=True, timeout=390, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert result.returncode == 0, result.stderr[-4000:]
     last = json.loads(result.stdout.splitlines()[-1])
     assert 0.5 < last["auc"] < last["bayes_auc"] < 1
     assert last["rows"] == 40000
+    assert last["decisions"] >= 1
     report = Path(last["report"]).read_text()
-    assert "<svg" in report
     assert not re.search(r"""(src|href)=["']?https?:""", report), "the report must open offline"
-    for sentence in ("Input-bound share", "Decisions of the agent", "of the way from chance", last["report"],
-                     "order hash equal to the one-thread run", "--tuning shadow"):
+    run = Run.read(Path(last["report"]).parent)
+    end, told = run.of("end")[-1]["outcome"], narrative.tell(run)
+    assert end["headline"] == last["headline"]
+    assert end["stall_settled"] == last["stall_tuned"] == narrative.outcome(run).stall_settled
+    sentences = [last["headline"], *(one["sentence"] for one in end["occasions"])]
+    for sentence in sentences:
+        assert result.stderr.count(sentence) == 2, "said by the training and by the demo"
+        assert escape(sentence) in report
+        assert sentence in told
+    assert last["results"] == {one["label"]: one["result"] for one in end["occasions"]}
+    assert {e["order_hash"] for e in (run.of("epoch")[0], Run.read(
+        Path(last["report_one_worker"]).parent).of("epoch")[0])} == {last["order_hash"]}
+    for sentence in ("the local engine: the same fingerprint", "One worker a stage: waiting for input",
+                     "of the way from chance", last["report"], "--tuning shadow"):
         assert sentence in result.stderr
-    told = re.findall(r"\n  ([A-D])\. At .*?(slow-transform=4|sent SIGKILL|cores=[0-9.]+)@?", result.stderr)
-    assert [label for label, _ in told] == ["A", "B", "C", "D"], told
-    assert [what.split("=")[0] for _, what in told] == ["slow-transform", "sent SIGKILL", "cores", "cores"]
-    assert '<g class="mark occasion">' in Path(last["report_ingest"]).read_text()
+
+
+@pytest.mark.parametrize(("told", "there"), [('openjdk version "17.0.2" 2022', True), ('java version "21"', True),
+                                             ('openjdk version "1.8.0_302"', False), ("Segmentation fault", False)])
+def test_java_counts_from_version_17_on(tmp_path, monkeypatch, told, there):
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert has_java() is there
+
+
+def test_the_training_lasts_about_as_long_as_was_asked():
+    alone = {"rows_per_s_settled": 10_000.0, "stall_settled": 0.75, "rows_per_s_whole": 1.0}
+    assert epochs_for(40, alone, 480_000) == 3  # 30 s at 40,000 rows/s
+    assert epochs_for(1, {**alone, "rows_per_s_settled": None, "stall_settled": None}, 480_000) == 1
 
 
 def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):

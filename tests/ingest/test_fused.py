@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from collections import deque
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
+from sluice.ingest.stages.batch import at_once
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
@@ -106,6 +108,22 @@ def test_batches_count_for_each_stage_that_they_pass(table):
         return [(s.items, s.rows, s.bytes) for s in stages if s.name in "abc"]
 
     assert counts(Knobs()) == counts(Knobs(fused=["b"])) == counts(Knobs(fused=["b", "c"]))
+
+
+def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_that_they_come_steadily(table, monkeypatch):
+    assert at_once(32, 2048, []) == 32
+    assert at_once(32, 2048, [(0.0, 0)]) == 2  # nothing is known yet
+    assert at_once(32, 2048, [(0.1, 2048 * 100)]) == 32
+    assert at_once(32, 2048, [(0.1, 2048 * 100), (4.0, 2048 * 64)]) == 4  # of 62 ms each
+    assert at_once(32, 2048, [(9.0, 2048)]) == 1
+    with (BatchLoader(table, batch_size=64) as plain,
+          BatchLoader(table, batch_size=64, transforms=[Transform("twice", f"{NAME}twice")]) as tuned):
+        monkeypatch.setattr("sluice.ingest.stages.batch.LONG_S", 0.0)  # every function takes too long
+        for loader in (plain, tuned):
+            deque(loader, maxlen=0)
+        assert plain.order_hash == tuned.order_hash
+        few, many = (loader.snapshot().stage("batch").items for loader in (plain, tuned))
+    assert many >= len(tuned) / 2 > 1.5 * few
 
 
 def test_the_time_of_a_worker_counts_for_the_stage_whose_work_it_does():
