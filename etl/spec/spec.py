@@ -23,6 +23,7 @@ from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
 from sluice.etl.spec.columns import ColumnSpec, read_columns
 from sluice.etl.spec.permission import NOTHING, Permission
+from sluice.etl.spec.placement import read_placement
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
 from sluice.etl.spec.time_order import Steps
@@ -234,9 +235,9 @@ class Spec:
 
     def fields(self, cardinalities: Mapping[str, int], bags: Mapping[str, tuple[int, float, int]] | None = None
                ) -> tuple[Field, ...]:
-        return tuple(self._field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns)
+        return tuple(self.field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns)
 
-    def _field(self, c: ColumnSpec, cardinality: int | None, bag: tuple[int, float, int] | None) -> Field:
+    def field(self, c: ColumnSpec, cardinality: int | None = None, bag: tuple[int, float, int] | None = None) -> Field:
         kind, layout = c.type, "scalar"
         if c.raw:
             layout = "list" if kind.startswith("list<") else layout
@@ -248,7 +249,7 @@ class Spec:
 
 
 def _spec(raw: dict[str, Any], text: str) -> Spec:
-    known(raw, ("input", "table", "column", "transform", "drift", *SECTIONS), "")
+    known(raw, ("input", "table", "column", "transform", "drift", "placement", *SECTIONS), "")
     source = _input(section(raw, "input"))
     kinds = {name: INPUT_TYPES[kind] for name, kind in source.columns.items()}
     rows = read_rows(raw, kinds, INPUT_TYPES)
@@ -256,7 +257,7 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
     entries = sections(raw, "column")
     if not entries:
         raise SpecError("column: there must be at least one [[column]]")
-    columns = read_columns(entries, kinds)
+    columns = read_placement(section(raw, "placement"), read_columns(entries, kinds), kinds)
     labels = [c for c in columns if c.role == "label"]
     if len(labels) != 1:
         names = [c.name for c in labels] or "none"
