@@ -60,7 +60,7 @@ def made(work: Path, rows: int) -> dict[str, Path]:
 def costs_of(log: Path, table: FeatureTable) -> dict[str, list[Form]]:
     """What each column costs in each form, on the first rows of the log."""
     spec = Spec.own((ROOT / "features/criteo.toml").read_text())
-    lines = next(next(pieces_of(files_of([str(log)]), 16 << 20)).batches(b""))
+    lines = next(next(pieces_of(files_of([str(log)]), 16 << 20)).batches(()))
     columns = InputParser(spec).parse(lines.slice(0, spec.table.row_group_rows)).columns
     state = table.state()
     assert state is not None

@@ -16,7 +16,7 @@ from pathlib import Path
 from sluice.etl.common.errors import UsageError
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.job_run import Job
-from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.jobs.progress import STARTING, JobProgress
 from sluice.etl.spec.spec import Spec
 
 ENGINES = ("local", "spark")
@@ -86,8 +86,8 @@ def opened(name: str, inputs: Sequence[str], progress: JobProgress) -> Iterator[
     """Starts an engine, and yields what takes a job to it. What goes wrong in it is a `JobFailure` of one line, or a
     user's mistake."""
     if name == "local":
+        from sluice.etl.jobs.engine import clearly as clearly_here
         from sluice.etl.local.engine import LocalEngine
-        from sluice.etl.local.engine import clearly as clearly_here
 
         with clearly_here():
             yield partial(LocalEngine, progress=progress)
@@ -98,7 +98,7 @@ def opened(name: str, inputs: Sequence[str], progress: JobProgress) -> Iterator[
     from sluice.etl.spark.session import open_session
 
     check_paths(inputs)
-    with progress.stage("starting Spark"):
+    with progress.stage(STARTING):
         spark = open_session("sluice-etl")
     try:
         with clearly():

@@ -118,9 +118,13 @@ class JobRequest(JobInput, LearningOptions):
         return {**dataclasses.asdict(result), **about, "seconds": seconds}
 
     def _explained(self, job: Job, engine: str, progress: JobProgress) -> dict[str, Any]:
+        from sluice.etl.estimate import estimated, last_spark_job, lines_of
         from sluice.etl.spark.explain import explain
 
         lines, about = explain(job, engine)
+        if engine == "local" and (found := estimated(job)) is not None:
+            lines += lines_of(found, last_spark_job(job))
+            about |= {"estimate": dataclasses.asdict(found)}
         for line in lines:
             progress.say(line)
         return about

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -58,6 +60,20 @@ def first_rows(parts: Iterable[Mapping[str, pa.Array]], rows: int) -> dict[str, 
     whole = pa.concat_tables(held).slice(0, rows).combine_chunks() if held else pa.table({})
     return {name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
             for name, column in zip(whole.column_names, whole.columns, strict=True)}
+
+
+@contextlib.contextmanager
+def clearly() -> Iterator[None]:
+    """Turns the errors of this machine's disk and memory into a `JobFailure`."""
+    try:
+        yield
+    except MemoryError as error:
+        raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
+    except OSError as error:
+        words = "the disk is full: make room for output and TMPDIR " if error.errno == errno.ENOSPC else \
+            "a folder cannot be written: the output, or TMPDIR " if error.errno in (errno.EROFS, errno.EACCES) else ""
+        place = f"{error.filename}: " if error.filename else ""
+        raise JobFailure(f"{place}{words}({error}); nothing was published") from error
 
 
 class Engine(ABC):

@@ -6,8 +6,9 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice.etl.apply.counts import Counted
@@ -15,10 +16,11 @@ from sluice.etl.apply.features import cardinalities
 from sluice.etl.apply.learned_rows import learned_from, saw_others, why_not
 from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.common.errors import InputError
+from sluice.etl.common.machine import this_machine
 from sluice.etl.common.suggest import nearest
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.fitting import count, fit
-from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.jobs.progress import STARTING, JobProgress
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.placement import placement_of, with_placement
@@ -137,6 +139,7 @@ class Job:
             engine.close()
 
     def _run(self, engine: Engine, progress: JobProgress) -> Result:
+        start = time.monotonic()
         engine.check()
         learning, named, judged = self.before is None or self.update_state, False, False
         if self.before is not None and saw_others(self.before, self.spec):
@@ -158,6 +161,9 @@ class Job:
                 sketches = engine.write(state, counted)
             with progress.stage("checking"):
                 record, fields = self._record(engine, state, counted, sketches)
+                record = replace(record, took={
+                    "rows": counted.parsed, "seconds": round(time.monotonic() - start, 2), "machine": this_machine(),
+                    "start_s": round(progress.took.get(STARTING, 0.0), 2)})
                 self._compare(record, progress)
                 self._warn_of_empty_splits(record, progress)
                 self._watch(record, progress)

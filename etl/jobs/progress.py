@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+STARTING = "starting Spark"
 _MOVES_S, _LINES_S = 0.5, 5.0
 _WIDTH = 20
 
 
 def drawn(name: str, *, share: float, rows: int, size: float, seconds: float) -> str:
-    """How far a pass is: a bar, its rows, MB a second if it is known what `size` in bytes is done, and the time left
-    if the rest takes as long as what is done."""
+    """How far a pass is: a bar, its rows and MB a second as far as they are known, and the time left if the rest takes
+    as long as what is done."""
     full = int(share * _WIDTH)
     speed = f", {size / seconds / 1e6:.0f} MB/s" if size and seconds > 0 else ""
     left = f", {seconds * (1 - share) / share:.0f} s left" if share else ""
-    return f"{name}[{'#' * full}{'.' * (_WIDTH - full)}] {share:.0%}, {rows:,} rows{speed}{left}"
+    count = f", {rows:,} rows" if rows else ""
+    return f"{name}[{'#' * full}{'.' * (_WIDTH - full)}] {share:.0%}{count}{speed}{left}"
 
 
 class Pass:
@@ -49,6 +51,8 @@ class JobProgress:
         self._moves = out.isatty()
         self._every_s = (_MOVES_S if self._moves else _LINES_S) if every_s is None else every_s
         self._so_far: Callable[[], str] = lambda: "…"
+        self.took: dict[str, float] = {}
+        """The seconds of each stage that has ended well."""
 
     def follow(self, so_far: Callable[[], str]) -> None:
         """Shows from now on what an engine says of how far it is."""
@@ -72,7 +76,8 @@ class JobProgress:
             watcher.join()
             if self._moves:
                 self._out.write("\r\x1b[2K")
-        self.say(f"{name}: done in {time.monotonic() - start:.1f} s")
+        self.took[name] = time.monotonic() - start
+        self.say(f"{name}: done in {self.took[name]:.1f} s")
 
     def _watch(self, name: str, start: float, done: threading.Event) -> None:
         while not done.wait(self._every_s):

@@ -7,7 +7,6 @@ file's rows are bounded by `table.file_rows`, so the file is all that a sort eve
 from __future__ import annotations
 
 import contextlib
-import errno
 import shutil
 import tempfile
 import threading
@@ -21,11 +20,12 @@ import pyarrow.fs as pafs
 
 from sluice.etl.apply.counts import Counted, CountsOfRows, selected
 from sluice.etl.apply.features import Features, FileAssignment, Keys, row_keys
-from sluice.etl.apply.input_checks import header_of
+from sluice.etl.apply.input_checks import headers_of
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.placed import Look, Placing
 from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
-from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
+from sluice.etl.common.machine import memory_limit, processors
+from sluice.etl.jobs.engine import Engine, Learnt, Sums, first_rows
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
@@ -35,26 +35,12 @@ from sluice.etl.local.pieces import Piece
 from sluice.etl.local.places import store_of
 from sluice.etl.local.runs import FileWriter, Runs, Spool, Ticket
 from sluice.etl.local.sums import CountSums
-from sluice.etl.local.threads import Threads, memory_limit, processors
+from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Gathered, Sketch, gather
-
-
-@contextlib.contextmanager
-def clearly() -> Iterator[None]:
-    """Turns a disk's errors, and a lack of memory, into a `JobFailure`."""
-    try:
-        yield
-    except MemoryError as error:
-        raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
-    except OSError as error:
-        words = "the disk is full: make room for output and TMPDIR " if error.errno == errno.ENOSPC else \
-            "a folder cannot be written: the output, or TMPDIR " if error.errno in (errno.EROFS, errno.EACCES) else ""
-        place = f"{error.filename}: " if error.filename else ""
-        raise JobFailure(f"{place}{words}({error}); nothing was published") from error
 
 
 def _names_in(folder: str) -> list[tuple[str, bool]]:
@@ -73,7 +59,7 @@ class LocalEngine(Engine):
         most = 1 if job.spec.functions else max(1, memory_limit() >> 28)
         self._threads, self._budget = Threads(min(most, threads or processors())), (memory or memory_limit()) // 4
         pa.set_cpu_count(self._threads.count)
-        self._header = header_of(job.spec.input).encode()
+        self._headers = tuple(header.encode() for header in headers_of(job.spec.input))
         self._input = LocalInput(job.spec.input, job.inputs, self._threads)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         self._kept: dict[tuple[str, int], list[Ticket]] = {}
@@ -123,7 +109,7 @@ class LocalEngine(Engine):
         if there is not None:
             return
         parser, kept = InputParser(self.spec), list[Ticket | None]()
-        for batch in piece.batches(self._header):
+        for batch in piece.batches(self._headers):
             self._threads.wanted()
             parsed = parser.parse(batch)
             columns, keys = selected(self.spec, parsed)
@@ -171,10 +157,10 @@ class LocalEngine(Engine):
     def _rejects_of(self, piece: Piece | RowGroups) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
         place, lines, parser = (piece.file.name, piece.number), 0, InputParser(self.spec)
         found: list[tuple[Any, ...]] = []
-        for batch in piece.batches(b""):  # to number lines, all have to be there
+        for batch in piece.batches(()):  # to number lines, all have to be there
             self._threads.wanted()
             if place in self._bad:
-                found += [(lines + n, *rest) for n, *rest in texts_of(batch, parser.parse(batch), self._header)]
+                found += [(lines + n, *rest) for n, *rest in texts_of(batch, parser.parse(batch), self._headers)]
             lines += batch.num_rows
         return piece, lines, found
 

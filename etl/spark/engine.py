@@ -18,9 +18,10 @@ from sluice.etl.jobs.progress import JobProgress, drawn
 from sluice.etl.ops import Fitted
 from sluice.etl.spark.fit import sums_of
 from sluice.etl.spark.history_state import write_tails
-from sluice.etl.spark.joins import refuse_unread
+from sluice.etl.spark.joins import refuse_unread, side_table
 from sluice.etl.spark.read_input import Raw
 from sluice.etl.spark.rejects import check_rejects, reject_of, write_rejects
+from sluice.etl.spark.session import fit_partitions
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spark.vocabulary.large import Large, extended
 from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit, hot_values
@@ -59,6 +60,7 @@ class SparkEngine(Engine):
         self._raw.check_headers()
         for join in self.spec.rows.joins:
             refuse_unread(self._spark, join, self.job.accept_nulls)
+        fit_partitions(self._spark, [self._raw.read(), *(side_table(self._spark, j) for j in self.spec.rows.joins)])
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
         self.check()

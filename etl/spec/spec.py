@@ -49,7 +49,8 @@ class Input:
     multiline: bool = False
     """Whether a quoted field may hold a line's end (csv only)."""
     optional: tuple[str, ...] = ()
-    """Columns that a file may lack (parquet only); they are null there."""
+    """Columns that a file may lack; they are null there. In tsv and csv they are the last, and a line ends before
+    them."""
     was: Mapping[str, str] = field(default_factory=dict)
     """The name or the type that a column had in an earlier version of the table."""
 
@@ -325,12 +326,18 @@ def _input(raw: dict[str, Any]) -> Input:
             columns[name] = kind
     if not columns:
         raise SpecError('input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]')
-    for key, only in (("multiline", "csv"), ("optional", "parquet")):
-        if key in raw and form != only:
-            raise SpecError(f"input.{key}: is for {only} alone, and input.format is {form!r}")
+    for key, only in (("multiline", ("csv",)), ("optional", ("parquet", "csv", "tsv"))):
+        if key in raw and form not in only:
+            raise SpecError(f"input.{key}: is for {' and '.join(only)} alone, and input.format is {form!r}")
     for name in (optional := texts(raw, "optional", (), "input")):
         if name not in columns:
             raise SpecError(f"input.optional = {name!r}: no such input column{nearest(name, columns)}")
+    if form != "parquet" and (optional and (set(list(columns)[-len(set(optional)):]) != set(optional)
+                                            or len(columns) == len(set(optional)))):
+        raise SpecError(f"input.optional = {list(optional)}: in {form} they must be the last of input.columns, as "
+                        "lines without them end before them")
+    if optional and raw.get("multiline"):
+        raise SpecError("input.optional: cannot stand beside multiline")
     _check_was(was, columns)
     return Input(format=form, delimiter=delimiter, header=value(raw, "header", bool, False, "input"), columns=columns,
                  multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was)

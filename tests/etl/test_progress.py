@@ -31,7 +31,7 @@ class Terminal(Said):
 def test_a_pass_says_its_rows_its_speed_and_the_time_left():
     clock = iter((0.0, 2.0, 6.0))
     shown = Pass("pass 1 of 2, ", 400, 2_400_000_000, lambda: next(clock))
-    assert shown.text == "pass 1 of 2, [....................] 0%, 0 rows"
+    assert shown.text == "pass 1 of 2, [....................] 0%"
     shown.add(1200, 100)
     assert shown.text == "pass 1 of 2, [#####...............] 25%, 1,200 rows, 100 MB/s, 18 s left"
 
@@ -53,7 +53,7 @@ def test_a_spark_pass_says_the_same_of_its_stages():
     sc = SimpleNamespace(statusStore=lambda: store)
     so_far = passes_of(SimpleNamespace(sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: sc))),
                        lambda: next(clock))
-    assert so_far() == "[....................] 0%, 0 rows"
+    assert so_far() == "[....................] 0%"
     active[:] = [(1, 1, 4, 5000, 200_000_000)]
     assert so_far() == "[#####...............] 25%, 5,000 rows, 50 MB/s, 12 s left"
     active[:] = [(2, 3, 6, 7, 0)]  # another stage: the clock begins anew

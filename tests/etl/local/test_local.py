@@ -96,7 +96,7 @@ def test_every_line_is_in_the_piece_in_which_it_begins(tmp_path, end):
     for size in (1, 2, 3, 5, 8, 20, 41, 64, 1000):
         for name in ("lines", "lines.gz"):
             found = [line for piece in pieces_of(files_of([str(tmp_path / name)]), size)
-                     for batch in piece.batches(b"") for line in batch["line"].to_pylist()]
+                     for batch in piece.batches(()) for line in batch["line"].to_pylist()]
             assert found == [line + b"\n" for line in lines], (size, name)
 
 
