@@ -27,9 +27,9 @@ _USAGE = f"""usage: sluice COMMAND …
 
 commands:
   report     write RUN/report.html again: one page that opens offline
-  explain    tell what happened: the verdict, each change with its reason and its effect
+  explain    print what happened: the verdict, and each change with its reason and its effect
   evaluate   judge policies in the simulator: the whole table (see `evaluate --help`)
-  simulate   one policy through one scenario, told as it goes (see `simulate --help`)
+  simulate   run one policy through one scenario, and print each change (see `simulate --help`)
   train      teach the learned policy in simulated pipelines (see `train --help`)
 
 {_EXAMPLES}"""
@@ -37,7 +37,7 @@ commands:
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoice:
-    """Which run is told of."""
+    """Which run is reported."""
 
     run: str = setting(help="the run folder (it holds config.json)", metavar="RUN", positional=True)
 
@@ -57,7 +57,7 @@ def report(argv: list[str]) -> dict[str, Any]:
 
 
 def explain(argv: list[str]) -> dict[str, Any]:
-    """Tells what happened in a run: the verdict, each change with its reason and its effect."""
+    """Prints what happened in a run: the verdict, and each change with its reason and its effect."""
     return _explain(_run("explain", explain.__doc__, argv))
 
 

@@ -196,7 +196,7 @@ class Controller:
 
     def _metric(self, measured: PipelineRates, snapshot: Snapshot) -> dict[str, Any]:
         stages = {name: {"busy": s.busy, "cpu": s.cpu, "rows_per_s": s.rows_per_s, "workers": s.workers,
-                         "queue_bytes": s.queue_bytes} for name, s in measured.stages.items()}
+                         "queue_bytes": s.queue_bytes, "core_wait": s.core_wait} for name, s in measured.stages.items()}
         return {"kind": "loader", "rows": snapshot.rows, "rows_per_s": measured.rows_per_s, "stall": measured.stall,
                 "away": measured.away, "demand_rows_per_s": measured.demand_rows_per_s,
                 "memory_used": measured.memory_used, "memory_limit": measured.memory_limit, "cpu": measured.cpu,

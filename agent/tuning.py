@@ -145,7 +145,7 @@ class TunedRun:
     # ---- the record
 
     def record(self, event: Mapping[str, Any]) -> None:
-        """Writes an event; a folder that cannot be written any more is told of once, and does the run no harm."""
+        """Writes an event. If the folder can no longer be written, one line says so, and the run goes on."""
         self._write("event", event)
 
     def _observe(self, metric: Mapping[str, Any]) -> None:

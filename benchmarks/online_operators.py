@@ -12,13 +12,11 @@ from __future__ import annotations
 import argparse
 import resource
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import ROOT, together
-from benchmarks.placement import ACTIVATED
 from benchmarks.results import table
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
@@ -33,12 +31,11 @@ BATCH = 8192
 def tables(work: Path, rows: int) -> dict[str, FeatureTable]:
     """Made once."""
     if not (work / "raw").exists():
-        together([["etl", "synth", "--rows", str(rows), "--seed", "1", "--out", str(work / "raw")]])
+        together([["sluice", "synth", "--rows", str(rows), "--seed", "1", "--out", str(work / "raw")]])
     for name, spec in SPECS.items():
         if not (work / name).exists():
-            subprocess.run(["spark-submit", "--properties-file", ROOT / "spark-defaults.conf", ROOT / "etl/job.py",
-                            "--spec", ROOT / f"features/{spec}.toml", "--input", work / "raw", "--output", work / name],
-                           check=True, cwd=ROOT, env=ACTIVATED, stdout=subprocess.DEVNULL)
+            together([["sluice", "etl", "--engine", "local", "--spec", str(ROOT / f"features/{spec}.toml"), "--input",
+                       str(work / "raw"), "--output", str(work / name)]])
     return {name: FeatureTable.open(work / name) for name in SPECS}
 
 

@@ -9,13 +9,14 @@ import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.job_run import Job
-from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.jobs.progress import STARTING, JobProgress
 from sluice.etl.spec.spec import Spec
 
 ENGINES = ("local", "spark")
@@ -81,25 +82,26 @@ def _cluster(environment: Mapping[str, str]) -> str | None:
 
 
 @contextlib.contextmanager
-def opened(name: str, job: Job, progress: JobProgress) -> Iterator[Engine]:
-    """Starts an engine for a job. What goes wrong in it is a `JobFailure` of one line, or a user's mistake."""
+def opened(name: str, inputs: Sequence[str], progress: JobProgress) -> Iterator[Callable[[Job], Engine]]:
+    """Starts an engine, and yields what takes a job to it. What goes wrong in it is a `JobFailure` of one line, or a
+    user's mistake."""
     if name == "local":
+        from sluice.etl.jobs.engine import clearly as clearly_here
         from sluice.etl.local.engine import LocalEngine
-        from sluice.etl.local.engine import clearly as clearly_here
 
         with clearly_here():
-            yield LocalEngine(job, progress)
+            yield partial(LocalEngine, progress=progress)
         return
     from sluice.etl.spark.engine import SparkEngine
     from sluice.etl.spark.errors import clearly
     from sluice.etl.spark.read_input import check_paths
     from sluice.etl.spark.session import open_session
 
-    check_paths(job.inputs)
-    with progress.stage("starting Spark"):
+    check_paths(inputs)
+    with progress.stage(STARTING):
         spark = open_session("sluice-etl")
     try:
         with clearly():
-            yield SparkEngine(spark, job, progress)
+            yield partial(SparkEngine, spark, progress=progress)
     finally:
         spark.stop()

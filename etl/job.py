@@ -47,8 +47,9 @@ def main(argv: list[str]) -> dict[str, Any]:
     name = "etl/job.py" if __name__ == "__main__" else "sluice etl"
     request = parse(JobRequest, argv=argv, prog=name, description=_DESCRIPTION, epilog=_EXAMPLES)
     from sluice.etl.jobs.progress import JobProgress
+    from sluice.etl.placing import placed
 
-    return request.answer(JobProgress(sys.stderr), argv)
+    return request.answer(JobProgress(sys.stderr), argv, placed)
 
 
 def program() -> NoReturn:

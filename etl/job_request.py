@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import setting
 from sluice.etl.common.text_table import aligned
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 
 if TYPE_CHECKING:
+    from sluice.etl.jobs.engine import Engine
     from sluice.etl.jobs.job_run import Job
     from sluice.etl.jobs.progress import JobProgress
+
+    Placed = Callable[[Job, Callable[[Job], Engine], str, JobProgress], tuple[Job, dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +37,11 @@ class JobInput:
         None, "what does the work: Spark, as always in spark-submit, or this machine's own threads, which make the "
         "same table without Java, but cannot join rows with other rows (default: local where the spec allows it and no "
         "cluster is configured)", choices=("local", "spark"))
+    place: str | None = setting(None, "where each column's operators are applied, in the ETL or in the loader, instead "
+                                "of where the spec has them; auto: where a run like that of --for is fastest and the "
+                                "table smallest, by what is foretold of each", choices=("auto",))
+    for_run: str | None = setting(None, "the run folder of a training, bench or Loader run over a table of this spec, "
+                                  "whose stages, trainer and cores decide", flags=("--for",), metavar="RUN")
     explain: bool = setting(False, "say what would be done, and do nothing: columns, operators, passes, joins, memory")
 
 
@@ -70,6 +80,11 @@ class JobRequest(JobInput, LearningOptions):
                                choices=("refuse", "accept"))
 
     def job(self) -> Job:
+        if (self.place is None) != (self.for_run is None):
+            raise UsageError("--place auto and --for RUN go together: the run says what decides")
+        if self.place and self.mode == "append":
+            raise UsageError("--place auto: what is appended lies as the version before does; leave it out, or give "
+                             "all of the input with --mode overwrite")
         from sluice.etl.jobs.job_run import Job
 
         return Job(spec=Spec.read(self.spec), inputs=self.input, store=TableStore(self.output), mode=self.mode,
@@ -77,21 +92,22 @@ class JobRequest(JobInput, LearningOptions):
                    update_state=self.update_state, refit=self.refit, accept_nulls=self.accept_nulls,
                    split_moved=self.split_moved, worker_bytes=self.worker_memory * 2**20)
 
-    def answer(self, progress: JobProgress, argv: list[str]) -> dict[str, Any]:
-        """Does the job, which was started with `argv`, or says what it would do; returns the program's last line."""
+    def answer(self, progress: JobProgress, argv: list[str], placed: Placed) -> dict[str, Any]:
+        """Does the job, which was started with `argv`, or says what it would do; returns the program's last line.
+        `placed` decides where operators are applied, if that is asked for."""
         from sluice.etl.engines import choose, opened
 
         start, job = time.monotonic(), self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
-        if self.explain:
-            from sluice.etl.spark.explain import explain
-
-            lines, about = explain(job, engine)
-            for line in lines:
-                progress.say(line)
-            return about
-        with opened(engine, job, progress) as work:
-            result = job.run(work)
+        about: dict[str, Any] = {}
+        if self.explain and not self.place:
+            return self._explained(job, engine, progress)
+        with opened(engine, job.inputs, progress) as engine_for:
+            if self.place:
+                job, about = placed(job, engine_for, str(self.for_run), progress)
+            if self.explain:
+                return {**self._explained(job, engine, progress), **about}
+            result = job.run(engine_for(job))
         seconds = round(time.monotonic() - start, 1)
         progress.say(f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
                      f"{seconds} s")
@@ -99,4 +115,16 @@ class JobRequest(JobInput, LearningOptions):
                              ("written", f"{result.rows_out:,}"),
                              *((f"  {split}", f"{rows:,}") for split, rows in result.splits.items())]):
             progress.say(line)
-        return {**dataclasses.asdict(result), "seconds": seconds}
+        return {**dataclasses.asdict(result), **about, "seconds": seconds}
+
+    def _explained(self, job: Job, engine: str, progress: JobProgress) -> dict[str, Any]:
+        from sluice.etl.estimate import estimated, last_spark_job, lines_of
+        from sluice.etl.spark.explain import explain
+
+        lines, about = explain(job, engine)
+        if engine == "local" and (found := estimated(job)) is not None:
+            lines += lines_of(found, last_spark_job(job))
+            about |= {"estimate": dataclasses.asdict(found)}
+        for line in lines:
+            progress.say(line)
+        return about

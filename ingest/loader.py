@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +25,7 @@ from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, Position, Read, RowsPl
 from sluice.ingest.stage_spec import ONLINE
 from sluice.ingest.stages.batch import Batch, Ready
 from sluice.ingest.stages.pool import Closed
-from sluice.ingest.stages.quarantine import ErrorPolicy, Origins, Quarantine, RowQuarantine
+from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import Transform, UserTransform, fused, transforms_of
@@ -63,8 +62,8 @@ class BatchLoader(IterableDataset[Batch]):
                  streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
                  memory_limit: int | None = None, reader: str | None = None,
                  transforms: Iterable[UserTransform] = (), roles: Roles | None = None,
-                 fill: Mapping[str, float] | float | None = None, errors: ErrorPolicy | None = None,
-                 quarantine: str | os.PathLike[str] = "quarantine.jsonl", files: FileOpener | None = None,
+                 fill: Mapping[str, float] | float | None = None, errors: Errors = Errors(),
+                 files: FileOpener | None = None,
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None,
                  allow_code: Permission | Iterable[str] = ()):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
@@ -72,16 +71,15 @@ class BatchLoader(IterableDataset[Batch]):
         columns or by name. `batch_size` is global: a rank gets `batch_size / ranks` rows a step. `transforms` are named
         functions over a batch (`sluice.ingest.stages.transform.Transform`); operators and transforms that the table
         leaves to the loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never
-        more than the machine's. `errors` says what happens to rows that fail (default: the run stops); those set aside
-        are listed in the file `quarantine`. `files` opens remote files with other retries, or a cache; it is closed
-        with the loader. `before_read` runs in the reader before each row group: it imitates a store's latency.
-        `allow_code` names the modules whose functions a table's spec may have imported when they must run
-        (`sluice.etl.spec.permission`). `reader` is `petastorm` or `arrow`; None takes Petastorm where it is installed,
-        and Arrow elsewhere, which gives the same rows."""
+        more than the machine's. `errors` says what happens to rows that fail (default: the run stops). `files` opens
+        remote files with other retries, or a cache; it is closed with the loader. `before_read` runs in the reader
+        before each row group: it imitates a store's latency. `allow_code` names the modules whose functions a table's
+        spec may have imported when they must run (`sluice.etl.spec.permission`). `reader` is `petastorm` or `arrow`;
+        None takes Petastorm where it is installed, and Arrow elsewhere, which gives the same rows."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
         machine = machine or Machine()
-        self._books = Quarantine(errors or ErrorPolicy(), quarantine)
+        self._books = Quarantine(errors)
         source = table_of(source, roles, allow_code)
         given = transforms_of(transforms)
         self._code = {t.name: t.code for t in given}

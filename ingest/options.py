@@ -13,7 +13,7 @@ from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
 from sluice.ingest.process.child_main import load
 from sluice.ingest.read import parquet_files
-from sluice.ingest.stages.quarantine import ON_ERROR, ErrorPolicy
+from sluice.ingest.stages.quarantine import ON_ERROR, Errors
 
 if TYPE_CHECKING:
     from sluice.ingest.stages.transform import Function
@@ -44,7 +44,7 @@ def roles_of(text: str | None) -> dict[str, list[str]] | None:
     return None if text is None else parquet_files.roles_of(text)
 
 
-_POLICY = ErrorPolicy()
+_DEFAULT = Errors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +52,12 @@ class RunOptions:
     """What is done about rows that fail, where remote files are kept, and which faults are injected."""
 
     title = "errors, stores and faults"
-    on_error: str = setting(_POLICY.on_error, "rows that fail: stop, or set them aside with weight 0", choices=ON_ERROR)
-    max_quarantined: int = setting(_POLICY.max_rows, "with quarantine: the most rows of a rank that may be set aside",
+    on_error: str = setting(_DEFAULT.on_error, "rows that fail: stop, or set them aside with weight 0",
+                            choices=ON_ERROR)
+    max_quarantined: int = setting(_DEFAULT.max_rows, "with quarantine: the most rows of a rank that may be set aside",
                                    metavar="ROWS")
     max_quarantined_rate: float = setting(
-        _POLICY.max_rate, f"and the largest share of its rows, judged after the first {_POLICY.probation_rows:,}",
+        _DEFAULT.max_rate, f"and the largest share of its rows, judged after the first {_DEFAULT.probation_rows:,}",
         metavar="SHARE")
     cache: str = setting("", "keep what was read from remote files on this disk", metavar="DIR")
     cache_limit: int = setting(10 * 2**30, "and never more than this", metavar="BYTES", parse=parse_bytes,
@@ -68,15 +69,16 @@ class RunOptions:
         check(self, ArgumentError)
         parse(self.inject)  # a fault that cannot be parsed is an error at the start
         try:
-            _ = self.policy
-        except ValueError as error:
+            self.errors("")
+        except UsageError as error:
             raise ArgumentError(f"--on-error, --max-quarantined, --max-quarantined-rate: {error}") from None
         if self.cache_limit < 1:
             raise ArgumentError(f"--cache-limit: {self.cache_limit} bytes hold nothing")
 
-    @property
-    def policy(self) -> ErrorPolicy:
-        return ErrorPolicy(on_error=self.on_error, max_rows=self.max_quarantined, max_rate=self.max_quarantined_rate)
+    def errors(self, quarantine: str | os.PathLike[str]) -> Errors:
+        """What the loader does about rows that fail; `quarantine` is the file that lists those set aside."""
+        return Errors(on_error=self.on_error, quarantine=quarantine, max_rows=self.max_quarantined,
+                      max_rate=self.max_quarantined_rate)
 
     @property
     def faults(self) -> tuple[Fault, ...]:

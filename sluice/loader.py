@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
-from sluice.etl.common.errors import UsageError
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
@@ -21,7 +20,7 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.row_order import STREAMS
 from sluice.ingest.stages.batch import Batch, Ready
-from sluice.ingest.stages.quarantine import ErrorPolicy
+from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform
 
@@ -43,30 +42,6 @@ class Order:
     """The rows of a stream that are mixed with each other; None: about 260,000. More: better mixed, more memory."""
     streams: int = STREAMS
     """The canonical streams that ranks share: any number of ranks that divides it gets the same global batches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """What happens to rows that cannot be loaded, or that a transform fails on."""
-
-    on_error: str = ErrorPolicy().on_error
-    """`raise` ends the run; `quarantine` gives such rows weight 0 and lists them."""
-    quarantine: str | os.PathLike[str] = "quarantine.jsonl"
-    """The file that lists them."""
-    max_rows: int = ErrorPolicy().max_rows
-    """The most rows that may be set aside."""
-    max_rate: float = ErrorPolicy().max_rate
-    """The largest share of the rows that may be, judged once enough were seen."""
-
-    def __post_init__(self) -> None:
-        try:
-            _ = self.policy  # which refuses what cannot be
-        except ValueError as error:
-            raise UsageError(f"errors: {error}") from None
-
-    @property
-    def policy(self) -> ErrorPolicy:
-        return ErrorPolicy(on_error=self.on_error, max_rows=self.max_rows, max_rate=self.max_rate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +116,8 @@ class Loader(BatchLoader):
         super().__init__(
             table, batch_size=batch_size, split=split, rank=rank, ranks=ranks, seed=seed, epochs=epochs, knobs=knobs,
             shuffle=order.shuffle, streams=order.streams, window_rows=order.window_rows, last=order.last,
-            memory_limit=memory_limit, reader=reading.reader, transforms=transforms, fill=fill, errors=errors.policy,
-            quarantine=errors.quarantine, files=reading.files, machine=machine, allow_code=allow_code)
+            memory_limit=memory_limit, reader=reading.reader, transforms=transforms, fill=fill, errors=errors,
+            files=reading.files, machine=machine, allow_code=allow_code)
         try:
             if knobs is None and policy.name == "fixed":
                 self._progress.apply(Knobs(workers=dict.fromkeys(self.limits.workers, 1)))

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,8 @@ import pytest
 _KEEP = {"PATH", "HOME", "LANG", "LC_ALL", "JAVA_HOME", "TMPDIR", "VIRTUAL_ENV", "CI", "PYSPARK_PYTHON", "USER", "TERM"}
 _PATIENCE_S = 5.0
 _TEMPORARY = pytest.StashKey[str]()
+_DEAR = ("spark", "transformed", "hostile", "wheel")
+"""Fixtures of a whole run, each made once in a process; the one session of Spark is a mark, too."""
 # A library's own helpers that live as long as the process: each says whose they are.
 _FOREIGN_THREADS = ("ThreadPoolExecutor-pyarrow", "py4j", "Thread-serve-py4j", "pyarrow", "pytest_timeout", "tokio",
                     "fsspecIO", "deltalake")
@@ -41,15 +44,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where processes share the tests, each takes a whole file, the long ones first: what is quick fills up the end.
-    All files with Spark go to one of them, which has the one session."""
+    Files that share what is dear to make go to one process."""
     if not config.getoption("loadgroup", False):
         return
-    with_spark = {item.path for item in items if item.get_closest_marker("spark")}
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in with_spark, item.path not in slow))
+    used: dict[Path, set[str]] = defaultdict(set)
+    for item in items:
+        used[item.path].update(getattr(item, "fixturenames", ()), (mark.name for mark in item.iter_markers()))
+    items.sort(key=lambda item: ("spark" not in used[item.path], "slow" not in used[item.path]))
     for item in items:
         own = f"{item.path.parent.name}.{item.path.stem}"
-        item.add_marker(pytest.mark.xdist_group("spark" if item.path in with_spark else own))
+        item.add_marker(pytest.mark.xdist_group(next((one for one in _DEAR if one in used[item.path]), own)))
 
 
 @pytest.fixture(autouse=True)

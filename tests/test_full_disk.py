@@ -24,7 +24,7 @@ from sluice.etl.table.pins import Hold
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.stages.quarantine import ErrorPolicy, Quarantine, QuarantineError
+from sluice.ingest.stages.quarantine import Errors, Quarantine, QuarantineError
 from sluice.ingest.tools.run_conditions import RunConditions
 
 
@@ -113,7 +113,7 @@ def test_knobs_without_room_leave_the_file_as_it_was(tmp_path):
 
 def test_rows_that_cannot_be_listed_stop_the_run(tmp_path):
     """A row that is set aside and listed nowhere would be lost without a word."""
-    books = Quarantine(ErrorPolicy(on_error="quarantine"), tmp_path / "q.jsonl")
+    books = Quarantine(Errors(on_error="quarantine", quarantine=tmp_path / "q.jsonl"))
     books.admit(ValueError("bad"), stage="clean", file="f", row_group=0, rows=[1])
     with no_more_than(300), pytest.raises(QuarantineError, match=r"q\.jsonl: 20 rows that are set aside cannot be "
                                                                  r"listed there \(File too large\)"):

@@ -29,7 +29,7 @@ from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.stages.quarantine import ErrorPolicy, Quarantine
+from sluice.ingest.stages.quarantine import Errors, Quarantine
 from sluice.ingest.tools.run_conditions import RunConditions
 
 NOBODY = 65534
@@ -64,7 +64,7 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         registry.remember(RegistryEntry(context=KnobContext(machine="m", schema="s", row_bytes=1.0), knobs=Knobs(),
                                         rows_per_s=1.0))
         knobs_file.save(place / "best.toml", Knobs())
-        books = Quarantine(ErrorPolicy(on_error="quarantine"), place / "aside.jsonl")
+        books = Quarantine(Errors(on_error="quarantine", quarantine=place / "aside.jsonl"))
         books.admit(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
         books.close()
         with FileCache(place / "cache", 2**20, "t") as cache, CoreClaims(place / "registry") as claims, \

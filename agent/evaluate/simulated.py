@@ -278,7 +278,7 @@ def _live(options: PolicyOptions) -> dict[str, Any]:
 class SimulationOptions:
     """Which policy goes through which scenario."""
 
-    policy: str = setting("planner", "whose changes are told", metavar="P")
+    policy: str = setting("planner", "the policy that is run", metavar="P")
     scenario: str = setting("steady", "a file (docs/scenarios.md), or part of a shipped one's name",
                             metavar="FILE|WORD")
     seed: int = setting(0, "decides what the scenario draws")
@@ -286,7 +286,7 @@ class SimulationOptions:
 
 
 def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
-    """`sluice simulate`: one policy through one scenario, each change told with its reason."""
+    """`sluice simulate`: runs one policy through one scenario, and prints each change with its reason."""
     options = parse(SimulationOptions, argv=argv, prog="sluice simulate", description=_described(simulate.__doc__),
                     epilog="example:\n  sluice simulate --policy planner --scenario 'cost'")
     scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(options.scenario)

@@ -57,10 +57,10 @@ class EventSimulator(SimulatedPipeline):
             if self._step_left <= 0:
                 load.consumer_cpu = 0.0
             free = [False] * len(active)
-            now = flow(load, free, free, overhead, self._guess)
-            self._guess = now.factors
-            pace = [now.rates[i] / (n * load.rows[i]) if n else 0.0 for i, n in enumerate(active)]
-            step_pace = now.rates[-1] / load.batch
+            current = flow(load, free, free, overhead, self._guess)
+            self._guess = current.factors
+            pace = [current.rates[i] / (n * load.rows[i]) if n else 0.0 for i, n in enumerate(active)]
+            step_pace = current.rates[-1] / load.batch
             seconds = end - self.now
             for at, _, _ in self._starting:
                 seconds = min(seconds, max(1e-9, at - self.now))
@@ -70,7 +70,7 @@ class EventSimulator(SimulatedPipeline):
                         seconds = min(seconds, item.left / pace[i])
             if self._step_left > 0:
                 seconds = min(seconds, self._step_left / step_pace)
-            self._pass_time(max(seconds, 1e-9), active, pace, step_pace, now, load, noise)
+            self._pass_time(max(seconds, 1e-9), active, pace, step_pace, current, load, noise)
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
                 self.now = end
@@ -108,7 +108,7 @@ class EventSimulator(SimulatedPipeline):
         return math.exp(spread * float(self._random.standard_normal()) - spread * spread / 2)
 
     def _pass_time(self, seconds: float, active: list[int], pace: list[float], step_pace: float,  # noqa: PLR0917
-                   now: Flow, load: Load, noise: list[float]) -> None:
+                   current: Flow, load: Load, noise: list[float]) -> None:
         self._spend_credit([p * n * s.rows_per_item for p, n, s in zip(pace, active, self.truth.stages, strict=True)],
                            seconds)
         for i, items in enumerate(self._items):
@@ -118,8 +118,9 @@ class EventSimulator(SimulatedPipeline):
                     item.done = item.left <= 1e-9
                     if item.done:
                         self._pass_on(i, self.truth.stages[i].rows_per_item)
-            used = min(pace[i] * active[i] * now.cpu_per_item[i], active[i]) * seconds
-            waited, blurred = min(used * (now.factors[0] - 1), active[i] * seconds - used), max(0.5, noise[2 * i + 1])
+            used = min(pace[i] * active[i] * current.cpu_per_item[i], active[i]) * seconds
+            waited = min(used * (current.factors[0] - 1), active[i] * seconds - used)
+            blurred = max(0.5, noise[2 * i + 1])
             self._credit(load.shares[i], active[i] * seconds * max(0.5, noise[2 * i]), used * blurred, waited * blurred)
             idle = max(0.0, self.ready[i] - active[i]) * seconds * (self._heads[i] == i)
             if i and self.queue[i - 1] < self.truth.stages[i].rows_per_item:
@@ -133,7 +134,7 @@ class EventSimulator(SimulatedPipeline):
                 self._step_left = 0.0
         else:
             self.wait_s += seconds
-        self.used_s += now.used_cores * seconds
+        self.used_s += current.used_cores * seconds
         self.now += seconds
         self.active = [float(n) for n in active]
         self.memory = self._memory(seconds, self.active)

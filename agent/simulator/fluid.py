@@ -49,8 +49,8 @@ class Simulator(SimulatedPipeline):
             limits = self.queue_limits if room == 1 else [max(1.0, rows * room) for rows in self.queue_limits]
             empty = [q <= 1e-6 * m for q, m in zip(self.queue, limits, strict=True)]
             full = [q >= m * (1 - 1e-6) for q, m in zip(self.queue, limits, strict=True)]
-            now = self._flowing(load, empty, full, overhead)
-            self._account(now, load, self._stretch(now, limits, end, stretches), limits, noise, admitted)
+            current = self._flowing(load, empty, full, overhead)
+            self._account(current, load, self._stretch(current, limits, end, stretches), limits, noise, admitted)
             if self.memory > self.truth.machine.memory_limit:
                 self.killed = True
                 self.now = end
@@ -80,28 +80,28 @@ class Simulator(SimulatedPipeline):
             self._guess = self._flow[1].factors
         return self._flow[1]
 
-    def _stretch(self, now: Flow, limits: list[float], end: float, stretches: int) -> float:
+    def _stretch(self, current: Flow, limits: list[float], end: float, stretches: int) -> float:
         """The seconds until the next event."""
         seconds = end - self.now
         for at, _, _ in self._starting:
             seconds = min(seconds, max(1e-6, at - self.now))
         for i in self._uncapped():
-            spending = now.rates[i] - self.truth.stages[i].cap_rows_per_s
+            spending = current.rates[i] - self.truth.stages[i].cap_rows_per_s
             if spending > 0:
                 seconds = min(seconds, max(1e-6, self._bucket[i] / spending))
         if stretches > 12:  # a queue switches to and fro at its limit: finish the chunk at these rates
             return seconds
         for i, waiting in enumerate(self.queue):
-            gain = now.rates[i] - now.rates[i + 1]
-            if gain > 1e-9 * now.rates[i] and waiting < limits[i]:
+            gain = current.rates[i] - current.rates[i + 1]
+            if gain > 1e-9 * current.rates[i] and waiting < limits[i]:
                 seconds = min(seconds, (limits[i] - waiting) / gain)
-            elif gain < -1e-9 * now.rates[i] and waiting > 0:
+            elif gain < -1e-9 * current.rates[i] and waiting > 0:
                 seconds = min(seconds, -waiting / gain)
         return max(seconds, 1e-3) if end - self.now > 1e-3 else end - self.now
 
-    def _account(self, now: Flow, load: Load, seconds: float, limits: list[float],  # noqa: PLR0917
+    def _account(self, current: Flow, load: Load, seconds: float, limits: list[float],  # noqa: PLR0917
                  noise: list[float], admitted: list[float]) -> None:
-        rates, shares, in_flight = now.rates, now.busy, []
+        rates, shares, in_flight = current.rates, current.busy, []
         for i, stage in enumerate(self.truth.stages):
             rows, after = rates[i] * seconds, rates[i + 1]
             self._pass_on(i, rows)
@@ -112,8 +112,8 @@ class Simulator(SimulatedPipeline):
             if stage.sigma:  # fewer at work disturb each other less: only those at work count
                 calm = stage.sigma * max(0.0, admitted[i] - max(1.0, active)) * stage.cost_s
                 useful -= min(rows / stage.rows_per_item * calm, 0.5 * active * seconds)
-            used = min(rows / stage.rows_per_item * now.cpu_per_item[i], useful)
-            waited, blurred = min(used * (now.factors[0] - 1), useful - used), max(0.5, noise[2 * i + 1])
+            used = min(rows / stage.rows_per_item * current.cpu_per_item[i], useful)
+            waited, blurred = min(used * (current.factors[0] - 1), useful - used), max(0.5, noise[2 * i + 1])
             self._credit(load.shares[i], useful * max(0.5, noise[2 * i]), used * blurred, waited * blurred)
             if self._heads[i] == i:
                 idle = (self.ready[i] - active) * seconds
@@ -127,10 +127,10 @@ class Simulator(SimulatedPipeline):
                 self.held_back += (self.ready[i] - admitted[i]) * seconds
             in_flight.append(active)
         self._spend_credit(rates, seconds)
-        self.consumed += now.rates[-1] * seconds
-        self.compute_s += now.busy[-1] * seconds
-        self.wait_s += (1 - now.busy[-1]) * seconds
-        self.used_s += now.used_cores * seconds
+        self.consumed += current.rates[-1] * seconds
+        self.compute_s += current.busy[-1] * seconds
+        self.wait_s += (1 - current.busy[-1]) * seconds
+        self.used_s += current.used_cores * seconds
         self.now += seconds
         self.active = in_flight
         self.memory = self._memory(seconds, in_flight)

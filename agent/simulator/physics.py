@@ -104,6 +104,8 @@ class SimStage(StageSpec):
         _check(self, 0.1, "buffer_items")
         _check(self, 0, *(f.name for f in fields(self) if f.name.endswith(("_s", "_bytes")) and f.name != "cost_s"),
                "bytes_per_row", "tail", "drift", "cap_rows_per_s", "credit_rows")
+        if self.credit_rows and not self.cap_rows_per_s:
+            raise MechanismError(f"credit_rows: {self.credit_rows!r} without cap_rows_per_s, which fills it")
 
     @property
     def held_bytes(self) -> float:

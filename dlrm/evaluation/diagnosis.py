@@ -90,39 +90,40 @@ def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> st
 def off(e: Evidence) -> list[str]:
     """The texts of warnings if the predictions of a trained model are worse than the mean rate would be, or are far
     more or far fewer positives than there are."""
-    found = []
+    warnings = []
     few = f"{e.step} steps are too few: take a smaller --batch-size, or more --epochs" if e.step < FEW_STEPS else ""
     if e.ne is not None and not e.ne <= 1:
-        found.append(f"NE {e.ne:.3f} on validation is above 1: always predicting the mean rate would be better. "
-                     "Likely: " + (few or "; ".join(_causes(e)) or
-                     "training rows are learned by heart, or other than these: take fewer --epochs, a lower --lr and "
-                     "--dense-lr, or the best checkpoint (`sluice evaluate --best`)"))
+        by_heart = ("training rows are learned by heart, or other than these: take fewer --epochs, a lower --lr and "
+                    "--dense-lr, or the best checkpoint (`sluice evaluate --best`)")
+        warnings.append(f"NE {e.ne:.3f} on validation is above 1: always predicting the mean rate would be better. "
+                        f"Likely: {few or '; '.join(_causes(e)) or by_heart}")
     if e.calibration is not None and not CALIBRATED[0] <= e.calibration <= CALIBRATED[1]:
-        found.append(f"{e.calibration:.2f} times as many positives are predicted on validation as there are. Likely: "
-                     + (few or "positives are rarer or more frequent there than in training, as where negatives are "
-                        "sampled in training alone, or days differ; else a learning rate that is too large"))
-    return found
+        other_rate = ("positives are rarer or more frequent there than in training, as where negatives are sampled in "
+                      "training alone, or days differ; else a learning rate that is too large")
+        warnings.append(f"{e.calibration:.2f} times as many positives are predicted on validation as there are. "
+                        f"Likely: {few or other_rate}")
+    return warnings
 
 
 def _causes(e: Evidence) -> list[str]:
     """The causes that the evidence points at, the surest first."""
-    found = []
+    causes = []
     if not all(math.isfinite(x) for x in (e.ne, e.train_ne, e.spread) if x is not None):
-        found.append("predictions are no longer numbers: lower the learning rate, and fill missing dense features")
+        causes.append("predictions are no longer numbers: lower the learning rate, and fill missing dense features")
     if e.columns and len(e.constant) * 2 >= e.columns:
-        found.append(f"{len(e.constant)} of {e.columns} sparse columns have one id in all rows "
+        causes.append(f"{len(e.constant)} of {e.columns} sparse columns have one id in all rows "
                      f"({', '.join(e.constant[:3])}{' …' if len(e.constant) > 3 else ''}): the vocabulary does not fit "
                      "the data")
     if e.largest_dense is not None and e.largest_dense[1] > 1000:
-        found.append(f"dense column {e.largest_dense[0]!r} reaches {e.largest_dense[1]:g}: scale it in the feature "
+        causes.append(f"dense column {e.largest_dense[0]!r} reaches {e.largest_dense[1]:g}: scale it in the feature "
                      "spec (op \"log\")")
     if e.spread is not None and e.spread < 1e-3:
-        found.append(f"all predictions are the same (logits differ by {e.spread:.1g}): the last layers' ReLUs are "
+        causes.append(f"all predictions are the same (logits differ by {e.spread:.1g}): the last layers' ReLUs are "
                      f"dead, or the learning rate{'' if e.lr is None else f' of {e.lr:g}'} is too small")
     if e.ne is not None and e.ne > 1.5:
-        found.append(f"the model is certain and wrong (NE {e.ne:.2f}): the learning rate"
+        causes.append(f"the model is certain and wrong (NE {e.ne:.2f}): the learning rate"
                      f"{'' if e.lr is None else f' of {e.lr:g}'} is too large")
     if e.train_ne is not None and e.train_ne < 0.95:
-        found.append(f"training rows are learned (NE {e.train_ne:.2f}) but these are not: their ids or labels were "
+        causes.append(f"training rows are learned (NE {e.train_ne:.2f}) but these are not: their ids or labels were "
                      "made in another way, or belong to another version")
-    return found
+    return causes

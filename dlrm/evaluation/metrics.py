@@ -89,15 +89,15 @@ class Binned:
     @classmethod
     def of(cls, array: Array) -> Binned:
         """Restores what `to_array` gave."""
-        found = cls()
-        found._counts, found._total = array[:2 * _BINS].reshape(2, _BINS), array[2 * _BINS:]
-        return found
+        binned = cls()
+        binned._counts, binned._total = array[:2 * _BINS].reshape(2, _BINS), array[2 * _BINS:]
+        return binned
 
     @property
     def quality(self) -> Quality:
         bins = np.arange(_BINS, dtype=np.float64)
-        found = auc(np.concatenate([bins, bins]), np.repeat([0.0, 1.0], _BINS), self._counts.ravel())
-        return _quality(found, self._total)
+        area = auc(np.concatenate([bins, bins]), np.repeat([0.0, 1.0], _BINS), self._counts.ravel())
+        return _quality(area, self._total)
 
 
 def _sums(logits: Array, labels: Array, weights: Array) -> Array:

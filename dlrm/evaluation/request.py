@@ -65,10 +65,10 @@ class EvaluationRequest:
             save_load.load(path, parts, here, optimisers=False)
             guard = Guard({t.name: t.rows for t in planned.layout.columns}, batches.dense_names,
                           f"split {self.split!r}", missing=config.missing)
-            found = evaluate(parts, batches, guard, here, slices=config.slices)
+            findings = evaluate(parts, batches, guard, here, slices=config.slices)
             if not here.first:
                 return None
-        say(f"{self.split}: {found.quality}")
-        return {**found.quality.to_dict(), "split": self.split, "step": meta.step, "version": table.version,
+        say(f"{self.split}: {findings.quality}")
+        return {**findings.quality.to_dict(), "split": self.split, "step": meta.step, "version": table.version,
                 "checkpoint": str(path),
-                "slices": {name: {i: q.to_dict() for i, q in ids.items()} for name, ids in found.slices.items()}}
+                "slices": {name: {i: q.to_dict() for i, q in ids.items()} for name, ids in findings.slices.items()}}

@@ -31,7 +31,7 @@ class Validator:
         """`on_evaluation()` is called after each evaluation of the validation split."""
         self._config, self._table, self._parts, self._world = config, table, parts, world
         self._journal, self._checkpoints = journal, checkpoints
-        self._steps_per_epoch, self._gate, self._looked = steps_per_epoch, gate, on_evaluation
+        self._steps_per_epoch, self._gate, self._on_evaluation = steps_per_epoch, gate, on_evaluation
         self._aucs: dict[int, float] = {}
         """Step → AUC on the validation split."""
         self._newest: Evidence | None = None
@@ -47,17 +47,17 @@ class Validator:
         with loaders.evaluation(config, self._table, split, rank=world.rank, local_ranks=world.local_ranks) as batches:
             guard = Guard(sizes, batches.dense_names, f"split {split!r}", missing=config.missing)
             self._journal.milestone("eval_start", epochs)
-            found = evaluate(self._parts, batches, guard, world, slices=config.slices, through=self._gate.whole)
+            findings = evaluate(self._parts, batches, guard, world, slices=config.slices, through=self._gate.whole)
         self._journal.metric({"kind": "eval", "epoch": meta.epoch, "step": meta.step, "split": split,
-                              **found.quality.to_dict()})
-        for column, ids in found.slices.items():
+                              **findings.quality.to_dict()})
+        for column, ids in findings.slices.items():
             for number, part in ids.items():
                 self._journal.metric({"kind": "slice", "step": meta.step, "split": split, "column": column,
                                       "id": number, **part.to_dict()})
-        self._journal.milestone("eval_accuracy", epochs, found.quality.auc)
+        self._journal.milestone("eval_accuracy", epochs, findings.quality.auc)
         self._journal.milestone("eval_stop", epochs)
-        self._journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {found.quality}")
-        return found
+        self._journal.say(f"{split} after {epochs:g} epoch{'s' * (epochs != 1)}: {findings.quality}")
+        return findings
 
     def evaluate_and_check(self, meta: CheckpointMeta) -> bool:
         """Evaluates the validation split, if there is one; True if the AUC at which training may end (`stop_auc`) is
@@ -65,15 +65,15 @@ class Validator:
         if "validation" not in self._table.splits:
             return False
         try:
-            found = self.measure("validation", meta)
+            findings = self.measure("validation", meta)
         except Stopped:
             return False
-        self._looked()
+        self._on_evaluation()
         columns = len(self._parts.layout.columns)
-        self._newest = evidence = found.evidence(meta.step, columns, self._config.optim.lr)
+        self._newest = evidence = findings.evidence(meta.step, columns, self._config.optim.lr)
         if warning := stuck(evidence, after=self._config.stuck_after):
             self._warn(meta, warning)
-        auc = found.quality.auc
+        auc = findings.quality.auc
         if auc is None:
             return False
         self._aucs[meta.step] = auc
@@ -83,14 +83,14 @@ class Validator:
             self._warn(meta, warning)
         self._checkpoints.wait()
         folder = self._checkpoints.folder
-        so_far = best(folder)
-        if self._world.first and (so_far is None or auc > so_far[1]):
+        best_so_far = best(folder)
+        if self._world.first and (best_so_far is None or auc > best_so_far[1]):
             mark_best(self._checkpoints.path or latest(folder)[0], auc, self._checkpoints.files)
-        reached = self._config.stop_auc is not None and auc >= self._config.stop_auc
-        if reached:
+        good_enough = self._config.stop_auc is not None and auc >= self._config.stop_auc
+        if good_enough:
             self._journal.event({"kind": "reached", "step": meta.step, "auc": auc})
             self._journal.say(f"AUC {auc:.5f} is the {self._config.stop_auc} that was asked for: done")
-        return reached
+        return good_enough
 
     def conclude(self, meta: CheckpointMeta) -> None:
         """Warns of a trained model whose predictions on the validation split are off."""

@@ -13,14 +13,14 @@ def early_warnings(config: Config, table: FeatureTable, plan: RowsPlan) -> list[
     """One line for each thing that is likely not meant, with what to do. `plan` is that of the training rows."""
     rows = {split: table.rows_of(split) for split in table.splits}
     spec = table.record.spec if table.records else ""
-    found = empty_splits(table.spec().table, rows) if spec else []
+    warnings = empty_splits(table.spec().table, rows) if spec else []
     if not rows.keys() & {"validation", "test"}:
-        found.append("the table has neither a split 'validation' nor 'test', so nothing will say how good the model "
-                     "is: give it some in table.split of the feature spec")
+        warnings.append("the table has neither a split 'validation' nor 'test', so nothing will say how good the model "
+                        "is: give it some in table.split of the feature spec")
     if plan.steps * config.epochs < min(FEW_STEPS, plan.rows // (4 * plan.streams)):
-        found.append(f"{plan.steps * config.epochs} steps in all: batches of {config.batch_size:,} rows are large for "
-                     f"{plan.rows:,}; without --batch-size there are {FEW_STEPS} steps an epoch")
-    return found
+        warnings.append(f"{plan.steps * config.epochs} steps in all: batches of {config.batch_size:,} rows are large "
+                        f"for {plan.rows:,}; without --batch-size there are {FEW_STEPS} steps an epoch")
+    return warnings
 
 
 def left_out(plan: RowsPlan) -> str | None:

@@ -33,14 +33,14 @@ def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> di
           Heartbeat(ranks.store, ranks.rank, ranks.ranks, activity, ending, workers=signals.worker_stacks)):
         try:
             with TrainingSession(start, ranks, signals, activity, ending=ending, say=say) as session:
-                found = session.run()
+                result = session.run()
             if not ranks.first:
                 return None
             if "outcome" in found:
                 say("\n".join([found["outcome"]["headline"], *(f"{one['label']}. {one['sentence']}"
                                                               for one in found["outcome"]["occasions"])]))
             report = page.written(start.run, say)
-            return {**found, "report": None if report is None else str(report)}
+            return {**result, "report": None if report is None else str(report)}
         except Exception as error:
             # The rank that reports first knows the cause; the others only see its connections close.
             cause = signals.other_ranks_error()
@@ -79,7 +79,7 @@ class TrainingSession:
         """Trains until nothing follows; returns the result on the last version."""
         from sluice.dlrm.session.version_run import VersionRun  # heavy, and a signal is heeded meanwhile
 
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         following: StartPoint | None = self._start
         while following is not None:
             start = following
@@ -87,8 +87,8 @@ class TrainingSession:
                 self._hold.take(start.table.uri, start.table.version)
             self.ranks.barrier()  # pinned before any rank looks whether all files are there
             gc.collect()  # what held the model before is gone, and this holds the next one
-            found, following = VersionRun(self, start).train()
-        return {**found, "ranks": self.ranks.ranks, "run": str(self._start.run)}
+            result, following = VersionRun(self, start).train()
+        return {**result, "ranks": self.ranks.ranks, "run": str(self._start.run)}
 
     def journal(self) -> Journal | Silence:
         """The run's journal; it is made once the first part knows that it can begin."""

@@ -57,10 +57,10 @@ class VersionRun:
             loader = self._open_loader(stack)
             self._introduce(stack, loader)
             knob_memory = loaders.knob_memory(self._config, loader, self._ranks.local_ranks, self._journal.say)
-            known = knob_memory.start()
+            knobs_known = knob_memory.start()
             parts = assemble.parts_of(self._config, self._planned.layout, len(loader.dense_names),
                                       self._planned.placement, self._ranks, steps_per_epoch=len(loader))
-            self._go_on(loader, parts, known=known)
+            self._go_on(loader, parts, knobs_known=knobs_known)
             self._record_start(loader)
             for text in early_warnings(self._config, self._table, loader.plan):
                 self._warn(text)
@@ -83,16 +83,16 @@ class VersionRun:
             following = None if outcome.stopped or outcome.good else self._session.following(self._start, outcome.meta)
             if following is not None:
                 return {}, following
-            found = self._judge(outcome, validator)
-            found |= {"decisions": controller.decisions if controller else 0, "version": self._table.version,
+            result = self._judge(outcome, validator)
+            result |= {"decisions": controller.decisions if controller else 0, "version": self._table.version,
                       "bytes_per_step": self._planned.bytes_per_step,
                       "masked": run_plan.masked(self._planned.layout, self._ranks),
                       "rows_set_aside": sum(self._ranks.gather_objects(loader.quarantined["rows_set_aside"])),
                       "input": self._conditions.outcome(loader)}
             if self._ranks.first:
-                found["outcome"] = summary(Run.read(self._start.run), found)
-            self._journal.event({"kind": "end", **found})
-        return {**found, "plan": {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}}, None
+                result["outcome"] = summary(Run.read(self._start.run), result)
+            self._journal.event({"kind": "end", **result})
+        return {**result, "plan": {p.name: [p.kind, *p.ranks] for p in self._planned.placement.places}}, None
 
     def _open_loader(self, stack: ExitStack) -> BatchLoader:
         loader = stack.enter_context(loaders.training(
@@ -122,9 +122,9 @@ class VersionRun:
         self._journal.event({"kind": "warning", "step": self._start.meta.step, "text": text})
         self._journal.say(f"warning: {text}")
 
-    def _go_on(self, loader: BatchLoader, parts: TrainingParts, *, known: bool) -> None:
-        """Gives model and loader the state of the checkpoint, if there is one. `known` says that the registry had the
-        loader's knobs."""
+    def _go_on(self, loader: BatchLoader, parts: TrainingParts, *, knobs_known: bool) -> None:
+        """Gives model and loader the state of the checkpoint, if there is one. `knobs_known` says that the registry
+        had the loader's knobs."""
         start, journal = self._start, self._journal
         if start.seen:
             self._warn(start.seen)
@@ -140,7 +140,7 @@ class VersionRun:
             loader.load_state_dict(start.meta.loader)
             journal.say(_onward(start.meta, self._config))
         # What the registry has for a changed table was scaled to it.
-        if start.meta.knobs and (not known if start.changes is not None else not self._config.knobs):
+        if start.meta.knobs and (not knobs_known if start.changes is not None else not self._config.knobs):
             loader.apply(loader.limits.clamp(Knobs.from_dict(start.meta.knobs)))
         if differs := start.meta.other_software():
             journal.say(differs)

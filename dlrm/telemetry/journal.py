@@ -14,7 +14,7 @@ from sluice.dlrm.config import Config
 from sluice.dlrm.telemetry.mlperf_log import MlLog
 from sluice.dlrm.telemetry.progress import TrainingProgress
 
-_TOLD = ("decision", "occasion", "fault")
+_FOR_THE_TERMINAL = ("decision", "occasion", "fault")
 
 
 class Journal:
@@ -27,10 +27,10 @@ class Journal:
 
         self.folder, self.mllog = folder, mllog
         self._progress = progress
-        self._told: Callable[[Mapping[str, Any]], None] = _nothing
+        self._listener: Callable[[Mapping[str, Any]], None] = _nothing
         self._board = TensorBoardLog(folder.path / "tensorboard", time.time)
         self._step = 0
-        self._said = False
+        self._reported = False
 
     @classmethod
     def of(cls, path: Path, config: Config, *, resume: bool) -> Journal:
@@ -55,22 +55,22 @@ class Journal:
         table."""
         self._progress.steps = steps
 
-    def tell(self, other: Callable[[Mapping[str, Any]], None]) -> None:
+    def tell(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
         """Names one more function that gets every event and metric."""
-        self._told = other
+        self._listener = listener
 
     def event(self, event: Mapping[str, Any]) -> None:
-        self._told(event)
+        self._listener(event)
         with self._room():
             self.folder.event(event)
-        if event["kind"] in _TOLD:
+        if event["kind"] in _FOR_THE_TERMINAL:
             self._progress.say(line(event))
         if event["kind"] == "decision":
             with self._room():
                 self._board.text("decision", event["reason"]["text"], self._step)
 
     def metric(self, metric: Mapping[str, Any]) -> None:
-        self._told(metric)
+        self._listener(metric)
         with self._room():
             self.folder.metric(metric)
         self._progress.observe(metric)
@@ -99,8 +99,8 @@ class Journal:
         try:
             yield
         except OSError as error:
-            if not self._said:
-                self._said = True
+            if not self._reported:
+                self._reported = True
                 self.say(f"{error.filename or self.folder.path}: cannot be written ({error.strerror or error}); "
                          "training goes on, and what is not written is missing in the report")
 
@@ -112,12 +112,12 @@ class Silence:
     """What the other ranks have instead of a journal; they, too, pass everything on to their endpoint."""
 
     def __init__(self) -> None:
-        self._told: Callable[[Mapping[str, Any]], None] = _nothing
+        self._listener: Callable[[Mapping[str, Any]], None] = _nothing
 
     def expect(self, steps: int) -> None: ...
 
-    def tell(self, other: Callable[[Mapping[str, Any]], None]) -> None:
-        self._told = other
+    def tell(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
+        self._listener = listener
 
     def __enter__(self) -> Silence:
         return self
@@ -125,10 +125,10 @@ class Silence:
     def __exit__(self, *_: object) -> None: ...
 
     def event(self, event: Mapping[str, Any]) -> None:
-        self._told(event)
+        self._listener(event)
 
     def metric(self, metric: Mapping[str, Any]) -> None:
-        self._told(metric)
+        self._listener(metric)
 
     def milestone(self, key: str, epochs: float, value: Any = None) -> None: ...
 

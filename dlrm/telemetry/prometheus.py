@@ -84,25 +84,25 @@ class Endpoint:
         for name, text in _TRAIN.items():
             yield GaugeMetricFamily(f"sluice_train_{name}", text, self._train.get(name))
         for name in _EVAL:
-            found = GaugeMetricFamily(f"sluice_eval_{name}", "Of the newest evaluation", labels=["split"])
+            by_split = GaugeMetricFamily(f"sluice_eval_{name}", "Of the newest evaluation", labels=["split"])
             for split, values in self._evals.items():
                 if name in values:
-                    found.add_metric([split], values[name])
-            yield found
+                    by_split.add_metric([split], values[name])
+            yield by_split
         if self._snapshot is not None:
             yield from _loader(self._snapshot())
 
 
-def _loader(now: Snapshot) -> Iterator[Metric]:
+def _loader(snapshot: Snapshot) -> Iterator[Metric]:
     for kinds, family in ((_WHOLE, CounterMetricFamily), (_WHOLE_NOW, GaugeMetricFamily)):
         for name, text in kinds.items():
-            yield family(f"sluice_loader_{_unit(name)}", text, getattr(now, name))
+            yield family(f"sluice_loader_{_unit(name)}", text, getattr(snapshot, name))
     for kinds, family in ((_STAGE, CounterMetricFamily), (_STAGE_NOW, GaugeMetricFamily)):
         for name, text in kinds.items():
-            found = family(f"sluice_loader_stage_{_unit(name)}", text, labels=["stage"])
-            for stage in now.stages:
-                found.add_metric([stage.name], getattr(stage, name))
-            yield found
+            by_stage = family(f"sluice_loader_stage_{_unit(name)}", text, labels=["stage"])
+            for stage in snapshot.stages:
+                by_stage.add_metric([stage.name], getattr(stage, name))
+            yield by_stage
 
 
 def _unit(name: str) -> str:

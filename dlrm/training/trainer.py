@@ -104,43 +104,43 @@ class Trainer:
         timing, gate, good, table_changed, saved_at = Timing(), self._gate, False, False, meta.step
         first_batch_s: float | None = None
         steps = len(feed)
-        looks = {steps * k // self._config.evals for k in range(1, self._config.evals)}
+        evaluation_steps = {steps * k // self._config.evals for k in range(1, self._config.evals)}
         while meta.epoch < self._config.epochs and not (gate.stopped or good or table_changed):
-            mine = torch.zeros(4, dtype=torch.float64)  # loss·rows, rows, wait, compute
+            sums = torch.zeros(4, dtype=torch.float64)  # loss·rows, rows, wait, compute
             loss = torch.zeros((), dtype=torch.float64, device=self._world.device)  # on its device: no step waits
             self._begun = meta.step > 0
             before = self._clock()
             taken: Taken | None = None
             batches = gate.batches(feed)
-            for taken in (self._ahead.steps(batches, meta.step, self._look) if self._ahead
+            for taken in (self._ahead.steps(batches, meta.step, self._check) if self._ahead
                           else self._steps(batches, meta.step)):
-                took, wait = self._clock() - before, taken.wait_s
+                step_s, wait = self._clock() - before, taken.wait_s
                 if first_batch_s is None:
-                    first_batch_s, took, wait = wait, took - wait, 0.0
+                    first_batch_s, step_s, wait = wait, step_s - wait, 0.0
                 loss += taken.loss * (taken.rows / self._world.ranks)
                 meta = replace(meta, step=meta.step + 1, rows=meta.rows + taken.rows)
-                mine[1] += taken.own_rows
-                mine[2] += wait
-                mine[3] += took - wait
+                sums[1] += taken.own_rows
+                sums[2] += wait
+                sums[3] += step_s - wait
                 self._tick()
                 if meta.step % self._config.log_every == 0:
-                    mine[0] = loss.item()
-                    self._agree(mine, meta, timing)
-                    mine.zero_()
+                    sums[0] = loss.item()
+                    self._report(sums, meta, timing)
+                    sums.zero_()
                     loss.zero_()
-                look = (meta.step - meta.since) % steps in looks
-                if look or (self._config.save_every and meta.step % self._config.save_every == 0):
+                due = (meta.step - meta.since) % steps in evaluation_steps
+                if due or (self._config.save_every and meta.step % self._config.save_every == 0):
                     meta = self._save(meta, taken)
                     saved_at = meta.step
-                good = look and self._judge(meta)
+                good = due and self._judge(meta)
                 if good:
                     break
                 before = self._clock()
             self._pause()
             if taken is not None and not good:
                 if meta.step % self._config.log_every:
-                    mine[0] = loss.item()
-                    self._agree(mine, meta, timing)
+                    sums[0] = loss.item()
+                    self._report(sums, meta, timing)
                 if meta.step != saved_at:
                     meta = self._save(meta, taken if gate.stopped else replace(taken, position=feed.state_dict()))
                     saved_at = meta.step
@@ -154,11 +154,11 @@ class Trainer:
     def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[Taken]:
         """Makes a step of one batch after the other."""
         for number, fetched in enumerate(batches, step):
-            self._look(fetched.batch)
+            self._check(fetched.batch)
             yield Taken(self._step(fetched, number), fetched.batch.rows, fetched.rows, fetched.wait_s,
                         fetched.position)
 
-    def _look(self, batch: Batch) -> None:
+    def _check(self, batch: Batch) -> None:
         """Checks each batch before the model gets it."""
         if not self._begun:
             self._begun = True
@@ -193,10 +193,10 @@ class Trainer:
         if self._ahead is not None:
             self._ahead.pause()
 
-    def _agree(self, mine: torch.Tensor, meta: CheckpointMeta, timing: Timing) -> None:
+    def _report(self, sums: torch.Tensor, meta: CheckpointMeta, timing: Timing) -> None:
         """Sums up over the ranks what each saw since the last time."""
         self._peak_bytes = max(self._peak_bytes, self._memory_used())
-        loss, rows, wait, compute = self._world.sum(mine).tolist()
+        loss, rows, wait, compute = self._world.sum(sums).tolist()
         if not math.isfinite(loss):
             raise NotANumber(f"the loss is {loss / rows} at step {meta.step}; try a lower --lr or --dense-lr")
         interval = Timing()

@@ -36,20 +36,22 @@ def refuse_faults(faults: Iterable[tuple[str, str | None]]) -> None:
             raise InputError(f"{file}: {wrong}; copy it here anew, whole")
 
 
-def header_of(source: Input) -> str:
-    """The line that a file begins with; empty if it has no header."""
-    return source.delimiter.join(source.columns) if source.header else ""
+def headers_of(source: Input) -> tuple[str, ...]:
+    """The lines that a file may begin with, the longest first; none if it has no header."""
+    names = list(source.columns)
+    return tuple(source.delimiter.join(names[:len(names) - lacking])
+                 for lacking in range(len(source.optional) + 1)) if source.header else ()
 
 
 def refuse_header(file: str, line: str, source: Input) -> None:
     """Refuses a file whose first line differs from the spec's columns."""
     have, want = line.rstrip("\r").split(source.delimiter), list(source.columns)
-    if line and have != want:
+    if line and (have != want[:len(have)] or len(have) < len(want) - len(source.optional)):
         place = next((i for i, (a, b) in enumerate(zip(have, want, strict=False)) if a != b), min(len(have), len(want)))
         names = [repr(side[place]) if place < len(side) else "no column" for side in (have, want)]
         raise InputError(f"{file}: its header has {names[0]} in column {place + 1}, where the spec has {names[1]} (it "
                          f"has {len(have)} columns, the spec {len(want)}); make the file's columns those of "
-                         "input.columns")
+                         "input.columns, of which the last may be input.optional")
 
 
 def refuse_differences(files: Mapping[str, Mapping[str, str]], columns: Iterable[str], optional: Collection[str]

@@ -7,7 +7,9 @@ and read alone, so that no line affects its neighbours.
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,7 +85,9 @@ class Delimited:
     """Cuts lines into cells. In `quoted` lines a field that begins with a quote ends with the next quote that is not
     doubled, and what follows up to the delimiter is a part of it; any other quote is an ordinary character."""
 
-    def __init__(self, schema: pa.Schema, delimiter: str, *, quoted: bool) -> None:
+    def __init__(self, schema: pa.Schema, delimiter: str, *, quoted: bool, optional: int = 0) -> None:
+        """A line may end before the last `optional` columns, which are then null."""
+        self._least = len(schema) - optional
         self._schema, self._quoted, self._delimiter = schema, quoted, delimiter.encode()
         self._options: dict[str, Any] = {"delimiter": delimiter, "quote_char": '"' if quoted else False,
                                          "ignore_empty_lines": False}
@@ -115,22 +119,39 @@ class Delimited:
         rows, there = [], []
         for number in np.flatnonzero(alone):
             cells = self._cells(bare(lines[int(number)].as_py()))
-            if cells is None or len(cells) != len(self._schema):
+            if cells is None or not self._least <= len(cells) <= len(self._schema):
                 rejected.append((int(number), OPEN_QUOTE if cells is None else FIELDS))
             else:
-                rows.append(cells)
+                rows.append([*cells, *[None] * (len(self._schema) - len(cells))])
                 there.append(int(number))
         more = pa.Table.from_pylist([dict(zip(table.column_names, cells, strict=True)) for cells in rows], table.schema)
         read = np.setdiff1d(np.arange(len(lines)), [*there, *(number for number, _ in rejected)])
         return in_order(table, read, more, there), rejected
 
     def _read(self, lines: pa.Array, types: Mapping[str, pa.DataType]) -> tuple[pa.Table, list[tuple[int, str]]]:
-        rejected: list[tuple[int, str]] = []
+        table, wrong = self._of_width(lines, types)
+        short: dict[int, list[int]] = defaultdict(list)
+        for number, width in wrong:
+            if self._least <= width < len(types):
+                short[width].append(number)
+        places = np.setdiff1d(np.arange(len(lines)), [number for number, _ in wrong])
+        for width, numbers in short.items():
+            some, _ = self._of_width(lines.take(pa.array(numbers)), dict(list(types.items())[:width]))
+            for name, kind in list(types.items())[width:]:
+                some = some.append_column(name, pa.nulls(len(numbers), kind))
+            table = in_order(table, places, some, numbers)
+            places = np.sort(np.concatenate([places, numbers]))
+        kept = set(itertools.chain(*short.values()))
+        return table, [(number, FIELDS) for number, _ in wrong if number not in kept]
+
+    def _of_width(self, lines: pa.Array, types: Mapping[str, pa.DataType]) -> tuple[pa.Table, list[tuple[int, int]]]:
+        """Reads the lines that have as many fields as there are types, and says of each other how many it has."""
+        wrong: list[tuple[int, int]] = []
         if not len(lines):
-            return pa.table({name: pa.array([], kind) for name, kind in types.items()}), rejected
+            return pa.table({name: pa.array([], kind) for name, kind in types.items()}), wrong
 
         def short_or_long(row: pyarrow.csv.InvalidRow) -> str:
-            rejected.append((row.number - 1, FIELDS))
+            wrong.append((row.number - 1, row.actual_columns))
             return "skip"
 
         content = joined(lines)
@@ -141,7 +162,7 @@ class Delimited:
             pyarrow.csv.ParseOptions(**self._options, invalid_row_handler=short_or_long),
             pyarrow.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True,
                                        quoted_strings_can_be_null=False))
-        return table, rejected
+        return table, wrong
 
     def _cells(self, line: bytes) -> Sequence[bytes | None] | None:
         """The cells of one line; None if a quote does not end."""

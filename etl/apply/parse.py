@@ -45,7 +45,8 @@ class InputParser:
         self.types = spec.input.columns
         self.label = spec.label
         self.schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in self.types.items()])
-        self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv")
+        self._delimited = Delimited(self.schema, spec.input.delimiter, quoted=spec.input.format == "csv",
+                                    optional=len(spec.input.optional))
         self._objects = Objects(self.schema, self.types, WRONG)
         self._lines = self._json_lines if spec.input.format == "json" else self._csv_lines
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,13 +48,14 @@ def refuse_others(folder: str, names: Iterable[tuple[str, bool]]) -> None:
                          "name another folder")
 
 
-def texts_of(batch: pa.RecordBatch, parsed: Parsed, header: bytes = b"") -> Iterator[tuple[int, str, str, str | None]]:
+def texts_of(batch: pa.RecordBatch, parsed: Parsed, headers: Collection[bytes] = ()
+             ) -> Iterator[tuple[int, str, str, str | None]]:
     """Yields the number in its batch, the reason, the text and the base64 of each row that was rejected; lines that
-    repeat the header are none."""
+    repeat a header are none."""
     rejected = sorted(parsed.rejected)
     rows = batch.take(pa.array([number for number, _ in rejected], pa.int64())).to_pylist()
     for (number, reason), row in zip(rejected, rows, strict=True):
-        if not header or "line" not in row or bare(row["line"]) != header:
+        if "line" not in row or bare(row["line"]) not in headers:
             yield number, reason, *_text(row)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -48,6 +50,32 @@ class Sums:
         return self.table.filter(pa.compute.equal(self.table["key"], number)).drop_columns("key")
 
 
+def first_rows(parts: Iterable[Mapping[str, pa.Array]], rows: int) -> dict[str, pa.Array]:
+    """The first rows of parts of an input, as one; no more parts are made than it takes."""
+    held: list[pa.Table] = []
+    for part in parts:
+        held.append(pa.table(dict(part)))
+        if sum(table.num_rows for table in held) >= rows:
+            break
+    whole = pa.concat_tables(held).slice(0, rows).combine_chunks() if held else pa.table({})
+    return {name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
+            for name, column in zip(whole.column_names, whole.columns, strict=True)}
+
+
+@contextlib.contextmanager
+def clearly() -> Iterator[None]:
+    """Turns the errors of this machine's disk and memory into a `JobFailure`."""
+    try:
+        yield
+    except MemoryError as error:
+        raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
+    except OSError as error:
+        words = "the disk is full: make room for output and TMPDIR " if error.errno == errno.ENOSPC else \
+            "a folder cannot be written: the output, or TMPDIR " if error.errno in (errno.EROFS, errno.EACCES) else ""
+        place = f"{error.filename}: " if error.filename else ""
+        raise JobFailure(f"{place}{words}({error}); nothing was published") from error
+
+
 class Engine(ABC):
     """Does the work of one job. What comes out is a function of the job and its input alone: every engine makes the
     same rows in the same files and order, and learns the same states."""
@@ -61,6 +89,10 @@ class Engine(ABC):
     def check(self) -> None:
         """Refuses input that cannot be read, and a folder of rejects that holds anything else, before any row is
         read."""
+
+    @abstractmethod
+    def sample(self, rows: int) -> Mapping[str, pa.Array]:
+        """The columns of about so many rows of the input, of those that filters and the sample leave."""
 
     def url(self, relative: str) -> str:
         """The name that this engine has for a file or folder of the table."""

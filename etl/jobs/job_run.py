@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice.etl.apply.counts import Counted
@@ -14,16 +16,18 @@ from sluice.etl.apply.features import cardinalities
 from sluice.etl.apply.learned_rows import learned_from, saw_others, why_not
 from sluice.etl.apply.unreadable import refuse_lost
 from sluice.etl.common.errors import InputError
+from sluice.etl.common.machine import this_machine
 from sluice.etl.common.suggest import nearest
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.fitting import count, fit
-from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.jobs.progress import STARTING, JobProgress
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.empty_splits import empty_splits
+from sluice.etl.spec.placement import placement_of, with_placement
 from sluice.etl.spec.row_identity import ACCEPT, Identity, SplitMoved
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.census import Census, rule_of, there_already, trained_on, under_rule
-from sluice.etl.table.commit import Base, CommitConflict, new_job, publish
+from sluice.etl.table.commit import Base, CommitConflict, new_job, publish, stored_schema
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import JobRecord, shares
@@ -32,11 +36,13 @@ from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.store import TableStore, folder_of_tails
 from sluice.etl.table.table import FeatureTable
+from sluice.etl.table.vacuum import JOB
 
 MAX_REJECTS = 0.01
 MAX_PAIRS = 4096
 WORKER_BYTES = 256 * 2**20
 """How many bytes of what was learned a worker may hold, unless the caller says otherwise."""
+_REJECTS = "_sluice/rejects"
 _SHOWN = 200  # how many characters of a row are quoted
 
 
@@ -101,18 +107,25 @@ class Job:
         if base.version is not None:
             table = FeatureTable.open(self.store.uri, base.version)
             parent = table.record if table.records else None
+        own = self.spec
+        if self.mode == "append" and parent is not None and not placement_of(own.text) and (
+                left := placement_of(parent.spec)):
+            own = Spec.parse(with_placement(own.text, left), own.name, own.permission)
         if self.refit and (self.mode != "overwrite" or self.reuse_state):
             raise StateError("--refit learns everything anew, and gives every id anew: it goes with --mode overwrite "
                              "and all of the input, without --reuse-state")
         if not self.refit and (self.reuse_state or self.update_state or self.mode == "append"):
             # An append that learned anew would give one id to two values.
-            before = _state_before(self.spec, self.store, parent.state if parent else None,
+            before = _state_before(own, self.store, parent.state if parent else None,
                                    partly=self.update_state and self.mode == "overwrite")
-        spec, rule_before = under_rule(self.spec, parent, accept=self.split_moved == "accept")
+        spec, rule_before = under_rule(own, parent, accept=self.split_moved == "accept")
         if before is not None and parent is not None and (why := why_not(
                 before, parent.spec, spec, mode=self.mode, update=self.update_state,
                 rows_moved=not spec.rule.same(rule_of(parent) or spec.rule))):
             raise StateError(f"{self.store.uri}: what version {base.version} learned cannot be built on: {why}")
+        if self.mode == "append":
+            base.permit_append(stored_schema(spec.fields({}), partitioned=spec.table.partition is not None),
+                               self.store.uri)
         for name, value in (("base", base), ("parent", parent), ("before", before), ("spec", spec),
                             ("rule_before", rule_before)):
             object.__setattr__(self, name, value)
@@ -126,8 +139,9 @@ class Job:
             engine.close()
 
     def _run(self, engine: Engine, progress: JobProgress) -> Result:
+        start = time.monotonic()
         engine.check()
-        learning, named = self.before is None or self.update_state, False
+        learning, named, judged = self.before is None or self.update_state, False, False
         if self.before is not None and saw_others(self.before, self.spec):
             progress.say(f"note: what is applied here was learned from {learned_from(self.before.fitted_on)}, so tests "
                          "on this table may look better than they are; --mode overwrite --refit with all of the input "
@@ -136,6 +150,7 @@ class Job:
             with progress.stage("fitting" if learning else "counting rows"):
                 state, counted = fit(engine, self.before) if learning else (self.before or FittedState(), count(engine))
             self._judge(engine, counted, progress)
+            judged = True
             ways = engine.ways(state)
             for key, way in ways.items():
                 progress.say(f"  {key}: {way}")
@@ -146,6 +161,9 @@ class Job:
                 sketches = engine.write(state, counted)
             with progress.stage("checking"):
                 record, fields = self._record(engine, state, counted, sketches)
+                record = replace(record, took={
+                    "rows": counted.parsed, "seconds": round(time.monotonic() - start, 2), "machine": this_machine(),
+                    "start_s": round(progress.took.get(STARTING, 0.0), 2)})
                 self._compare(record, progress)
                 self._warn_of_empty_splits(record, progress)
                 self._watch(record, progress)
@@ -154,12 +172,16 @@ class Job:
             self._clean()
             if not named:
                 self.store.remove(self.files_of_state)
+            if judged:  # they are not what it was refused for
+                self.store.remove(f"{_REJECTS}/{self.name}")
             raise
         try:
             version = publish(self.store, self.base, record, fields)  # only the log knows whether it landed
         except CommitConflict:
             self._clean()
             raise
+        if self.base.version is None:
+            self._remove_refused()
         return Result(rows_in=counted.parsed + sum(counted.rejected.values()), rows_out=record.rows,
                       rejected=counted.rejected, version=version, fingerprint=Fingerprint.of(fields),
                       files=len(record.files), splits=_splits(record), ways=ways, engine=engine.name)
@@ -180,10 +202,16 @@ class Job:
         self.store.remove(folder_of(self.name))
         self.store.remove(folder_of_tails(self.name))
 
+    def _remove_refused(self) -> None:
+        """Removes the rejects of jobs that were refused before this one made the table: they are set right now."""
+        jobs = {path.split("/")[2] for path in self.store.files(_REJECTS)} - {self.name}
+        for job in filter(re.compile(JOB).fullmatch, jobs):
+            self.store.remove(f"{_REJECTS}/{job}")
+
     def _judge(self, engine: Engine, counted: Counted, progress: JobProgress) -> None:
         """Sets rejects aside, and refuses a job that has too many, or no rows."""
         rejected = sum(counted.rejected.values())
-        where = self.rejects or engine.url(f"_sluice/rejects/{self.name}")
+        where = self.rejects or engine.url(f"{_REJECTS}/{self.name}")
         if rejected:
             with progress.stage(f"setting {rejected:,} rejected rows aside"):
                 engine.set_aside(where)

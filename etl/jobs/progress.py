@@ -1,4 +1,5 @@
-"""What a person sees of a running job: `JobProgress`, one line for each stage; the line only moves on a terminal."""
+"""What a person sees of a running job: `JobProgress`, with a bar for each pass. On a terminal it moves; elsewhere each
+stage is a line at its beginning and its end, and one every few seconds between."""
 
 from __future__ import annotations
 
@@ -8,16 +9,50 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-_EVERY_S = 0.5
+STARTING = "starting Spark"
+_MOVES_S, _LINES_S = 0.5, 5.0
+_WIDTH = 20
+
+
+def drawn(name: str, *, share: float, rows: int, size: float, seconds: float) -> str:
+    """How far a pass is: a bar, its rows and MB a second as far as they are known, and the time left if the rest takes
+    as long as what is done."""
+    full = int(share * _WIDTH)
+    speed = f", {size / seconds / 1e6:.0f} MB/s" if size and seconds > 0 else ""
+    left = f", {seconds * (1 - share) / share:.0f} s left" if share else ""
+    count = f", {rows:,} rows" if rows else ""
+    return f"{name}[{'#' * full}{'.' * (_WIDTH - full)}] {share:.0%}{count}{speed}{left}"
+
+
+class Pass:
+    """How far a pass is, of a `size` in any unit, which stands for so many bytes."""
+
+    def __init__(self, name: str, size: int, bytes_: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._size, self._bytes, self._clock, self._start = name, max(1, size), bytes_, clock, clock()
+        self._rows = self._done = 0
+
+    def add(self, rows: int, size: int) -> None:
+        self._rows += rows
+        self._done += size
+
+    @property
+    def text(self) -> str:
+        share = min(1.0, self._done / self._size)
+        return drawn(self._name, share=share, rows=self._rows, size=share * self._bytes,
+                     seconds=self._clock() - self._start)
 
 
 class JobProgress:
     """`with progress.stage("fit"): …` says when a stage begins, how far it is, and how long it took."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: TextIO, every_s: float | None = None) -> None:
+        """`every_s` is how often it says how far a stage is."""
         self._out = out
         self._moves = out.isatty()
+        self._every_s = (_MOVES_S if self._moves else _LINES_S) if every_s is None else every_s
         self._so_far: Callable[[], str] = lambda: "…"
+        self.took: dict[str, float] = {}
+        """The seconds of each stage that has ended well."""
 
     def follow(self, so_far: Callable[[], str]) -> None:
         """Shows from now on what an engine says of how far it is."""
@@ -30,21 +65,22 @@ class JobProgress:
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         start, done = time.monotonic(), threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(name, start, done), name="sluice-progress", daemon=True)
-        if self._moves:
-            watcher.start()
-        else:
+        if not self._moves:
             self.say(f"{name} …")
+        watcher = threading.Thread(target=self._watch, args=(name, start, done), name="sluice-progress", daemon=True)
+        watcher.start()
         try:
             yield
         finally:
             done.set()
+            watcher.join()
             if self._moves:
-                watcher.join()
                 self._out.write("\r\x1b[2K")
-        self.say(f"{name}: done in {time.monotonic() - start:.1f} s")
+        self.took[name] = time.monotonic() - start
+        self.say(f"{name}: done in {self.took[name]:.1f} s")
 
     def _watch(self, name: str, start: float, done: threading.Event) -> None:
-        while not done.wait(_EVERY_S):
-            self._out.write(f"\r\x1b[2K{name} {self._so_far()} {time.monotonic() - start:.0f} s")
+        while not done.wait(self._every_s):
+            line = f"{name} {self._so_far()} {time.monotonic() - start:.0f} s"
+            self._out.write(f"\r\x1b[2K{line}" if self._moves else f"{line}\n")
             self._out.flush()

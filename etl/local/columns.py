@@ -41,7 +41,7 @@ class RowGroups:
     source: Input
     constant: Mapping[str, Any]  # the values that a Delta table's log, not the file, has for its rows
 
-    def batches(self, _header: bytes) -> Iterator[pa.RecordBatch]:
+    def batches(self, _headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
         """The spec's columns, and `_bad`, the name of the first that does not fit its type."""
         with self.file.open() as stream:
             reader = pq.ParquetFile(stream)

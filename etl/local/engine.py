@@ -1,15 +1,15 @@
 """A job's passes on this machine's threads: `LocalEngine`.
 
-The first pass parses; what it parsed is kept for the passes after it as long as there is room, and parsed again beyond
-that. Rows wait for their file in memory, and beyond a budget on the disk: a file's rows are bounded by
-`table.file_rows`, so the file is all that a sort ever holds."""
+The first pass parses; what it parsed is kept for the passes after it, in memory and beyond that on the disk, and parsed
+again only where the disk has no room for it. Rows wait for their file in memory, and beyond a budget on the disk: a
+file's rows are bounded by `table.file_rows`, so the file is all that a sort ever holds."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import shutil
+import tempfile
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,40 +20,27 @@ import pyarrow.fs as pafs
 
 from sluice.etl.apply.counts import Counted, CountsOfRows, selected
 from sluice.etl.apply.features import Features, FileAssignment, Keys, row_keys
-from sluice.etl.apply.input_checks import header_of
+from sluice.etl.apply.input_checks import headers_of
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.placed import Look, Placing
 from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
-from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums
+from sluice.etl.common.machine import memory_limit, processors
+from sluice.etl.jobs.engine import Engine, Learnt, Sums, first_rows
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job_run import Job
-from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
 from sluice.etl.local.pieces import Piece
 from sluice.etl.local.places import store_of
-from sluice.etl.local.runs import FileWriter, Runs, Spool
+from sluice.etl.local.runs import FileWriter, Runs, Spool, Ticket
 from sluice.etl.local.sums import CountSums
-from sluice.etl.local.threads import Threads, memory_limit, processors
+from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Gathered, Sketch, gather
-
-
-@contextlib.contextmanager
-def clearly() -> Iterator[None]:
-    """Turns a disk's errors, and a lack of memory, into a `JobFailure`."""
-    try:
-        yield
-    except MemoryError as error:
-        raise JobFailure(f"this machine's memory does not do for it ({error}); nothing was published") from error
-    except OSError as error:
-        words = "the disk is full: make room for output and TMPDIR " if error.errno == errno.ENOSPC else \
-            "a folder cannot be written: the output, or TMPDIR " if error.errno in (errno.EROFS, errno.EACCES) else ""
-        place = f"{error.filename}: " if error.filename else ""
-        raise JobFailure(f"{place}{words}({error}); nothing was published") from error
 
 
 def _names_in(folder: str) -> list[tuple[str, bool]]:
@@ -72,20 +59,24 @@ class LocalEngine(Engine):
         most = 1 if job.spec.functions else max(1, memory_limit() >> 28)
         self._threads, self._budget = Threads(min(most, threads or processors())), (memory or memory_limit()) // 4
         pa.set_cpu_count(self._threads.count)
-        self._header = header_of(job.spec.input).encode()
+        self._headers = tuple(header.encode() for header in headers_of(job.spec.input))
         self._input = LocalInput(job.spec.input, job.inputs, self._threads)
-        self._kept: dict[tuple[str, int], list[pa.RecordBatch]] = {}
-        self._kept_bytes = 0
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        self._kept: dict[tuple[str, int], list[Ticket]] = {}
+        self._spools = [Spool(self._budget, free // 2)]  # the first is of what was parsed
         self._bad: set[tuple[str, int]] = set()
         self._examples: dict[str, Reject] = {}
-        self._spools: list[Spool] = []
-        self._pass = Pass("", 1)
+        self._pass = Pass("", 1, 0)
         progress.follow(lambda: self._pass.text)
 
     def check(self) -> None:
         if self.job.rejects is not None:
             refuse_others(self.job.rejects, _names_in(self.job.rejects))
         self._input.check()
+
+    def sample(self, rows: int) -> Mapping[str, pa.Array]:
+        self.check()
+        return first_rows((columns for piece in self._input.pieces() for columns, _ in self._rows(piece)), rows)
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
         counts = CountsOfRows(self.spec, level, Features(self.spec, state, ahead=False))
@@ -109,33 +100,32 @@ class LocalEngine(Engine):
               ) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
         """The rows of a piece that filters and the sample leave, with their keys. The `first` pass is shown all that is
         parsed, and keeps what is left of it if there is room; later ones take that, or parse again."""
-        place = (piece.file.name, piece.number)
-        kept = self._kept.pop(place, None) if last else self._kept.get(place)
-        for batch in kept or ():
+        place, parsed_rows = (piece.file.name, piece.number), self._spools[0]
+        there = self._kept.pop(place, None) if last else self._kept.get(place)
+        for ticket in there or ():
             self._threads.wanted()
+            batch = parsed_rows.get(ticket)
             yield dict(zip(batch.schema.names[:-1], batch.columns[:-1], strict=True)), batch["_key"].to_numpy()
-        if kept is not None:
+        if there is not None:
             return
-        parser, kept = InputParser(self.spec), []
-        for batch in piece.batches(self._header):
+        parser, kept = InputParser(self.spec), list[Ticket | None]()
+        for batch in piece.batches(self._headers):
             self._threads.wanted()
             parsed = parser.parse(batch)
             columns, keys = selected(self.spec, parsed)
             keys = row_keys(columns, self.spec) if keys is None else keys
             if first is not None:
                 first(parsed)
-                kept.append(pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"]))
+                kept.append(parsed_rows.put(pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])))
                 if parsed.rejected:
                     self._bad.add(place)
             yield columns, keys
-        size = sum(batch.nbytes for batch in kept)
-        if first is not None and self._kept_bytes + size <= self._budget:
-            self._kept_bytes += size
-            self._kept[place] = kept
+        if first is not None and None not in kept:
+            self._kept[place] = [ticket for ticket in kept if ticket is not None]
 
     def _over(self, function: Callable[[Any], int], name: str) -> None:
         """Calls a function on each piece of the input, and shows how far it is by the rows that it returns."""
-        self._pass = Pass(name, self._input.size)
+        self._pass = Pass(name, self._input.size, self._input.bytes)
         deque(self._threads.over(lambda piece: self._pass.add(function(piece), piece.size), self._input.pieces()), 0)
 
     def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
@@ -167,10 +157,10 @@ class LocalEngine(Engine):
     def _rejects_of(self, piece: Piece | RowGroups) -> tuple[Piece | RowGroups, int, list[tuple[Any, ...]]]:
         place, lines, parser = (piece.file.name, piece.number), 0, InputParser(self.spec)
         found: list[tuple[Any, ...]] = []
-        for batch in piece.batches(b""):  # to number lines, all have to be there
+        for batch in piece.batches(()):  # to number lines, all have to be there
             self._threads.wanted()
             if place in self._bad:
-                found += [(lines + n, *rest) for n, *rest in texts_of(batch, parser.parse(batch), self._header)]
+                found += [(lines + n, *rest) for n, *rest in texts_of(batch, parser.parse(batch), self._headers)]
             lines += batch.num_rows
         return piece, lines, found
 
@@ -199,7 +189,7 @@ class LocalEngine(Engine):
 
         self._over(place, "pass 1 of 2, ")
         writer = FileWriter(placement, job.store, job.name, runs, self._threads)
-        self._pass = Pass("pass 2 of 2, ", counted.rows)
+        self._pass = Pass("pass 2 of 2, ", counted.rows, counted.rows * runs.row_bytes)
 
         def finish(file: int) -> None:
             self._pass.add(writer.finish(file), int(runs.rows[file]))
@@ -218,21 +208,3 @@ class LocalEngine(Engine):
         for spool in self._spools:
             spool.close()
         self._kept.clear()
-
-
-class Pass:
-    """How far a pass is."""
-
-    def __init__(self, name: str, size: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._size, self._clock, self._start = name, max(1, size), clock, clock()
-        self._rows = self._done = 0
-
-    def add(self, rows: int, size: int) -> None:
-        self._rows += rows
-        self._done += size
-
-    @property
-    def text(self) -> str:
-        share = min(1.0, self._done / self._size)
-        left = f", {(self._clock() - self._start) * (1 - share) / share:.0f} s left" if share else ""
-        return f"{self._name}{self._rows:,} rows, {share:.0%}{left}"

@@ -62,7 +62,12 @@ class LocalInput:
     @property
     def size(self) -> int:
         """The bytes of all pieces, or their rows."""
-        return sum(group.size for group in self._groups) if self._has_columns else sum(f.size for f in self._files)
+        return sum(group.size for group in self._groups) if self._has_columns else self.bytes
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(file.size for file in self._files)
 
     def pieces(self) -> Iterator[Piece | RowGroups]:
         return iter(self._groups) if self._has_columns else pieces_of(self._files, PIECE_BYTES)

@@ -36,8 +36,8 @@ class Piece:
     start: int = 0
     content: bytes | None = None  # the lines, if they have been read
 
-    def batches(self, header: bytes) -> Iterator[pa.RecordBatch]:
-        """Its lines, with their ends, as a column `line`; those that repeat the header are left out."""
+    def batches(self, headers: tuple[bytes, ...]) -> Iterator[pa.RecordBatch]:
+        """Its lines, with their ends, as a column `line`; those that repeat a header are left out."""
         content = self.content if self.content is not None else self._read()
         content = content.removeprefix(_MARK) if not self.number else content
         if content:  # lines are laid over the bytes, which are not copied unless the last line has no end
@@ -45,7 +45,7 @@ class Piece:
             ends = np.flatnonzero(np.frombuffer(whole, np.uint8) == ord("\n")) + 1
             offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int32))
             lines = pa.Array.from_buffers(pa.binary(), len(ends), [None, offsets, pa.py_buffer(whole)])
-            yield _without(header, pa.record_batch([lines], ["line"]))
+            yield _without(headers, pa.record_batch([lines], ["line"]))
 
     def _read(self) -> bytes:
         """The bytes of the lines that begin in this part of a plain file."""
@@ -82,13 +82,13 @@ def first_line(file: InputFile) -> str:
     return lines[0] if lines else ""
 
 
-def _without(header: bytes, batch: pa.RecordBatch) -> pa.RecordBatch:
-    if not header:
+def _without(headers: tuple[bytes, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
+    if not headers:
         return batch
     lines = batch["line"]
-    like = np.flatnonzero(pa.compute.starts_with(lines, header).to_numpy(zero_copy_only=False)).tolist()
+    like = np.flatnonzero(pa.compute.starts_with(lines, headers[-1]).to_numpy(zero_copy_only=False)).tolist()
     others = np.ones(len(lines), bool)
-    others[[number for number in like if bare(lines[number].as_py()) == header]] = False
+    others[[number for number in like if bare(lines[number].as_py()) in headers]] = False
     return batch if others.all() else batch.filter(pa.array(others))
 
 

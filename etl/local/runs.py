@@ -28,17 +28,20 @@ Ticket: TypeAlias = pa.RecordBatch | tuple[int, int]
 class Spool:
     """Batches that wait: in memory up to a budget, beyond it in a file without a name, which goes with the process."""
 
-    def __init__(self, budget: int) -> None:
-        self._budget, self._held, self._lock = budget, 0, threading.Lock()
+    def __init__(self, budget: int, most: int | None = None) -> None:
+        """`most` are the bytes that the file may have."""
+        self._budget, self._most, self._held, self._lock = budget, most, 0, threading.Lock()
         self._file: Any = None
         self._end = 0
 
-    def put(self, batch: pa.RecordBatch) -> Ticket:
-        """Takes a batch, and returns what `get` gives it back for."""
+    def put(self, batch: pa.RecordBatch) -> Ticket | None:
+        """Takes a batch, and returns what `get` gives it back for; None if there is no room for it."""
         with self._lock:
             if self._held + batch.nbytes <= self._budget:
                 self._held += batch.nbytes
                 return batch
+            if self._most is not None and self._end + batch.nbytes > self._most:
+                return None
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="sluice-etl-")  # noqa: SIM115  open as long as this is
             start = self._file.seek(self._end)
@@ -77,6 +80,7 @@ class Runs:
         order = np.argsort(files.astype(np.uint16 if self._files < 1 << 16 else np.int32), kind="stable")
         counts = np.bincount(files, minlength=self._files)
         ticket = self._spool.put(batch.take(pa.array(order)))
+        assert ticket is not None  # its file has no bound
         with self._lock:
             self._batches.append((ticket, np.concatenate([[0], np.cumsum(counts)])))
             self.rows += counts

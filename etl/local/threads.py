@@ -1,5 +1,5 @@
 """This machine's threads at work on a job: `Threads` calls a function on one thing after another, a few ahead, and
-stops within a moment. Also how much memory there is: `memory_limit`."""
+stops within a moment."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any, TypeVar
 
-from sluice.etl.common.control_groups import ControlGroups
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 
@@ -65,14 +63,3 @@ class Threads:
         self._pool.shutdown(wait=False, cancel_futures=True)
         with contextlib.suppress(CancelledError):
             wait(set(self._running), timeout=1.0)
-
-
-def processors() -> int:
-    """How many processors this process may use, by its affinity and its control group's quota."""
-    return max(1, int(ControlGroups().cores()))
-
-
-def memory_limit() -> int:
-    """How many bytes this process may use: what the machine has free, and what its control groups may have."""
-    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-    return min([int(free.split()[1]) << 10, *(group.limit for group in ControlGroups().limited())])

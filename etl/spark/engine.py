@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sluice.etl.apply.counts import Counted
+import pyarrow as pa
+
+from sluice.etl.apply.counts import Counted, selected
 from sluice.etl.apply.features import FileAssignment
+from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import Reject
-from sluice.etl.jobs.engine import Engine, Learnt, Sums
+from sluice.etl.jobs.engine import Engine, Learnt, Sums, first_rows
 from sluice.etl.jobs.job_run import Job
-from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.jobs.progress import JobProgress, drawn
 from sluice.etl.ops import Fitted
 from sluice.etl.spark.fit import sums_of
 from sluice.etl.spark.history_state import write_tails
-from sluice.etl.spark.joins import refuse_unread
+from sluice.etl.spark.joins import refuse_unread, side_table
 from sluice.etl.spark.read_input import Raw
 from sluice.etl.spark.rejects import check_rejects, reject_of, write_rejects
+from sluice.etl.spark.session import fit_partitions
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spark.vocabulary.large import Large, extended
 from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit, hot_values
@@ -39,7 +44,7 @@ class SparkEngine(Engine):
         self._spark = spark
         self._raw = Raw(spark, job.spec, job.inputs, self._earlier())
         self._large = Large(spark, job.store, job.files_of_state, driver_limit(job.worker_bytes))
-        progress.follow(tasks_of(spark))
+        progress.follow(passes_of(spark))
 
     def _earlier(self) -> dict[str, str]:
         """Where this job's histories continue from, if it appends to rows that have some."""
@@ -55,6 +60,13 @@ class SparkEngine(Engine):
         self._raw.check_headers()
         for join in self.spec.rows.joins:
             refuse_unread(self._spark, join, self.job.accept_nulls)
+        fit_partitions(self._spark, [self._raw.read(), *(side_table(self._spark, j) for j in self.spec.rows.joins)])
+
+    def sample(self, rows: int) -> Mapping[str, pa.Array]:
+        self.check()
+        parser = InputParser(self.spec)
+        return first_rows((selected(self.spec, parser.parse(batch))[0]
+                           for batch in self._raw.frame.limit(rows).toArrow().to_batches()), rows)
 
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)
@@ -97,15 +109,27 @@ class SparkEngine(Engine):
         self._raw.release()
 
 
-def tasks_of(spark: Any) -> Callable[[], str]:
-    """Returns what counts the tasks of this session's active stages."""
-    tracker = spark.sparkContext.statusTracker()
+def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
+    """Returns what says how far this session's active stages are: by tasks, with the rows and bytes that those read
+    which have ended."""
+    store = spark.sparkContext._jsc.sc().statusStore()
+    began: dict[tuple[int, ...], float] = {}
 
     def so_far() -> str:
         try:
-            stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+            active = store.activeStages()
+            stages = [active.apply(number) for number in range(active.size())]
         except Exception:  # the session may be ending just now: a progress line is not worth a failure
             return "…"
-        done = sum(s.numCompletedTasks for s in stages if s)
-        return f"{done}/{sum(s.numTasks for s in stages if s)} tasks" if stages else "…"
+        if not stages:
+            return "…"
+        ids = tuple(sorted(stage.stageId() for stage in stages))
+        if ids not in began:
+            began.clear()
+            began[ids] = clock()
+        total = max(1, sum(stage.numTasks() for stage in stages))
+        done = sum(stage.numCompleteTasks() for stage in stages)
+        return drawn("", share=done / total, rows=sum(stage.inputRecords() for stage in stages),
+                     size=sum(stage.inputBytes() for stage in stages), seconds=clock() - began[ids])
+
     return so_far

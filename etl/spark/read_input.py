@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sluice.etl.apply.input_checks import (
     files_of_delta,
-    header_of,
+    headers_of,
     refuse_differences,
     refuse_header,
     refuse_missing,
@@ -66,8 +66,8 @@ class Raw:
         return ", ".join(self.paths)
 
     @property
-    def header(self) -> str:
-        return header_of(self.spec.input)
+    def headers(self) -> tuple[str, ...]:
+        return headers_of(self.spec.input)
 
     def read(self, with_file: bool = False) -> DataFrame:
         """Reads the input unchanged: a column `line`, or the input's columns and `_bad`, the first that does not fit,
@@ -90,7 +90,7 @@ class Raw:
             if with_file:  # to number lines, all have to be there
                 extra.append(sql.col("_metadata.file_block_start").alias("_from"))
             elif self.spec.input.header:  # the header is at the top of every file
-                lines = lines.where(sql.rtrim("value", sql.lit("\r")) != self.header)
+                lines = lines.where(~sql.rtrim("value", sql.lit("\r")).isin(*self.headers))
             ended = sql.concat(sql.col("value"), sql.lit("\n"))
             return lines.select(ended.cast("binary").alias("line"), *extra)
 

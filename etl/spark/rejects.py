@@ -40,7 +40,7 @@ def write_rejects(raw: Raw, url: str) -> None:
     from pyspark.sql import functions as sql
 
     found = raw.read(with_file=True).mapInArrow(
-        partial(_rejects, raw.spec, raw.header),
+        partial(_rejects, raw.spec, raw.headers),
         _TYPES).persist()
     try:
         # Each file comes in parts: a line's number is its number in its part plus the lines of earlier parts.
@@ -65,9 +65,9 @@ def reject_of(spark: SparkSession, url: str, reason: str) -> Reject | None:
     return None if row is None else Reject(**row.asDict())
 
 
-def _rejects(spec: Spec, header: str, batches: Batches) -> Batches:
+def _rejects(spec: Spec, headers: tuple[str, ...], batches: Batches) -> Batches:
     """In a worker: returns rejects with their numbers in their parts of files, and how many lines each part has."""
-    parser, head = InputParser(spec), header.encode()
+    parser, heads = InputParser(spec), [header.encode() for header in headers]
     lines: dict[tuple[str, int], int] = {}
     for batch in batches:
         numbers: list[int | None] = [None] * batch.num_rows
@@ -77,7 +77,7 @@ def _rejects(spec: Spec, header: str, batches: Batches) -> Batches:
             for number, part in enumerate(zip(files, starts, strict=True)):
                 numbers[number] = lines[part] = lines.get(part, 0) + 1
         found = [(files[n], starts[n], numbers[n], None, *rest)
-                 for n, *rest in texts_of(batch, parser.parse(batch), head)]
+                 for n, *rest in texts_of(batch, parser.parse(batch), heads)]
         yield _batch(found)
     yield _batch([(*part, None, count, None, None, None) for part, count in lines.items()])
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sluice
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ROOT = Path(sluice.__file__).resolve().parent.parent
 """The folder that `sluice` is imported from: the checkout, or site-packages."""
@@ -29,6 +30,23 @@ DEFAULTS = {
     "spark.sql.sources.commitProtocolClass":
         "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",
 }
+
+
+PARTITION_BYTES = 32 * 2**20
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+def partitions_for(input_bytes: int, cores: int) -> int:
+    """The number of partitions of a shuffle: each of about `PARTITION_BYTES`, and one for each core at least."""
+    return min(100_000, max(1, cores, -(-input_bytes // PARTITION_BYTES)))
+
+
+def fit_partitions(spark: SparkSession, frames: Iterable[DataFrame]) -> None:
+    """Makes shuffles as wide as what is read needs, unless somebody has said how wide they are."""
+    context = spark.sparkContext
+    if not context.getConf().contains(_PARTITIONS):
+        size = sum(int(str(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) for frame in frames)
+        spark.conf.set(_PARTITIONS, str(partitions_for(size, context.defaultParallelism)))
 
 
 def open_session(name: str) -> SparkSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -162,37 +162,38 @@ def _column(name: str, path: str, raw: dict[str, Any], kinds: Mapping[str, str])
             what = f"several columns ({', '.join(sources)})" if kind == "row" else kind
             raise SpecError(f"{here}: {op.name} takes {' or '.join(op.takes)}, but column {name!r} is {what} here")
         if is_online:
-            _may_be_left(op, role, kind, sources, here)
+            may_be_left(op, role, kind, sources, f"{here}.online")
             online = number if online is None else online
         elif online is not None:
             raise SpecError(f"{here}.online: {path}.ops[{online}] is left to the loader, so all after it must be too")
         ops.append(op)
         kinds_there.append(kind)
         kind = given
-    left_as, as_is = ("", False) if online is None else _left_as(role, kinds_there[online], ops, online)
-    _fits_its_role(name, role, kind, ops if as_is else ops[:online], path)
+    stored_as, as_is = ("", False) if online is None else left_as(role, kinds_there[online], ops, online)
+    fits_its_role(name, role, kind, ops if as_is else ops[:online], path)
     if sum(isinstance(op, Fitted) for op in ops) > MAX_LEVELS:
         raise SpecError(f"{path}.ops: at most {MAX_LEVELS} operators that learn can follow each other in a chain")
-    return ColumnSpec(name=name, sources=sources, role=role, ops=tuple(ops), online=online, left_as=left_as, raw=as_is,
-                      width=_width(raw, role, path))
+    return ColumnSpec(name=name, sources=sources, role=role, ops=tuple(ops), online=online, left_as=stored_as,
+                      raw=as_is, width=_width(raw, role, path))
 
 
-def _may_be_left(op: Operator, role: str, kind: str, sources: tuple[str, ...], here: str) -> None:
+def may_be_left(op: Operator, role: str, kind: str, sources: tuple[str, ...], here: str) -> None:
+    """Refuses an operator that only the ETL can apply; `here` is the key that leaves it to the loader."""
     if role not in ("dense", "sparse", "id_list"):
-        raise SpecError(f"{here}.online: a {role} column cannot be left to the loader; dense, sparse and id_list ones "
+        raise SpecError(f"{here}: a {role} column cannot be left to the loader; dense, sparse and id_list ones "
                         "can")
     if kind == "row":
-        raise SpecError(f"{here}.online: {op.name} takes several columns ({', '.join(sources)}), and one is stored; "
+        raise SpecError(f"{here}: {op.name} takes several columns ({', '.join(sources)}), and one is stored; "
                         "apply it in the ETL, or as a [[transform]] over columns that are")
     if isinstance(op, Python):
-        raise SpecError(f"{here}.online: python cannot be left to the loader; name {op.function!r} as the function of "
+        raise SpecError(f"{here}: python cannot be left to the loader; name {op.function!r} as the function of "
                         "a [[transform]]")
     if op.needs:
-        raise SpecError(f"{here}.online: {op.name} must know a row's {' and '.join(op.needs)}, which the ETL alone "
+        raise SpecError(f"{here}: {op.name} must know a row's {' and '.join(op.needs)}, which the ETL alone "
                         "does")
 
 
-def _left_as(role: str, kind: str, ops: list[Operator], online: int) -> tuple[str, bool]:
+def left_as(role: str, kind: str, ops: Sequence[Operator], online: int) -> tuple[str, bool]:
     """The type in which a column of that kind is stored for its operators from `online` on, and whether nulls stay."""
     if role != "id_list" and all(op.online_too for op in ops[online:]):
         if role == "sparse":
@@ -205,11 +206,12 @@ def _left_as(role: str, kind: str, ops: list[Operator], online: int) -> tuple[st
     return ("double" if kind == "number" and number else "string"), True
 
 
-def _filled(ops: list[Operator]) -> bool:
+def _filled(ops: Sequence[Operator]) -> bool:
     return any(isinstance(op, (*_FILLS, Missing, OneHot)) or not op.may_be_null for op in ops)
 
 
-def _fits_its_role(name: str, role: str, kind: str, until_stored: list[Operator], path: str) -> None:
+def fits_its_role(name: str, role: str, kind: str, until_stored: Sequence[Operator], path: str) -> None:
+    """Refuses a chain that ends in another kind than its role needs, or leaves nulls where none can be stored."""
     wanted = ROLE_KINDS[role][0]
     if kind != wanted:
         hint = {"id": "add categorify or hash", "ids": "add split and categorify or hash",

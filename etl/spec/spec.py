@@ -23,6 +23,7 @@ from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
 from sluice.etl.spec.columns import ColumnSpec, read_columns
 from sluice.etl.spec.permission import NOTHING, Permission
+from sluice.etl.spec.placement import read_placement
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
 from sluice.etl.spec.time_order import Steps
@@ -48,7 +49,8 @@ class Input:
     multiline: bool = False
     """Whether a quoted field may hold a line's end (csv only)."""
     optional: tuple[str, ...] = ()
-    """Columns that a file may lack (parquet only); they are null there."""
+    """Columns that a file may lack; they are null there. In tsv and csv they are the last, and a line ends before
+    them."""
     was: Mapping[str, str] = field(default_factory=dict)
     """The name or the type that a column had in an earlier version of the table."""
 
@@ -234,9 +236,9 @@ class Spec:
 
     def fields(self, cardinalities: Mapping[str, int], bags: Mapping[str, tuple[int, float, int]] | None = None
                ) -> tuple[Field, ...]:
-        return tuple(self._field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns)
+        return tuple(self.field(c, cardinalities.get(c.name), (bags or {}).get(c.name)) for c in self.columns)
 
-    def _field(self, c: ColumnSpec, cardinality: int | None, bag: tuple[int, float, int] | None) -> Field:
+    def field(self, c: ColumnSpec, cardinality: int | None = None, bag: tuple[int, float, int] | None = None) -> Field:
         kind, layout = c.type, "scalar"
         if c.raw:
             layout = "list" if kind.startswith("list<") else layout
@@ -248,7 +250,7 @@ class Spec:
 
 
 def _spec(raw: dict[str, Any], text: str) -> Spec:
-    known(raw, ("input", "table", "column", "transform", "drift", *SECTIONS), "")
+    known(raw, ("input", "table", "column", "transform", "drift", "placement", *SECTIONS), "")
     source = _input(section(raw, "input"))
     kinds = {name: INPUT_TYPES[kind] for name, kind in source.columns.items()}
     rows = read_rows(raw, kinds, INPUT_TYPES)
@@ -256,7 +258,7 @@ def _spec(raw: dict[str, Any], text: str) -> Spec:
     entries = sections(raw, "column")
     if not entries:
         raise SpecError("column: there must be at least one [[column]]")
-    columns = read_columns(entries, kinds)
+    columns = read_placement(section(raw, "placement"), read_columns(entries, kinds), kinds)
     labels = [c for c in columns if c.role == "label"]
     if len(labels) != 1:
         names = [c.name for c in labels] or "none"
@@ -324,12 +326,18 @@ def _input(raw: dict[str, Any]) -> Input:
             columns[name] = kind
     if not columns:
         raise SpecError('input.columns: name the columns in order, for instance ["label:int", "I1..I13:int"]')
-    for key, only in (("multiline", "csv"), ("optional", "parquet")):
-        if key in raw and form != only:
-            raise SpecError(f"input.{key}: is for {only} alone, and input.format is {form!r}")
+    for key, only in (("multiline", ("csv",)), ("optional", ("parquet", "csv", "tsv"))):
+        if key in raw and form not in only:
+            raise SpecError(f"input.{key}: is for {' and '.join(only)} alone, and input.format is {form!r}")
     for name in (optional := texts(raw, "optional", (), "input")):
         if name not in columns:
             raise SpecError(f"input.optional = {name!r}: no such input column{nearest(name, columns)}")
+    if form != "parquet" and (optional and (set(list(columns)[-len(set(optional)):]) != set(optional)
+                                            or len(columns) == len(set(optional)))):
+        raise SpecError(f"input.optional = {list(optional)}: in {form} they must be the last of input.columns, as "
+                        "lines without them end before them")
+    if optional and raw.get("multiline"):
+        raise SpecError("input.optional: cannot stand beside multiline")
     _check_was(was, columns)
     return Input(format=form, delimiter=delimiter, header=value(raw, "header", bool, False, "input"), columns=columns,
                  multiline=value(raw, "multiline", bool, False, "input"), optional=optional, was=was)

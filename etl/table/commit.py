@@ -71,6 +71,18 @@ class Base:
             raise CommitError(f"{uri}: this is a table {has}, which cannot change; choose another --output, or "
                               f"{'leave out' if partitioned else 'set'} table.partition")
 
+    def permit_append(self, stored: pa.Schema, uri: str) -> None:
+        """Refuses to append rows of other columns than the version has."""
+        have, want = ({f.name: _essence(f) for f in schema or ()} for schema in (self.schema, stored))
+        other = next((name for name in {**want, **have} if have.get(name) != want.get(name)), None)
+        if other is None:
+            return
+        how = "is not in the table" if other not in have else "is not in this spec" if other not in want else \
+            f"is {have[other]} in the table and {want[other]} in this spec"
+        raise CommitError(f"{uri}: cannot append, as column {other!r} {how}; columns come, go and change by --mode "
+                          "overwrite --update-state with all of the input, old and new, where every id stays; what "
+                          "older files lack, list in input.optional")
+
 
 def new_job() -> str:
     """Makes a name that no other job has; names sort by time."""
@@ -85,11 +97,11 @@ def publish(store: TableStore, base: Base, record: JobRecord, fields: Sequence[F
     if not record.files:
         raise CommitError("the job wrote no rows: nothing to publish")
     base.permit(record.mode, store.uri, partitioned=record.files[0].partition is not None)
-    stored = _with_folders(arrow_schema(fields), record)
+    stored = stored_schema(fields, partitioned=record.files[0].partition is not None)
     first = base
     while True:
         if record.mode == "append":
-            _same_layout(stored, base, store.uri)
+            base.permit_append(stored, store.uri)
         record = replace(record, version=base.next)
         store.write_json(f"_sluice/jobs/{record.job}.json", record.to_json())
         try:
@@ -131,10 +143,10 @@ def _commit(store: TableStore, base: Base, record: JobRecord, stored: pa.Schema)
             actions, "append" if record.mode == "append" else "overwrite", schema, partition_by=folders, **common)
 
 
-def _with_folders(stored: pa.Schema, record: JobRecord) -> pa.Schema:
-    """Adds the columns that are not in files but in the names of their folders."""
-    stored = stored.append(pa.field("split", pa.string(), nullable=False))
-    return stored.append(pa.field("partition", pa.string())) if record.files[0].partition is not None else stored
+def stored_schema(fields: Sequence[Field], *, partitioned: bool) -> pa.Schema:
+    """A table's schema with the columns that are not in files but in the names of their folders."""
+    stored = arrow_schema(fields).append(pa.field("split", pa.string(), nullable=False))
+    return stored.append(pa.field("partition", pa.string())) if partitioned else stored
 
 
 def _folders(file: FileRecord) -> dict[str, str | None]:
@@ -155,17 +167,6 @@ def _same_state(store: TableStore, now: Base, record: JobRecord) -> bool:
         return False
     mine, theirs = rule_of(record), rule_of(table.record)
     return mine is theirs or (mine is not None and theirs is not None and mine.same(theirs))
-
-
-def _same_layout(stored: pa.Schema, base: Base, uri: str) -> None:
-    assert base.schema is not None
-    have = {f.name: _essence(f) for f in base.schema}
-    want = {f.name: _essence(f) for f in stored}
-    if have == want:
-        return
-    differing = [n for n in sorted(have.keys() | want.keys()) if have.get(n) != want.get(n)]
-    raise CommitError(f"{uri}: cannot append, as column {differing[0]!r} is {have.get(differing[0], 'missing')} in the "
-                      f"table and {want.get(differing[0], 'missing')} in this job; use --mode overwrite")
 
 
 def _essence(f: pa.Field) -> Mapping[str, Any]:

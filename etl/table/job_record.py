@@ -75,6 +75,9 @@ class JobRecord:
     """How its rows are recognised; None in records of older programs: then by all input columns of `spec`."""
     engine: str | None = None
     """What made its files, `spark` or `local`, which decides nothing in them; None in records of older programs."""
+    took: Mapping[str, Any] = field(default_factory=dict)
+    """What it took: `rows` read, `seconds` until it could be published, `start_s` of those of its engine, and the
+    `machine`, as `sluice.etl.common.machine` knows it; empty in records of older programs."""
     sketches: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """`Identity.recognition` → split → sketch of its rows: see `sluice.etl.table.sketch.Sketch`."""
 

@@ -18,15 +18,15 @@ from sluice.etl.table.store import StoreError, TableStore, folder_of_tails
 from sluice.etl.table.table import DamagedRecord, FeatureTable, TableError
 
 DAY_S = 86_400.0
-_JOB = r"\d{8}T\d{6}-[0-9a-f]+"
+JOB = r"\d{8}T\d{6}-[0-9a-f]+"
 _DRAFT = r"\.[0-9a-f]{8,32}\.draft"
 _WRITTEN = {  # what jobs write: Parquet and JSON files, Hadoop's checksums of them, and drafts of them
     folder: re.compile(f"{folder}/(?:{files})(?:{_DRAFT})?") for folder, files in (
-        ("data", rf"{_JOB}/(_temporary/.+|split=[^/]+/(partition=[^/]+/)?[^/]+\.parquet(\.crc)?|\.?_SUCCESS(\.crc)?)"),
-        ("_sluice/state", rf"([0-9a-f]{{16}}|{_JOB})/([^/]+/)*(_temporary/.+|[^/]+\.parquet(\.crc)?|state\.json)"),
-        ("_sluice/serving", rf"{_JOB}/[^/]+/(_temporary/.+|[^/]+\.parquet(\.crc)?)"),
-        ("_sluice/jobs", rf"{_JOB}\.json"),
-        ("_sluice/rejects", rf"{_JOB}/(_temporary/.+|[^/]+\.json(\.crc)?|\.?_SUCCESS(\.crc)?)"))}
+        ("data", rf"{JOB}/(_temporary/.+|split=[^/]+/(partition=[^/]+/)?[^/]+\.parquet(\.crc)?|\.?_SUCCESS(\.crc)?)"),
+        ("_sluice/state", rf"([0-9a-f]{{16}}|{JOB})/([^/]+/)*(_temporary/.+|[^/]+\.parquet(\.crc)?|state\.json)"),
+        ("_sluice/serving", rf"{JOB}/[^/]+/(_temporary/.+|[^/]+\.parquet(\.crc)?)"),
+        ("_sluice/jobs", rf"{JOB}\.json"),
+        ("_sluice/rejects", rf"{JOB}/(_temporary/.+|[^/]+\.json(\.crc)?|\.?_SUCCESS(\.crc)?)"))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
 """Sets rows of one rank aside: `RowQuarantine` knows which rows of the table a failure concerns, `Quarantine` lists
-them and judges by the `ErrorPolicy` whether there are too many.
+them and judges by `Errors` whether there are too many.
 
 A row that is set aside stays in its batch with weight 0. If a row group cannot be read, all its rows are set aside:
 zeros are read in their place, and whoever makes the batches asks here for their weights.
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluice.etl.common.errors import UsageError
 from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import nearest
 from sluice.ingest.row_order import Read, RowsPlan, Window
@@ -39,7 +40,7 @@ class RowQuarantine:
 
     @property
     def allowed(self) -> bool:
-        return self.books.policy.on_error == "quarantine"
+        return self.books.errors.on_error == "quarantine"
 
     def rows(self, error: BaseException, stage: str, epoch: int, step: int, rows: Sequence[int]) -> None:
         """Sets some rows of a batch aside; those that only fill it do not count. QuarantineError, from `error`, if the
@@ -176,10 +177,13 @@ def kinds_of(error: BaseException) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorPolicy:
-    """Says how many rows may be set aside."""
+class Errors:
+    """What happens to rows that cannot be loaded, or that a transform fails on."""
 
     on_error: str = "raise"
+    """`raise` ends the run; `quarantine` gives such rows weight 0 and lists them."""
+    quarantine: str | os.PathLike[str] = "quarantine.jsonl"
+    """The file that lists them, made with the first one."""
     max_rows: int = 10_000
     """The most rows of a run that may be set aside."""
     max_rate: float = 0.01
@@ -189,11 +193,11 @@ class ErrorPolicy:
 
     def __post_init__(self) -> None:
         if self.on_error not in ON_ERROR:
-            raise ValueError(f"on_error: {self.on_error!r}{nearest(self.on_error, ON_ERROR)}")
+            raise UsageError(f"on_error: {self.on_error!r}{nearest(self.on_error, ON_ERROR)}")
         if self.max_rows < 0 or self.probation_rows < 0:
-            raise ValueError(f"max_rows={self.max_rows}, probation_rows={self.probation_rows}: neither may be below 0")
+            raise UsageError(f"max_rows={self.max_rows}, probation_rows={self.probation_rows}: neither may be below 0")
         if not 0 <= self.max_rate <= 1:
-            raise ValueError(f"max_rate: {self.max_rate} is not a share from 0 to 1")
+            raise UsageError(f"max_rate: {self.max_rate} is not a share from 0 to 1")
 
     def objection(self, *, rows_seen: int, rows_aside: int, kinds: Iterable[str] = ()) -> str | None:
         """Says why the run must stop, with `rows_aside` of `rows_seen` rows set aside (those in question included);
@@ -213,9 +217,8 @@ class ErrorPolicy:
 class Quarantine:
     """The list of rows that one rank has set aside. Its stages share it."""
 
-    def __init__(self, policy: ErrorPolicy, path: str | os.PathLike[str]):
-        """`path` names the JSON-lines file; it is made with the first row."""
-        self.policy, self._path = policy, os.fspath(path)
+    def __init__(self, errors: Errors = Errors()):
+        self.errors, self._path = errors, os.fspath(errors.quarantine)
         self._lock = threading.Lock()
         self._seen = self._aside = 0
         self._reasons: Counter[str] = Counter()
@@ -226,7 +229,7 @@ class Quarantine:
         ends."""
         with self._lock:
             self._seen += rows
-            objection = self.policy.objection(rows_seen=self._seen, rows_aside=self._aside) if self._aside else None
+            objection = self.errors.objection(rows_seen=self._seen, rows_aside=self._aside) if self._aside else None
         if objection:
             raise QuarantineError(f"{objection}; they are listed in {self._path}")
 
@@ -235,7 +238,7 @@ class Quarantine:
         rows = list(rows)
         kind, text = getattr(error, "type", type(error).__name__), str(getattr(error, "text", error))
         with self._lock:
-            objection = self.policy.objection(rows_seen=self._seen + len(rows), rows_aside=self._aside + len(rows),
+            objection = self.errors.objection(rows_seen=self._seen + len(rows), rows_aside=self._aside + len(rows),
                                               kinds=kinds_of(error))
             if objection is None:
                 self._aside += len(rows)

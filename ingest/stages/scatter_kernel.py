@@ -173,8 +173,8 @@ def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
 @njit(nogil=True, cache=True)
 def take_equal(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> None:
     """Copies bags of `size` bytes each: the n-th to come is number `rows[n]` of the bags at `values[pieces[n]]`."""
-    each, ids = np.uint64(size), size // 4
-    if ids == 1:
+    each = np.uint64(size)
+    if size == 4:
         target = carray(_words(into), (len(rows),))
         for n in range(len(rows)):
             target[n] = carray(_words(values[pieces[n]] + np.uint64(4) * np.uint64(rows[n])), (1,))[0]
@@ -185,29 +185,8 @@ def take_equal(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> Non
             soon = values[pieces[n + _SOON]] + each * np.uint64(rows[n + _SOON])
             for line in range(lines):
                 _prefetch(soon + np.uint64(_LINE * line))
-        _copy_bag(into, values[pieces[n]] + each * np.uint64(rows[n]), ids)
+        _copy(into, values[pieces[n]] + each * np.uint64(rows[n]), each)
         into += each
-
-
-@njit(nogil=True, cache=True)
-def _copy_bag(into: Any, source: Any, ids: Any) -> None:
-    if ids >= 24:
-        _copy(into, source, np.uint64(4 * ids))
-        return
-    target, bag = carray(_words(into), (ids,)), carray(_words(source), (ids,))
-    if ids < 4:
-        for n in range(ids):
-            target[n] = bag[n]
-        return
-    for n in range(0, ids - 3, 4):
-        _copy_four(target, bag, n)
-    _copy_four(target, bag, ids - 4)
-
-
-@njit(nogil=True, cache=True, inline="always")
-def _copy_four(target: Any, bag: Any, at: Any) -> None:
-    first, second, third, fourth = bag[at], bag[at + 1], bag[at + 2], bag[at + 3]
-    target[at], target[at + 1], target[at + 2], target[at + 3] = first, second, third, fourth
 
 
 @njit(nogil=True, cache=True)
@@ -230,7 +209,7 @@ def take_bags(values: Any, offsets: Any, wide: Any, unit: Any, pieces: Any, rows
             _prefetch(values[p] + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n + _SOON])) * unit[p]))
         p = pieces[n]
         source = values[p] + np.uint64(_offset(offsets[p], wide[p], np.int64(rows[n])) * unit[p])
-        _copy_bag(into + np.uint64(4 * ends[n]), source, ends[n + 1] - ends[n])
+        _copy(into + np.uint64(4 * ends[n]), source, np.uint64(4 * (ends[n + 1] - ends[n])))
 
 
 def load_compiled(bags: bool = False) -> None:

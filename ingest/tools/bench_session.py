@@ -116,7 +116,8 @@ class BenchSession:
             self._knob_memory = KnobMemory(loader, options, say=self._say)
             self._knob_memory.start()
             if options.run:
-                self._run = stack.enter_context(RunFolder.create(options.run, options.to_dict()))
+                self._run = stack.enter_context(RunFolder.create(options.run, {
+                    **options.to_dict(), "version": self._table.version}))
             left = f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)" if loader.plan.dropped else ""
             self._say(f"{self._table.uri} version {self._table.version}: {loader.plan.rows:,} rows, {len(loader)} "
                       f"steps an epoch{left}; needs at least {loader.memory_need}; {loader.knobs}")

@@ -36,7 +36,7 @@ class RunConditions:
 
     def for_loader(self) -> dict[str, Any]:
         """The arguments for a BatchLoader."""
-        return {"errors": self._wishes.policy, "quarantine": self._quarantine, "files": self._files}
+        return {"errors": self._wishes.errors(self._quarantine), "files": self._files}
 
     @contextmanager
     def inject_faults(self, loader: BatchLoader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:

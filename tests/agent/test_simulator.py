@@ -236,6 +236,7 @@ def test_it_is_a_tunable_and_refuses_what_is_outside_its_limits():
 @pytest.mark.parametrize(("kind", "values", "message"), [
     (SimStage, {"name": "s", "cost_s": 0.0}, "cost_s"), (SimStage, {"name": "s", "cost_s": float("nan")}, "cost_s"),
     (SimStage, {"name": "s", "cost_s": 1.0, "cpu": 1.5}, "cpu"), (SimStage, {"name": "", "cost_s": 1.0}, "name"),
+    (SimStage, {"name": "s", "cost_s": 1.0, "credit_rows": 9.0}, "credit_rows: 9.0 without cap_rows_per_s"),
     (SimStage, {"name": "s", "cost_s": 1.0, "backends": ("fibre",)}, "backends"), (SimMachine, {"cores": -1}, "cores"),
     (Consumer, {"batch_rows": 0}, "batch_rows"), (SimMachine, {"memory_limit": "much"}, "memory_limit"),
 ])
@@ -255,6 +256,16 @@ def test_a_store_gives_credit_until_it_throttles(kind):
         rows.append(pipeline.snapshot().rows)
     assert rows[3] == pytest.approx(400 * ROWS, rel=0.03)
     assert rows[-1] == pytest.approx((500 + 5 * 20) * ROWS, rel=0.03)
+
+
+@pytest.mark.parametrize(("workers", "cores"), [(1, 0.8), (4, 2.0), (12, 3.0)])
+def test_threads_of_others_share_the_cores_with_ours_fairly(workers, cores):
+    """Four of theirs on four cores: with one of ours each gets 4/5 of a core, with twelve all get a quarter of one."""
+    machine = SimMachine(cores=4, neighbour_threads=4, switch_cost=0, timer_noise=0)
+    assert rate_of(simulator(stages(0.01), [workers], machine=machine)) == pytest.approx(cores * 100 * ROWS, rel=0.01)
+    idle = SimMachine(cores=8, neighbour_threads=4, switch_cost=0, timer_noise=0)
+    assert rate_of(simulator(stages(0.01), [min(workers, 4)], machine=idle)) == pytest.approx(
+        min(workers, 4) * 100 * ROWS, rel=0.01), "there are cores for all"
 
 
 def test_a_simulated_stage_has_the_limits_and_the_start_of_the_real_one():

@@ -22,6 +22,7 @@ def test_settings_fit_their_pipeline_on_two_cores(setup):
     assert all(callable(getattr(live_setups, name)) for name in setup.transforms)
 
 
+@pytest.mark.slow
 def test_a_session_measures_a_setting_over_whole_stretches(tmp_path):
     table = small_table(tmp_path / "clicks", rows=65_536, row_group_rows=8192, splits={"train": 1.0})
     setup = Setup(name="small", about="", settings=("light=2",), transforms=("light",), spare_bytes=64 * 2**20)

@@ -11,27 +11,24 @@ import pytest
 from sluice.dlrm.config import Config
 from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, described
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
-from sluice.etl.jobs.job_run import Job
-from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.local.engine import LocalEngine
 from sluice.etl.spec.empty_splits import empty_splits
-from sluice.etl.spec.spec import Spec, TableSpec
+from sluice.etl.spec.spec import TableSpec
 from sluice.etl.synth.other_shapes import synthesize_shape
-from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.row_order import RowsPlan
-from tests.etl.jobs import Said
+from tests.etl.jobs import Said, run
+from tests.optional_folders import OPTIONAL
 
 AVAZU = Path(__file__).resolve().parents[2] / "features/avazu.toml"
 
 
+@pytest.mark.skipif(not OPTIONAL["local ETL"].is_there, reason="the local engine makes the table")
 def test_an_hour_of_avazu_that_all_goes_into_train_is_said_by_the_job_and_by_the_run(tmp_path):
     synthesize_shape("avazu", tmp_path / "days.csv", rows=1500, seed=2)
     with open(tmp_path / "days.csv") as days, open(tmp_path / "hour.csv", "w") as hour:
         hour.writelines(islice(days, 41))  # a header, and rows in the order of time
-    job = Job(spec=Spec.read(AVAZU), inputs=(str(tmp_path / "hour.csv"),), store=TableStore(tmp_path / "table"))
     said = Said()
-    job.run(LocalEngine(job, JobProgress(said), threads=1, memory=1 << 30))
+    run(None, tmp_path / "table", tmp_path / "hour.csv", text=AVAZU.read_text(), said=said)
     texts = [f"split {name!r} is empty (40 of 40 rows lie in 'train'): no row's 'hour' is from {bounds}; set "
              "table.split to values that lie within the data, or hand in the rows of that time, too"
              for name, bounds in (("validation", "14102900 to below 14103000"), ("test", "14103000 on"))]
@@ -65,8 +62,16 @@ def test_the_batch_that_is_chosen_makes_200_steps_or_more_and_has_8192_rows_or_f
     assert batch == 8 or (rows >= LEAST_STEPS * batch and batch <= MOST_ROWS)
 
 
+@pytest.mark.parametrize(("rows", "batch", "rate"), [(6400, None, 0.001), (39_999, None, 0.001), (40_000, None, 0.003),
+                                                     (10**9, None, 0.003), (6400, 4096, 0.003), (10**9, 64, 0.001)])
+def test_the_dense_layers_rate_follows_the_batch_which_may_be_given(rows, batch, rate):
+    found = defaults(rows, batch)
+    assert found["dense_lr"] == rate
+    assert batch is None or found["batch_size"] == batch
+
+
 def test_what_is_given_is_not_said_to_be_chosen():
-    assert "--batch-size" not in described(6400, {"batch_size": 256})
+    assert described(6400, {"batch_size": 256}) == "chosen for 6,400 training rows: --dense-lr 0.003"
     assert described(6400, dict.fromkeys(defaults(6400))) == ""
     assert "--batch-size 32" in described(6400, {})
 

@@ -343,7 +343,7 @@ def test_settings_that_are_not_given_follow_the_rows_and_are_said(folder, capsys
     assert found is not None
     assert (found["settings"]["batch_size"], found["steps"], found["rows"]) == (24, 214, 5120)
     assert found["warnings"] == []
-    assert "chosen for 5,120 training rows: --batch-size 24" in capsys.readouterr().err
+    assert "chosen for 5,120 training rows: --batch-size 24, --dense-lr 0.001: 214 steps" in capsys.readouterr().err
 
 
 def test_bad_data_on_one_rank_ends_all_and_the_first_rank_says_what_and_where(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.commit import CommitConflict
 from sluice.etl.table.fitted_state import StateError
 from sluice.etl.table.new_files import CommitError
+from sluice.etl.table.profile import DriftError
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 from tests.etl.jobs import on
@@ -249,7 +251,21 @@ def test_too_many_rejects_refuse_the_job_and_publish_nothing(spark, broken, tmp_
         run(spark, tmp_path / "t", broken, max_rejects=0.002)
     assert not list((tmp_path / "t").rglob("*.parquet"))
     assert not (tmp_path / "t" / "_delta_log").exists()
-    assert list((tmp_path / "t" / "_sluice" / "rejects").rglob("*.json"))
+    aside = tmp_path / "t" / "_sluice" / "rejects"
+    assert len(list(aside.iterdir())) == 1
+    assert list(aside.rglob("*.json"))
+    (aside / "mine.json").touch()
+    done = run(spark, tmp_path / "t", broken)  # it makes the table, and removes what the refused one left
+    job = FeatureTable.open(tmp_path / "t", done.version).record.job
+    assert sorted(path.name for path in aside.iterdir()) == sorted([job, "mine.json"])
+
+
+def test_a_job_that_is_refused_for_something_else_leaves_no_rejects(spark, made, broken, tmp_path):
+    shutil.copytree(made.uri, tmp_path / "t")
+    text = TEXT + "\n[drift]\nnulls = {refuse = 0.0}\n"
+    with pytest.raises(DriftError):
+        run(spark, tmp_path / "t", broken, text=text, mode="overwrite", update_state=True)
+    assert not list((tmp_path / "t" / "_sluice" / "rejects").rglob("*.json"))
 
 
 def test_input_that_is_not_there_or_empty_is_named(spark, tmp_path):

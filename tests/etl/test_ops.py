@@ -108,6 +108,7 @@ def test_log_never_leaves_the_real_numbers(values, shift):
             assert math.isclose(have, math.log(max(want + shift, 1e-6)), rel_tol=1e-12, abs_tol=1e-12)
 
 
+@pytest.mark.slow
 @given(TEXTS, st.integers(1, 1000), st.integers(0, 3))
 def test_hash_operator(texts, size, salt):
     op = Hash(size=size, salt=salt)

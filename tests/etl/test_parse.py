@@ -96,3 +96,16 @@ def test_json_lines():
 
 def test_no_lines_at_all():
     assert parse("tsv") == ([], [])
+
+
+def test_lines_may_end_before_optional_columns_in_any_mixture():
+    spec = Spec.parse('[input]\nformat = "csv"\ncolumns = ["click:int", "a:text", "b:int", "c:text"]\n'
+                      'optional = ["c", "b"]\n[[column]]\nname = "click"\nrole = "label"\n'
+                      '[[column]]\nname = "b"\nrole = "dense"\nops = [{op = "fill"}]\n')
+    lines = [b"1,x,5,y\n", b"0,x\n", b"1\n", b"1,x,6\n", b'0,"a,b"\n', b'1,"odd"s,7\n', b"0,x,z\n", b"1,x,1,y,\n",
+             b"0,q\n"]
+    parsed = InputParser(spec).parse(pa.record_batch([pa.array(lines, pa.binary())], ["line"]))
+    assert sorted(parsed.rejected) == [(2, "wrong number of fields"), (6, "b: not a whole number of 64 bits"),
+                                       (7, "wrong number of fields")]
+    assert [parsed.columns[name].to_pylist() for name in ("a", "b", "c")] == [
+        ["x", "x", "x", "a,b", "odds", "q"], [5, None, 6, None, 7, None], ["y", None, None, None, None, None]]

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sluice.etl.jobs.progress import JobProgress
-from sluice.etl.spark.engine import tasks_of
+from sluice.etl.jobs.progress import JobProgress, Pass
+from sluice.etl.spark.engine import passes_of
 from tests.etl.jobs import Said
 
 
@@ -28,22 +28,61 @@ class Terminal(Said):
         return super().write(text)
 
 
-def tracked(*stages: tuple[int, int]) -> SimpleNamespace:
-    """A session whose active stages have so many tasks done, of so many."""
-    found = dict(enumerate(SimpleNamespace(numCompletedTasks=done, numTasks=of) for done, of in stages))
-    tracker = SimpleNamespace(getActiveStageIds=lambda: list(found), getStageInfo=found.get)
-    return SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+def test_a_pass_says_its_rows_its_speed_and_the_time_left():
+    clock = iter((0.0, 2.0, 6.0))
+    shown = Pass("pass 1 of 2, ", 400, 2_400_000_000, lambda: next(clock))
+    assert shown.text == "pass 1 of 2, [....................] 0%"
+    shown.add(1200, 100)
+    assert shown.text == "pass 1 of 2, [#####...............] 25%, 1,200 rows, 100 MB/s, 18 s left"
+
+
+class Stages(list):
+    """Spark's active stages, as its JVM hands them over: (number, tasks done, tasks, rows read, bytes read)."""
+
+    size = list.__len__
+
+    def apply(self, number: int) -> SimpleNamespace:
+        names = ("stageId", "numCompleteTasks", "numTasks", "inputRecords", "inputBytes")
+        return SimpleNamespace(**{name: lambda value=value: value
+                                  for name, value in zip(names, self[number], strict=True)})
+
+
+def test_a_spark_pass_says_the_same_of_its_stages():
+    active, clock = Stages([(1, 0, 4, 0, 0)]), iter((10.0, 10.0, 14.0, 14.0, 20.0, 20.0))
+    store = SimpleNamespace(activeStages=lambda: active)
+    sc = SimpleNamespace(statusStore=lambda: store)
+    so_far = passes_of(SimpleNamespace(sparkContext=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: sc))),
+                       lambda: next(clock))
+    assert so_far() == "[....................] 0%"
+    active[:] = [(1, 1, 4, 5000, 200_000_000)]
+    assert so_far() == "[#####...............] 25%, 5,000 rows, 50 MB/s, 12 s left"
+    active[:] = [(2, 3, 6, 7, 0)]  # another stage: the clock begins anew
+    assert so_far() == "[##########..........] 50%, 7 rows, 6 s left"
+    active.clear()
+    assert so_far() == "…"
 
 
 def test_a_terminal_shows_how_far_a_stage_is_and_then_how_long_it_took():
-    out = Terminal("5/9 tasks")
-    progress = JobProgress(out)
-    progress.follow(tasks_of(tracked((2, 4), (3, 5))))
+    out = Terminal("fitting 5 of 9")
+    progress = JobProgress(out, every_s=0.001)
+    progress.follow(lambda: "5 of 9")
     with progress.stage("fitting"):
         assert out.seen.wait(20)
     last = out.text.split("\x1b[2K")[-1]
     assert last.startswith("fitting: done in ")
     assert last.endswith(" s\n")
+
+
+def test_elsewhere_a_long_stage_says_every_few_seconds_how_far_it_is():
+    out = Terminal("fitting 5 of 9")
+    out.isatty = lambda: False
+    progress = JobProgress(out, every_s=0.001)
+    progress.follow(lambda: "5 of 9")
+    with progress.stage("fitting"):
+        assert out.seen.wait(20)
+    begun, between, *_ = out.text.splitlines()
+    assert (begun, between) == ("fitting …", "fitting 5 of 9 0 s")
+    assert "\x1b" not in out.text
 
 
 def test_elsewhere_a_stage_is_two_lines_and_one_that_fails_is_not_said_to_be_done():

@@ -122,7 +122,7 @@ def test_criteo_spec_is_good(repo):
     ("[table]", '[drift]\npsy = {warn = 1}\n[table]', r"drift\.psy: unknown key \(did you mean 'psi'\?\)"),
     ("[table]", '[dedup]\nkeep = "any"\n[table]', r"dedup\.keep = 'any'"),
     ("[table]", 'multiline = true\n[table]', r"input\.multiline: is for csv alone, and input\.format is 'tsv'"),
-    ("[table]", 'optional = "I1"\n[table]', r"input\.optional: is for parquet alone"),
+    ("[table]", 'optional = "I1"\n[table]', r"input\.optional = \['I1'\]: in tsv they must be the last of"),
     ("[input]", '[input]\nformat = "parquet"\noptional = ["I9"]', r"input\.optional = 'I9': no such input column"),
     ("seed = 3", 'partition = "C9"', r"table\.partition = 'C9': no such input column"),
     ("seed = 3", 'partition = "C1"\norder = "I1"', r"table\.order: cannot stand beside partition"),

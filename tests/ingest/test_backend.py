@@ -17,7 +17,7 @@ import pytest
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.worker import WorkerCrashed
-from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
+from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 from sluice.ingest.stages.transform_runner import TransformWorker
 from tests.ingest import twin
@@ -164,8 +164,8 @@ class TestFaults:
         assert scene.attempts == 3
 
     def test_deaths_can_be_quarantined_as_well(self, table, scene, tmp_path):
-        with loading(table, NAME + "crash", errors=ErrorPolicy(on_error="quarantine", max_rate=1),
-                     quarantine=tmp_path / "aside") as loader:
+        with loading(table, NAME + "crash",
+                     errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside")) as loader:
             assert not next(iter(loader)).weight.any()
             assert loader.quarantined["rows_set_aside"] >= 80
 
@@ -232,8 +232,9 @@ class TestMemory:
     @pytest.mark.parametrize("backend", ["thread", "process"])
     def test_what_does_not_fit_even_alone_is_named_with_what_there_was(self, table, scene, backend, tmp_path):
         greedy = Transform("mine", NAME + "boundless", memory_limit=2**26)
-        with loading(table, greedy, Knobs(backend={"mine": backend}), quarantine=tmp_path / "aside",
-                     errors=ErrorPolicy(on_error="quarantine", max_rate=1)) as loader, pytest.raises(
+        with loading(table, greedy, Knobs(backend={"mine": backend}),
+                     errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside")) as loader, \
+                pytest.raises(
                 QuarantineError, match=r"parquet row group \d+ rows .*'mine'.*epoch 0, step 0: out of memory, "
                                        r"also when tried again alone with [\d.]+ .iB free.*MemoryError is an error of"):
             next(iter(loader))
@@ -256,8 +257,8 @@ class TestRows:
     def test_quarantined_rows_keep_their_places_with_weight_0(self, table, backend, tmp_path):
         files, path = twin.Table(table.files_of("train")), tmp_path / "aside.jsonl"
         few = Transform("mine", NAME + "fails_on_odd_labels", columns=("I1", "label"))
-        policy = ErrorPolicy(on_error="quarantine", max_rate=1)
-        with loading(table, few, Knobs(backend={"mine": backend}), errors=policy, quarantine=path, last="pad",
+        errors = Errors(on_error="quarantine", max_rate=1, quarantine=path)
+        with loading(table, few, Knobs(backend={"mine": backend}), errors=errors, last="pad",
                      batch_size=320, window_rows=300) as loader:
             bad = set()
             for batch, rows in zip(loader, twin.batches(loader.plan, 0), strict=True):
@@ -275,15 +276,16 @@ class TestRows:
 
     @pytest.mark.parametrize("backend", ["thread", "process"])
     def test_errors_of_the_program_are_never_quarantined(self, table, backend, tmp_path):
-        with loading(table, NAME + "no_such_name", Knobs(backend={"mine": backend}), quarantine=tmp_path / "aside",
-                     errors=ErrorPolicy(on_error="quarantine", max_rate=1)) as loader, \
+        with loading(table, NAME + "no_such_name", Knobs(backend={"mine": backend}),
+                     errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside")) as loader, \
                 pytest.raises(QuarantineError, match="NameError is an error of the program"):
             next(iter(loader))
         assert not (tmp_path / "aside").exists()
 
     def test_too_many_stop_the_run(self, table, tmp_path):
-        with loading(table, NAME + "fails_on_odd_labels", Knobs(), quarantine=tmp_path / "aside",
-                     errors=ErrorPolicy(on_error="quarantine", max_rows=20, max_rate=1)) as loader, \
+        with loading(table, NAME + "fails_on_odd_labels", Knobs(),
+                     errors=Errors(on_error="quarantine", max_rows=20, max_rate=1,
+                                   quarantine=tmp_path / "aside")) as loader, \
                 pytest.raises(QuarantineError, match="more than max_rows=20"):
             deque(loader, maxlen=0)
 

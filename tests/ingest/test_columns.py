@@ -19,7 +19,7 @@ from sluice.ingest.read.parquet_files import ParquetError
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.row_order import Read, WindowPart
 from sluice.ingest.stages.number_types import ValueRefused, numbers
-from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
+from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
 
 pytestmark = pytest.mark.slow
@@ -108,9 +108,9 @@ def test_a_weight_that_is_none_stops_the_run_or_is_set_aside(tmp_path, bad, name
     written(tmp_path, w=values(1.0, bad, pa.float32()))
     roles = {**ROLES, "weight": "w"}
     with pytest.raises(QuarantineError, match=rf"part-0.parquet row group 2 row 1: .*'w' holds {named}, which is no"):
-        load(tmp_path, roles, quarantine=tmp_path / "aside")
-    with BatchLoader(tmp_path, batch_size=80, roles=roles, reader="arrow", quarantine=tmp_path / "aside",
-                     errors=ErrorPolicy(on_error="quarantine")) as loader:
+        load(tmp_path, roles, errors=Errors(quarantine=tmp_path / "aside"))
+    with BatchLoader(tmp_path, batch_size=80, roles=roles, reader="arrow",
+                     errors=Errors(on_error="quarantine", quarantine=tmp_path / "aside")) as loader:
         assert sum(float(batch.weight.sum()) for batch in loader) == ROWS - 1
         assert loader.quarantined["rows_set_aside"] == 1
 
@@ -140,8 +140,8 @@ def test_a_function_that_ends_the_program_is_an_error_with_its_place(tmp_path, e
             raise end
 
     with pytest.raises(QuarantineError, match=r"part-0.parquet row group \d rows? .*'mine' failed: (System|Key)"):
-        load(written(tmp_path), transforms=[Transform("mine", leave)], quarantine=tmp_path / "aside",
-             errors=ErrorPolicy(on_error=policy))
+        load(written(tmp_path), transforms=[Transform("mine", leave)],
+             errors=Errors(on_error=policy, quarantine=tmp_path / "aside"))
 
 
 def test_a_module_that_ends_the_program_as_it_is_imported_is_named(tmp_path, monkeypatch):

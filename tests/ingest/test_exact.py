@@ -18,7 +18,7 @@ from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.stages.quarantine import ErrorPolicy
+from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def loading(table, path, workers, function):
     transforms = [] if function is None else [Transform("mine", function, columns=("I1",))]
     knobs = Knobs(workers={"read": workers, **({"mine": workers} if transforms else {})})
     return BatchLoader(table, batch_size=80, window_rows=300, last="pad", seed=3, transforms=transforms, knobs=knobs,
-                       errors=ErrorPolicy(on_error="quarantine", max_rate=1), quarantine=path)
+                       errors=Errors(on_error="quarantine", max_rate=1, quarantine=path))
 
 
 def taken(batches, most=None):

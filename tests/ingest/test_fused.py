@@ -17,7 +17,7 @@ from sluice.ingest.memory.governor import Governor
 from sluice.ingest.stages.batch import at_once
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.pool import Pool
-from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
+from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform
 from tests.ingest.test_pool import WAIT_S, Clock
 from tests.ingest.worker_functions import minus, plus, twice
@@ -147,8 +147,8 @@ def test_an_error_names_its_own_stage(table, fused, tmp_path):
     with loading(table, functions, Knobs(fused=fused)) as loader, \
             pytest.raises(QuarantineError, match=r"row group \d+ row \d+: transform 'b' failed: ValueError"):
         next(iter(loader))
-    with loading(table, functions, Knobs(fused=fused), errors=ErrorPolicy(on_error="quarantine", max_rate=1),
-                 quarantine=tmp_path / "aside") as loader:
+    with loading(table, functions, Knobs(fused=fused),
+                 errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside")) as loader:
         weights = torch.cat([batch.weight * (1 - batch.label) for batch in loader])
         assert weights.sum() == sum(batch.weight.sum() for batch in loader)
         assert loader.quarantined["rows_set_aside"] > 100

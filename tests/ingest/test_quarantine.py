@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
-from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, ErrorPolicy, Quarantine, QuarantineError, isolate, kinds_of
+from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, Errors, Quarantine, QuarantineError, isolate, kinds_of
 
-SET_ASIDE = ErrorPolicy(on_error="quarantine", max_rows=10, max_rate=0.1, probation_rows=50)
+SET_ASIDE = Errors(on_error="quarantine", max_rows=10, max_rate=0.1, probation_rows=50)
 
 
 def lines(path):
@@ -48,7 +49,7 @@ def test_errors_of_the_program_are_never_set_aside(error):
 
 
 def test_raise_is_the_default_and_names_the_option():
-    assert "on_error=quarantine" in ErrorPolicy().objection(rows_seen=10**9, rows_aside=1)
+    assert "on_error=quarantine" in Errors().objection(rows_seen=10**9, rows_aside=1)
 
 
 @pytest.mark.parametrize(("options", "text"), [
@@ -56,14 +57,14 @@ def test_raise_is_the_default_and_names_the_option():
     ({"max_rows": -1}, "max_rows=-1"), ({"max_rate": 1.5}, "max_rate: 1.5")])
 def test_a_policy_is_checked(options, text):
     with pytest.raises(ValueError, match=text):
-        ErrorPolicy(**options)
+        Errors(**options)
 
 
 # ---- the books
 
 def test_rows_set_aside_are_listed_and_summed(tmp_path):
     path = tmp_path / "aside.jsonl"
-    books = Quarantine(SET_ASIDE, path)
+    books = Quarantine(replace(SET_ASIDE, quarantine=path))
     assert not path.exists()
     books.saw(90)
     books.admit(ValueError("no number: 'ü'"), stage="transform", file="part-3", row_group=2, rows=[7, 9])
@@ -77,7 +78,7 @@ def test_rows_set_aside_are_listed_and_summed(tmp_path):
 
 
 def test_one_row_too_many_stops_and_says_where(tmp_path):
-    books = Quarantine(SET_ASIDE, tmp_path / "x")
+    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
     books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(10))
     cause = ValueError("b")
     with pytest.raises(QuarantineError, match=r"part-9 row group 4 row 77: t failed: ValueError: b .*max_rows=10") as e:
@@ -88,7 +89,7 @@ def test_one_row_too_many_stops_and_says_where(tmp_path):
 
 
 def test_the_end_of_the_probation_judges_what_was_set_aside_in_it(tmp_path):
-    books = Quarantine(SET_ASIDE, tmp_path / "x")
+    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "x"))
     books.admit(ValueError("a"), stage="t", file="f", row_group=0, rows=range(6))
     books.saw(43)
     with pytest.raises(QuarantineError, match=r"6 of 50 rows set aside are more than max_rate=0\.1"):
@@ -97,7 +98,7 @@ def test_the_end_of_the_probation_judges_what_was_set_aside_in_it(tmp_path):
 
 
 def test_stages_share_the_books(tmp_path):
-    books = Quarantine(ErrorPolicy(on_error="quarantine", max_rate=1), tmp_path / "x")
+    books = Quarantine(Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "x"))
     barrier = threading.Barrier(4)
 
     def stage(number):

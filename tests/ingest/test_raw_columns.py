@@ -22,7 +22,7 @@ from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.stages.quarantine import ErrorPolicy
+from sluice.ingest.stages.quarantine import Errors
 from tests.dlrm import clicks_table
 
 COLUMNS = {**clicks_table.COLUMNS, "words": "text", "at": "text", "price": "float"}
@@ -173,8 +173,8 @@ def test_a_row_group_that_cannot_be_read_is_set_aside(tables, tmp_path):
     whole = path.read_bytes()
     try:
         path.write_bytes(whole[:2000] + bytes(64) + whole[2064:])
-        with BatchLoader(tables[1], batch_size=BATCH, errors=ErrorPolicy(on_error="quarantine", max_rate=1.0),
-                    reader="arrow", quarantine=tmp_path / "q.jsonl") as loader:
+        with BatchLoader(tables[1], batch_size=BATCH, reader="arrow",
+                         errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "q.jsonl")) as loader:
             kept = sum(int((b.weight > 0).sum()) for b in loader)
             assert loader.quarantined["rows_set_aside"] == 512
         assert 0 < kept < 2000

@@ -21,7 +21,7 @@ from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.read.retry import DeliveryError, RetryPolicy
 from sluice.ingest.row_order import Read, WindowPart
-from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
+from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from tests.ingest import twin
 from tests.ingest.s3 import S3Server, with_bucket
 
@@ -72,7 +72,7 @@ def test_a_third_of_all_requests_refused(table, bucket, server):
 
 def test_a_store_that_refuses_for_good_is_never_quarantined(bucket, server, tmp_path):
     loader = BatchLoader(bucket, batch_size=80, files=FileOpener(retry=RetryPolicy(attempts=2, first_wait_s=0.001)),
-                         errors=ErrorPolicy(on_error="quarantine", max_rate=1), quarantine=tmp_path / "aside")
+                         errors=Errors(on_error="quarantine", max_rate=1, quarantine=tmp_path / "aside"))
     server.refuse(1)
     with loader, pytest.raises(SourceError, match=r"s3://data/part.*failed 2 times") as caught:
         deque(loader, maxlen=0)
@@ -130,8 +130,8 @@ class TestDamage:
     def test_a_damaged_row_group_is_set_aside_and_all_else_stays_in_its_place(self, table, reader, tmp_path):
         harmed, path = damaged(table, tmp_path), tmp_path / "aside"
         data = twin.Table(table.files_of("train"))
-        with BatchLoader(harmed, batch_size=80, reader=reader, quarantine=path, last="pad", epochs=2,
-                         errors=ErrorPolicy(on_error="quarantine")) as loader:
+        with BatchLoader(harmed, batch_size=80, reader=reader, last="pad", epochs=2,
+                         errors=Errors(on_error="quarantine", quarantine=path)) as loader:
             for epoch in range(2):
                 for batch, rows in zip(loader, twin.batches(loader.plan, epoch), strict=True):
                     lost = np.array([row is not None and row[:2] == (0, GROUP) for row in rows])
@@ -146,8 +146,9 @@ class TestDamage:
     def test_ranks_stay_even_although_rows_of_one_are_set_aside(self, table, tmp_path):
         harmed, steps, aside = damaged(table, tmp_path), [], []
         for rank in range(2):
-            with BatchLoader(harmed, batch_size=80, rank=rank, ranks=2, quarantine=tmp_path / f"aside{rank}",
-                             errors=ErrorPolicy(on_error="quarantine", max_rate=1)) as loader:
+            with BatchLoader(harmed, batch_size=80, rank=rank, ranks=2,
+                             errors=Errors(on_error="quarantine", max_rate=1,
+                                           quarantine=tmp_path / f"aside{rank}")) as loader:
                 batches = [(batch.rows, int((batch.weight == 0).sum())) for batch in loader]
             assert {rows for rows, _ in batches} == {40}, "every batch has its shape"
             steps.append(len(batches))
@@ -157,10 +158,11 @@ class TestDamage:
 
     def test_without_quarantine_or_beyond_it_the_run_stops(self, table, tmp_path):
         harmed = damaged(table, tmp_path)
-        for policy, error, text in ((ErrorPolicy(), SourceError, f"harmed.parquet, row group {GROUP}: "),
-                                    (ErrorPolicy(on_error="quarantine", max_rows=100), QuarantineError,
+        for errors, error, text in ((Errors(), SourceError, f"harmed.parquet, row group {GROUP}: "),
+                                    (Errors(on_error="quarantine", max_rows=100, quarantine=tmp_path / "aside"),
+                                     QuarantineError,
                                      f"harmed.parquet row group {GROUP} rows .*more than max_rows=100")):
-            with BatchLoader(harmed, batch_size=80, quarantine=tmp_path / "aside", errors=policy) as loader, \
+            with BatchLoader(harmed, batch_size=80, errors=errors) as loader, \
                     pytest.raises(error, match=text):
                 deque(loader, maxlen=0)
 

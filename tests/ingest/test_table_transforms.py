@@ -21,7 +21,7 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import table_of
-from sluice.ingest.stages.quarantine import ErrorPolicy
+from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import TransformError
 from sluice.ingest.tools import bench
 from tests.dlrm import clicks_table
@@ -177,8 +177,8 @@ def test_a_column_that_is_no_output_cannot_be_written(plain):
 def test_rows_on_which_it_fails_are_set_aside_with_nothing_in_what_it_adds(plain, tmp_path):
     table = FeatureTable.open(plain.uri, allow_code=(MODULE,), transforms=(f"{MODULE}:fails_on_some:number>x=6",))
     kept = bad = 0
-    with BatchLoader(table, batch_size=BATCH, reader="arrow", errors=ErrorPolicy(on_error="quarantine", max_rate=1.0),
-                quarantine=tmp_path / "q.jsonl") as loader:
+    with BatchLoader(table, batch_size=BATCH, reader="arrow",
+                     errors=Errors(on_error="quarantine", max_rate=1.0, quarantine=tmp_path / "q.jsonl")) as loader:
         place = loader.sparse_names.index("x")
         for batch in loader:
             counts = batch.lengths.view(len(loader.sparse_names), -1).sum(1)

@@ -17,7 +17,7 @@ from sluice.ingest.read.reader import SourceError
 from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages import batch as batch_file
 from sluice.ingest.stages import shuffle
-from sluice.ingest.stages.quarantine import ErrorPolicy, QuarantineError
+from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform
 from tests.storm import doors, store, twin
 from tests.storm.children import Fate
@@ -226,8 +226,8 @@ class Consumer:
             twin.TABLES[case.table].source, batch_size=plan.batch_size, rank=case.rank, ranks=case.ranks,
             seed=plan.seed, epochs=case.epochs, shuffle=plan.shuffle, streams=plan.streams,
             window_rows=plan.window_rows, last=plan.last, reader="arrow", transforms=transforms,
-            quarantine=self._quarantine,
-            errors=ErrorPolicy(on_error="quarantine" if case.quarantine else "raise", max_rate=1), knobs=None,
+            errors=Errors(on_error="quarantine" if case.quarantine else "raise", max_rate=1,
+                          quarantine=self._quarantine), knobs=None,
             machine=Machine(case, self._run))  # type: ignore[arg-type]
         loader.apply(case.knobs(self._run.chance, loader.limits))
         return loader

@@ -162,12 +162,11 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
         requests = [POST + b"connection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(rows), rows)] * 128
         with ThreadPoolExecutor(len(requests)) as pool:
             asked = [pool.submit(server.raw, one) for one in requests]
-            health = []
+            while_they_waited = 0
             while not all(one.done() for one in asked):
-                began = time.monotonic()
                 assert httpx.get(f"{server.url}/health").json()["ok"]
                 assert httpx.get(f"{server.url}/metrics").status_code == 200
-                health.append(time.monotonic() - began)
+                while_they_waited += not all(one.done() for one in asked)
             heard = [one.result().partition(b"\r\n\r\n") for one in asked]
         statuses = Counter(head.split()[1] for head, _, _ in heard)
         assert statuses.keys() <= {b"200", b"503"}
@@ -178,7 +177,7 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
                 assert b"retry-after: " in head
             else:
                 assert len(found["probabilities"]) == 4096
-        assert len(health) >= 3  # while they waited, others were answered
+        assert while_they_waited  # how often says how many cores are free
         code, out = server.ended(signal.SIGTERM)
     assert code == 0
     assert json.loads(out.strip().splitlines()[-1])["rows"] == 4096 * statuses[b"200"]

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.local.input import only_spark
 from sluice.etl.spec.spec import Spec
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <so
 
 FEATURES = Path(__file__).resolve().parents[3] / "features"
 SPECS = ["avazu", "criteo", "criteo_kaggle", "criteo_raw", "criteo_terabyte", "wide"]
-OTHERWISE = {"job", "at", "files", "engine"}
+OTHERWISE = {"job", "at", "files", "engine", "took"}
 """What of a record says who wrote it, when and where."""
 
 
@@ -165,3 +166,41 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
 
 
 ODD_NUMBERS = (-0.0, 0.0, 1.5, -2.25, -1e300, 1e-300, float("nan"), float("inf"), float("-inf"), None)
+
+GROWN = """
+[input]
+format = "csv"
+header = true
+columns = ["click:int", "word:text", "note:text"%s]
+%s[table]
+split = {train = 0.7, test = 0.3}
+key = ["click", "word"]
+[[column]]
+name = "click"
+role = "label"
+[[column]]
+name = "word"
+role = "sparse"
+ops = [{op = "categorify"}]
+"""
+MORE = '[[column]]\nname = "place"\nrole = "sparse"\nops = [{op = "categorify"}]\n'
+
+
+def test_a_column_that_newer_csv_files_have_comes_in_by_an_overwrite_of_all(spark, tmp_path):
+    draw = np.random.default_rng(2)
+    old = [f"{draw.integers(2)},w{draw.integers(9)},n" for _ in range(200)]
+    new = [f"{draw.integers(2)},w{draw.integers(5, 20)},n,p{draw.integers(4)}" for _ in range(200)]
+    (tmp_path / "1.csv").write_text("\n".join(["click,word,note", *old, "too,short"]) + "\n")
+    (tmp_path / "2.csv").write_text("\n".join(["click,word,note,place", *new]) + "\n")
+    both, grown = [], GROWN % (', "place:text"', 'optional = ["place"]\n') + MORE
+    for engine, where in ((spark, "spark"), (None, "local")):
+        before = made(engine, GROWN % ("", ""), [tmp_path / "1.csv"], tmp_path / where)
+        with pytest.raises(InputError, match="its header has no column in column 4, where the spec has 'place'"):
+            made(engine, grown.replace('optional = ["place"]\n', ""), [tmp_path / "1.csv"], tmp_path / f"{where}-not")
+        both.append(made(engine, grown, [tmp_path / "1.csv", tmp_path / "2.csv"], tmp_path / where, mode="overwrite",
+                         update_state=True))
+        known = before.state()["word/0"]["value"].to_pylist()
+        assert both[-1].state()["word/0"]["value"].to_pylist()[:len(known)] == known
+    alike(*both)
+    assert sum(both[0].record.rejected.values()) == 1
+    assert both[0].record.raw_nulls["place"] == 0.5

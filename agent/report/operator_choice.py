@@ -1,0 +1,147 @@
+"""Where each column's operators belong, in the ETL or in the loader, by what a run measured: `choose`. Pure.
+
+Rows a second come first. Where they are the same either way, the smaller table wins, and otherwise the ETL, which does
+the work once and not in each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sluice.agent.report.bounds import Bounds
+from sluice.agent.report.format import count, percent
+from sluice.ingest.stage_spec import READ, SHUFFLE
+
+SAME = 0.005
+"""The share of the rate, or of a row's bytes, that counts as no difference."""
+
+
+class StoredForm(Protocol):
+    """One way to store a column, with what it costs whoever reads it."""
+
+    @property
+    def left(self) -> tuple[str, ...]: ...
+    @property
+    def in_batches(self) -> bool: ...
+    @property
+    def bytes(self) -> float: ...
+    @property
+    def decode_s(self) -> float: ...
+    @property
+    def apply_s(self) -> float: ...
+
+
+Plan = Mapping[str, StoredForm]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Where the operators of one column go, with the rows a second and the bytes a row of the whole table either way,
+    all other columns being as they were chosen."""
+
+    column: str
+    left: tuple[str, ...]
+    """The operators that are left to the loader."""
+    etl: tuple[float, float]
+    loader: tuple[float, float] | None
+    """None where the run has no stage that the loader would need for it, so that nothing can be foretold."""
+
+    @property
+    def reason(self) -> str:
+        if self.loader is None:
+            return "ETL: the run had no stage for it in the loader"
+        (rows, size), (theirs, larger) = (self.loader, self.etl) if self.left else (self.etl, self.loader)
+        where = "loader" if self.left else "ETL"
+        if rows > theirs * (1 + SAME):
+            return f"{where}: {percent(rows / theirs - 1)} more rows/s"
+        if size < larger:
+            return f"{where}: as fast, and {larger - size:.1f} bytes a row less"
+        return f"{where}: as fast and as small, and there it is done once"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """All choices, and what the whole table is then expected to bring."""
+
+    choices: tuple[Choice, ...]
+    plan: Plan
+    rows_per_s: float
+    row_bytes: float
+
+
+class Foretold:
+    """Foretells a plan, from the bounds of a run and from the plan that this run had."""
+
+    def __init__(self, bounds: Bounds, now: Plan, measured_s: Mapping[str, float], row_bytes: float) -> None:
+        """`measured_s` are the processor seconds a row that operators took in the run, by column."""
+        self._bounds, self._now, self._row_bytes = bounds, now, row_bytes
+        both = [name for name in now if measured_s.get(name) and now[name].apply_s]
+        sampled = sum(now[name].apply_s for name in both)
+        self._scale = sum(measured_s[name] for name in both) / sampled if both else 1.0
+        """How much dearer the same work was in the run than in the sample: its cores were slower, or busier."""
+        self.in_batches = bool(bounds.applies_in_batches)
+
+    def rate(self, plan: Plan) -> float:
+        return self._bounds.rate(self.then(plan))
+
+    def then(self, plan: Plan) -> Bounds:
+        """The bounds of a run like that one over a table of this plan."""
+        online = self._bounds.applies_in_batches
+        more = {READ.name: self._scale * sum(plan[n].decode_s - self._now[n].decode_s for n in plan)}
+        for stage, batches in ((SHUFFLE.name, False), (online, True)):
+            if stage:
+                more[stage] = self._scale * sum(form.apply_s * sign for one, sign in ((plan, 1), (self._now, -1))
+                                                   for form in one.values() if form.left and form.in_batches == batches)
+        gone = online if online and not any(form.in_batches for form in plan.values()) else ""
+        return self._bounds.then(more, without=gone)
+
+    def bytes(self, plan: Plan) -> float:
+        return self._row_bytes + sum(plan[name].bytes - self._now[name].bytes for name in plan)
+
+
+def choose(bounds: Bounds, forms: Mapping[str, Sequence[StoredForm]], now: Mapping[str, tuple[str, ...]], *,
+           measured_s: Mapping[str, float], row_bytes: float) -> Outlook:
+    """The choices for all columns that have several `forms`, the first of each with nothing left to the loader. The
+    run's table had those that leave what `now` says; `row_bytes` are those of a row of that table."""
+    had = {name: next(form for form in some if form.left == now[name]) for name, some in forms.items()}
+    foretold = Foretold(bounds, had, measured_s, row_bytes)
+    may = {name: [form for form in some if foretold.in_batches or not form.in_batches] for name, some in forms.items()}
+
+    def takes_s(form: StoredForm) -> float:
+        return form.decode_s + form.apply_s
+
+    plan: dict[str, StoredForm] = {name: some[0] for name, some in forms.items()}
+    others = [(name, form) for name, some in may.items() for form in some[1:]]
+    for name, form in others:
+        if takes_s(form) < takes_s(plan[name]) and \
+                foretold.rate({**plan, name: form}) > (1 + SAME) * foretold.rate(plan):
+            plan[name] = form
+    best = foretold.rate(plan)
+    smaller = [(name, form) for name, form in others if plan[name].bytes - form.bytes > SAME * row_bytes]
+    smaller.sort(key=lambda pair: (takes_s(pair[1]) - takes_s(plan[pair[0]])) / (plan[pair[0]].bytes - pair[1].bytes))
+    for name, form in smaller:
+        if form.bytes < plan[name].bytes and foretold.rate({**plan, name: form}) >= (1 - SAME) * best:
+            plan[name] = form
+
+    def either(name: str, form: StoredForm) -> tuple[float, float]:
+        return foretold.rate({**plan, name: form}), foretold.bytes({**plan, name: form})
+
+    choices = []
+    for name, some in may.items():
+        left = [form for form in some if form.left]
+        chosen = plan[name] if plan[name].left else min(left, key=takes_s, default=None)
+        choices.append(Choice(column=name, left=plan[name].left, etl=either(name, some[0]),
+                              loader=None if chosen is None else either(name, chosen)))
+    return Outlook(choices=tuple(choices), plan=plan, rows_per_s=foretold.rate(plan), row_bytes=foretold.bytes(plan))
+
+
+def table_of(choices: Sequence[Choice], chains: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """The choices as rows of a table, with a head."""
+    lines: list[tuple[str, ...]] = [("column", "operators", "rows/s, ETL", "loader", "bytes a row, ETL", "loader",
+                                     "where, and why")]
+    for one in choices:
+        loader = ("–", "–") if one.loader is None else (count(one.loader[0]), f"{one.loader[1]:.1f}")
+        lines.append((one.column, chains[one.column], count(one.etl[0]), loader[0], f"{one.etl[1]:.1f}", loader[1],
+                      one.reason))
+    return lines

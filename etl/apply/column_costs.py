@@ -1,0 +1,106 @@
+"""What a column costs whoever reads it back, wherever its operators are applied: `forms`, measured on a sample of rows.
+
+Each form of a column is written as the table would have it, read back and worked on as the loader does it, in processor
+time of this thread. The bytes are those of its Parquet pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl import ops
+from sluice.etl.apply.features import Features, Keys, cardinalities, stored
+from sluice.etl.schema import Field
+from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.placement import left_from
+from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.toml_keys import SpecError
+from sluice.etl.table.data_files import arrow_schema, with_dictionaries
+from sluice.etl.table.fitted_state import FittedState
+
+_TRIES = 5
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One way to store a column, with what it costs for a row."""
+
+    left: tuple[str, ...]
+    """The names of the operators that are left to the loader."""
+    in_batches: bool
+    """Whether the loader applies them to batches, in a stage of their own; otherwise where it moves rows into them."""
+    bytes: float
+    decode_s: float
+    """Processor seconds of reading it."""
+    apply_s: float = 0.0
+    """Processor seconds of the operators that are left."""
+
+
+def ways(column: ColumnSpec, kinds: Mapping[str, str]) -> tuple[list[ColumnSpec], str]:
+    """The column as it may be stored, first with all its operators applied; and why none can be left, if none can."""
+    found, why = [left_from(column, None, kinds)], "it has no operators" if not column.ops else ""
+    for number in range(len(column.ops)):
+        try:
+            found.append(left_from(column, number, kinds))
+        except SpecError as error:
+            why = why or str(error).partition(": ")[2]
+    return found, why if len(found) == 1 else ""
+
+
+def forms(spec: Spec, state: FittedState, columns: Mapping[str, pa.Array], keys: Keys | None, *, piece_rows: int,
+          clock: Clock = time.thread_time) -> dict[str, list[Form]]:
+    """Each column that may be left to the loader in more than one form, in all its forms. `columns` are a row group's
+    rows; the loader works on pieces of them, of `piece_rows` each, and on each piece's dictionary anew."""
+    features = Features(spec, state)
+    extras = features.extras(columns, keys)
+    sizes = cardinalities(spec, state)
+    found = {}
+    for column in spec.columns:
+        if len(there := ways(column, spec.kinds)[0]) > 1:
+            found[column.name] = [
+                _measured(spec.field(one, sizes.get(one.name)),
+                          stored(features.run(one, one.left_to_spark, columns, extras), spec, one), state,
+                          (piece_rows, clock)) for one in there]
+    return found
+
+
+def _measured(field: Field, values: pa.Array, state: FittedState, how: tuple[int, Clock]) -> Form:
+    piece_rows, clock = how
+    schema = arrow_schema([field])
+    texts = with_dictionaries(schema)
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table([values], [field.name]).cast(schema), sink, compression="lz4", use_dictionary=texts,
+                   write_page_checksum=True, store_schema=False, row_group_size=len(values))
+    whole = sink.getvalue()
+    file = pq.ParquetFile(pa.BufferReader(whole), read_dictionary=texts, page_checksum_verification=True)
+    decode_s, table = _timed(lambda: file.read_row_group(0, use_threads=False), clock)
+    in_batches = field.role == "dense" and not field.nullable
+    apply_s = 0.0
+    if field.online:
+        function = ops.online(field, state)
+        array = table.column(0).combine_chunks()
+        array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+        given = np.ascontiguousarray(array.to_numpy(zero_copy_only=False)) if in_batches else array
+        pieces = [given[start:start + piece_rows] for start in range(0, len(given), piece_rows)]
+        apply_s, _ = _timed(lambda: [function(piece) for piece in pieces], clock)
+    rows = max(1, len(values))
+    stored_bytes = file.metadata.row_group(0).column(0).total_compressed_size
+    return Form(left=tuple(str(step["op"]) for step in field.online), in_batches=in_batches and bool(field.online),
+                bytes=stored_bytes / rows, decode_s=decode_s / rows, apply_s=apply_s / rows)
+
+
+def _timed(work: Callable[[], Any], clock: Clock) -> tuple[float, Any]:
+    """The median seconds of a few tries, and what the work gave."""
+    times = []
+    for _ in range(_TRIES):
+        began = clock()
+        made = work()
+        times.append(clock() - began)
+    return sorted(times)[_TRIES // 2], made

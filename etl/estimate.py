@@ -1,0 +1,129 @@
+"""What a job would take here: `Estimate`, measured by the same job on the first rows of its input.
+
+The local engine does that job three times in a folder of its own: once to warm up, then on a quarter of the rows and on
+all of them, so that what a row takes is told from what a job takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sluice.etl.common.machine import memory_limit, processors, this_machine
+from sluice.etl.engines import opened
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+
+ROWS = 60_000
+ERROR = 0.3
+"""How far off the processor time may be; the time on the clock depends on what else the machine does, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """One measured job."""
+
+    rows: int
+    seconds: float
+    cpu_s: float
+    bytes: int
+    """The most memory that Arrow had for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What the local engine needs for the whole input."""
+
+    rows: int
+    seconds: float
+    row_s: float
+    cpu_s: float
+    memory: int
+    processors: int
+
+    @classmethod
+    def of(cls, few: Took, many: Took, *, share: float, base_bytes: int, limit: int) -> Estimate:
+        """The estimate for an input of which `many` had this `share`, in a process of `base_bytes`; a job's own budgets
+        end what it holds at half of the `limit`."""
+        rows, more = round(many.rows / share), many.rows - few.rows
+        row_s = max(1e-9, (many.seconds - few.seconds) / more)
+        row_cpu_s = max(0.0, (many.cpu_s - few.cpu_s) / more)
+        row_bytes = max(0.0, (many.bytes - few.bytes) / more)
+        held = min(row_bytes * rows, limit / 2)
+        return cls(rows=rows, row_s=row_s, seconds=max(0.0, few.seconds - few.rows * row_s) + rows * row_s,
+                   cpu_s=max(0.0, few.cpu_s - few.rows * row_cpu_s) + rows * row_cpu_s,
+                   memory=int(base_bytes + max(0.0, few.bytes - few.rows * row_bytes) + held), processors=processors())
+
+    def pays(self, spark: Mapping[str, Any] | None) -> str:
+        """From which size on Spark pays, by what a job of it on this machine took, if there was one."""
+        if spark is None:
+            return ("Spark: no job of it on this machine is on this table's record, so that its time is not known; it "
+                    "pays on more machines, or where joins need it")
+        row_s = spark["seconds"] / max(1.0, spark["rows"])
+        ratio = row_s / self.row_s
+        if ratio < 1:
+            return (f"Spark: {row_s * 1e6:.1f} µs a row in its last job here, less than local's "
+                    f"{self.row_s * 1e6:.1f}: it pays from {spark['start_s'] / (self.row_s - row_s):,.0f} rows on")
+        start = spark["start_s"]
+        text = (f"Spark: {row_s * 1e6:.1f} µs a row in its last job here and {start:.0f} s to start, local "
+                f"{self.row_s * 1e6:.1f}: it pays here at no size")
+        many = 2 * ratio  # machines, each as fast as this one
+        return f"{text}; on {many:.0f} machines like this one from {start / (self.row_s / 2):,.0f} rows on"
+
+
+def estimated(job: Job, clock: Callable[[], float] = time.perf_counter) -> Estimate | None:
+    """Measures; None where there is no local engine, or nothing that it can cut a sample of."""
+    if importlib.util.find_spec("sluice.etl.local") is None:
+        return None
+    from sluice.etl.local.sample import cut
+
+    took: list[Took] = []
+    share, base = 1.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    with tempfile.TemporaryDirectory(prefix="sluice-estimate-") as work:
+        for number, rows in enumerate((ROWS // 4, ROWS // 4, ROWS)):
+            folder = Path(work) / str(number)
+            folder.mkdir()
+            if (found := cut(job.spec.input, job.inputs, folder, rows, processors())) is None:
+                return None
+            count, share = found
+            took.append(_done(job, folder, Path(work) / f"table-{number}", count, clock))
+    if took[-1].rows <= took[-2].rows:  # the whole input is no more than that
+        share, took[-2] = 1.0, replace(took[-2], rows=0, seconds=0.0, cpu_s=0.0, bytes=0)
+    return Estimate.of(took[-2], took[-1], share=share, base_bytes=base, limit=memory_limit())
+
+
+def _done(job: Job, folder: Path, table: Path, rows: int, clock: Callable[[], float]) -> Took:
+    sample = Job(spec=job.spec, inputs=(str(folder),), store=TableStore(table), max_rejects=1.0)
+    before, began, used = pa.total_allocated_bytes(), clock(), time.process_time()
+    with opened("local", sample.inputs, JobProgress(io.StringIO())) as engine_for:
+        sample.run(engine_for(sample))
+    return Took(rows=rows, seconds=clock() - began, cpu_s=time.process_time() - used,
+                bytes=max(0, (pa.default_memory_pool().max_memory() or before) - before))
+
+
+def last_spark_job(job: Job) -> Mapping[str, Any] | None:
+    """What the newest job of Spark on this machine took, by the records of the table that a job adds to."""
+    if job.base.version is None:
+        return None
+    table = FeatureTable.open(job.store.uri, job.base.version)
+    done = [record for record in table.records.values() if record.engine == "spark" and record.took.get(
+        "machine") == this_machine()]
+    return max(done, key=lambda record: record.version).took if done else None
+
+
+def lines_of(found: Estimate, record: Mapping[str, Any] | None) -> list[str]:
+    """What a person is told."""
+    here = (f"local: {found.rows:,} rows in about {found.seconds:.0f} s on {found.processors} processors, if they stay "
+            f"as busy as now ({found.cpu_s:.1f} s of processor time, ± {ERROR:.0%}), and {found.memory / 2**20:,.0f} "
+            f"MiB: {found.row_s * 1e6:.1f} µs a row, measured on the first {ROWS:,}")
+    return [here, found.pays(record)]

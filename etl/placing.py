@@ -1,0 +1,124 @@
+"""Where the operators of a job's columns belong, by a run over a table of the same spec: `placed`.
+
+It is a part of the program, and as such may use every room: the run is the agent's, and so is the choice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sluice.agent.report.bounds import Bounds
+from sluice.agent.report.format import count
+from sluice.agent.report.operator_choice import Choice, Outlook, choose, table_of
+from sluice.agent.report.run_folder import Run
+from sluice.etl.apply.column_costs import Form, forms, ways
+from sluice.etl.apply.features import row_keys
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.text_table import aligned
+from sluice.etl.jobs.engine import Engine
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.jobs.progress import JobProgress
+from sluice.etl.spec.placement import SECTION, placement_of, with_placement
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState
+from sluice.etl.table.table import FeatureTable, TableError
+from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, RowsPlan
+
+_BATCH = 8192  # of runs whose configuration does not say it
+
+
+class CannotPlace(UsageError):
+    """Operators that cannot be placed by this run: the message names it and says what would do."""
+
+
+def placed(job: Job, engine_for: Callable[[Job], Engine], run_folder: str, progress: JobProgress
+           ) -> tuple[Job, dict[str, Any]]:
+    """The job with its operators where a run like that one is fastest, which is said column by column; and what is
+    foretold, for the program's last line. Processor time is measured on rows of the job's own input."""
+    spec = job.spec
+    if placement_of(spec.text):
+        raise CannotPlace(f"{spec.name}: it says in [{SECTION}] already where operators are; remove that section, "
+                             "or leave out --place")
+    run = Run.read(run_folder)
+    table, bounds = _table_of(run), Bounds.of(run)
+    _refuse_other(run, table, spec)
+    if bounds is None:
+        raise CannotPlace(f"--for {run.path}: it has measured no stage, as it was too short; give a run of some "
+                             "seconds")
+    engine = engine_for(job)
+    try:
+        with progress.stage("measuring columns on a sample"):
+            columns = engine.sample(spec.table.row_group_rows)
+            costs = forms(spec, table.state() or FittedState(), columns, row_keys(columns, spec),
+                          piece_rows=piece_rows(table, run.config))
+    finally:
+        engine.close()
+    if not costs:
+        raise CannotPlace(f"{spec.name}: no column's operators can be left to the loader; leave out --place")
+    events = run.of("operators")
+    chosen = choose(bounds, costs, {c.name: tuple(op.name for op in c.ops[len(c.left_to_spark):])
+                                    for c in table.spec().columns},
+                    measured_s={one["column"]: one["cpu_s"] for one in (events[-1]["loader"] if events else ())},
+                    row_bytes=sum(file.bytes for file in table.files) / max(1, table.rows))
+    _say(chosen, spec, costs, bounds, progress)
+    text = with_placement(spec.text, {one.column: one.left for one in chosen.choices},
+                          {one.column: one.reason for one in chosen.choices})
+    about = {"placement": {one.column: list(one.left) for one in chosen.choices},
+             "foretold_rows_per_s": round(chosen.rows_per_s), "foretold_bytes_a_row": round(chosen.row_bytes, 2)}
+    return replace(job, spec=Spec.parse(text, spec.name, spec.permission)), about
+
+
+def _table_of(run: Run) -> FeatureTable:
+    """The table that a run was over."""
+    uri = run.config.get("data") or run.config.get("table")
+    try:
+        table = FeatureTable.open(str(uri), run.config.get("version"))
+        table.spec()
+    except TableError as error:
+        raise CannotPlace(f"--for {run.path}: its table cannot be read ({error}); give a run over a table that this "
+                             "spec made") from None
+    return table
+
+
+def piece_rows(table: FeatureTable, config: Mapping[str, Any]) -> int:
+    """How many rows of a row group go to one window of a run like that, on average."""
+    order = config.get("order") or config
+    split = config.get("split") or table.splits[0]
+    plan = RowsPlan(groups=tuple(file.row_group_rows for file in table.files_of(split)),
+                    batch_size=config.get("batch_size") or _BATCH, seed=0, streams=order.get("streams") or STREAMS,
+                    window_rows=order.get("window_rows") or WINDOW_ROWS, last="pad")
+    reads = plan.schedule(0, 0, 1).reads
+    return max(1, sum(read.rows for read in reads) // max(1, sum(len(read.parts) for read in reads)))
+
+
+def _refuse_other(run: Run, table: FeatureTable, spec: Spec) -> None:
+    """Refuses a run over a table of other features."""
+    theirs, mine = ({c.name: (c.role, c.sources, [op.described for op in c.ops]) for c in one.columns}
+                    for one in (table.spec(), spec))
+    other = next((name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)), None)
+    if other is not None:
+        how = "is not in it" if other not in theirs else "is not in this spec" if other not in mine else \
+            "is made in another way there"
+        raise CannotPlace(f"--for {run.path}: was over {table.uri}, version {table.version}, of another spec: "
+                             f"column {other!r} {how}; give a run over a table that {spec.name} made")
+
+
+def _say(chosen: Outlook, spec: Spec, costs: Mapping[str, list[Form]], bounds: Bounds, progress: JobProgress) -> None:
+    chains = {c.name: "+".join(op.name for op in c.ops) for c in spec.columns}
+    for line in aligned(table_of(chosen.choices, chains)):
+        progress.say(line)
+    alone: dict[str, list[str]] = defaultdict(list)
+    for column in spec.columns:
+        if column.name not in costs and column.ops:
+            alone[ways(column, spec.kinds)[1]].append(column.name)
+    for why, names in alone.items():
+        progress.say(f"only in the ETL: {', '.join(names)}: {why}")
+    progress.say(f"foretold: {count(chosen.rows_per_s)} rows/s and {chosen.row_bytes:.1f} bytes a row with "
+                 f"{_left(chosen.choices)} left to the loader; that run had {count(bounds.measured)} rows/s")
+
+
+def _left(choices: tuple[Choice, ...]) -> str:
+    left = [one.column for one in choices if one.left]
+    return f"the operators of {', '.join(left)}" if left else "nothing"

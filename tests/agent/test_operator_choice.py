@@ -1,0 +1,89 @@
+"""Where operators belong, column by column, by arithmetic on a run whose stages are known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+
+from sluice.agent.report.bounds import Bounds, StageBound
+from sluice.agent.report.operator_choice import choose
+
+US = 1e-6
+
+
+@dataclass(frozen=True)
+class Way:
+    left: tuple[str, ...]
+    bytes: float
+    decode_s: float = 0.0
+    apply_s: float = 0.0
+    in_batches: bool = False
+
+
+def bounds(*, demand: float = math.inf, **stages: StageBound) -> Bounds:
+    """Sixteen cores, so that they bound nothing; the run was as fast as the model says, or the trainer."""
+    found = Bounds(stages=stages, head={**{name: name for name in stages}, "shuffle": "read"}, other_cpu_s=0.0,
+                   cores=16.0, demand=demand, measured=1.0)
+    return replace(found, measured=found.capacity)
+
+
+READ, MOVE = StageBound(workers=1, cpu_s=1 * US), StageBound(workers=1, cpu_s=1 * US)
+FORMS = {"C1": [Way((), 4.0, 0.5 * US), Way(("hash",), 8.0, 0.5 * US, 2 * US)],
+         "C2": [Way((), 4.0, 0.5 * US), Way(("hash",), 1.0, 0.5 * US, 1 * US)]}
+
+
+def test_what_costs_rows_goes_into_the_etl_whatever_its_bytes():
+    """Reading takes 2 µs a row: one hash makes it 3, or 4."""
+    found = choose(bounds(read=READ, shuffle=MOVE), FORMS, {"C1": (), "C2": ()}, measured_s={}, row_bytes=100.0)
+    one, two = found.choices
+    assert (one.left, two.left) == ((), ())
+    assert one.etl == two.etl == pytest.approx((0.5e6, 100.0))
+    assert one.loader == pytest.approx((1e6 / 4, 104.0))
+    assert two.loader == pytest.approx((1e6 / 3, 97.0))
+    assert two.reason == "ETL: 50 % more rows/s"
+
+
+def test_where_the_trainer_is_slower_the_smaller_table_wins_as_far_as_it_stays_so():
+    found = choose(bounds(read=READ, shuffle=MOVE, demand=0.3e6), FORMS, {"C1": (), "C2": ()}, measured_s={},
+                   row_bytes=100.0)
+    one, two = found.choices
+    assert (one.left, two.left) == ((), ("hash",))
+    assert (found.rows_per_s, found.row_bytes) == pytest.approx((0.3e6, 97.0))
+    assert two.reason == "loader: as fast, and 3.0 bytes a row less"
+    assert one.reason == "ETL: 50 % more rows/s"  # 5 µs a row would be slower than the trainer
+
+
+def test_what_the_run_measured_stands_above_what_the_sample_says():
+    """A hash took it 4 µs that takes 1 here: its cores were so much slower, for all that is foretold."""
+    found = choose(bounds(read=replace(READ, cpu_s=4 * US), shuffle=replace(MOVE, cpu_s=5 * US)), FORMS,
+                   {"C1": (), "C2": ("hash",)}, measured_s={"C2": 4 * US}, row_bytes=97.0)
+    assert found.choices[1].loader == pytest.approx((1e6 / 9, 97.0))
+    assert found.choices[1].etl == pytest.approx((1e6 / 5, 100.0))
+    assert found.choices[0].loader == pytest.approx((1e6 / (5 + 8), 104.0))
+
+
+def test_a_stage_goes_with_its_last_operator_and_what_waited_for_it_waits_no_more():
+    """`read` does 1 µs of work a row and waits 1 for the lock, which `online` holds for 1 µs."""
+    forms = {"I1": [Way((), 4.0), Way(("log",), 2.0, 0.0, 0.4 * US, in_batches=True)]}
+    run = bounds(read=replace(READ, wait_s=1 * US), online=StageBound(workers=1, cpu_s=1 * US, wait_s=1 * US))
+    (one,) = choose(run, forms, {"I1": ("log",)}, measured_s={}, row_bytes=50.0).choices
+    assert one.loader == pytest.approx((0.5e6, 50.0))
+    assert one.etl == pytest.approx((1e6, 52.0))
+    store = bounds(read=replace(READ, wait_s=9 * US), online=StageBound(workers=1, cpu_s=1 * US))
+    (one,) = choose(store, forms, {"I1": ("log",)}, measured_s={}, row_bytes=50.0).choices
+    assert one.etl[0] == pytest.approx(1e6 / 9)  # eight of the nine were a store's
+
+
+def test_other_programs_on_the_cores_make_each_second_of_work_longer():
+    run = bounds(read=replace(READ, wait_s=3 * US, core_wait_s=3 * US), shuffle=StageBound(workers=1, cpu_s=0.0))
+    more = run.then({"read": 1 * US})
+    assert more.stages["read"].busy_s == pytest.approx(8 * US)
+
+
+def test_a_stage_that_the_run_did_not_have_is_not_foretold():
+    forms = {"I1": [Way((), 4.0), Way(("log",), 2.0, 0.0, 0.1 * US, in_batches=True)]}
+    (one,) = choose(bounds(read=READ), forms, {"I1": ()}, measured_s={}, row_bytes=50.0).choices
+    assert (one.left, one.loader) == ((), None)
+    assert "no stage" in one.reason
