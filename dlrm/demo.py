@@ -35,7 +35,7 @@ MARK = ".sluice-demo"  # only a folder with this mark is ever emptied
 STORE = "latency://20ms"
 SPEC = "features/criteo_raw.toml"
 _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
-TRANSFORM = f"sluice.dlrm.feature_service:levels:{_COUNTS}>{_COUNTS}"
+TRANSFORM = f"sluice.dlrm.squash:levels:{_COUNTS}>{_COUNTS}"
 ONE_WORKER = "read=1,shuffle=1,levels=1"
 # As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
 # One thread a rank: torchrun would set the same, with a banner about it.

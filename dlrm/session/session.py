@@ -36,9 +36,9 @@ def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> di
                 result = session.run()
             if not ranks.first:
                 return None
-            if outcome := result.get("outcome"):
-                say("\n".join([outcome["headline"], *(f"{one['label']}. {one['sentence']}"
-                                                      for one in outcome["occasions"])]))
+            if "outcome" in result:
+                say("\n".join([result["outcome"]["headline"], *(f"{one['label']}. {one['sentence']}"
+                                                              for one in result["outcome"]["occasions"])]))
             report = page.written(start.run, say)
             return {**result, "report": None if report is None else str(report)}
         except Exception as error:
