@@ -153,7 +153,8 @@ def sentences(run: Run) -> list[str]:
         parts.append(f"{count(figures.rows_per_s_settled)} rows/s with {percent(figures.stall_settled)} of the "
                      "trainer's time spent waiting for input"
                      + (f", after {many} from its start on." if figures.changes_settling
-                        else "; the knobs were not changed."))
+                        else "; the knobs were not changed" + (
+                            " before the first fault." if figures.decisions else ".")))
     if figures.stall_last is not None:
         said = _bottleneck(figures.stall_last)
         parts.append(said if first_fault(run) == float("inf") else f"After the faults, {said[0].lower()}{said[1:]}")

@@ -146,7 +146,7 @@ def _charts(run: Run, story: Sequence[DecisionEffect], incidents: Sequence[Incid
         note = f"{note}; {waited}" if note else waited
     cores = [Series(name="in use", points=_points(loader, "cpu")),
              Series(name="at hand", points=_points(loader, "cpu_quota"), style="limit")]
-    busy = [Series(name=name, points=[(at, value / workers) for (at, value), (_, workers) in
+    busy = [Series(name=name, points=[(at, min(1.0, value / workers)) for (at, value), (_, workers) in
                                       zip(_points(loader, "stages", name, "busy"),
                                           _points(loader, "stages", name, "workers"), strict=False) if workers])
             for name in stages]
