@@ -331,7 +331,7 @@ AUTO = "auto"
 """Petastorm where it is installed, else Arrow."""
 
 
-_told: set[str] = set()
+_announced: set[str] = set()
 
 
 def reader_of(name: str | None) -> str:
@@ -339,16 +339,16 @@ def reader_of(name: str | None) -> str:
     said once."""
     if name not in (None, AUTO):
         return str(name)
-    if _is_there("petastorm"):
+    if _is_installed("petastorm"):
         return "petastorm"
-    if not _told:
-        _told.add("arrow")
+    if not _announced:
+        _announced.add("arrow")
         print("sluice: row groups are read by the plain Arrow reader, as petastorm is not installed; the rows and "
               "their order are the same", file=sys.stderr, flush=True)
     return "arrow"
 
 
-def _is_there(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:

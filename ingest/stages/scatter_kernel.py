@@ -70,8 +70,8 @@ def composed(outer: Any, inner: Any, rows: int) -> Any:
     """Puts the order together that two permutations make (`RowsPlan.halves`), in one call."""
     order = np.empty(rows, np.uint64)
     count = 0
-    for at in inner.view(np.uint64):
-        row = outer[at]
+    for middle in inner.view(np.uint64):
+        row = outer[middle]
         if row < rows:
             order[count] = row
             count += 1
@@ -116,9 +116,9 @@ def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets:
 def children(struct: Any, widths: Any, values: Any, nulls: Any) -> None:
     """Reads an ArrowArray of the C data interface: the address of each column's first value, of `widths` bytes each,
     and how many are empty (-1: unknown)."""
-    of = carray(_longs(carray(_longs(struct), (7,))[6]), (len(widths),))
+    columns = carray(_longs(carray(_longs(struct), (7,))[6]), (len(widths),))
     for c in range(len(widths)):
-        _, count, offset, _, _, buffers = carray(_longs(of[c]), (6,))
+        _, count, offset, _, _, buffers = carray(_longs(columns[c]), (6,))
         validity, data = carray(_longs(buffers), (2,))
         values[c] = data + offset * np.uint64(widths[c])
         nulls[c] = np.int64(count) if validity else 0
@@ -246,7 +246,8 @@ class ColumnAddresses:
         wanted = [(name, kinds) for names, kinds in zip((columns.floats, columns.scalars), _KINDS, strict=True)
                   for name in names if name not in columns.added]
         types = [schema.field(name).type for name, _ in wanted]
-        self.kinds = np.array([of.get(kind, CONVERTED) for kind, (_, of) in zip(types, wanted, strict=True)], np.int64)
+        moves = (known.get(kind, CONVERTED) for kind, (_, known) in zip(types, wanted, strict=True))
+        self.kinds = np.array(list(moves), np.int64)
         """The kind of each stored column of floats, then of ids."""
         self.names = tuple(name for (name, _), kind in zip(wanted, self.kinds, strict=True) if kind != CONVERTED)
         self.at = np.cumsum(self.kinds != CONVERTED) - 1

@@ -50,10 +50,10 @@ class Decoded:
 
     def addresses(self, layout: ColumnAddresses) -> Addresses:
         """The addresses of its numbers, until its last part is done."""
-        found = self._addresses
-        if found is None:  # two threads may both compute it: they find the same
-            found = self._addresses = Addresses(self.table, layout)
-        return found
+        addresses = self._addresses
+        if addresses is None:  # two threads may both compute it: they find the same
+            addresses = self._addresses = Addresses(self.table, layout)
+        return addresses
 
     def part_done(self) -> None:
         with self._lock:
@@ -191,15 +191,15 @@ class Gatherer:
         lane = gathering.schedule.streams.index(window.stream) * each
         row, last = first, window.first + window.rows
         lowest = first // each // most
-        found = []
+        places = []
         while row < last:
             step, inside = divmod(row, each)
             number, local = divmod(step, most)
             steps = 1 if inside else max(1, min((last - row) // each, most - local))
             width = min(each - inside, last - row)
-            found.append((number - lowest, local, steps, lane + inside, width, row - window.first))
+            places.append((number - lowest, local, steps, lane + inside, width, row - window.first))
             row += steps * width
-        return np.array(found, np.int64).reshape(-1, PLACE)
+        return np.array(places, np.int64).reshape(-1, PLACE)
 
     # ---- numbers
 
@@ -238,7 +238,7 @@ class Gatherer:
     def _converted(self, number: int, pieces: tuple[WindowPiece, ...]) -> list[npt.NDArray[Any]]:
         """Converts a column whose values `place` cannot take as they are stored."""
         name, dtype = self._stored[number]
-        found = []
+        arrays = []
         for piece in pieces:
             column = piece.decoded.table.column(name)
             part = column.slice(piece.start, piece.stop - piece.start)
@@ -249,11 +249,11 @@ class Gatherer:
                     part = self._filled(name, piece, part)
                 array = part.to_numpy()
             try:
-                found.append(numbers(array, dtype))
+                arrays.append(numbers(array, dtype))
             except ValueRefused as refused:
                 raise ColumnError(f"{self._describe(piece.decoded.task.read)}, row {piece.start + refused.at}: column "
                                   f"{name!r} holds {refused}") from None
-        return found
+        return arrays
 
     def _made(self, name: str, piece: WindowPiece, array: pa.Array) -> Any:
         """What operators make of a column's values."""

@@ -153,12 +153,12 @@ def shown(transform: Transform, arrays: Arrays) -> Arrays:
     outputs."""
     if not transform.outputs:
         return dict(arrays)
-    found = {}
+    visible = {}
     for name, array in arrays.items():
-        found[name] = array if name.removesuffix(".lengths") in transform.outputs else array.view()
-        if found[name] is not array:
-            found[name].flags.writeable = False
-    return found
+        visible[name] = array if name.removesuffix(".lengths") in transform.outputs else array.view()
+        if visible[name] is not array:
+            visible[name].flags.writeable = False
+    return visible
 
 
 def over_arrow(function: Function, arrays: Arrays, columns: Columns, where: str) -> Arrays:
