@@ -115,7 +115,7 @@ class OptimConfig:
                             "warmup=,decay_start=,decay=,power=,floor=,"
                             "by=step|epoch")
     dense_optimiser: str = setting("adam", "what updates the dense layers", choices=OPTIMISERS)
-    dense_lr: float = setting(0.001, "learning rate of the dense layers (default: 0.001 below batches of 200 rows, "
+    dense_lr: float = setting(0.001, "learning rate of the dense layers (default: 0.001 below 40,000 training rows, "
                               "else 0.003)", above=0)
     dense_schedule: str = setting("constant", "how that rate changes, as in --schedule")
     clip: float = setting(0.0, "largest length of the dense layers' gradients together; 0: any (default: none)",

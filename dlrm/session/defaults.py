@@ -11,12 +11,12 @@ LEAST_STEPS = 200
 """The steps that an epoch has at least, where there are rows enough."""
 MOST_ROWS = 8192
 """The rows of the largest batch that is chosen."""
-LARGE_BATCH = 200
-"""From so many rows on, the gradients of a batch are steady enough for longer steps of the dense layers."""
+MANY_ROWS = 40_000
+"""From so many rows on, longer steps of the dense layers lead further, whatever the batch; below, they lead astray."""
 
 
-def defaults(rows: int, batch_size: int | None = None) -> dict[str, Any]:
-    """The settings for so many training rows; a batch that is given is kept, and the others follow from it.
+def defaults(rows: int) -> dict[str, Any]:
+    """The settings for so many training rows. docs/training.md tells what they were found from.
 
     | training rows | batch_size            | dense_lr |
     |---------------|-----------------------|----------|
@@ -25,14 +25,13 @@ def defaults(rows: int, batch_size: int | None = None) -> dict[str, Any]:
     | to 1,640,000  | a 200th of the rows   | .003     |
     | above         | 8,192                 | .003     |
     """
-    if batch_size is None:
-        batch_size = max(STREAMS, min(MOST_ROWS, rows // LEAST_STEPS) // STREAMS * STREAMS)
-    return {"batch_size": batch_size, "dense_lr": 0.001 if batch_size < LARGE_BATCH else 0.003}
+    return {"batch_size": max(STREAMS, min(MOST_ROWS, rows // LEAST_STEPS) // STREAMS * STREAMS),
+            "dense_lr": 0.001 if rows < MANY_ROWS else 0.003}
 
 
 def described(rows: int, given: Mapping[str, Any]) -> str:
     """Says what `defaults` chose for the settings that are not given, and why; empty if all of them are given."""
-    chosen = {name: value for name, value in defaults(rows, given.get("batch_size")).items() if name not in given}
+    chosen = {name: value for name, value in defaults(rows).items() if name not in given}
     if not chosen:
         return ""
     words = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())

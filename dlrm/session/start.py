@@ -56,8 +56,7 @@ def start_point(given: Given) -> StartPoint:
     table = FeatureTable.open(given["data"], given.get("version", first), allow_code=allowed,
                               transforms=given.get("transforms", ()))
     rows = versions.view(table, given.get("follow", "")).rows_of("train")
-    config = fresh({**defaults(rows, given.get("batch_size")), **given}, data=table.uri, version=table.version,
-                   ranks=ranks)
+    config = fresh({**defaults(rows), **given}, data=table.uri, version=table.version, ranks=ranks)
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=spread_out(config.model, columns))
     return StartPoint(run=options.run, config=config, table=versions.view(table, config.follow),

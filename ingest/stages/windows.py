@@ -17,15 +17,8 @@ from sluice.ingest.row_order import EpochSchedule
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.shuffle import Block, Decoded, Gatherer, Gathering, ReadTask, WindowPiece
 
-
-@dataclass(frozen=True, slots=True)
-class Unplaced:
-    """A window whose rows could not be placed: the error comes in the window's turn."""
-
-    error: BaseException
-
-
-CompleteWindow = Gathering | Block | Unplaced
+CompleteWindow = Gathering | Block | BaseException
+"""A window that has all its rows; or the error with which placing them failed, which comes in the window's turn."""
 
 
 @dataclass(slots=True)
@@ -48,7 +41,7 @@ class Windows:
 
     def add(self, decoded: Decoded) -> list[tuple[int, CompleteWindow]]:
         """Adds the pieces of a row group, and returns the windows that have all their rows by it."""
-        schedule, found = decoded.task.schedule, list[tuple[int, CompleteWindow]]()
+        schedule, complete = decoded.task.schedule, list[tuple[int, CompleteWindow]]()
         with self._lock:
             for part in decoded.task.read.parts:
                 number, window = part.window, schedule.windows[part.window]
@@ -57,8 +50,8 @@ class Windows:
                 if sum(piece.stop - piece.start for _, piece in pieces) == window.rows:
                     del self._pieces[schedule.epoch, number]
                     pieces.sort(key=lambda piece: piece[0])
-                    found.append((number, Gathering(schedule, window, tuple(piece for _, piece in pieces))))
-        return found
+                    complete.append((number, Gathering(schedule, window, tuple(piece for _, piece in pieces))))
+        return complete
 
     def ahead(self, gathering: Gathering) -> int:
         """How many rows of a stream lie between the window that is due and the end of this one."""
@@ -78,9 +71,13 @@ class Windows:
                 while due in waiting:
                     due += 1
                     self._due = schedule, due
-                    if isinstance(waiting[due - 1], Unplaced):
-                        raise waiting[due - 1].error  # type: ignore[union-attr]
-                    yield waiting.pop(due - 1)  # type: ignore[misc]
+                    yield _without_error(waiting.pop(due - 1))
+
+
+def _without_error(window: CompleteWindow) -> Gathering | Block:
+    if isinstance(window, BaseException):
+        raise window
+    return window
 
 
 def _first(schedule: EpochSchedule, number: int) -> int:
@@ -102,7 +99,7 @@ class ReadWorker:
     def __call__(self, task: ReadTask, charge: Charge) -> ReadDone:
         decoded = self._decode(task, charge)
         size = decoded.table.nbytes
-        charge.correct(size)  # now: from here on others may gather its rows, and give its bytes back
+        charge.correct(size)  # at once: from here on others may gather its rows, and give its bytes back
         done = ReadDone(task.schedule, task.read.rows, size, self._windows.add(decoded))
         del decoded
         for place, (number, window) in enumerate(done.windows):
@@ -114,13 +111,13 @@ class ReadWorker:
             del window
         return done
 
-    def _placed(self, window: Gathering, charge: Charge) -> Block | Unplaced:
+    def _placed(self, window: Gathering, charge: Charge) -> Block | BaseException:
         try:
             block = self._gather(window, charge)
             charge.correct(block.nbytes)
         except BaseException as error:
             charge.release()
-            return Unplaced(error)
+            return error
         self._clock.passed(self._shuffle, block.rows, block.nbytes)
         return block
 

@@ -62,16 +62,13 @@ def test_the_batch_that_is_chosen_makes_200_steps_or_more_and_has_8192_rows_or_f
     assert batch == 8 or (rows >= LEAST_STEPS * batch and batch <= MOST_ROWS)
 
 
-@pytest.mark.parametrize(("rows", "batch", "rate"), [(6400, None, 0.001), (39_999, None, 0.001), (40_000, None, 0.003),
-                                                     (10**9, None, 0.003), (6400, 4096, 0.003), (10**9, 64, 0.001)])
-def test_the_dense_layers_rate_follows_the_batch_which_may_be_given(rows, batch, rate):
-    found = defaults(rows, batch)
-    assert found["dense_lr"] == rate
-    assert batch is None or found["batch_size"] == batch
+@pytest.mark.parametrize(("rows", "rate"), [(6400, 0.001), (39_999, 0.001), (40_000, 0.003), (10**9, 0.003)])
+def test_the_dense_layers_take_longer_steps_where_there_are_many_rows(rows, rate):
+    assert defaults(rows)["dense_lr"] == rate
 
 
 def test_what_is_given_is_not_said_to_be_chosen():
-    assert described(6400, {"batch_size": 256}) == "chosen for 6,400 training rows: --dense-lr 0.003"
+    assert described(6400, {"batch_size": 256}) == "chosen for 6,400 training rows: --dense-lr 0.001"
     assert described(6400, dict.fromkeys(defaults(6400))) == ""
     assert "--batch-size 32" in described(6400, {})
 

@@ -17,7 +17,7 @@ from sluice.ingest.pipeline import Pipeline
 from sluice.ingest.row_order import Position, RowsPlan
 from sluice.ingest.stages import windows as windows_file
 from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
-from sluice.ingest.stages.windows import ReadDone, Unplaced, Windows
+from sluice.ingest.stages.windows import ReadDone, Windows
 from tests.ingest import twin
 
 JOINED = frozenset({"shuffle"})
@@ -63,7 +63,7 @@ class TestOrder:
         plan = plan_of(*[10] * 40)
         _, windows, done = self.finished(plan, range(len(plan.schedule(0).reads)))
         broken = done[2].windows[0][0]
-        done[2].windows[0] = broken, Unplaced(ColumnError("this one"))
+        done[2].windows[0] = broken, ColumnError("this one")
         came = []
         with pytest.raises(ColumnError, match="this one"):
             came.extend(windows.in_order(iter(done)))
