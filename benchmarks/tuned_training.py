@@ -31,7 +31,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.placement import ACTIVATED
 from benchmarks.results import ROOT, table
 from sluice.agent.report.incidents import occasions
 from sluice.agent.report.narrative import mean, started
@@ -49,6 +48,8 @@ _MODULE = "benchmarks.tuned_training"
 _LOOKUP_S, _LOOPS = 0.008, 20  # a batch; times that each id's text is walked through
 _START_S, _END_S, _LOOK_S = 240.0, 30.0, 0.5
 _DRAWS = 4000
+_ACTIVATED = {**os.environ, "OMP_NUM_THREADS": "1",
+              "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 # ---- the transforms
@@ -149,7 +150,7 @@ class Training:
             process = subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m",
                  "dlrm.train", "--run-dir", str(folder), "--epochs", "100000", "--seed", str(SEED), *words], cwd=ROOT,
-                stdout=out, stderr=out, start_new_session=True, env={**ACTIVATED, "OMP_NUM_THREADS": "1"})
+                stdout=out, stderr=out, start_new_session=True, env=_ACTIVATED)
             try:
                 self._wait(process, folder, seconds, after, log)
             finally:
@@ -217,7 +218,7 @@ def made(work: Path, spec: str, name: str, *, group_rows: int = 8192, more: str 
 
 
 def _sluice(*words: str) -> None:
-    subprocess.run(["sluice", *words], check=True, cwd=ROOT, env=ACTIVATED, stdout=subprocess.DEVNULL)
+    subprocess.run(["sluice", *words], check=True, cwd=ROOT, env=_ACTIVATED, stdout=subprocess.DEVNULL)
 
 
 def in_turns(arms: Mapping[str, Callable[[], Trained]], rounds: int) -> dict[str, list[Trained]]:

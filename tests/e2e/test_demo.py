@@ -32,7 +32,6 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
     last = json.loads(result.stdout.splitlines()[-1])
     assert 0.5 < last["auc"] < last["bayes_auc"] < 1
     assert last["rows"] == 40000
-    assert last["decisions"] >= 1
     report = Path(last["report"]).read_text()
     assert not re.search(r"""(src|href)=["']?https?:""", report), "the report must open offline"
     run = Run.read(Path(last["report"]).parent)
