@@ -71,7 +71,7 @@ def of_loader_and_server(table: FeatureTable) -> pa.Table:
 
 
 def of_job(table: FeatureTable) -> None:
-    Job(spec=SPEC, inputs=("new.csv",), store=TableStore(table.uri), mode="append")
+    Job(spec=SPEC, inputs=("new.csv",), store=TableStore(table.uri), mode="overwrite", reuse_state=True)
 
 
 def test_what_was_written_is_read(table):
