@@ -29,8 +29,8 @@ from sluice.etl.apply.features import row_keys
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
+from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import pieces_of
-from sluice.etl.local.places import files_of
 from sluice.etl.placing import piece_rows
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable

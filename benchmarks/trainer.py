@@ -33,7 +33,11 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sluice.dlrm import run_plan
-from sluice.dlrm.config import (
+from sluice.dlrm.evaluation.split import evaluate
+from sluice.dlrm.model.ranker import TableLayout, loss_of
+from sluice.dlrm.model.table_compression import within
+from sluice.dlrm.model.towers import build
+from sluice.dlrm.options import (
     OPTIMISERS,
     TABLE_OPTIMISERS,
     Config,
@@ -42,10 +46,6 @@ from sluice.dlrm.config import (
     Table,
     tables_of,
 )
-from sluice.dlrm.evaluation.split import evaluate
-from sluice.dlrm.model.ranker import TableLayout, loss_of
-from sluice.dlrm.model.table_compression import within
-from sluice.dlrm.model.towers import build
 from sluice.dlrm.ranks import Ranks, machine, world
 from sluice.dlrm.sharding.apply import placed
 from sluice.dlrm.telemetry.silence_warnings import quiet

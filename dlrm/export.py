@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sluice.dlrm.checkpoint.meta import check, latest
-from sluice.dlrm.config import Config
+from sluice.dlrm.options import Config
 from sluice.etl.common.program import run, say
 from sluice.etl.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions

@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from sluice.dlrm.config import ModelConfig, Table, profile_of, tables_of
+from sluice.dlrm.lookup_frequencies import spread_out
+from sluice.dlrm.options import ModelConfig, Table, profile_of, tables_of
 from sluice.dlrm.sharding.apply import asked, describe
 from sluice.dlrm.sharding.machine import read
 from sluice.dlrm.sharding.placement import KINDS, place
-from sluice.dlrm.sharding.shards import DTYPES, STATES, DoesNotFit, ModelPlacement, PlacementError, Storage, gb
-from sluice.dlrm.tables import spread_out
+from sluice.dlrm.sharding.shard_sizes import DTYPES, STATES, DoesNotFit, ModelPlacement, PlacementError, Storage, gb
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.common.settings import parse, setting

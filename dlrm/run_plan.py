@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sluice.dlrm.config import Config, ConfigError, profile_of, tables_of
 from sluice.dlrm.model.flops import LayerCost
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.model.towers import cost_of
 from sluice.dlrm.optim.schedule import RateSchedule
+from sluice.dlrm.options import Config, ConfigError, profile_of, tables_of
 from sluice.dlrm.sharding.apply import describe, placed, summary
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.shards import STATES, ModelPlacement
+from sluice.dlrm.sharding.shard_sizes import STATES, ModelPlacement
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import format_bytes, nearest
 

@@ -18,7 +18,7 @@ import threading
 import traceback
 from typing import Any, NoReturn
 
-from sluice.dlrm import cli
+from sluice.dlrm import start_options
 from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit, tell_torchrun, with_torchrun
 from sluice.dlrm.session import start
 from sluice.etl.common.errors import UsageError
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> dict[str, Any] | None:
     ending = RankExit(first=first)
     with_torchrun(ending)
     try:
-        given = cli.parse(argv, __doc__)
+        given = start_options.parse(argv, __doc__)
         begin = start.start_point(given)
         if "check" in given:
             return start.check(begin, resume="resume" in given, say=say)

@@ -40,7 +40,7 @@ class Field:
     nullable: bool = False
     """Whether a null may be stored: only where operators are left to the loader that say what becomes of it."""
     made: bool = False
-    """Whether a transform adds it (`sluice.etl.spec.transforms`), so that no file holds it."""
+    """Whether a transform adds it (`sluice.etl.spec.table_transform`), so that no file holds it."""
     transforms: tuple[str, ...] = ()
     """The names of the transforms that add or change it."""
     stored_ids: int | None = None

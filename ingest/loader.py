@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sluice.etl.spec.permission import Permission
+from sluice.ingest.column_transforms import bound
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import Knobs, Limits, format_bytes
@@ -30,7 +31,6 @@ from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import Transform, UserTransform, fused, transforms_of
 from sluice.ingest.stats import Snapshot
-from sluice.ingest.transforms import bound
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable

@@ -20,13 +20,14 @@ from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import BACKENDS, Knobs, Limits
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
-from sluice.ingest.memory.governor import Charge, Governor, Senses
+from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
 from sluice.ingest.process.worker import RestartBudget
 from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, Read, RowsPlan
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, at_once, cuts, most_steps
+from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker, placed
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
@@ -34,9 +35,8 @@ from sluice.ingest.stages.quarantine import RowQuarantine
 from sluice.ingest.stages.scatter_kernel import load_compiled
 from sluice.ingest.stages.shuffle import Chunks, Convert, Gatherer, Gathering, ReadTask
 from sluice.ingest.stages.transform import Fused
-from sluice.ingest.stages.transform_runner import TransformStage, Worker, function_of
+from sluice.ingest.stages.transform_worker import TransformStage, Worker, function_of
 from sluice.ingest.stages.transformer import Step, Transformer
-from sluice.ingest.stages.windows import ReadDone, ReadWorker, Windows, placed
 from sluice.ingest.stats import StageStats
 
 PATIENCE_S = 2.5  # how long to wait for workers that are in the middle of their work when a pipeline stops
@@ -185,7 +185,7 @@ class Pipeline:
             governor = self._governor = self._new_governor()
             steps = [self._step(transform) for transform in parts.transforms]  # all: a fused stage does others' work
 
-            windows, chunks = Windows(), Chunks(plan, columns, parts.ranks, self._buffers)
+            windows, chunks = CompletedWindows(), Chunks(plan, columns, parts.ranks, self._buffers)
 
             def gatherer() -> Gatherer:
                 return Gatherer(plan, columns, chunks, parts.describe, parts.made)
@@ -249,7 +249,7 @@ class Pipeline:
         self._pools[name] = pool
         return pool
 
-    def _room_for(self, gathering: Gathering, windows: Windows, governor: Governor) -> Charge | None:
+    def _room_for(self, gathering: Gathering, windows: CompletedWindows, governor: Governor) -> Charge | None:
         """Returns a charge for a window if readers are to place it now: the shuffle stage is fused with theirs, the
         window is due soon, and there is memory for it."""
         plan, knobs = self._parts.plan, self.knobs
@@ -284,7 +284,7 @@ class Pipeline:
         return lambda _: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
 
     def _new_governor(self) -> Governor:
-        return Governor(self._limit, self.minimum, self.base, Senses(
+        return Governor(self._limit, self.minimum, self.base, MemoryReadings(
             used=lambda: self.base + self._grown(), idle=self._buffers.idle_bytes, reclaim=self._reclaim,
             pressure=self._parts.machine.memory_pressure), parts=str(self.footprint))
 

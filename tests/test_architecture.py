@@ -24,7 +24,7 @@ SHARED_WITH_AGENT = {"sluice.ingest.knobs", "sluice.ingest.stats", "sluice.inges
 FOR_EVERY_ROOM = {"sluice.etl.common.arguments", "sluice.etl.common.control_groups", "sluice.etl.common.errors",
                   "sluice.etl.common.settings", "sluice.etl.common.slow_path", "sluice.etl.common.suggest"}
 CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.spec.permission",
-                    "sluice.etl.spec.code_options", "sluice.etl.spec.transforms",
+                    "sluice.etl.spec.code_options", "sluice.etl.spec.table_transform",
                     "sluice.etl.ops", "sluice.etl.schema")
 # Composition roots: they may import every room, and nobody imports them.
 PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "sluice.ingest.tools.bench",

@@ -75,7 +75,7 @@ def test_a_program_reaches_no_more_than_its_ceiling(name, program):
 
 def test_what_is_imported_late_is_counted_and_what_is_for_types_alone_is_not():
     assert "sluice.agent.report.page" in uses("sluice.agent.__main__")
-    assert "sluice.ingest.process.child_main" in uses("sluice.ingest.stages.transform_runner"), "by its name in a text"
+    assert "sluice.ingest.process.child_main" in uses("sluice.ingest.stages.transform_worker"), "by its name in a text"
     assert "sluice.etl.table.table" in uses("sluice.ingest.read.parquet_files"), "within a function"
     assert "sluice.etl.table.table" not in uses("sluice.ingest.loader"), "for types"
     assert uses("sluice") == {"sluice"}, "the facade's names are looked up when they are first used"

@@ -12,7 +12,7 @@ from typing import Any
 from sluice.dlrm.checkpoint.checksums import damaged
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.etl.common.errors import UsageError
-from sluice.etl.table.census import Census
+from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable, TableError
 
 LATEST, BEST, META, LAYOUT = "LATEST", "BEST", "meta.json", "layout.json"
@@ -57,7 +57,7 @@ class CheckpointMeta:
     """The checkpoint's other files and their checksums; empty if an older program wrote it."""
     trained: dict[str, Any] = field(default_factory=dict, repr=False)
     """Which rows the run has seen, over all versions, so that they can be recognised: see
-    `sluice.etl.table.census.Census`. Empty if an older program wrote it."""
+    `sluice.etl.table.split_rows.Census`. Empty if an older program wrote it."""
     saved: int = 0
     """Number of this save in its run folder: a later one has a higher number, whatever its step. 0 if an older
     program wrote it."""
@@ -66,7 +66,7 @@ class CheckpointMeta:
     def of(cls, table: FeatureTable, config: dict[str, Any]) -> CheckpointMeta:
         """The state of a run that has not begun."""
         return cls(config=config, version=table.version, software=_software(), **_shape(table),
-                   trained=Census.of(table.records.values()).trained.to_json())
+                   trained=SplitRows.of(table.records.values()).trained.to_json())
 
     def following(self, table: FeatureTable, config: dict[str, Any]) -> CheckpointMeta:
         """The same place in the run, at the beginning of an epoch over another version."""
@@ -76,14 +76,14 @@ class CheckpointMeta:
         return replace(now, step=self.step, epoch=self.epoch, rows=self.rows, since=self.step, knobs=self.knobs,
                        agent=self.agent)
 
-    def seen(self) -> Census:
+    def seen(self) -> SplitRows:
         """The rows that the run was trained on, as far as they can be recognised."""
         if self.trained:
-            return Census.from_json(self.trained)
+            return SplitRows.from_json(self.trained)
         try:
-            return Census.of(FeatureTable.open(self.config["data"], self.version).records.values()).trained
+            return SplitRows.of(FeatureTable.open(self.config["data"], self.version).records.values()).trained
         except TableError:
-            return Census()
+            return SplitRows()
 
     def steps_in_all(self, steps: int, epochs: int) -> int:
         """The steps of the whole run, if it goes on from here up to `epochs` epochs of `steps` steps each."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sluice.dlrm.checkpoint.meta import chosen
-from sluice.dlrm.config import Config
 from sluice.dlrm.follow.versions import seen_in
+from sluice.dlrm.options import Config
 from sluice.etl.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.table.census import TRAIN
+from sluice.etl.table.split_rows import TRAIN
 from sluice.etl.table.table import FeatureTable
 
 
@@ -56,14 +56,14 @@ class EvaluationRequest:
         from sluice.dlrm.evaluation.split import evaluate
         from sluice.dlrm.ranks import machine, world
         from sluice.dlrm.training import assemble, loaders
-        from sluice.dlrm.training.input_checks import Guard
+        from sluice.dlrm.training.input_checks import BatchChecker
 
         with (world() as here,
               loaders.evaluation(config, table, self.split, rank=here.rank, local_ranks=here.local_ranks) as batches):
             planned = run_plan.plan_run(config, table, machine(here.ranks, here.local_ranks))
             parts = assemble.parts_of(config, planned.layout, len(batches.dense_names), planned.placement, here)
             save_load.load(path, parts, here, optimisers=False)
-            guard = Guard({t.name: t.rows for t in planned.layout.columns}, batches.dense_names,
+            guard = BatchChecker({t.name: t.rows for t in planned.layout.columns}, batches.dense_names,
                           f"split {self.split!r}", missing=config.missing)
             findings = evaluate(parts, batches, guard, here, slices=config.slices)
             if not here.first:

@@ -12,7 +12,7 @@ import torch
 from sluice.dlrm.evaluation.diagnosis import Evidence
 from sluice.dlrm.evaluation.metrics import Binned, Quality, quality
 from sluice.dlrm.ranks import Ranks
-from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.input_checks import BatchChecker
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -58,8 +58,9 @@ class Findings:
 
 
 @torch.no_grad()
-def evaluate(parts: TrainingParts, feed: EvaluationBatches, guard: Guard, world: Ranks, *, slices: Sequence[str] = (),
-             exact_rows: int = EXACT_ROWS, through: Callable[[Any], Iterable[Batch]] = iter) -> Findings:
+def evaluate(parts: TrainingParts, feed: EvaluationBatches, guard: BatchChecker, world: Ranks, *,
+             slices: Sequence[str] = (), exact_rows: int = EXACT_ROWS,
+             through: Callable[[Any], Iterable[Batch]] = iter) -> Findings:
     """Evaluates on everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come `through`
     a gate that may end the evaluation."""
     names = list(feed.sparse_names)

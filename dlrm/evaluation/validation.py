@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, best, latest, mark_best
-from sluice.dlrm.config import Config
 from sluice.dlrm.evaluation.diagnosis import Evidence, chance, falling, off, stuck
 from sluice.dlrm.evaluation.split import Findings, evaluate
+from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders
-from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.etl.table.table import FeatureTable
 
@@ -45,7 +45,7 @@ class Validator:
         sizes = {t.name: t.rows for t in self._parts.layout.columns}
         epochs = round(meta.epoch + (meta.step - meta.since) % self._steps_per_epoch / self._steps_per_epoch, 2)
         with loaders.evaluation(config, self._table, split, rank=world.rank, local_ranks=world.local_ranks) as batches:
-            guard = Guard(sizes, batches.dense_names, f"split {split!r}", missing=config.missing)
+            guard = BatchChecker(sizes, batches.dense_names, f"split {split!r}", missing=config.missing)
             self._journal.milestone("eval_start", epochs)
             findings = evaluate(self._parts, batches, guard, world, slices=config.slices, through=self._gate.whole)
         self._journal.metric({"kind": "eval", "epoch": meta.epoch, "step": meta.step, "split": split,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from sluice.etl.spec.columns import ColumnSpec
-from sluice.etl.spec.transforms import TableTransform
+from sluice.etl.spec.table_transform import TableTransform
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import MORE, JobRecord, shares
 from sluice.etl.table.table import FeatureTable

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader, TensorBox, whole_rows
-from sluice.dlrm.config import Config, ModelConfig, Table
 from sluice.dlrm.follow.table_diff import TableDiff
 from sluice.dlrm.model.table_compression import Compression, codes
 from sluice.dlrm.model.towers import Labels, tower_of
+from sluice.dlrm.options import Config, ModelConfig, Table
 
 if TYPE_CHECKING:
     from sluice.dlrm.model.ranker import TableLayout

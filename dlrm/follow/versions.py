@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
-from sluice.dlrm.config import (
+from sluice.dlrm.follow.table_diff import TableDiff, between
+from sluice.dlrm.options import (
     Config,
     ConfigError,
     ModelConfig,
 )
-from sluice.dlrm.follow.table_diff import TableDiff, between
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.row_identity import ACCEPT, SplitMoved
-from sluice.etl.table.census import Census, trained_on
 from sluice.etl.table.data_files import job_of
+from sluice.etl.table.split_rows import SplitRows, trained_on
 from sluice.etl.table.table import FeatureTable
 
 
@@ -53,7 +53,7 @@ def seen_in(table: FeatureTable, meta: CheckpointMeta, split_moved: str, *, spli
     be accepted."""
     where = f"version {table.version} of {table.uri}"
     try:
-        seen = trained_on(meta.seen(), Census.of(table.records.values()))
+        seen = trained_on(meta.seen(), SplitRows.of(table.records.values()))
         found = (seen.of(split) if split else seen).text
         told = f"{where}: {found} were trained on, so that what is measured there means nothing" if found else ""
     except SplitMoved as unknown:

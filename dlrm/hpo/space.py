@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.dlrm import cli as options
-from sluice.dlrm.config import ConfigError
+from sluice.dlrm import start_options as options
+from sluice.dlrm.options import ConfigError
 
 DEFAULT: dict[str, Any] = {
     "lr": {"low": 0.003, "high": 0.3, "log": True},

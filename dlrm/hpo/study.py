@@ -22,8 +22,8 @@ from optuna.trial import TrialState, create_trial
 from sluice.agent.report import page as report
 from sluice.agent.report.charts import SCORE, Series, chart
 from sluice.agent.report.run_folder import read_lines
-from sluice.dlrm.config import ConfigError
 from sluice.dlrm.hpo.space import Space, words
+from sluice.dlrm.options import ConfigError
 
 LEGS = {1: 3, 3: 2}
 """Evaluations after which a trial is set aside → of so many that came as far, one goes on."""

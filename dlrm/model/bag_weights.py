@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sluice.dlrm.config import ConfigError
+from sluice.dlrm.options import ConfigError
 from sluice.ingest.knobs import nearest
 
 KINDS = ("sum", "mean", "sqrt", "decay")

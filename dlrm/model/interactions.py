@@ -137,7 +137,7 @@ def second_order(vectors: Tensor) -> Tensor:
     return ((vectors.sum(1) ** 2).sum(1) - (vectors**2).sum((1, 2))) / 2
 
 
-class Interests(nn.Module):
+class InterestEvolution(nn.Module):
     """DIEN's way from a history to one vector: a GRU over it, attention of its states to a target, and a second GRU
     whose update gate that attention scales. [B, T, W], [B], [B, W] → [B, W]; an empty history gives zeros."""
 

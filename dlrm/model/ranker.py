@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-from sluice.dlrm.config import MODELS, ConfigError, ModelConfig, Table
 from sluice.dlrm.model.bag_weights import Weighing
 from sluice.dlrm.model.missing import MissingNumbers
-from sluice.dlrm.model.table_compression import Combine, Compression, Compressor
+from sluice.dlrm.model.table_compression import CombineCodes, Compression, Compressor
 from sluice.dlrm.model.towers import WIDE, build, tower_of
+from sluice.dlrm.options import MODELS, ConfigError, ModelConfig, Table
 from sluice.ingest.knobs import nearest
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Ranker(nn.Module):
         self.tables = EmbeddingBagCollection(device=torch.device("meta"), is_weighted=bool(layout.weighed), tables=[
             EmbeddingBagConfig(name=t.name, feature_names=layout.keys[t.name], num_embeddings=t.rows,
                                embedding_dim=t.width) for t in layout.tables])
-        self.combine = Combine(layout.compressor)
+        self.combine = CombineCodes(layout.compressor)
         self.tower = build(config, dense=dense, columns=len(layout.compressor.columns))
         self._wide = [t.name for t in layout.wide]
         self._past = layout.keys[layout.history.name] if layout.history is not None else []

@@ -1,8 +1,8 @@
 """Smaller tables for many ids, chosen per column: an id becomes a few codes, each a row of an *ordinary* table.
 
 So a compressed table is several EmbeddingBag tables to everything below: sharded, updated, saved and resumed as any
-other. `Compressor` has their list, turns a batch's ids into codes before the model, and `Combine` makes one vector of a
-column's parts after the lookup.
+other. `Compressor` has their list, turns a batch's ids into codes before the model, and `CombineCodes` makes one
+vector of a column's parts after the lookup.
 
 - `full`: as it is. `spread`: as large, but neighbouring ids lie far apart. Where the frequent ids come first, a table
   cut by rows would have nearly all its lookups on the first rank; spread, each rank gets its part of them.
@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sluice.dlrm.config import ConfigError, Table
-from sluice.dlrm.tables import spread_runs
+from sluice.dlrm.lookup_frequencies import spread_runs
+from sluice.dlrm.options import ConfigError, Table
 from sluice.ingest.knobs import nearest
 
 KINDS = ("full", "spread", "modulo", "hash", "quotient", "product")
@@ -232,7 +232,7 @@ class Compressor:
         return torch.cat(new_values), torch.cat(new_lengths), torch.cat(new_weights) if weights is not None else None
 
 
-class Combine(nn.Module):
+class CombineCodes(nn.Module):
     """Makes one vector of each column's pooled parts after the lookup: [B, F, W], columns in order."""
 
     def __init__(self, compressor: Compressor) -> None:

@@ -1,7 +1,7 @@
 """The dense side of every model: dense features and pooled embeddings in, one logit a sample out.
 
-A tower is a class that derives from `Tower` and a line in `MODELS` of `sluice.dlrm.config`. It says itself which inputs
-it takes, what it costs, and which features its weights belong to.
+A tower is a class that derives from `Tower` and a line in `MODELS` of `sluice.dlrm.options`. It says itself which
+inputs it takes, what it costs, and which features its weights belong to.
 
 `build(ModelConfig(…), dense=D, columns=F)` makes one; its `inputs` are some of these, in this order:
 
@@ -27,10 +27,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from sluice.dlrm.config import MODELS, ConfigError, ModelConfig
 from sluice.dlrm.model import flops
 from sluice.dlrm.model.flops import LayerCost
-from sluice.dlrm.model.interactions import CrossLayers, Dots, Interests, LowRankCross, MixtureCross, mlp, second_order
+from sluice.dlrm.model.interactions import (
+    CrossLayers,
+    Dots,
+    InterestEvolution,
+    LowRankCross,
+    MixtureCross,
+    mlp,
+    second_order,
+)
+from sluice.dlrm.options import MODELS, ConfigError, ModelConfig
 
 WIDE = 4
 Labels = tuple[Sequence[Hashable] | None, ...]
@@ -199,7 +207,7 @@ class Dien(Tower):
 
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__(config, dense, columns)
-        self.interests = Interests(config.width)
+        self.interests = InterestEvolution(config.width)
         self.over = mlp([dense + (columns + 2) * config.width, *config.over_layers, 1], last_linear=True)
 
     def forward(self, dense: Tensor, pooled: Tensor, history: Tensor, lengths: Tensor, target: Tensor,

@@ -10,9 +10,9 @@ from torchrec import optim
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
-from sluice.dlrm.config import OptimConfig
 from sluice.dlrm.optim.lamb import Lamb
 from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
+from sluice.dlrm.options import OptimConfig
 
 _TABLES = {"rowwise_adagrad": (optim.RowWiseAdagrad, {"eps": 1e-8}), "adagrad": (optim.Adagrad, {"eps": 1e-8}),
            "adam": (optim.Adam, {"eps": 1e-8}), "sgd": (optim.SGD, {})}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sluice.dlrm.config import ConfigError
+from sluice.dlrm.options import ConfigError
 
 
 class Lamb(Optimizer):

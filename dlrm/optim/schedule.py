@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
-from sluice.dlrm.config import ConfigError
+from sluice.dlrm.options import ConfigError
 from sluice.ingest.knobs import nearest
 
 UNITS = ("step", "epoch")

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sluice.dlrm.config import ModelConfig
 from sluice.dlrm.model.towers import WIDE, build, tower_of
+from sluice.dlrm.options import ModelConfig
 
 SIZES = (1, 2, 7, 64, 1000)
 """Batch sizes at which an exported program is compared with the model."""

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-from sluice.dlrm.config import Config
 from sluice.dlrm.evaluation.metrics import Quality, quality
+from sluice.dlrm.options import Config
 from sluice.dlrm.serving.served_model import Servable, ranker
 from sluice.dlrm.training import loaders
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
 
-from sluice.dlrm.config import ConfigError, Table
+from sluice.dlrm.options import ConfigError, Table
 
 KINDS = ("fp32", "fp16", "int8")
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}

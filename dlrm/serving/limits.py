@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice.dlrm.config import ConfigError
+from sluice.dlrm.options import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, check, chosen
 from sluice.dlrm.checkpoint.partial_read import CheckpointReader
-from sluice.dlrm.config import Config, tables_of
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
+from sluice.dlrm.options import Config, tables_of
 from sluice.dlrm.serving.int8_tables import NarrowTables
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
@@ -26,9 +26,9 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.column_transforms import ColumnTransforms
 from sluice.ingest.stages.batch import Batch, lengths_name
 from sluice.ingest.stages.transform import Arrays
-from sluice.ingest.transforms import ColumnTransforms
 
 _NONE = torch.zeros(0)
 

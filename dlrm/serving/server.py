@@ -22,7 +22,7 @@ from sluice.dlrm.serving.pace import Pace
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions
-from sluice.etl.table.pins import Hold
+from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -105,14 +105,14 @@ def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
     """Serves until a signal ends it; returns what was answered."""
     limits = options.limits.server_limits(_connections(options.limits.max_connections, say))
     # The port is opened before the model is loaded: a wrong one is reported at once.
-    with _listening(options.host, options.port) as listener, Hold(f"serve-{options.run.name}", say) as hold:
+    with _listening(options.host, options.port) as listener, PinKeeper(f"serve-{options.run.name}", say) as hold:
         return Server(options, limits, hold, say).serve(listener)
 
 
 class Server:
     """A model behind a port."""
 
-    def __init__(self, options: ServerOptions, limits: ServerLimits, hold: Hold, say: Say) -> None:
+    def __init__(self, options: ServerOptions, limits: ServerLimits, hold: PinKeeper, say: Say) -> None:
         import torch
 
         from sluice.dlrm.serving.http import HttpApp

@@ -20,7 +20,7 @@ from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit
 from sluice.dlrm.ranks import Ranks, world
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.dlrm.training.signals import StopSignals
-from sluice.etl.table.pins import Hold
+from sluice.etl.table.pins import PinKeeper
 
 if TYPE_CHECKING:
     from sluice.dlrm.telemetry.journal import Journal, Silence
@@ -65,7 +65,7 @@ class TrainingSession:
         with ExitStack() as stack:
             self.endpoint = stack.enter_context(Endpoint.at(self._start.config.metrics_port, self.ranks.rank,
                                                             self.ranks.local_rank))
-            self._hold = Hold(f"train-{self._start.run.name}", self._say) if self.ranks.first else None
+            self._hold = PinKeeper(f"train-{self._start.run.name}", self._say) if self.ranks.first else None
             if self._hold is not None:
                 stack.enter_context(self._hold)
                 self.ending.before.append(self._hold.release)

@@ -11,13 +11,13 @@ from typing import Any
 from sluice.agent.report import run_folder
 from sluice.agent.report.run_folder import RunError
 from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta, latest
-from sluice.dlrm.cli import StartOptions, fresh, resumed
-from sluice.dlrm.config import ConfigError, profile_of, tables_of
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.lookup_frequencies import spread_out
+from sluice.dlrm.options import ConfigError, profile_of, tables_of
 from sluice.dlrm.session.defaults import defaults, described
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
-from sluice.dlrm.tables import spread_out
+from sluice.dlrm.start_options import StartOptions, fresh, resumed
 from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.common.settings import Given, make
 from sluice.etl.spec.code_options import CodeOptions

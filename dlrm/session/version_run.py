@@ -15,17 +15,17 @@ from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
-from sluice.dlrm.config import Config
 from sluice.dlrm.evaluation.metrics import Quality
 from sluice.dlrm.evaluation.validation import Validator
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.transplant import transplant
 from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks, machine
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.assemble import TrainingParts
-from sluice.dlrm.training.input_checks import Guard, check_files, find
+from sluice.dlrm.training.input_checks import BatchChecker, check_files, find
 from sluice.dlrm.training.profiler import traced
 from sluice.dlrm.training.synced_batches import Stopped, SyncedBatches
 from sluice.dlrm.training.trainer import Trainer, TrainingOutcome
@@ -179,8 +179,8 @@ class VersionRun:
             version = versions.next_version(config, at) if self._ranks.first else None
             return self._ranks.gather_objects(version)[0] is not None
 
-        guard = Guard({t.name: t.rows for t in self._planned.layout.columns}, loader.dense_names, "split 'train'",
-                      missing=config.missing, find=partial(find, self._table, "train"))
+        guard = BatchChecker({t.name: t.rows for t in self._planned.layout.columns}, loader.dense_names,
+                             "split 'train'", missing=config.missing, find=partial(find, self._table, "train"))
         with (self._conditions.inject_faults(loader, journal.event),
               assemble.tuned(config, loader, self._ranks.apart(f"version {self._table.version}"), knob_memory,
                              record=journal.event, observe=journal.metric, agent=self._start.meta.agent) as controller,

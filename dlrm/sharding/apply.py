@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluice.dlrm.config import SHARDINGS, Config, ConfigError, Table
-from sluice.dlrm.sharding import shards
+from sluice.dlrm.options import SHARDINGS, Config, ConfigError, Table
+from sluice.dlrm.sharding import shard_sizes
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import ASKED_ONLY, KINDS, cuts, place
-from sluice.dlrm.sharding.shards import ModelPlacement, Storage, TablePlacement, gb
+from sluice.dlrm.sharding.shard_sizes import ModelPlacement, Storage, TablePlacement, gb
 from sluice.ingest.knobs import nearest
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
             raise ConfigError(f"sharding file {how}: no table {name!r}{nearest(name, names)}")
         bare, colon, kernel = str(kind).partition(":")
         for what, word, known in (("kind", bare, (*KINDS, *ASKED_ONLY)),
-                                  ("kernel", kernel if colon else "fused", tuple(shards.NAMES))):
+                                  ("kernel", kernel if colon else "fused", tuple(shard_sizes.NAMES))):
             if word not in known:
                 raise ConfigError(f"sharding file {how}: table {name!r}: {what} {word!r}{nearest(word, known)}")
     return {name: ":".join(["table", *kind.split(":")[1:]]) if ranks == 1 else kind for name, kind in found.items()}
@@ -128,7 +128,7 @@ def torchrecs_plan(tables: torch.nn.Module, placement: ModelPlacement, world: Ra
             return data_parallel()
         if p.kind == "table_row":
             return table_row_wise(host_index=p.ranks[0] // world.local_ranks)
-        kernel = shards.NAMES[p.kernel]
+        kernel = shard_sizes.NAMES[p.kernel]
         if p.kind == "table":
             return table_wise(rank=p.ranks[0], compute_kernel=kernel)
         return (row_wise(compute_kernel=kernel) if p.kind == "row" else

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sluice.dlrm.sharding import shards
+from sluice.dlrm.lookup_frequencies import share
+from sluice.dlrm.sharding import shard_sizes
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.shards import (
+from sluice.dlrm.sharding.shard_sizes import (
     DoesNotFit,
     ModelPlacement,
     PlacementError,
@@ -26,7 +27,6 @@ from sluice.dlrm.sharding.shards import (
     gb,
     part,
 )
-from sluice.dlrm.tables import share
 
 KINDS = ("row", "table", "column")
 ASKED_ONLY = ("table_row", "data")
@@ -70,11 +70,11 @@ def _asked(tables: Sequence[TableLike], machine: TrainingMachine, asked: Mapping
         kind, _, kernel = asked[t.name].partition(":")
         if kind not in (*KINDS, *ASKED_ONLY):
             raise PlacementError(f"table {t.name!r}: kind {kind!r} is none of {', '.join((*KINDS, *ASKED_ONLY))}")
-        if kernel and kernel not in shards.DEVICE_PART:
-            raise PlacementError(f"table {t.name!r}: kernel {kernel!r} is none of {', '.join(shards.DEVICE_PART)}")
+        if kernel and kernel not in shard_sizes.DEVICE_PART:
+            raise PlacementError(f"table {t.name!r}: kernel {kernel!r} is none of {', '.join(shard_sizes.DEVICE_PART)}")
         if kernel and kind in ASKED_ONLY:
             raise PlacementError(f"table {t.name!r}: {kind} has no choice of kernels; leave out {kernel!r}")
-        if machine.device == "cpu" and (kernel or "fused") not in shards.ANYWHERE:
+        if machine.device == "cpu" and (kernel or "fused") not in shard_sizes.ANYWHERE:
             raise PlacementError(f"table {t.name!r}: kernel {kernel!r} is for GPUs: a CPU has no other memory")
         if machine.device == "cpu" and kind == "data":
             raise PlacementError(f"table {t.name!r}: copies on all ranks need a GPU; on a CPU TorchRec trains them not "
@@ -159,7 +159,7 @@ class _Loads:
 
     def size(self, t: TableLike) -> int:
         """The bytes that a table takes of the ranks' own memory."""
-        return shards.split(self._storage.total(t.rows, t.width), self.kernel(t))[0]
+        return shard_sizes.split(self._storage.total(t.rows, t.width), self.kernel(t))[0]
 
     def part(self, t: TableLike, rank: int, rows: int, width: int, lookups: float) -> TableShard:
         return part(self._storage, rank, rows, width, lookups=lookups, kernel=self.kernel(t))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.shards import ModelPlacement, PlacementError, Storage, TableLike, TablePlacement, part
+from sluice.dlrm.sharding.shard_sizes import ModelPlacement, PlacementError, Storage, TableLike, TablePlacement, part
 
 _STATES = ("rowwise_adagrad",)  # the optimisers that its arithmetic can take into account here
 

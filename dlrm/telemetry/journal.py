@@ -10,7 +10,7 @@ from typing import Any
 
 from sluice.agent.report.format import line
 from sluice.agent.report.run_folder import RunFolder
-from sluice.dlrm.config import Config
+from sluice.dlrm.options import Config
 from sluice.dlrm.telemetry.mlperf_log import MlLog
 from sluice.dlrm.telemetry.progress import TrainingProgress
 

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from sluice.dlrm.config import ConfigError
+from sluice.dlrm.options import ConfigError
 from sluice.ingest.stats import Snapshot
 
 _TRAIN = {"step": "Batches trained", "epoch": "Epochs finished", "loss": "Mean loss since the last line of the log",

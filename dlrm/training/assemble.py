@@ -16,12 +16,12 @@ from sluice.agent.controller import Controller
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
-from sluice.dlrm.config import Config
 from sluice.dlrm.model.ranker import Ranker, TableLayout, first_weights
 from sluice.dlrm.optim.build import LearningRates, dense_optimiser, dense_parameters, fuse_tables
+from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.sharding.apply import shard
-from sluice.dlrm.sharding.shards import ModelPlacement
+from sluice.dlrm.sharding.shard_sizes import ModelPlacement
 from sluice.ingest.loader import BatchLoader
 
 

@@ -85,7 +85,7 @@ class BadData(UsageError):
     """Data that the model cannot take: its message names the column, the value, what it may be, and where it was."""
 
 
-class Guard:
+class BatchChecker:
     """Checks each batch before the model gets it. That costs one pass over the ids, far less than a step."""
 
     def __init__(self, cardinalities: Mapping[str, int], dense: Sequence[str], source: str, *,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.agent.runtime.knob_memory import KnobMemory
-from sluice.dlrm.config import Config, ConfigError
+from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
-from sluice.dlrm.config import Config
 from sluice.dlrm.model.ranker import first_bias, loss_of
 from sluice.dlrm.optim.clip import clip
+from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
-from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.steps import Fetched, Taken, TrainingBatches
 from sluice.dlrm.training.synced_batches import SyncedBatches
 
@@ -81,7 +81,7 @@ class Trainer:
     after each step; `table_changed(meta)` says after an epoch whether to end here, as the table has a newer version.
     `ahead` says whether steps look ahead, as in `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
 
-    def __init__(self, *, config: Config, world: Ranks, parts: TrainingParts, guard: Guard,
+    def __init__(self, *, config: Config, world: Ranks, parts: TrainingParts, guard: BatchChecker,
                  save: Callable[[CheckpointMeta], None], evaluate: Callable[[CheckpointMeta], bool],
                  observe: Callable[[dict[str, Any]], None], gate: SyncedBatches,
                  memory_used: Callable[[], int], tick: Callable[[], None] = lambda: None,

@@ -26,7 +26,6 @@ from sluice.etl.spec.empty_splits import empty_splits
 from sluice.etl.spec.placement import placement_of, with_placement
 from sluice.etl.spec.row_identity import ACCEPT, Identity, SplitMoved
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.census import Census, rule_of, there_already, trained_on, under_rule
 from sluice.etl.table.commit import Base, CommitConflict, new_job, publish, stored_schema
 from sluice.etl.table.data_files import folder_of
 from sluice.etl.table.fitted_state import FittedState, StateError
@@ -34,6 +33,7 @@ from sluice.etl.table.job_record import JobRecord, shares
 from sluice.etl.table.new_files import CommitError, describe
 from sluice.etl.table.profile import DriftError, Profile, drift
 from sluice.etl.table.sketch import Sketch
+from sluice.etl.table.split_rows import SplitRows, rule_of, there_already, trained_on, under_rule
 from sluice.etl.table.store import TableStore, folder_of_tails
 from sluice.etl.table.table import FeatureTable
 from sluice.etl.table.vacuum import JOB
@@ -244,8 +244,8 @@ class Job:
         again."""
         if self.parent is None or self.base.version is None:
             return
-        before = Census.of(FeatureTable.open(self.store.uri, self.base.version).records.values())
-        now = Census.of([record])
+        before = SplitRows.of(FeatureTable.open(self.store.uri, self.base.version).records.values())
+        now = SplitRows.of([record])
         if self.mode == "append" and (again := there_already(before, now, record.rows)) and again[0]:
             progress.say(f"warning: {'' if again[1] else 'about '}{again[0]:,} of the {record.rows:,} rows that are "
                          f"appended are in the table already (known by {self.spec.rule.text})")

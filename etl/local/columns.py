@@ -17,7 +17,7 @@ from sluice.etl.apply.input_checks import refuse_differences, refuse_missing
 from sluice.etl.apply.lines import Flags
 from sluice.etl.apply.parse import ARROW_TYPES
 from sluice.etl.common.errors import InputError
-from sluice.etl.local.places import InputFile
+from sluice.etl.local.input_paths import InputFile
 from sluice.etl.spec.spec import Input
 
 _PIECE_ROWS, _BATCH_BYTES = 1 << 17, 64 << 20

@@ -22,8 +22,8 @@ from sluice.etl.apply.counts import Counted, CountsOfRows, selected
 from sluice.etl.apply.features import Features, FileAssignment, Keys, row_keys
 from sluice.etl.apply.input_checks import headers_of
 from sluice.etl.apply.parse import InputParser, Parsed
-from sluice.etl.apply.placed import Look, Placing
 from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
+from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.common.machine import memory_limit, processors
 from sluice.etl.jobs.engine import Engine, Learnt, Sums, first_rows
 from sluice.etl.jobs.fitting import too_many_values
@@ -31,9 +31,9 @@ from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
 from sluice.etl.local.columns import RowGroups
 from sluice.etl.local.input import LocalInput
+from sluice.etl.local.input_paths import store_of
 from sluice.etl.local.pieces import Piece
-from sluice.etl.local.places import store_of
-from sluice.etl.local.runs import FileWriter, Runs, Spool, Ticket
+from sluice.etl.local.spooled_rows import FileWriter, Spool, SpooledRows, Ticket
 from sluice.etl.local.sums import CountSums
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
@@ -170,13 +170,13 @@ class LocalEngine(Engine):
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
         spec, job = self.spec, self.job
         placement = FileAssignment.of(spec, counted.rows, counted.pairs)
-        look, features = Look.of(placement, counted.rows, job.rule_before), Features(spec, state)
+        look, features = SketchInputs.of(placement, counted.rows, job.rule_before), Features(spec, state)
         self._spools.append(Spool(self._budget))
-        runs, seen, lock = Runs(placement.total, self._spools[-1]), Gathered(), threading.Lock()
-        names = [*(column.name for column in spec.columns), *Placing.order(placement)]
+        runs, seen, lock = SpooledRows(placement.total, self._spools[-1]), Gathered(), threading.Lock()
+        names = [*(column.name for column in spec.columns), *RowPlacement.order(placement)]
 
         def place(piece: Piece | RowGroups) -> int:
-            placing, count = Placing(placement, look, features, state), 0
+            placing, count = RowPlacement(placement, look, features, state), 0
             for columns, keys in self._rows(piece, last=True):
                 if len(keys):
                     rows = placing.of(columns, keys)

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from sluice.etl.apply.input_checks import HEAD, TAIL, fault, files_of_delta, refuse_faults, refuse_header
 from sluice.etl.common.errors import InputError
 from sluice.etl.local.columns import RowGroups, check_columns, row_groups_of
+from sluice.etl.local.input_paths import InputFile, files_of, store_of
 from sluice.etl.local.pieces import PIECE_BYTES, Piece, first_line, pieces_of
-from sluice.etl.local.places import InputFile, files_of, store_of
 from sluice.etl.local.threads import Threads
 from sluice.etl.spec.spec import Input, Spec
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sluice.etl.apply.lines import bare
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
-from sluice.etl.local.places import InputFile
+from sluice.etl.local.input_paths import InputFile
 
 PIECE_BYTES, _CHUNK, _MARK = 16 << 20, 1 << 20, b"\xef\xbb\xbf"
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}

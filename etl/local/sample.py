@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import PIECE_BYTES, pieces_of
-from sluice.etl.local.places import files_of
 from sluice.etl.spec.spec import Input
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl.apply.counts import COUNTS
-from sluice.etl.local.runs import Runs, Spool
+from sluice.etl.local.spooled_rows import Spool, SpooledRows
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops.hashing import hash_texts
 
@@ -28,7 +28,7 @@ class CountSums:
         self._most_rows, self._spool = budget // _ROW_BYTES, Spool(0)  # what is set down goes to the disk
         self._held: dict[int, list[pa.Table]] = defaultdict(list)
         self._limit: dict[int, int] = defaultdict(lambda: _ROWS_BEFORE_SUM)
-        self._parts: dict[int, Runs] = defaultdict(lambda: Runs(_PARTS, self._spool))
+        self._parts: dict[int, SpooledRows] = defaultdict(lambda: SpooledRows(_PARTS, self._spool))
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> None:
         for batch in batches:
@@ -88,7 +88,7 @@ def summed(tables: list[pa.Table]) -> pa.Table:
     return whole.group_by("value", use_threads=False).aggregate([("count", "sum")]).rename_columns(["value", "count"])
 
 
-def _set_down(counts: pa.Table, parts: Runs) -> None:
+def _set_down(counts: pa.Table, parts: SpooledRows) -> None:
     """Adds counts to parts that have no value in common."""
     for batch in counts.combine_chunks().to_batches():
         parts.add(batch, (hash_texts(batch["value"]) % np.uint64(_PARTS)).astype(np.int32))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sluice.etl.apply.counts import selected
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.parse import Batches, InputParser
-from sluice.etl.apply.placed import Look, Placing
+from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.spark.read_input import Raw
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spec.row_identity import Identity
@@ -45,7 +45,7 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
     columns += ["_row bigint not null"] if placement.has_ties else []
     nothing: Gathered = {}
     gathered = context.accumulator(nothing, SketchSum())  # type: ignore[arg-type]
-    look = Look.of(placement, rows, before)
+    look = SketchInputs.of(placement, rows, before)
     shipped = context.broadcast(joins.shipped(state).packed())
     worker = partial(_apply, placement, joins, (look, gathered), lambda: shipped.value)
     columns += ["_key bigint not null", "_file int not null"]
@@ -84,15 +84,15 @@ def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str,
     }
 
 
-def _apply(placement: FileAssignment, joins: Joins, sketching: tuple[Look, Accumulator[Gathered]],
+def _apply(placement: FileAssignment, joins: Joins, sketching: tuple[SketchInputs, Accumulator[Gathered]],
            packed: Callable[[], Packed], batches: Batches) -> Batches:
     """In a worker: returns finished columns, key and file number of each good row."""
     spec, (look, gathered) = placement.spec, sketching
     parser, state = InputParser(spec), FittedState.unpacked(spec.fitted_hash, packed())
     features = Features(spec, state)
-    placing = Placing(placement, look, features, state)
+    placing = RowPlacement(placement, look, features, state)
     names = [*(c.name for c in spec.columns if c.name not in joins.names), *joins.columns,
-             *Placing.order(placement), "_file"]
+             *RowPlacement.order(placement), "_file"]
     for batch in batches:
         rows = placing.of(*selected(spec, parser.parse(batch)))
         made = [*features.apply(rows.columns, rows.keys, joins.names, rows.split),

@@ -12,8 +12,8 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import setting
 from sluice.etl.spec.permission import MODULE_NAME, Permission
 from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.table_transform import short_transforms
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.spec.transforms import short_transforms
 
 
 def _module(text: str) -> str:

@@ -26,9 +26,9 @@ from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.placement import read_placement
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.spec.row_rules import SECTIONS, RowRules, read_rows
+from sluice.etl.spec.table_transform import TableTransform, read_transforms
 from sluice.etl.spec.time_order import Steps
 from sluice.etl.spec.toml_keys import SpecError, column, known, needed, section, sections, texts, value
-from sluice.etl.spec.transforms import TableTransform, read_transforms
 
 FORMATS = ("tsv", "csv", "json", "parquet", "delta")
 WITH_LISTS = ("json", "parquet", "delta")

@@ -21,10 +21,10 @@ from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from sluice.etl.schema import Field
-from sluice.etl.table.census import rule_of
 from sluice.etl.table.data_files import METADATA_KEY, arrow_schema
 from sluice.etl.table.job_record import NO_PARTITION, FileRecord, JobRecord
 from sluice.etl.table.new_files import CommitError
+from sluice.etl.table.split_rows import rule_of
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 

@@ -117,7 +117,7 @@ LASTS_S = 3600.0
 """How long a pin lasts from its renewal: a reader that was killed keeps its version that long."""
 
 
-class Hold:
+class PinKeeper:
     """A context that holds a pin, with a thread that renews it in time. If the table cannot be written, the reader is
     told once, and goes on reading without a pin."""
 
@@ -141,7 +141,7 @@ class Hold:
             if pinned and (going := being_removed(self._held[0])):
                 _refuse(self._held[0], version, going)
 
-    def __enter__(self) -> Hold:
+    def __enter__(self) -> PinKeeper:
         self._thread.start()
         return self
 

@@ -20,8 +20,8 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import DataFile, Field, Fingerprint, Version
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.table_transform import TableTransform, short_transforms, stored, transformed
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.spec.transforms import TableTransform, short_transforms, stored, transformed
 from sluice.etl.table.data_files import METADATA_KEY, job_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord, RecordError
@@ -61,7 +61,7 @@ class FeatureTable:
              allow_code: Permission | Iterable[str] = (), transforms: Iterable[str] = ()) -> FeatureTable:
         """Opens a version. Nothing that the table names is imported, except functions of the modules `allow_code` when
         they must run. `transforms` come on top of the spec's, each as `--transform` has it
-        (`sluice.etl.spec.transforms.short_transforms`)."""
+        (`sluice.etl.spec.table_transform.short_transforms`)."""
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError, TableNotFoundError
 

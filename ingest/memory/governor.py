@@ -33,7 +33,7 @@ class MemoryLimitError(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Senses:
+class MemoryReadings:
     """What a governor can find out and do about the process it is in. The defaults find and do nothing."""
 
     used: Callable[[], int] = lambda: 0
@@ -66,7 +66,7 @@ class Charge:
 class Governor:
     """The one account of memory for a whole pipeline. Its lock is the pipeline's: pools wait on conditions of it."""
 
-    def __init__(self, limit: int, minimum: int, base: int = 0, senses: Senses | None = None, parts: str = ""):
+    def __init__(self, limit: int, minimum: int, base: int = 0, senses: MemoryReadings | None = None, parts: str = ""):
         """`base` is what the process held before; `parts` says what the minimum is for."""
         if base - base // _STARTS + minimum > limit:
             needs = f"loading needs {format_bytes(minimum)}" + (f" ({parts})" if parts else "")
@@ -80,7 +80,7 @@ class Governor:
         """How often work was held back, by reason: `limit`, or `pressure`."""
         self.overhead = 0
         """The bytes in use that nothing is charged for: a recent peak."""
-        self._senses = senses or Senses()
+        self._senses = senses or MemoryReadings()
         self._charged = self._early = self._shared = self._outside = self._due_most = 0
         self._waiting: list[threading.Condition] = []
         self._pressed = self._held_for_one = False

@@ -23,7 +23,7 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.common.slow_path import plain_path, slow_path
 from sluice.etl.schema import DataFile, Field, Fingerprint
 from sluice.etl.spec.permission import NOTHING, Permission
-from sluice.etl.spec.transforms import TableTransform, stored, transformed
+from sluice.etl.spec.table_transform import TableTransform, stored, transformed
 from sluice.ingest.knobs import nearest
 from sluice.ingest.read.footers import SEVERAL, Footer, FooterError, footers_of
 from sluice.ingest.read.hashed_ids import MOST_IDS, can_hash, cardinality

@@ -1,4 +1,4 @@
-"""How much memory a plan needs when everything is done one after the other: `Footprint`. Pure."""
+"""How much memory a plan needs when everything is done one after the other: `MinimumMemory`. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEPT, _KEPT_PART = 4 * 2**20, 8  # what Arrow's allocator was seen to keep: so 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class MinimumMemory:
     """The least memory of a run, in bytes, by what it is for. Computed from figures that are bounds, so a run may take
     less."""
 
@@ -48,7 +48,7 @@ class Footprint:
 
 
 def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: int, ranks: int,
-                 stages: Sequence[StageSpec], converted: int, epochs: int) -> Footprint:
+                 stages: Sequence[StageSpec], converted: int, epochs: int) -> MinimumMemory:
     """Computes the footprint. `converted` is the number of columns whose values cannot be moved as they are stored in a
     file; with several `epochs`, one follows the other at once."""
     windows, reads = _way(plan, decoding, rank, ranks, epochs)
@@ -65,7 +65,7 @@ def footprint_of(plan: RowsPlan, columns: Columns, decoding: Decoding, *, rank: 
     window = plan.widest * (_ORDERS + 4 * converted + (_PIECES if columns.stored_bags else 0))
     orders = sum(_ORDERS * 4 * size for size in plan.order_sizes()) * min(2, epochs)
     batches = (band + 2 * chunk) * columns.row_bytes + stretches
-    return Footprint(row_groups=row_groups, decoding=decoding.beside, batches=batches, orders=orders + window,
+    return MinimumMemory(row_groups=row_groups, decoding=decoding.beside, batches=batches, orders=orders + window,
                      kept=_KEPT + (row_groups + decoding.beside) // _KEPT_PART)
 
 

@@ -39,7 +39,7 @@ class Transform:
     name: str
     function: Function | str
     """The function; given by name, as `module:function`, it has a stage of its own, which can also run in processes
-    (`sluice.ingest.stages.transform_runner`)."""
+    (`sluice.ingest.stages.transform_worker`)."""
     arrow: bool = False
     """Whether it takes a pyarrow.RecordBatch instead (bags are lists), and returns one, with the columns that it
     changes."""

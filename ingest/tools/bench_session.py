@@ -21,7 +21,7 @@ from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.etl.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
-from sluice.etl.spec.transforms import short_transforms
+from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.loader import BatchLoader

@@ -15,13 +15,13 @@ from sluice.etl.apply.features import Features, cardinalities, row_keys
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.criteo import Clicks
-from sluice.etl.table.census import under_rule
 from sluice.etl.table.commit import Base, new_job, publish
 from sluice.etl.table.data_files import arrow_schema, folder_of
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.new_files import describe
 from sluice.etl.table.sketch import Sketch
+from sluice.etl.table.split_rows import under_rule
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable
 

@@ -16,7 +16,7 @@ from sluice.dlrm.train import main
 from sluice.dlrm.training import input_checks, trainer
 
 
-class Witness(input_checks.Guard):
+class Witness(input_checks.BatchChecker):
     """Writes down the rows of each training batch: the table has their numbers in its first dense column."""
 
     log: Path
@@ -38,7 +38,7 @@ class Witness(input_checks.Guard):
 
 if __name__ == "__main__":
     Witness.log, Witness.dies_at = Path(sys.argv[1]), int(sys.argv[2])
-    input_checks.Guard = trainer.Guard = Witness  # type: ignore[misc]
+    input_checks.BatchChecker = trainer.BatchChecker = Witness  # type: ignore[misc]
     found = main(sys.argv[3:])
     if found is not None:
         print(json.dumps(found), flush=True)

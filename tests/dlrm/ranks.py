@@ -13,14 +13,14 @@ import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
 from sluice.dlrm.checkpoint.save_load import Checkpoints, load
-from sluice.dlrm.config import Config, ModelConfig, OptimConfig, Table
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.model.ranker import Ranker, TableLayout, loss_of
+from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
 from sluice.dlrm.ranks import Ranks, machine, world
 from sluice.dlrm.sharding.apply import placed, read_back
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
-from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import Trainer
 from sluice.ingest.loader import LoaderError
@@ -127,11 +127,11 @@ def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["ada
     fake = FakeSplit([batch(7000, ROWS, here.rank, here.ranks)])
 
     def judge(_) -> bool:
-        looks.append(evaluate(parts, fake, Guard(SIZES, DENSE, "fake"), here).quality.logloss)
+        looks.append(evaluate(parts, fake, BatchChecker(SIZES, DENSE, "fake"), here).quality.logloss)
         return False
 
     looks: list[float] = []
-    trainer = Trainer(config=config, world=here, parts=parts, guard=Guard(SIZES, DENSE, "fake"), save=saved.save,
+    trainer = Trainer(config=config, world=here, parts=parts, guard=BatchChecker(SIZES, DENSE, "fake"), save=saved.save,
                       evaluate=judge if config.evals > 1 else lambda _: False, ahead=ahead, memory_used=lambda: 0,
                       observe=lambda m: losses.append(m["loss"]),
                       gate=SyncedBatches(here,
@@ -192,7 +192,7 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
     lines: list[dict] = []
     begun = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), step=1, rows=ROWS)
     saved = Checkpoints(folder, parts, here, keep=1, record=lambda _: None)
-    trainer = Trainer(config=config, world=here, parts=parts, guard=Guard(SIZES, DENSE, "fake"), save=saved.save,
+    trainer = Trainer(config=config, world=here, parts=parts, guard=BatchChecker(SIZES, DENSE, "fake"), save=saved.save,
                       evaluate=lambda _: False, memory_used=lambda: 0, observe=lines.append, ahead=ahead,
                       gate=SyncedBatches(here, lambda: False, time.perf_counter))
     outcome = trainer.train(PaddedFeed(1, ROWS, here.rank, here.ranks, bags=True), begun)
@@ -231,7 +231,7 @@ def stopped_in_a_stall(here: Ranks, folder: Path) -> dict:
     meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
     gate = SyncedBatches(here, asked.is_set, time.perf_counter)
-    trainer = Trainer(config=config, world=here, parts=parts, guard=Guard(SIZES, DENSE, "fake"), save=saved.save,
+    trainer = Trainer(config=config, world=here, parts=parts, guard=BatchChecker(SIZES, DENSE, "fake"), save=saved.save,
                       evaluate=lambda _: False, memory_used=lambda: 0, observe=lambda m: losses.append(m["loss"]),
                       gate=gate)
 
@@ -363,8 +363,8 @@ def recut(here: Ranks, folder: Path) -> dict:
 
 
 def judged(parts: TrainingParts, split: FakeSplit, here: Ranks) -> dict[str, float]:
-    exact = evaluate(parts, split, Guard(SIZES, DENSE, "fake"), here).quality
-    rough = evaluate(parts, split, Guard(SIZES, DENSE, "fake"), here, exact_rows=1).quality
+    exact = evaluate(parts, split, BatchChecker(SIZES, DENSE, "fake"), here).quality
+    rough = evaluate(parts, split, BatchChecker(SIZES, DENSE, "fake"), here, exact_rows=1).quality
     assert abs((exact.auc or 0) - (rough.auc or 0)) < 2e-2  # 128 rows, many within one bin
     assert abs(exact.logloss - rough.logloss) < 1e-9
     return {"auc": exact.auc or 0.0, "logloss": exact.logloss}
@@ -406,7 +406,7 @@ def resumed(here: Ranks, folder: Path) -> dict:
     rest, parts, _ = trained(here, "row", folder / f"other-{here.ranks}", PLAIN["adam"], stop_at=4, resume=other)
     found["other"] = rest
     fake = FakeSplit([batch(5000 + i, ROWS, here.rank, here.ranks) for i in range(3)])
-    findings = evaluate(parts, fake, Guard(SIZES, DENSE, "fake"), here, slices=["tiny"])
+    findings = evaluate(parts, fake, BatchChecker(SIZES, DENSE, "fake"), here, slices=["tiny"])
     found["quality"] = findings.quality.to_dict()
     found["slices"] = {i: q.rows for i, q in findings.slices["tiny"].items()}
     losses = []

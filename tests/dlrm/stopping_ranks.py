@@ -23,7 +23,7 @@ class Speaks(heartbeat.Heartbeat):
         Speaks.of_steps = json.loads(self._store.get(f"sluice/beat/{self._rank}"))["silence_s"] < MOST_S
 
 
-class Stops(input_checks.Guard):
+class Stops(input_checks.BatchChecker):
     saved: Path
 
     def check(self, batch):
@@ -34,7 +34,7 @@ class Stops(input_checks.Guard):
 
 if __name__ == "__main__":
     Stops.saved = Path(sys.argv[sys.argv.index("--run-dir") + 1]) / "checkpoints" / "LATEST"
-    input_checks.Guard = trainer.Guard = Stops  # type: ignore[misc]
+    input_checks.BatchChecker = trainer.BatchChecker = Stops  # type: ignore[misc]
     heartbeat.Heartbeat = Speaks  # type: ignore[misc]
     found = main(sys.argv[1:])
     if found is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from sluice.agent.costs.stage_cost import Point, StageCost
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
-from sluice.dlrm.config import Config
+from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import world
 from sluice.dlrm.training import assemble, loaders
 from sluice.etl.synth.small_table import small_table

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-from sluice.dlrm.config import ConfigError, Table
-from sluice.dlrm.model.table_compression import Combine, Compression, Compressor, codes, part_tables, within
+from sluice.dlrm.model.table_compression import CombineCodes, Compression, Compressor, codes, part_tables, within
+from sluice.dlrm.options import ConfigError, Table
 
 
 def table(rows=1000, width=16, name="C1", lookups=1.0):
@@ -122,7 +122,7 @@ def matrix(compressor, collection, column):
 def looked_up(compressor, collection, values, lengths, weights=None):
     values, lengths, weights = compressor.expand(values, lengths, weights)
     keys = [t.name for t in compressor.tables]
-    return Combine(compressor)(collection(KeyedJaggedTensor(keys=keys, values=values, lengths=lengths,
+    return CombineCodes(compressor)(collection(KeyedJaggedTensor(keys=keys, values=values, lengths=lengths,
                                                             weights=weights)))
 
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch.distributed as dist
 
-from sluice.dlrm import cli as options
-from sluice.dlrm.config import Config
+from sluice.dlrm import start_options as options
+from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders, signals
 from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.common.errors import UsageError

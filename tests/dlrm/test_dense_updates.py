@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from sluice.dlrm.config import ConfigError
 from sluice.dlrm.model.ranker import decayed
 from sluice.dlrm.optim.clip import GradientError, clip
 from sluice.dlrm.optim.lamb import Lamb
 from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
+from sluice.dlrm.options import ConfigError
 
 
 def twin_lamb(w, gradients, decay):

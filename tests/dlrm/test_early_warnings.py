@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.dlrm.config import Config
+from sluice.dlrm.options import Config
 from sluice.dlrm.session.defaults import LEAST_STEPS, MOST_ROWS, defaults, described
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
 from sluice.etl.spec.empty_splits import empty_splits

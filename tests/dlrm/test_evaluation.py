@@ -12,13 +12,13 @@ import torch
 
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, best
-from sluice.dlrm.config import Config, Table
 from sluice.dlrm.evaluation import validation
 from sluice.dlrm.evaluation.metrics import quality
 from sluice.dlrm.evaluation.split import evaluate
 from sluice.dlrm.evaluation.validation import Validator
+from sluice.dlrm.options import Config, Table
 from sluice.dlrm.ranks import packed, unpacked
-from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from tests.dlrm.rig import FakeBatch, FakeSplit
 
@@ -64,7 +64,7 @@ def split(*, rows: int = 64, batches: int = 3, sense: float = 1.0) -> FakeSplit:
 
 
 def findings(feed: FakeSplit, **how):
-    return evaluate(PARTS, feed, Guard(SIZES, ["d0", "d1"], "fake"), Alone(), **how)  # type: ignore[arg-type]
+    return evaluate(PARTS, feed, BatchChecker(SIZES, ["d0", "d1"], "fake"), Alone(), **how)  # type: ignore[arg-type]
 
 
 def test_rows_that_only_fill_a_batch_count_nowhere():

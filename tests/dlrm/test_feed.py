@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.agent.runtime import knobs_file
-from sluice.dlrm.config import Config
+from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders
 from sluice.etl.synth.small_table import small_table
 from sluice.ingest.knobs import KnobError, Knobs

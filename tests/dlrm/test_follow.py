@@ -22,12 +22,12 @@ from sluice.agent.report.run_folder import Run
 from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.meta import CheckpointError, CheckpointMeta, latest
-from sluice.dlrm.config import Config, ConfigError, ModelConfig, OptimConfig
 from sluice.dlrm.follow import transplant
 from sluice.dlrm.follow import versions as follow
 from sluice.dlrm.follow.table_diff import TableDiff, between
 from sluice.dlrm.follow.transplant import labels_of, moved_weights
 from sluice.dlrm.model.towers import build as tower
+from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.training import assemble as build
 from sluice.dlrm.training import loaders

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.dlrm import cli as options
-from sluice.dlrm.config import Config, ConfigError, ModelConfig, tables_of
+from sluice.dlrm import start_options as options
+from sluice.dlrm.options import Config, ConfigError, ModelConfig, tables_of
 from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import Field
 

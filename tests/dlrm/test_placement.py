@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import KINDS, TARGET, cuts, place
-from sluice.dlrm.sharding.shards import DoesNotFit, PlacementError, Storage
+from sluice.dlrm.sharding.shard_sizes import DoesNotFit, PlacementError, Storage
 
 MLPERF_ROWS = (40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155,
                4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36)

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.placement import KINDS, TARGET, place
-from sluice.dlrm.sharding.shards import PlacementError, Storage
+from sluice.dlrm.sharding.shard_sizes import PlacementError, Storage
 from sluice.dlrm.sharding.torchrec_planner import propose
 from tests.dlrm.test_placement import MLPERF_LOOKUPS, MLPERF_ROWS, made
 

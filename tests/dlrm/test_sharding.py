@@ -8,10 +8,10 @@ import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
-from sluice.dlrm.config import Config, ModelConfig, OptimConfig, Table
 from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.model.table_compression import ConfigError
 from sluice.dlrm.optim.build import fuse_tables
+from sluice.dlrm.options import Config, ModelConfig, OptimConfig, Table
 from sluice.dlrm.run_plan import bytes_per_step
 from sluice.dlrm.sharding.apply import asked, describe, placed, summary, torchrecs_plan
 from sluice.dlrm.sharding.machine import TrainingMachine

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from sluice.dlrm import cli as options
 from sluice.dlrm import evaluate, train
+from sluice.dlrm import start_options as options
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, read
-from sluice.dlrm.config import Config
 from sluice.dlrm.follow.versions import StartPoint
+from sluice.dlrm.options import Config
 from sluice.dlrm.session import start
 from sluice.etl.spec.row_identity import SplitMoved
-from sluice.etl.table.census import Census
+from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm import clicks_table
 
@@ -108,4 +108,4 @@ def test_rows_that_are_known_by_other_columns_cannot_be_told_apart(table, tmp_pa
     from sluice.dlrm.follow.versions import seen_in
     with pytest.raises(SplitMoved, match=r"known by other columns.*first version's input columns.*now the key number"):
         seen_in(keyed, meta, "refuse")
-    assert Census.of(keyed.records.values()).rule.text == "the key number"
+    assert SplitRows.of(keyed.records.values()).rule.text == "the key number"

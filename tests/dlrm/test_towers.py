@@ -11,9 +11,16 @@ from torch import fx
 from torchrec.models.dlrm import InteractionArch
 from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, LowRankMixtureCrossNet
 
-from sluice.dlrm.config import MODELS, ConfigError, ModelConfig
-from sluice.dlrm.model.interactions import CrossLayers, Dots, Interests, LowRankCross, MixtureCross, second_order
+from sluice.dlrm.model.interactions import (
+    CrossLayers,
+    Dots,
+    InterestEvolution,
+    LowRankCross,
+    MixtureCross,
+    second_order,
+)
 from sluice.dlrm.model.towers import build, tower_of
+from sluice.dlrm.options import MODELS, ConfigError, ModelConfig
 
 SHAPES = [(1, 1, 1, 4), (1, 3, 5, 4), (7, 13, 3, 12), (16, 2, 26, 8)]  # samples, dense, columns, width
 STEPS = 5
@@ -197,7 +204,7 @@ def test_cross_layers_are_torchrecs(ours, theirs, names):
 
 
 def test_the_first_gru_is_torchs_and_padding_changes_nothing():
-    layer = randomise(Interests(6))
+    layer = randomise(InterestEvolution(6))
     data = inputs((5, 1, 1, 6), lengths=torch.tensor([0, 1, 2, 4, 5]))
     found, _ = layer(data["history"], data["lengths"], data["target"])
     other = data["history"].clone()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
-from sluice.dlrm.config import Config
-from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.options import Config
+from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.dlrm.training.synced_batches import SyncedBatches
 from sluice.dlrm.training.trainer import NotANumber, Timing, Trainer
 from tests.dlrm.rig import DENSE, SIZES, batch
@@ -78,7 +78,7 @@ def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None 
         clock.now += 100
         done.append(("saved", meta.step))
 
-    trainer = SlowTrainer(config=config, world=Alone(), parts=None, guard=Guard(SIZES, DENSE, "fake"),
+    trainer = SlowTrainer(config=config, world=Alone(), parts=None, guard=BatchChecker(SIZES, DENSE, "fake"),
                           save=save, evaluate=evaluate, observe=lines.append, clock=clock, memory_used=lambda: 7,
                           gate=SyncedBatches(Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock))
     trainer.loss = loss

@@ -74,7 +74,7 @@ def test_a_run_goes_on_with_another_version_that_has_their_columns_and_names_tho
 
 
 def test_use_counted_by_the_etl_is_not_taken_for_that_of_ids_that_a_transform_gives(transformed):
-    from sluice.dlrm.config import ModelConfig, profile_of, tables_of
+    from sluice.dlrm.options import ModelConfig, profile_of, tables_of
 
     table = FeatureTable.open(transformed / "table", transforms=("mine:f:C1>C1",))
     found = {t.name: t for t in tables_of(table.fields, ModelConfig(), profile_of(table))}

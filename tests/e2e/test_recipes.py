@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.dlrm.cli import fresh, parse
+from sluice.dlrm.start_options import fresh, parse
 from sluice.etl.spec.spec import Spec
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from sluice.etl.spec.columns import ROLE_KINDS
 from sluice.etl.spec.permission import NOTHING
 from sluice.etl.spec.row_rules import FILTERS, SECTIONS
 from sluice.etl.spec.spec import DRIFTS, FORMATS, INPUT_TYPES, Input, Spec, TableSpec
-from sluice.etl.spec.transforms import transformed
-from sluice.ingest.transforms import ColumnTransforms, bound
+from sluice.etl.spec.table_transform import transformed
+from sluice.ingest.column_transforms import ColumnTransforms, bound
 
 
 def test_every_key_is_documented_and_every_example_reads(repo):

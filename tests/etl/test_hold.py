@@ -9,7 +9,7 @@ import pytest
 
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table import vacuum as vacuum_file
-from sluice.etl.table.pins import LASTS_S, Hold, Removal, being_removed, pins
+from sluice.etl.table.pins import LASTS_S, PinKeeper, Removal, being_removed, pins
 from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.vacuum import DAY_S, vacuum
 
@@ -33,12 +33,12 @@ def versions(store: TableStore, now: float) -> list[int]:
 
 def test_a_pin_lasts_as_long_as_its_reader(tmp_path):
     store, clock = TableStore(tmp_path), Clock()
-    with Hold("train run 1/ä", print, clock=clock) as hold:
+    with PinKeeper("train run 1/ä", print, clock=clock) as hold:
         assert versions(store, 0) == []
         hold.take(store.uri, 3)
         hold.take(store.uri, 4)
         assert [(p.version, p.expires) for p in pins(store, 0)] == [(4, 1000.0 + LASTS_S)]
-        with Hold("train run 1/ä", print, clock=clock) as other:
+        with PinKeeper("train run 1/ä", print, clock=clock) as other:
             other.take(store.uri, 3)
             assert sorted(versions(store, 0)) == [3, 4]
         assert versions(store, 0) == [4]
@@ -47,7 +47,7 @@ def test_a_pin_lasts_as_long_as_its_reader(tmp_path):
 
 def test_it_is_renewed_until_its_owner_ends_and_a_killed_owners_expires(tmp_path):
     store, clock = TableStore(tmp_path), Clock(times=4)
-    with Hold("reader", print, clock=clock, every_s=1e-4) as hold:
+    with PinKeeper("reader", print, clock=clock, every_s=1e-4) as hold:
         hold.take(store.uri, 7)
         assert clock.asked.wait(20)
         clock.now = 9000.0
@@ -61,7 +61,7 @@ def test_it_is_renewed_until_its_owner_ends_and_a_killed_owners_expires(tmp_path
 
 def test_another_table_is_pinned_instead(tmp_path):
     stores = [TableStore(tmp_path / name) for name in "ab"]
-    with Hold("server", print) as hold:
+    with PinKeeper("server", print) as hold:
         for number, store in enumerate(stores):
             hold.take(store.uri, number)
         assert [versions(store, 0) for store in stores] == [[], [1]]
@@ -71,7 +71,7 @@ def test_another_table_is_pinned_instead(tmp_path):
 def test_a_table_that_cannot_be_written_is_told_once(tmp_path):
     said: list[str] = []
     (tmp_path / "_sluice").write_text("a file where the folder of pins would be")
-    with Hold("reader", said.append) as hold:
+    with PinKeeper("reader", said.append) as hold:
         for _ in range(3):
             hold.take(str(tmp_path), 2)
     assert len(said) == 1
@@ -86,7 +86,7 @@ def test_a_version_that_a_vacuum_has_begun_to_remove_cannot_be_taken(tmp_path):
     other, beside = Removal.of(["data/another/x.parquet"], []), Removal.of([f"data/{job}/_SUCCESS"], [path])
     for removal in (other, beside):
         removal.begin(store)
-    with Hold("reader", print) as hold:
+    with PinKeeper("reader", print) as hold:
         hold.take(table.uri, 0)
         assert versions(store, 0) == [0]
         removal = Removal.of([path], [])

@@ -14,9 +14,9 @@ from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.spec.row_identity import Identity, KeyColumn, SplitMoved
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.table.census import Census, rule_of, there_already, trained_on, under_rule
 from sluice.etl.table.job_record import JobRecord
 from sluice.etl.table.sketch import MOST, HashBounds, Sketch, SketchSum, gather
+from sluice.etl.table.split_rows import SplitRows, rule_of, there_already, trained_on, under_rule
 
 ROWS = 80_000
 COLUMNS = ("label:int", "id:int", "price:float", "user:text", "hour:int", "tags:texts")
@@ -126,7 +126,7 @@ def test_nothing_that_changes_shows_test_rows_to_a_learner(case, old):
     assert np.array_equal(row_keys(columns, spec), row_keys(NOISE, begun))
     after = record(spec, columns, version=1)
     if not old:  # the run that goes on sees the same
-        assert trained_on(Census.of([parent]).trained, Census.of([after])).text == ""
+        assert trained_on(SplitRows.of([parent]).trained, SplitRows.of([after])).text == ""
     # And the version after it, by the same spec file, which still says what was.
     assert under_rule(Spec.parse(later), after, accept=False)[0].rule.columns == spec.rule.columns
 
@@ -137,7 +137,7 @@ def test_without_the_rule_all_of_this_would_leak_and_the_share_is_named():
     spec, before = under_rule(Spec.parse(text(*COLUMNS, table="seed = 1")), parent, accept=True)
     splits = split_of(begun, NOISE), split_of(spec, NOISE)
     assert by_heart(*splits, LABEL) > 0.8
-    found = trained_on(Census.of([parent]).trained, Census.of([record(spec, NOISE, version=1, before=before)]))
+    found = trained_on(SplitRows.of([parent]).trained, SplitRows.of([record(spec, NOISE, version=1, before=before)]))
     truth = float((splits[0][splits[1] == 1] == 0).mean())
     assert found.shares["test"] == pytest.approx(truth, abs=0.05)
     assert not found.exact
@@ -168,7 +168,8 @@ def test_a_key_may_be_named_later_once_and_begins_a_rule():
     parent = record(Spec.parse(FIRST), noise(50))
     spec, before = under_rule(Spec.parse(text(*COLUMNS, table=KEYED)), parent, accept=False)
     assert (spec.rule.named, before) == (True, parent.identity)
-    found = trained_on(Census.of([parent]).trained, Census.of([record(spec, noise(50), version=1, before=before)]))
+    later = SplitRows.of([record(spec, noise(50), version=1, before=before)])
+    found = trained_on(SplitRows.of([parent]).trained, later)
     assert found.exact
     assert "of the rows of split 'test'" in found.text
     with pytest.raises(SplitMoved, match=r"table\.key names user, and the rows of this table are known by id"):
@@ -177,7 +178,7 @@ def test_a_key_may_be_named_later_once_and_begins_a_rule():
     spec, before = under_rule(without, parent, accept=False)
     assert before is None
     with pytest.raises(SplitMoved, match=r"known by other columns.*the key id"):
-        trained_on(Census.of([parent]).trained, Census.of([record(spec, noise(50), version=1)]))
+        trained_on(SplitRows.of([parent]).trained, SplitRows.of([record(spec, noise(50), version=1)]))
 
 
 def test_an_older_table_keeps_its_keys_bit_for_bit():
@@ -199,8 +200,8 @@ def test_a_record_keeps_rule_and_sketches_and_older_ones_are_read():
     older = kept.to_json()
     del older["identity"], older["sketches"]
     assert JobRecord.from_json(older).identity is None
-    census = Census.of([kept]).trained
-    assert Census.from_json(json.loads(json.dumps(census.to_json()))).to_json() == census.to_json()
+    census = SplitRows.of([kept]).trained
+    assert SplitRows.from_json(json.loads(json.dumps(census.to_json()))).to_json() == census.to_json()
 
 
 @pytest.mark.parametrize(("values", "message"), [
@@ -276,12 +277,12 @@ def test_what_is_trained_on_over_several_versions_adds_up_and_what_always_lay_in
     by_time = [text(*COLUMNS, table=f'split_time = "hour"\nsplit = {{train = 0, test = {bound}}}')
                for bound in (4000, 2500)]
     first, later = (Spec.parse(t) for t in by_time)
-    then, after = Census.of([record(first, columns)]), Census.of([record(later, columns, version=1)])
+    then, after = SplitRows.of([record(first, columns)]), SplitRows.of([record(later, columns, version=1)])
     hour = columns["hour"].to_numpy()
     share = float(((hour >= 2500) & (hour < 4000)).sum() / (hour >= 2500).sum())
     assert trained_on(then.trained, after).shares["test"] == pytest.approx(share, abs=0.02)
     assert trained_on(after.trained, then).text == ""  # train grows as time goes on
-    other = Census.of([record(first, {n: v.slice(0, 10) for n, v in columns.items()}, version=2)])
+    other = SplitRows.of([record(first, {n: v.slice(0, 10) for n, v in columns.items()}, version=2)])
     assert trained_on(other.trained.and_then(then.trained), after).shares == trained_on(then.trained, after).shares
     assert trained_on(then.trained.and_then(other.trained), after).shares == trained_on(then.trained, after).shares
 
@@ -290,33 +291,33 @@ def test_splits_named_by_a_column_are_compared_by_the_others():
     columns = noise(1000)
     names = pa.array(["train", "test"] * 500)
     spec = Spec.parse(text(*COLUMNS, "part:text", table='split_column = "part"\nsplit = {train = 0.5, test = 0.5}'))
-    before = Census.of([record(spec, {**columns, "part": names})])
-    turned = Census.of([record(spec, {**columns, "part": pa.array(["test", "train"] * 500)}, version=1)])
+    before = SplitRows.of([record(spec, {**columns, "part": names})])
+    turned = SplitRows.of([record(spec, {**columns, "part": pa.array(["test", "train"] * 500)}, version=1)])
     assert trained_on(before.trained, turned).shares == {"test": 1.0}
-    assert trained_on(before.trained, Census.of([record(spec, {**columns, "part": names}, version=1)])).text == ""
+    assert trained_on(before.trained, SplitRows.of([record(spec, {**columns, "part": names}, version=1)])).text == ""
 
 
 def test_the_same_files_never_move_and_older_versions_are_compared_by_their_rules():
     old = record(Spec.parse(FIRST), noise(50), old=True)
     more = now(noise(50), more=pa.array(range(50)))
     mixed = record(Spec.parse(text(*COLUMNS, "more:int")), more, version=1, old=True)
-    both = Census.of([old, mixed])
+    both = SplitRows.of([old, mixed])
     assert both.rule is None
     assert trained_on(both, both).text == ""
-    assert trained_on(Census.of([old]), Census.of([dataclasses.replace(old, job="again", version=1)])).text == ""
+    assert trained_on(SplitRows.of([old]), SplitRows.of([dataclasses.replace(old, job="again", version=1)])).text == ""
     with pytest.raises(SplitMoved, match=r"other columns than those that were trained on.*several rules"):
-        trained_on(Census.of([old]), both)
+        trained_on(SplitRows.of([old]), both)
     recut = Spec.parse(text(*COLUMNS, table="split = {train = 0.5, test = 0.5}"))
     with pytest.raises(SplitMoved, match="cut in another way"):
-        trained_on(Census.of([old]), Census.of([record(recut, noise(50), version=1, old=True)]))
+        trained_on(SplitRows.of([old]), SplitRows.of([record(recut, noise(50), version=1, old=True)]))
 
 
 def test_rows_that_are_appended_again_are_counted():
     columns, spec = noise(9000), Spec.parse(FIRST)
     part = {name: values.slice(0, 4000) for name, values in columns.items()}
     more = {name: values.slice(3000, 2000) for name, values in columns.items()}
-    assert there_already(*(Census.of([record(spec, c)]) for c in (part, more)), 2000) == (1000, True)
-    table = Census.of([record(spec, {n: v.slice(0, 8500) for n, v in columns.items()})])
-    again, exact = there_already(table, Census.of([record(spec, columns)]), 9000)
+    assert there_already(*(SplitRows.of([record(spec, c)]) for c in (part, more)), 2000) == (1000, True)
+    table = SplitRows.of([record(spec, {n: v.slice(0, 8500) for n, v in columns.items()})])
+    again, exact = there_already(table, SplitRows.of([record(spec, columns)]), 9000)
     assert (again, exact) == (pytest.approx(8500, rel=0.02), False)
-    assert there_already(Census.of([record(spec, part, old=True)]), table, 5) is None
+    assert there_already(SplitRows.of([record(spec, part, old=True)]), table, 5) is None

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.dlrm import cli as options
+from sluice.dlrm import start_options as options
 from sluice.dlrm.session import start
 from sluice.etl.apply.features import hash_of
 from sluice.etl.spec.row_identity import SplitMoved
-from sluice.etl.table.census import Census
 from sluice.etl.table.sketch import Sketch
+from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable
 from tests.dlrm.rig import last_json, launch
 from tests.etl.jobs import Said, rows_of, run
@@ -60,7 +60,7 @@ def test_a_table_whose_columns_change_is_followed_and_one_whose_rows_moved_is_no
     rule = tables[0].record.identity
     keys = hash_of({name: rows[name].combine_chunks() for name in rows.column_names}, rule.recognised, rule.seed)
     number = rows["id"].to_numpy()
-    for split, sketch in Census.of([tables[1].record]).sketches[rule.recognition].items():
+    for split, sketch in SplitRows.of([tables[1].record]).sketches[rule.recognition].items():
         there = np.isin(number, sorted(ids(tables[1], split)))
         assert sketch.to_json() == Sketch.of(keys[there]).to_json()
 

@@ -17,8 +17,8 @@ from sluice.etl.ops.numeric import BoxCox
 from sluice.etl.ops.text import Ngram
 from sluice.etl.schema import Field, Fingerprint
 from sluice.etl.spec.spec import Spec
+from sluice.etl.spec.table_transform import short_transforms, stored, transformed
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.spec.transforms import short_transforms, stored, transformed
 
 HEAD = """
 [input]

@@ -19,7 +19,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
-from sluice.ingest.stages.transform_runner import TransformWorker
+from sluice.ingest.stages.transform_worker import TransformWorker
 from tests.ingest import twin
 from tests.ingest.test_workers import Scene
 

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from sluice.ingest.memory.governor import Governor, MemoryLimitError, Senses
+from sluice.ingest.memory.governor import Governor, MemoryLimitError, MemoryReadings
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ class Process:
         self.now, self.used, self.idle, self.pressure, self.given_back = 0.0, 0, 0, 0.0, 0
 
     def senses(self):
-        return Senses(used=lambda: self.used, idle=lambda: self.idle, reclaim=self.reclaim,
+        return MemoryReadings(used=lambda: self.used, idle=lambda: self.idle, reclaim=self.reclaim,
                       pressure=lambda: self.pressure, clock=lambda: self.now)
 
     def reclaim(self):

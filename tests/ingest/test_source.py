@@ -19,8 +19,8 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, WindowPart
+from sluice.ingest.stages.completed_windows import CompletedWindows
 from sluice.ingest.stages.shuffle import Chunks, Decoded, Gatherer, ReadTask
-from sluice.ingest.stages.windows import Windows
 
 pytestmark = pytest.mark.slow
 
@@ -152,7 +152,7 @@ def gather(files, columns):
     governor = Governor(2**40, 0)
     decoded = [Decoded(ReadTask(schedule, r), groups.read(r), governor.admit(1, True)) for r in schedule.reads]
     gatherer = Gatherer(plan, columns, Chunks(plan, columns, 1, Buffers()), groups.describe, {})
-    windows = Windows()
+    windows = CompletedWindows()
     [(_, window)] = [found for one in decoded for found in windows.add(one)]
     return gatherer(window, governor.admit(1, True))
 

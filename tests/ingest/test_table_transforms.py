@@ -15,8 +15,8 @@ import torch
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.ops.base import OperatorError
+from sluice.etl.spec.table_transform import short_transforms
 from sluice.etl.spec.toml_keys import SpecError
-from sluice.etl.spec.transforms import short_transforms
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader

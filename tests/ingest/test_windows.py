@@ -15,9 +15,9 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.memory.governor import Governor
 from sluice.ingest.pipeline import Pipeline
 from sluice.ingest.row_order import Position, RowsPlan
-from sluice.ingest.stages import windows as windows_file
+from sluice.ingest.stages import completed_windows as windows_file
+from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone
 from sluice.ingest.stages.shuffle import Block, Decoded, Gathering, ReadTask
-from sluice.ingest.stages.windows import ReadDone, Windows
 from tests.ingest import twin
 
 JOINED = frozenset({"shuffle"})
@@ -40,7 +40,7 @@ def plan_of(*groups, **options):
 class TestOrder:
     def finished(self, plan, order):
         """What the reads bring that are decoded in that order, in the order of the plan."""
-        schedule, windows = plan.schedule(0), Windows()
+        schedule, windows = plan.schedule(0), CompletedWindows()
         found = {n: ReadDone(schedule, 1, 8, windows.add(decoded(schedule, n))) for n in order}
         return schedule, windows, [found[n] for n in range(len(schedule.reads))]
 
@@ -71,7 +71,7 @@ class TestOrder:
 
     def test_how_far_ahead_a_window_is_counts_rows_of_its_stream_over_the_end_of_an_epoch(self):
         plan = plan_of(*[10] * 40)
-        schedule, other, windows = plan.schedule(0), plan.schedule(1), Windows()
+        schedule, other, windows = plan.schedule(0), plan.schedule(1), CompletedWindows()
         last, first = (Gathering(s, s.windows[n], ()) for s, n in ((schedule, -1), (other, 0)))
         assert windows.ahead(last) == plan.used // plan.streams
         done = [ReadDone(schedule, 1, 8, [(n, Gathering(schedule, schedule.windows[n], ()))]) for n in range(3)]
@@ -107,7 +107,7 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.placed = self.others = 0
-        in_order = Windows.in_order
+        in_order = CompletedWindows.in_order
 
         def counted(windows, reads):
             for window in in_order(windows, reads):
@@ -115,7 +115,7 @@ class Counted:
                 self.others += isinstance(window, Gathering)
                 yield window
 
-        monkeypatch.setattr(Windows, "in_order", counted)
+        monkeypatch.setattr(CompletedWindows, "in_order", counted)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -147,13 +147,13 @@ def test_without_memory_for_more_the_shuffle_stage_does_it_with_a_worker_of_its_
 def test_windows_of_one_large_row_group_are_placed_as_they_are_due(tmp_path, monkeypatch):
     """All of them at once would take the memory of an epoch."""
     came, furthest = Counted(monkeypatch), []
-    ahead = Windows.ahead
+    ahead = CompletedWindows.ahead
 
     def seen(windows, window):
         furthest.append((ahead(windows, window), window.window.rows))
         return furthest[-1][0]
 
-    monkeypatch.setattr(windows_file.Windows, "ahead", seen)
+    monkeypatch.setattr(windows_file.CompletedWindows, "ahead", seen)
     table = small_table(tmp_path / "clicks", rows=20_000, row_group_rows=20_000, splits={"train": 1.0})
     with BatchLoader(table, batch_size=80, window_rows=64, knobs=Knobs(workers={"read": 2}, fused=JOINED)) as loader:
         assert sum(batch.rows for batch in loader) == loader.plan.used

@@ -35,7 +35,7 @@ _INSTEAD = {
     "sluice.ingest.stages.counters": {"core_wait_s": lambda: 0.0},
     "sluice.ingest.pipeline": {"give_back": lambda: None, "WORKER_PROCESS_BYTES": 300,
                         "Limits": functools.partial(Limits, read_ahead_bytes=(1, 2**40), prefetch_bytes=(1, 2**40))},
-    "sluice.ingest.stages.transform_runner": {"WORKER_PROCESS_BYTES": 300, "anonymous_bytes": lambda _pid: 0,
+    "sluice.ingest.stages.transform_worker": {"WORKER_PROCESS_BYTES": 300, "anonymous_bytes": lambda _pid: 0,
                                               "core_seconds": lambda _pid: (0.0, 0.0)},
     "sluice.ingest.process.shared_memory": {"_GRAIN": 64},
     "sluice.etl.table.commit": {"DeltaTable": steps.StepTable,

@@ -11,7 +11,7 @@ A change is followed by a pause in which its effect is measured (`sluice.agent.p
 that brought nothing is undone, and its stages are left alone for a while; each failure doubles the pause before the
 next try, so that a steady load soon sees no change. Workers that wait for each other are moved to the stage's other
 back end; stages are fused where cores are short, and split where they are too narrow together
-(`sluice.agent.costs.restructure`).
+(`sluice.agent.costs.stage_layouts`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sluice.agent.costs import restructure
+from sluice.agent.costs import stage_layouts
 from sluice.agent.costs.forecast import Forecast, what_if
 from sluice.agent.costs.rates import PipelineRates, rates
-from sluice.agent.costs.restructure import Restructuring
 from sluice.agent.costs.stage_cost import StageCost
+from sluice.agent.costs.stage_layouts import Restructuring
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.explain import details, moves, why
 from sluice.agent.policies.planner.state import PlannerState, WorkerCap, caps_after_failure
@@ -93,9 +93,9 @@ class Planner(Policy):
                     failing or (keep is None and state.age >= state.settings.settle and state.trial.gain(recent) < 1)):
                 undone = replace(state, knobs=state.trial.before, trial=None)
                 forecast = _forecast(undone, latest)  # perhaps a stage was grown whose workers wait for a lock
-                suspects = (suspect for suspect in restructure.suspected(forecast, recent)
+                suspects = (suspect for suspect in stage_layouts.suspected(forecast, recent)
                             if failing or suspect.stage in state.trial.stages)
-                switch = _reshape(undone, forecast, recent, itertools.chain(restructure.locked(forecast), suspects))
+                switch = _reshape(undone, forecast, recent, itertools.chain(stage_layouts.locked(forecast), suspects))
                 if switch is not None:
                     return switch
             if keep is None:
@@ -175,7 +175,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
                      f"{format_bytes(forecast.memory_limit)} used, {format_bytes(forecast.memory(state.knobs))} may be "
                      f"needed): {moves(state.knobs, knobs)}",
                 bottleneck="memory", predicted_rows_per_s=best, details=details(forecast, recent, knobs, best)))
-    switch = _reshape(state, forecast, recent, restructure.locked(forecast)) if input_bound else None
+    switch = _reshape(state, forecast, recent, stage_layouts.locked(forecast)) if input_bound else None
     if switch is not None:
         return switch
     if state.tick < state.quiet_until:
@@ -193,8 +193,8 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
             return _change(grown, knobs, "grow", recent, Reason(
                 text=f"{cause}: {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows predicted",
                 bottleneck=bottleneck, predicted_rows_per_s=best, details=details(forecast, recent, knobs, best)))
-        candidates = itertools.chain(restructure.suspected(forecast, recent), restructure.split(forecast),
-                                     restructure.fused(forecast))
+        candidates = itertools.chain(stage_layouts.suspected(forecast, recent), stage_layouts.split(forecast),
+                                     stage_layouts.fused(forecast))
         reshaped = _reshape(state, forecast, recent, candidates)
         if reshaped is not None:
             return reshaped

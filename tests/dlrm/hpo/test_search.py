@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 from sluice.dlrm import train
-from sluice.dlrm.config import ConfigError
 from sluice.dlrm.hpo.space import DEFAULT, Space, words
 from sluice.dlrm.hpo.study import LEGS, Ended, Found, Search, TrialRunner, expected, front, going_on, picture
 from sluice.dlrm.hpo.trials import Trainers, Trial
 from sluice.dlrm.model import ranker  # noqa: F401  torch makes a folder of its own: before a test is watched
+from sluice.dlrm.options import ConfigError
 from sluice.dlrm.search import main
 from sluice.etl.common.errors import UsageError
 from sluice.etl.synth.small_table import small_table

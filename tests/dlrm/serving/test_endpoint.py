@@ -10,7 +10,7 @@ import urllib.request
 import pytest
 from prometheus_client import generate_latest
 
-from sluice.dlrm.config import ConfigError
+from sluice.dlrm.options import ConfigError
 from sluice.dlrm.serving.metrics import ServerMetrics
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.ingest.stats import Snapshot, StageStats

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
-from sluice.dlrm.config import Config, ModelConfig
 from sluice.dlrm.export import NOT_EXPORTED, main
 from sluice.dlrm.model import ranker  # noqa: F401  torch makes a folder of its own: before a test is watched
+from sluice.dlrm.options import Config, ModelConfig
 from sluice.dlrm.serving import exported as made
 from sluice.dlrm.serving.exported import SIZES, Head, NotEqual, difference, example, exported
 from tests.dlrm.rig import written

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import torch
 
-from sluice.dlrm.config import ModelConfig, profile_of, tables_of
+from sluice.dlrm.options import ModelConfig, profile_of, tables_of
 from sluice.dlrm.serving.served_model import Servable, online_of
 from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.apply.features import Features
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.transforms import ColumnTransforms
+from sluice.ingest.column_transforms import ColumnTransforms
 from tests.ingest import left_ids
 
 

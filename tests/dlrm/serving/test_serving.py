@@ -22,7 +22,7 @@ from sluice.dlrm import run_plan
 from sluice.dlrm.checkpoint import save_load
 from sluice.dlrm.checkpoint.disk import CheckpointDisk
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest, mark_best
-from sluice.dlrm.config import Config, ConfigError, Table
+from sluice.dlrm.options import Config, ConfigError, Table
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.serving.batcher import Batcher, Full
 from sluice.dlrm.serving.decode import ARROW, JSON, Decoder, Refusal
@@ -37,7 +37,7 @@ from sluice.dlrm.training import assemble, loaders
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable, TableError
-from sluice.ingest.transforms import ColumnTransforms
+from sluice.ingest.column_transforms import ColumnTransforms
 from tests.dlrm import clicks_table
 from tests.dlrm.rig import Bomb, last_json, launch
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from sluice.dlrm.config import Config
+from sluice.dlrm.options import Config
 from sluice.dlrm.serving.served_model import Servable
 from sluice.dlrm.training import loaders
 from sluice.etl.ops.base import OperatorError

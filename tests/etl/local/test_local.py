@@ -23,8 +23,8 @@ from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.local.engine import LocalEngine
 from sluice.etl.local.input import only_spark
+from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import pieces_of
-from sluice.etl.local.places import files_of
 from sluice.etl.local.threads import JobEnded, Threads
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState

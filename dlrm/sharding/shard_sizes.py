@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.dlrm import tables as use
+from sluice.dlrm import lookup_frequencies
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.etl.common.errors import UsageError
 
@@ -43,7 +43,7 @@ class DoesNotFit(PlacementError):
 
 
 class TableLike(Protocol):
-    """What a placement needs to know of a table; `sluice.dlrm.config.Table` has it."""
+    """What a placement needs to know of a table; `sluice.dlrm.options.Table` has it."""
 
     @property
     def name(self) -> str: ...
@@ -54,7 +54,7 @@ class TableLike(Protocol):
     @property
     def lookups(self) -> float: ...
     @property
-    def use(self) -> use.Runs: ...
+    def use(self) -> lookup_frequencies.Runs: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluice.dlrm.config import ModelConfig, Table
+    from sluice.dlrm.options import ModelConfig, Table
 
 Runs = tuple[tuple[int, int, float], ...]
 """(first row, row after the last, share of the lookups)"""

@@ -1,4 +1,4 @@
-"""Where rows go: `Placing` gives each row its split, its file and what it is sorted by there, and gathers sketches."""
+"""Where rows go: `RowPlacement` gives each row its split, its file and what it is sorted by, and gathers sketches."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Rows:
     split: npt.NDArray[np.int32]
     files: npt.NDArray[np.int32]
     order: list[pa.Array]
-    """What rows are sorted by in their file: see `Placing.order`."""
+    """What rows are sorted by in their file: see `RowPlacement.order`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class SketchInputs:
     """What sketches need to know of each row that is written."""
 
     rules: tuple[Identity, ...]
@@ -37,7 +37,7 @@ class Look:
     splits: tuple[str, ...]
 
     @classmethod
-    def of(cls, placement: FileAssignment, rows: int, before: Identity | None) -> Look:
+    def of(cls, placement: FileAssignment, rows: int, before: Identity | None) -> SketchInputs:
         """The look at a job's rows, about `rows` of them: by this table's rule, and also by the rule `before`, if that
         is another one."""
         spec = placement.spec
@@ -55,10 +55,10 @@ class Look:
         return found
 
 
-class Placing:
+class RowPlacement:
     """Places one batch of a job's rows after another."""
 
-    def __init__(self, placement: FileAssignment, look: Look, features: Features, state: FittedState) -> None:
+    def __init__(self, placement: FileAssignment, look: SketchInputs, features: Features, state: FittedState) -> None:
         self._placement, self._look, self._features, self._spec = placement, look, features, placement.spec
         self._drawn_from = state["rows/negatives/0"] if self._spec.rows.negatives else None
         self.seen: Gathered = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.dlrm.config import Config, ConfigError
+from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.common.settings import Given, make, read, replaced, setting
 from sluice.etl.spec.code_options import CodeOptions
 

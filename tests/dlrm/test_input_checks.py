@@ -7,12 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from sluice.dlrm.training.input_checks import BadData, Guard, check_footers, find
+from sluice.dlrm.training.input_checks import BadData, BatchChecker, check_footers, find
 from tests.dlrm.rig import DENSE, SIZES, batch
 
 
 def guard():
-    return Guard(SIZES, DENSE, "train")
+    return BatchChecker(SIZES, DENSE, "train")
 
 
 def test_good_batches_pass():
@@ -104,5 +104,5 @@ def test_a_value_is_found_in_its_file_and_row_group(tmp_path):
     b = batch(3, 64)
     b.values[5] = 4000
     with pytest.raises(BadData, match=r"step 3 of train; there\)"):
-        Guard(SIZES, DENSE, "train", find=lambda column, value: "there" if (column, value) == ("big", 4000) else None
-              ).check(b)
+        BatchChecker(SIZES, DENSE, "train",
+                     find=lambda column, value: "there" if (column, value) == ("big", 4000) else None).check(b)

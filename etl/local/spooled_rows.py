@@ -1,5 +1,5 @@
-"""The rows of every file of a job, as threads make them: `Runs`, which wait in a `Spool`; and `FileWriter`, which sorts
-one file and writes it."""
+"""The rows of every file of a job, as threads make them: `SpooledRows`, which wait in a `Spool`; and `FileWriter`,
+which sorts one file and writes it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Spool:
             self._file.close()
 
 
-class Runs:
+class SpooledRows:
     """Batches sorted by the number of the file that each row goes to, and where in each the rows of a file lie."""
 
     def __init__(self, files: int, spool: Spool) -> None:
@@ -100,7 +100,7 @@ class FileWriter:
     placement: FileAssignment
     store: TableStore
     job: str
-    runs: Runs
+    runs: SpooledRows
     threads: Threads
 
     def path(self, file: int) -> str:

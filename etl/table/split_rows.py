@@ -1,5 +1,5 @@
-"""Which rows a version's splits hold: `Census`, by which two versions are compared. `trained_on` says what share of a
-split a run has seen, `there_already` how many rows of an append a table already has."""
+"""Which rows a version's splits hold: `SplitRows`, by which two versions are compared. `trained_on` says what share of
+a split a run has seen, `there_already` how many rows of an append a table already has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Census:
+class SplitRows:
     """What is known about the rows of some jobs."""
 
     jobs: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Census:
     """`Identity.recognition` → split → sketch of its rows; only recognitions that every job has."""
 
     @classmethod
-    def of(cls, records: Iterable[JobRecord]) -> Census:
+    def of(cls, records: Iterable[JobRecord]) -> SplitRows:
         records = sorted(records, key=lambda r: r.version)
         rules, settings = [rule_of(r) for r in records], [_settings(r) for r in records]
         rule = rules[-1] if rules else None
@@ -49,13 +49,13 @@ class Census:
                    sketches=sketches)
 
     @property
-    def trained(self) -> Census:
+    def trained(self) -> SplitRows:
         """The census of the rows that a run trains on: those of `train` that are in no other split."""
         sketches = {recognition: {TRAIN: splits[TRAIN].without(s for n, s in splits.items() if n != TRAIN)}
                     for recognition, splits in self.sketches.items() if TRAIN in splits}
         return replace(self, sketches=sketches)
 
-    def and_then(self, later: Census) -> Census:
+    def and_then(self, later: SplitRows) -> SplitRows:
         """The census of the rows of both, where their sketches can be joined; otherwise that of the later ones."""
         common = self.sketches.keys() & later.sketches.keys()
         if not common:
@@ -72,7 +72,7 @@ class Census:
                              for recognition, splits in self.sketches.items()}}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Census:
+    def from_json(cls, value: Mapping[str, Any]) -> SplitRows:
         return cls(jobs=tuple(value["jobs"]), settings=value["settings"],
                    rule=Identity.from_json(value["rule"]) if value["rule"] else None,
                    sketches={recognition: {split: Sketch.from_json(sketch) for split, sketch in splits.items()}
@@ -146,7 +146,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def trained_on(before: Census, after: Census) -> Seen:
+def trained_on(before: SplitRows, after: SplitRows) -> Seen:
     """The share of each split of `after` that is among the rows trained on in `before`; `SplitMoved` if it cannot be
     known."""
     if set(after.jobs) <= set(before.jobs):
@@ -174,7 +174,7 @@ def _words(rule: Identity | None) -> str:
     return "several rules" if rule is None else f"{rule.text}, by seed {rule.seed}"
 
 
-def there_already(before: Census, appended: Census, rows: int) -> tuple[int, bool] | None:
+def there_already(before: SplitRows, appended: SplitRows, rows: int) -> tuple[int, bool] | None:
     """The number of an append's rows that a table already has, and whether it is exact; None if it cannot be known."""
     common = before.sketches.keys() & appended.sketches.keys()
     if not common:

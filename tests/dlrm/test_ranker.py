@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sluice.dlrm.config import ConfigError, ModelConfig, Table
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
+from sluice.dlrm.options import ConfigError, ModelConfig, Table
 from tests.dlrm.rig import FakeBatch
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.machine import Machine
 from sluice.ingest.read.decoding import decoding_of
 from sluice.ingest.row_order import RowsPlan
-from sluice.ingest.stages.minimum_memory import Footprint, footprint_of
+from sluice.ingest.stages.minimum_memory import MinimumMemory, footprint_of
 from tests.ingest import twin
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def written(path: Path, rows: int, group: int) -> pq.FileMetaData:
     return pq.read_metadata(path)
 
 
-def footprint(metadata: pq.FileMetaData, *, epochs: int = 2, **plan) -> Footprint:
+def footprint(metadata: pq.FileMetaData, *, epochs: int = 2, **plan) -> MinimumMemory:
     counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
     decoding = decoding_of(metadata, 0, metadata.schema.to_arrow_schema(), {})
     return footprint_of(RowsPlan(groups=(counts,), batch_size=64, window_rows=512, **plan), COLUMNS, decoding, rank=0,

@@ -1,4 +1,4 @@
-"""Which windows have all their rows: `Windows`, and `ReadWorker`, which may place a window's rows at once.
+"""Which windows have all their rows: `CompletedWindows`, and `ReadWorker`, which may place a window's rows at once.
 
 A row group that is read brings rows of some windows. Whoever brings a window's last row group places its rows on the
 spot if the shuffle stage is fused with the read stage, without a hand-over; otherwise the shuffle stage's own workers
@@ -31,7 +31,7 @@ class ReadDone:
     windows: list[tuple[int, CompleteWindow]]
 
 
-class Windows:
+class CompletedWindows:
     """The windows of a run that are under way."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ def _first(schedule: EpochSchedule, number: int) -> int:
 class ReadWorker:
     """One worker of the read stage."""
 
-    def __init__(self, decode: Callable[[ReadTask, Charge], Decoded], windows: Windows, gather: Gatherer, *,
+    def __init__(self, decode: Callable[[ReadTask, Charge], Decoded], windows: CompletedWindows, gather: Gatherer, *,
                  clock: WorkerClock, shuffle: StageCounters, room: Callable[[Gathering], Charge | None]):
         """`room` returns a charge for a window if it is to be placed here."""
         self._decode, self._windows, self._gather, self._room = decode, windows, gather, room

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sluice.dlrm.config import MODELS, ModelConfig
 from sluice.dlrm.model.flops import cross, linear, mlp
 from sluice.dlrm.model.towers import build, tower_of
 from sluice.dlrm.model.towers import cost_of as count
+from sluice.dlrm.options import MODELS, ModelConfig
 
 CONFIGS = [dict(kind=k) for k in MODELS] + [dict(kind="dcn", cross_rank=8), dict(kind="dcn", cross_rank=8,
                                                                                 cross_experts=3)]

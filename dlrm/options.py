@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
 from sluice.agent.runtime.knob_options import KnobOptions
-from sluice.dlrm import tables as use
+from sluice.dlrm import lookup_frequencies
 from sluice.dlrm.liveness.activity import MOST_S
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import check, setting
@@ -52,7 +52,7 @@ class Table:
     """How many ids a row of data brings, on average."""
     longest: int = 1
     """How many ids a row brings at most."""
-    use: use.Runs = ()
+    use: lookup_frequencies.Runs = ()
     """How the lookups are spread over the rows, if that is known."""
     top: tuple[tuple[int, float], ...] = ()
     """The most frequent ids and their shares of the lookups."""
@@ -265,8 +265,9 @@ def tables_of(fields: Sequence[Field], model: ModelConfig, profile: Mapping[str,
         # Ids that the loader makes were not counted.
         seen = None if f.online or f.transforms else (profile or {}).get(f.name)
         found.append(Table(name=f.name, rows=f.cardinality, width=width, lookups=f.bag[1] if f.bag else 1.0,
-                           longest=f.bag[2] if f.bag else 1, use=use.runs(seen, f.cardinality) if seen else (),
-                           top=use.top(seen, f.cardinality) if seen else ()))
+                           longest=f.bag[2] if f.bag else 1,
+                           use=lookup_frequencies.runs(seen, f.cardinality) if seen else (),
+                           top=lookup_frequencies.top(seen, f.cardinality) if seen else ()))
     if not found:
         raise ConfigError("the table has no sparse column: a DLRM needs at least one (role \"sparse\" in the spec)")
     if not any(f.role == "dense" for f in fields):

@@ -13,10 +13,10 @@ from sluice.etl.ops.chain import step
 from sluice.etl.ops.lists import Vectors, flat, relisted
 from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
-from sluice.etl.spec.transforms import KINDS, TableTransform, inputs_of, steps, transformed
+from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, steps, transformed
 from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays, Transform, shown
-from sluice.ingest.stages.transform_runner import function_of
+from sluice.ingest.stages.transform_worker import function_of
 from sluice.ingest.stages.transformer import settled
 
 if TYPE_CHECKING:
