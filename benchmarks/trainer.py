@@ -51,7 +51,7 @@ from sluice.dlrm.sharding.apply import placed
 from sluice.dlrm.telemetry.silence_warnings import quiet
 from sluice.dlrm.training import loaders
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
-from sluice.dlrm.training.input_checks import Guard
+from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.table.table import FeatureTable
@@ -226,7 +226,7 @@ def learned(config: Config, table: FeatureTable, steps: int, here: Ranks) -> dic
             rows += batch.rows
         seconds = time.perf_counter() - began
     with loaders.evaluation(config, table, "validation", rank=0, local_ranks=1) as batches:
-        guard = Guard({t.name: t.rows for t in now.layout.columns}, batches.dense_names, "validation")
+        guard = BatchChecker({t.name: t.rows for t in now.layout.columns}, batches.dense_names, "validation")
         quality = evaluate(parts, batches, guard, here).quality
     return {"auc": quality.auc, "ne": quality.ne, "samples_per_s": rows / seconds, "state_bytes": now.state_bytes,
             "gradient_bytes": now.gradient_bytes,

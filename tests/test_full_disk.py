@@ -20,7 +20,7 @@ from sluice.dlrm.telemetry.journal import Journal
 from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.etl.common.program import say
 from sluice.etl.synth.small_table import small_table
-from sluice.etl.table.pins import Hold
+from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
@@ -140,7 +140,7 @@ def test_a_cache_without_room_costs_the_cache_and_one_that_cannot_begin_is_refus
 def test_a_pin_without_room_is_told_once_and_reading_goes_on(tmp_path):
     small_table(tmp_path / "t", rows=8, files=1, splits={"train": 1.0})
     lines: list[str] = []
-    with Hold("reader", lines.append) as hold, no_more_than(10):
+    with PinKeeper("reader", lines.append) as hold, no_more_than(10):
         hold.take(str(tmp_path / "t"), 0)
         hold.take(str(tmp_path / "t"), 0)
     assert len(lines) == 1

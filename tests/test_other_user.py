@@ -24,7 +24,7 @@ from sluice.dlrm.telemetry.progress import TrainingProgress
 from sluice.dlrm.telemetry.prometheus import Endpoint
 from sluice.etl.spark.session import DEFAULTS
 from sluice.etl.synth.small_table import small_table
-from sluice.etl.table.pins import Hold
+from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.process.worker import WorkerProcess
@@ -68,7 +68,7 @@ def test_nothing_that_programs_leave_can_be_written_by_others(tmp_path):
         books.admit(ValueError("bad"), stage="s", file="f", row_group=0, rows=[0])
         books.close()
         with FileCache(place / "cache", 2**20, "t") as cache, CoreClaims(place / "registry") as claims, \
-                Hold("reader", print) as hold:
+                PinKeeper("reader", print) as hold:
             claims.share(2.0, None)
             cache.put("a", b"b")
             hold.take(table.uri, 0)

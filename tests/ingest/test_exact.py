@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.synth.small_table import small_table
-from sluice.etl.table.pins import Hold
+from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
@@ -93,7 +93,7 @@ def test_writers_and_vacuums_at_any_moment_leave_a_held_version_as_it_is(tmp_pat
             small_table(held.uri, rows=200, files=1, mode=mode, first=number * ROWS, splits={"train": 1.0})
             seen.append(vacuum(store, keep=1, now=time.time() + 1, grace_s=0))
 
-    with Hold("reader", said.append) as hold:
+    with PinKeeper("reader", said.append) as hold:
         hold.take(held.uri, held.version)
         disturbing = threading.Thread(target=disturb)
         disturbing.start()

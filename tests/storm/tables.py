@@ -20,7 +20,7 @@ from sluice.etl.table import commit
 from sluice.etl.table.commit import Base, CommitConflict
 from sluice.etl.table.job_record import FileRecord, JobRecord
 from sluice.etl.table.new_files import CommitError
-from sluice.etl.table.pins import Hold
+from sluice.etl.table.pins import PinKeeper
 from sluice.etl.table.store import StoreError, TableStore
 from sluice.etl.table.table import FeatureTable, TableError
 from sluice.etl.table.vacuum import vacuum
@@ -178,7 +178,7 @@ class _Run:
         """What a trainer does: opens the newest version, holds it, looks whether it is whole, and reads it."""
         self._later()
         said: list[str] = []
-        with Hold(f"reader-{number}", said.append) as hold:
+        with PinKeeper(f"reader-{number}", said.append) as hold:
             try:
                 table = FeatureTable.open(self._store.uri)
                 hold.take(table.uri, table.version)
