@@ -28,13 +28,21 @@ MODELS = {"dlrm": f"{_TOWERS}:Dlrm", "dcn": f"{_TOWERS}:Dcn", "wide_deep": f"{_T
 """The name of a model → the class of its tower, which is imported when a model is made."""
 OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
-SHARDINGS = ("auto", "row", "table", "column", "torchrec")
+SHARDING_KINDS = ("row", "table", "column")
+"""How a table can lie on the ranks: `auto` chooses one of these for each, and one may be asked for all of them."""
+ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on each rank, on GPUs alone"}
+"""Kinds that only a FILE can ask for, with what each of them does."""
+SHARDINGS = ("auto", *SHARDING_KINDS, "torchrec")
 PRECISIONS = ("fp32", "bf16")
 WIRES = ("fp32", "fp16")
 MISSING = ("refuse", "mask")
 READERS = ("auto", "petastorm", "arrow")
 FOLLOWS = ("", "epochs", "parts")
 """`epochs`: the newest version, at each epoch's end. `parts`: one version after the other, what each added once."""
+
+
+def _kinds_help() -> str:
+    return ", ".join([*SHARDING_KINDS, *(f"{kind} ({what})" for kind, what in ASKED_SHARDING_KINDS.items())])
 
 
 class ConfigError(UsageError):
@@ -177,9 +185,9 @@ class RankSettings:
     title = "ranks"
     ranks: int = 1
     sharding: str = setting("auto", "how tables are spread over ranks; torchrec: as TorchRec's planner has it; FILE: "
-                            "JSON, {table: KIND[:KERNEL]}, auto for the rest; kinds: row, table, column, table_row "
-                            "(over one host's ranks), on GPUs also data (a copy on each); kernels on GPUs: fused, uvm "
-                            "(in the host's memory), uvm_caching", metavar="|".join([*SHARDINGS, "FILE"]))
+                            f"JSON, {{table: KIND[:KERNEL]}}, auto for the rest; kinds: {_kinds_help()}; kernels on "
+                            "GPUs: fused, uvm (in the host's memory), uvm_caching",
+                            metavar="|".join([*SHARDINGS, "FILE"]))
     wire: str = setting("fp32", "what embeddings and their gradients travel as between ranks", choices=WIRES)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from sluice.dlrm.lookup_frequencies import spread_out
-from sluice.dlrm.options import ModelConfig, Table, profile_of, tables_of
+from sluice.dlrm.options import SHARDING_KINDS, ModelConfig, Table, profile_of, tables_of
 from sluice.dlrm.sharding.apply import asked, describe
 from sluice.dlrm.sharding.machine import read
-from sluice.dlrm.sharding.placement import KINDS, place
+from sluice.dlrm.sharding.placement import place
 from sluice.dlrm.sharding.shard_sizes import DTYPES, STATES, DoesNotFit, ModelPlacement, PlacementError, Storage, gb
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
@@ -45,7 +45,7 @@ class PlanOptions:
     optimiser: str = setting("rowwise_adagrad", "whose state lies beside the weights, in float32",
                              choices=tuple(STATES))
     machine: str = setting("8x80GB", "RANKSxMEMORY or a JSON file", metavar="MACHINE")
-    sharding: str = setting("auto", "how every table is spread", choices=("auto", *KINDS))
+    sharding: str = setting("auto", "how every table is spread", choices=("auto", *SHARDING_KINDS))
     batch_size: int = setting(65_536, "global batch that the step's time is reckoned for", metavar="B", least=1)
     code: CodeOptions = field(default_factory=CodeOptions)
 
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     result: dict[str, Any] = {"fits": False, "weights_bytes": weights, "state_bytes": state, "missing_bytes": 0,
                               "ranks": machine.ranks, "usable_bytes": machine.usable_bytes, "ways": {}}
     placed: dict[str, ModelPlacement | PlacementError] = {}
-    for way in ("auto", *KINDS):
+    for way in ("auto", *SHARDING_KINDS):
         try:
             placed[way] = place(found, machine, storage, asked(way, found, machine.ranks))
         except PlacementError as error:

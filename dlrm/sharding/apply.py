@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluice.dlrm.options import SHARDINGS, Config, ConfigError, Table
+from sluice.dlrm.options import ASKED_SHARDING_KINDS, SHARDING_KINDS, SHARDINGS, Config, ConfigError, Table
 from sluice.dlrm.sharding import shard_sizes
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.placement import ASKED_ONLY, KINDS, cuts, place
+from sluice.dlrm.sharding.placement import cuts, place
 from sluice.dlrm.sharding.shard_sizes import ModelPlacement, Storage, TablePlacement, gb
 from sluice.ingest.knobs import nearest
 
@@ -40,7 +40,7 @@ def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
     kind} or {table: kind:kernel}. With one kind for all, tables too small to be cut stay whole."""
     if how == "auto":
         return {}
-    if how in KINDS:
+    if how in SHARDING_KINDS:
         return {t.name: how if how in cuts(t, ranks) else "table" for t in tables}
     try:
         found = json.loads(Path(how).read_text())
@@ -54,7 +54,7 @@ def asked(how: str, tables: Sequence[Table], ranks: int) -> dict[str, str]:
         if name not in names:
             raise ConfigError(f"sharding file {how}: no table {name!r}{nearest(name, names)}")
         bare, colon, kernel = str(kind).partition(":")
-        for what, word, known in (("kind", bare, (*KINDS, *ASKED_ONLY)),
+        for what, word, known in (("kind", bare, (*SHARDING_KINDS, *ASKED_SHARDING_KINDS)),
                                   ("kernel", kernel if colon else "fused", tuple(shard_sizes.NAMES))):
             if word not in known:
                 raise ConfigError(f"sharding file {how}: table {name!r}: {what} {word!r}{nearest(word, known)}")

@@ -1,4 +1,4 @@
-"""Which rank holds which table, or which part of it: plain arithmetic over sizes and use. Standard library only.
+"""Which rank holds which table, or which part of it: plain arithmetic over sizes and use, without torch.
 
 A table is placed whole (`table`), cut by rows over all ranks (`row`), or cut by columns over some (`column`). Two loads
 count on each rank: the bytes that it holds, and the bytes that it reads for one sample. First, tables that cannot be
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sluice.dlrm.lookup_frequencies import share
+from sluice.dlrm.options import ASKED_SHARDING_KINDS, SHARDING_KINDS
 from sluice.dlrm.sharding import shard_sizes
 from sluice.dlrm.sharding.machine import TrainingMachine
 from sluice.dlrm.sharding.shard_sizes import (
@@ -28,8 +29,6 @@ from sluice.dlrm.sharding.shard_sizes import (
     part,
 )
 
-KINDS = ("row", "table", "column")
-ASKED_ONLY = ("table_row", "data")
 TARGET = 1.1  # largest over mean load of a rank that a placement should reach
 MIN_COLUMNS = 4  # the fused kernels take widths in fours
 _WHOLE = "whole: on the least loaded rank"
@@ -68,11 +67,12 @@ def _asked(tables: Sequence[TableLike], machine: TrainingMachine, asked: Mapping
         if t.name not in asked:
             continue
         kind, _, kernel = asked[t.name].partition(":")
-        if kind not in (*KINDS, *ASKED_ONLY):
-            raise PlacementError(f"table {t.name!r}: kind {kind!r} is none of {', '.join((*KINDS, *ASKED_ONLY))}")
+        if kind not in (*SHARDING_KINDS, *ASKED_SHARDING_KINDS):
+            raise PlacementError(f"table {t.name!r}: kind {kind!r} is none of "
+                                 f"{', '.join((*SHARDING_KINDS, *ASKED_SHARDING_KINDS))}")
         if kernel and kernel not in shard_sizes.DEVICE_PART:
             raise PlacementError(f"table {t.name!r}: kernel {kernel!r} is none of {', '.join(shard_sizes.DEVICE_PART)}")
-        if kernel and kind in ASKED_ONLY:
+        if kernel and kind in ASKED_SHARDING_KINDS:
             raise PlacementError(f"table {t.name!r}: {kind} has no choice of kernels; leave out {kernel!r}")
         if machine.device == "cpu" and (kernel or "fused") not in shard_sizes.ANYWHERE:
             raise PlacementError(f"table {t.name!r}: kernel {kernel!r} is for GPUs: a CPU has no other memory")

@@ -1,4 +1,5 @@
-"""Moves rows from decoded row groups to their places in batches: `Decoded`, `Gathering`, `Block`.
+"""Moves the rows of a window, whose size is set in `ingest/row_order.py`, to their places in batches: `Decoded`,
+`Gathering`, `Block`.
 
 A batch is stored feature by feature in memory. The rows of a window are moved once, from where Arrow has them to their
 places in batches: so nothing but decoding and this one move touches every value.

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.dlrm.options import SHARDING_KINDS
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.placement import KINDS, TARGET, cuts, place
+from sluice.dlrm.sharding.placement import TARGET, cuts, place
 from sluice.dlrm.sharding.shard_sizes import DoesNotFit, PlacementError, Storage
 
 MLPERF_ROWS = (40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155,
@@ -47,7 +48,7 @@ def test_every_cell_of_every_table_lies_on_exactly_one_rank(shapes, ranks, optim
         assert sum(part.rows * part.width for part in p.parts) == t.rows * t.width
         assert len({part.rank for part in p.parts}) == len(p.parts)
         assert all(part.rank in range(ranks) and part.width % 4 == 0 for part in p.parts)
-        assert p.kind in KINDS
+        assert p.kind in SHARDING_KINDS
         assert (p.kind == "table") == (len(p.ranks) == 1)
         if p.kind != "column":  # by columns, each part keeps a row-wise state of its own
             assert p.bytes == storage.total(t.rows, t.width)
