@@ -69,15 +69,15 @@ def main(argv: list[str]) -> dict[str, Any]:
     largest = difference(head, torch.export.load(out / "dense.pt2").module(), batches)
     say(f"{out / 'dense.pt2'}: equal to the model at {', '.join(map(str, SIZES))} rows (largest difference "
         f"{largest:.2g})")
-    found: dict[str, Any] = {"checkpoint": path.name, "written": [str(out / "dense.pt2")], "difference": largest}
+    result: dict[str, Any] = {"checkpoint": path.name, "written": [str(out / "dense.pt2")], "difference": largest}
     if args.compile:
         try:
-            found["compiled_difference"] = difference(head, compiled(program, out / "dense-compiled.pt2"), batches)
-            found["written"].append(str(out / "dense-compiled.pt2"))
-            say(f"{out / 'dense-compiled.pt2'}: as equal (largest difference {found['compiled_difference']:.2g})")
+            result["compiled_difference"] = difference(head, compiled(program, out / "dense-compiled.pt2"), batches)
+            result["written"].append(str(out / "dense-compiled.pt2"))
+            say(f"{out / 'dense-compiled.pt2'}: as equal (largest difference {result['compiled_difference']:.2g})")
         except Exception as error:  # whatever a compiler may say
-            found["not_compiled"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            say(f"not compiled: {found['not_compiled']}")
+            result["not_compiled"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            say(f"not compiled: {result['not_compiled']}")
     about = {"checkpoint": path.name, "step": meta.step, "model": model.kind, "width": model.width,
              "table_width": model.table_width or model.width,
              "dense": list(meta.dense), "columns": columns, "inputs": list(tower_of(model.kind).inputs),
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     (out / "export.json").write_text(json.dumps(about, indent=1) + "\n")
     for what, why in NOT_EXPORTED.items():
         say(f"not in it: {what}: {why}")
-    return {**found, "not_exported": list(NOT_EXPORTED)}
+    return {**result, "not_exported": list(NOT_EXPORTED)}
 
 
 def program() -> NoReturn:

@@ -19,7 +19,7 @@ from sluice.dlrm.serving.pace import Pace
 
 INLINE_S = 0.01
 BATCH_S = 0.1
-_TURNS = 3
+_TURNS_BEFORE_BATCH = 3
 """Turns of the event loop before a batch: in them it sends answers that are ready, and reads what has come."""
 
 Q = TypeVar("Q")
@@ -27,25 +27,27 @@ A = TypeVar("A")
 
 
 class Turns:
-    """Lets `most` callers pass in each turn of the event loop: however many come at once, others have turns in
+    """Lets `limit` callers pass in each turn of the event loop: however many come at once, others have turns in
     between."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._passed = most, 0
+    def __init__(self, limit: int) -> None:
+        self._limit, self._passed = limit, 0
 
-    async def mine(self) -> None:
-        while self._passed >= self._most:
+    async def wait(self) -> None:
+        """Returns as soon as the caller may pass."""
+        while self._passed >= self._limit:
             await asyncio.sleep(0)
         if not self._passed:
-            asyncio.get_running_loop().call_soon(self._begin)
+            asyncio.get_running_loop().call_soon(self._next_turn)
         self._passed += 1
 
-    def _begin(self) -> None:
+    def _next_turn(self) -> None:
         self._passed = 0
 
 
 class Full(Exception):
-    """More waits already than may, or than can be answered in time; `retry_after` says in how many seconds to ask."""
+    """More requests wait already than may, or than can be answered in time; `retry_after` is the number of seconds
+    after which to ask again."""
 
     def __init__(self, text: str, retry_after: int = 1) -> None:
         super().__init__(text)
@@ -55,44 +57,48 @@ class Full(Exception):
 class Batcher(Generic[Q, A]):
     """Collects requests into batches on one event loop; `work` answers each request of a list."""
 
-    def __init__(self, work: Callable[[Sequence[Q]], Sequence[A]], *, size: Callable[[Q], int], most: int,
-                 together: int, waiting: int, units: Callable[[Q], int] = lambda _: 1, within: float = float("inf"),
-                 pace: Pace | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """A batch has at most `together` requests. If it has several, their `size` is at most `most` in all, and they
-        have at most as many `units` of work as take BATCH_S at the `pace` of earlier batches. At most `waiting`
-        requests wait, and none that would not be answered `within` seconds."""
-        self._work, self._size, self._most, self._together, self._limit = work, size, most, together, waiting
-        self._units, self._within, self._clock = units, within, clock
+    def __init__(self, work: Callable[[Sequence[Q]], Sequence[A]], *, size: Callable[[Q], int], size_limit: int,
+                 request_limit: int, waiting_limit: int, units: Callable[[Q], int] = lambda _: 1,
+                 answer_s: float = float("inf"), pace: Pace | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        """A batch has at most `request_limit` requests. If it has several, their `size` is at most `size_limit` in all,
+        and they have at most as many `units` of work as take BATCH_S at the `pace` of earlier batches. At most
+        `waiting_limit` requests wait, and none that would not be answered within `answer_s` seconds."""
+        self._work, self._size, self._units, self._clock = work, size, units, clock
+        self._size_limit, self._request_limit, self._waiting_limit = size_limit, request_limit, waiting_limit
+        self._answer_s = answer_s
         self.pace = pace or Pace()
         self._queue: deque[tuple[Q, int, asyncio.Future[A]]] = deque()
-        self._queued = 0
-        self._begun: tuple[float, float] | None = None
+        self._queued_units = 0
+        self._running: tuple[float, float] | None = None
+        """When the batch that is worked on began, and the seconds that it is expected to take."""
         self._busy = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self.sizes: Callable[[int], None] = lambda _: None
+        self.on_batch: Callable[[int], None] = lambda _: None
         """Called with the number of requests in each batch."""
 
     @property
     def waiting(self) -> int:
+        """The number of requests that wait."""
         return len(self._queue)
 
     @property
     def ahead_s(self) -> float:
-        """The seconds that all work will take that waits or has begun."""
-        began, takes = self._begun or (self._clock(), 0.0)
-        return self.pace.seconds(self._queued) + max(0.0, began + takes - self._clock())
+        """The seconds until all work is done that waits or has begun."""
+        begun_at, expected_s = self._running or (self._clock(), 0.0)
+        return self.pace.seconds(self._queued_units) + max(0.0, begun_at + expected_s - self._clock())
 
     async def ask(self, request: Q) -> A:
         """The answer to a request; raises Full at once, or what `work` raised. A request whose caller stops waiting is
         left out, unless its batch has begun."""
-        if len(self._queue) >= self._limit:
-            raise Full(f"{self._limit} requests wait already")
+        if len(self._queue) >= self._waiting_limit:
+            raise Full(f"{self._waiting_limit} requests wait already")
         units = max(1, self._units(request))
-        if wait := self.pace.retry_after(self.ahead_s, units, self._within):
-            raise Full(f"what waits already takes longer than {self._within:g} s; try again in {wait} s", wait)
+        if wait := self.pace.retry_after(self.ahead_s, units, self._answer_s):
+            raise Full(f"what waits already takes longer than {self._answer_s:g} s; try again in {wait} s", wait)
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._queue.append((request, units, future))
-        self._queued += units
+        self._queued_units += units
         if not self._busy:
             self._busy = True
             task = asyncio.get_running_loop().create_task(self._run())
@@ -103,17 +109,17 @@ class Batcher(Generic[Q, A]):
     async def _run(self) -> None:
         try:
             while True:
-                for _ in range(_TURNS):
+                for _ in range(_TURNS_BEFORE_BATCH):
                     await asyncio.sleep(0)
-                batch, units = self._next()
+                batch, units = self._next_batch()
                 if not batch:
                     return
-                self.sizes(len(batch))
+                self.on_batch(len(batch))
                 requests = [request for request, _ in batch]
-                began, takes = self._clock(), self.pace.seconds(units)
-                self._begun = began, takes
+                begun_at, expected_s = self._clock(), self.pace.seconds(units)
+                self._running = begun_at, expected_s
                 try:
-                    if takes <= INLINE_S:
+                    if expected_s <= INLINE_S:
                         answers = self._work(requests)
                     else:
                         answers = await asyncio.to_thread(self._work, requests)
@@ -123,30 +129,30 @@ class Batcher(Generic[Q, A]):
                             future.set_exception(error)
                     continue
                 finally:
-                    self._begun = None
-                    self.pace = self.pace.after(units, self._clock() - began)
+                    self._running = None
+                    self.pace = self.pace.after(units, self._clock() - begun_at)
                 for (_, future), answer in zip(batch, answers, strict=True):
                     if not future.done():
                         future.set_result(answer)
         finally:
             self._busy = False
 
-    def _next(self) -> tuple[list[tuple[Q, asyncio.Future[A]]], int]:
+    def _next_batch(self) -> tuple[list[tuple[Q, asyncio.Future[A]]], int]:
         """Takes the next batch from the queue; returns it with its units of work."""
         batch: list[tuple[Q, asyncio.Future[A]]] = []
-        size = held = 0
-        room = self.pace.units_within(BATCH_S)
-        while self._queue and len(batch) < self._together:
+        batch_size = batch_units = 0
+        unit_limit = self.pace.units_within(BATCH_S)
+        while self._queue and len(batch) < self._request_limit:
             request, units, future = self._queue[0]
             if future.done():  # nobody waits for it any more
                 self._queue.popleft()
-                self._queued -= units
+                self._queued_units -= units
                 continue
-            size, held = size + self._size(request), held + units
-            if batch and (size > self._most or held > room):
-                held -= units
+            batch_size, batch_units = batch_size + self._size(request), batch_units + units
+            if batch and (batch_size > self._size_limit or batch_units > unit_limit):
+                batch_units -= units
                 break
             self._queue.popleft()
-            self._queued -= units
+            self._queued_units -= units
             batch.append((request, future))
-        return batch, held
+        return batch, batch_units

@@ -21,12 +21,13 @@ from sluice.etl.common.suggest import nearest
 from sluice.etl.spec.spec import Spec
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"
-_PLAIN = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+_PLAIN_TYPES = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_large_string,
+                pa.types.is_null)
 _COMPRESSION, _HEADER, _RECORD_BATCH = 3, 2, 3  # fields of Arrow's messages, and a kind of them
 
 
 class Refusal(Exception):
-    """A request that gets another answer than predictions: an HTTP status and one line."""
+    """Says why a request gets no predictions: it is answered with an HTTP status and one line."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -48,11 +49,11 @@ class Decoder:
     """Reads requests for one spec."""
 
     def __init__(self, spec: Spec, fingerprint: str, *, most_rows: int) -> None:
-        needed = _needed(spec)
+        needed = _needed_features(spec)
         self.kinds = {name: kind for name, kind in spec.input.columns.items() if name in needed}
         """Raw feature → its type in the spec: what a request should bring."""
         self._known = spec.input.columns
-        self._fingerprint, self._most = fingerprint, most_rows
+        self._fingerprint, self._row_limit = fingerprint, most_rows
         # A text file cannot distinguish an empty text from a missing one.
         self._empty_is_none = spec.input.format in ("tsv", "csv")
 
@@ -72,41 +73,41 @@ class Decoder:
         objects: list[Mapping[str, Any]] = []
         for rows in requests:
             if rows.columns:
-                parts += [self._built(objects)] if objects else []
+                parts += [self._arrays_of(objects)] if objects else []
                 parts.append(dict(rows.columns))
                 objects = []
             else:
                 objects += rows.objects
-        parts += [self._built(objects)] if objects or not parts else []
+        parts += [self._arrays_of(objects)] if objects or not parts else []
         if len(parts) == 1:
             return parts[0]
         return {name: pa.concat_arrays([part[name] for part in parts]) for name in self.kinds}
 
-    def _built(self, objects: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
-        found = {}
+    def _arrays_of(self, objects: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+        arrays = {}
         for name, kind in self.kinds.items():
             values = [row.get(name) for row in objects]
             if kind == "text" and self._empty_is_none:
                 values = [value or None for value in values]
             try:
-                found[name] = pa.array(values, ARROW_TYPES[kind])
+                arrays[name] = pa.array(values, ARROW_TYPES[kind])
             except (ValueError, OverflowError):  # a lone surrogate, a whole number beyond any float
                 raise Refusal(422, f"feature {name!r}: {WRONG[kind]}") from None
-        return found
+        return arrays
 
     def _json(self, body: bytes) -> RequestRows:
         try:
-            asked = json.loads(body, parse_constant=_no_constant)
+            document = json.loads(body, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise Refusal(400, f"the body is not JSON: {_line(error)}") from None
-        if not isinstance(asked, dict) or not isinstance(asked.get("rows"), list):
+            raise Refusal(400, f"the body is not JSON: {_first_line(error)}") from None
+        if not isinstance(document, dict) or not isinstance(document.get("rows"), list):
             raise Refusal(400, 'the body is not {"rows": [{feature: value, …}, …]}')
-        if unknown := asked.keys() - {"rows", "fingerprint"}:
+        if unknown := document.keys() - {"rows", "fingerprint"}:
             raise Refusal(400, f"the body has {min(unknown)[:60]!r} beside \"rows\" and \"fingerprint\"")
-        if "fingerprint" in asked:
-            self._same(asked["fingerprint"])
-        rows = asked["rows"]
-        self._few(len(rows))
+        if "fingerprint" in document:
+            self._check_fingerprint(document["fingerprint"])
+        rows = document["rows"]
+        self._check_row_count(len(rows))
         missing: Counter[str] = Counter()
         unnamed = 0
         for number, row in enumerate(rows):
@@ -115,16 +116,16 @@ class Decoder:
             if not row:
                 unnamed += 1
                 continue
-            known = 0
+            named = 0
             for name, value in row.items():
                 kind = self.kinds.get(name)
                 if kind is None:
-                    self._must_know(name)
+                    self._check_known(name)
                     continue
-                known += 1
+                named += 1
                 if not fits(value, kind):
                     raise Refusal(422, f"rows[{number}]: feature {name!r} is {WRONG[kind]}")
-            if known < len(self.kinds):
+            if named < len(self.kinds):
                 missing.update(self.kinds.keys() - row.keys())
         if unnamed:
             missing.update(dict.fromkeys(self.kinds, unnamed))
@@ -132,14 +133,14 @@ class Decoder:
 
     def _arrow(self, body: bytes) -> RequestRows:
         try:
-            table = _table(body, self._few)
+            table = _table(body, self._check_row_count)
             names = table.schema.names  # which may be no text
         except (pa.ArrowException, OSError, ValueError, IndexError, struct.error, MemoryError) as error:
-            raise Refusal(400, f"the body is not an Arrow IPC stream: {_line(error)}") from None
+            raise Refusal(400, f"the body is not an Arrow IPC stream: {_first_line(error)}") from None
         if (fingerprint := (table.schema.metadata or {}).get(b"fingerprint")) is not None:
-            self._same(fingerprint.decode(errors="replace"))
+            self._check_fingerprint(fingerprint.decode(errors="replace"))
         for name in names:
-            self._must_know(name)
+            self._check_known(name)
         if len(set(names)) < len(names):
             raise Refusal(422, "two columns have one name")
         columns, missing = {}, {}
@@ -153,31 +154,31 @@ class Decoder:
 
     def _cast(self, name: str, kind: str, values: pa.ChunkedArray) -> pa.Array:
         inner = values.type.value_type if pa.types.is_list(values.type) else values.type
-        if not any(is_kind(inner) for is_kind in _PLAIN):
+        if not any(is_kind(inner) for is_kind in _PLAIN_TYPES):
             raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}")
         if pa.types.is_floating(inner) and kind == "int":
             raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has int")
         try:
-            found = values.cast(ARROW_TYPES[kind]).combine_chunks()
+            array = values.cast(ARROW_TYPES[kind]).combine_chunks()
         except pa.ArrowException:
             raise Refusal(422, f"feature {name!r} is {values.type}, where the spec has {kind}") from None
         if kind == "text" and self._empty_is_none:
-            found = pc.if_else(pc.equal(found, ""), pa.scalar(None, pa.string()), found)
-        return found
+            array = pc.if_else(pc.equal(array, ""), pa.scalar(None, pa.string()), array)
+        return array
 
-    def _few(self, rows: int) -> None:
-        if rows > self._most:
-            raise Refusal(413, f"{rows} rows are more than the {self._most} that one request may have")
+    def _check_row_count(self, rows: int) -> None:
+        if rows > self._row_limit:
+            raise Refusal(413, f"{rows} rows are more than the {self._row_limit} that one request may have")
 
-    def _same(self, fingerprint: object) -> None:
+    def _check_fingerprint(self, fingerprint: object) -> None:
         if fingerprint != self._fingerprint:
             raise Refusal(409, f"the request is for features {str(fingerprint)[:40]!r}, the model's are "
-                               f"{self._fingerprint!r}; /model tells what it takes")
+                               f"{self._fingerprint!r}; /model says what it takes")
 
-    def _must_know(self, name: str) -> None:
+    def _check_known(self, name: str) -> None:
         if name not in self._known:
             raise Refusal(422, f"feature {name[:60]!r} is none of the model's{nearest(name[:60], self._known)}; "
-                               "/model tells what it takes")
+                               "/model says what it takes")
 
 
 def rows_at_most(content_type: str, body: bytes) -> int:
@@ -192,33 +193,34 @@ def rows_at_most(content_type: str, body: bytes) -> int:
         return 0  # it is refused before any row is made
 
 
-def _needed(spec: Spec) -> set[str]:
+def _needed_features(spec: Spec) -> set[str]:
     """The raw features that the model's columns are made from, and those by which joins and histories are looked up."""
-    found = {name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources}
+    names = {name for column in spec.columns if column.role in MODEL_ROLES for name in column.sources}
     for history in spec.rows.histories:
-        if history.name in found:
-            found |= {history.by, history.of}
+        if history.name in names:
+            names |= {history.by, history.of}
     for join in reversed(spec.rows.joins):  # a join may go by what one before it brought
-        found |= set(join.on)
-    return found
+        names |= set(join.on)
+    return names
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _table(body: bytes, few: Callable[[int], None]) -> pa.Table:
-    """All batches of a stream, checked to the last offset, as its own description may be false."""
+def _table(body: bytes, check_row_count: Callable[[int], None]) -> pa.Table:
+    """Reads all batches of a stream. They are checked to the last offset, as its own description may be false;
+    `check_row_count` is called with the number of rows so far."""
     batches = []
     rows = 0
     with pa.ipc.open_stream(_uncompressed(body)) as stream:
         for batch in stream:
             rows += batch.num_rows
-            few(rows)
+            check_row_count(rows)
             batch.validate(full=True)
             batches.append(batch)
         return pa.Table.from_batches(batches, stream.schema)
@@ -249,14 +251,14 @@ def _length(message: bytes) -> int:
     """The number of rows that a record batch's flatbuffer gives."""
     root = struct.unpack_from("<I", message, 0)[0]
     header = _field(message, root, _HEADER)
-    place = _field(message, header + struct.unpack_from("<I", message, header)[0], 0) if header else 0
-    return max(0, struct.unpack_from("<q", message, place)[0]) if place else 0
+    position = _field(message, header + struct.unpack_from("<I", message, header)[0], 0) if header else 0
+    return max(0, struct.unpack_from("<q", message, position)[0]) if position else 0
 
 
 def _field(message: bytes, table: int, number: int) -> int:
-    """The place of a field in a flatbuffer's table; 0 if it is not there."""
+    """The position of a field in a flatbuffer's table; 0 if it is not there."""
     vtable = table - struct.unpack_from("<i", message, table)[0]
     size = struct.unpack_from("<H", message, vtable)[0]
-    place = 4 + 2 * number
-    offset = struct.unpack_from("<H", message, vtable + place)[0] if place < size else 0
+    position = 4 + 2 * number
+    offset = struct.unpack_from("<H", message, vtable + position)[0] if position < size else 0
     return table + offset if offset else 0

@@ -20,7 +20,7 @@ Inputs = tuple[Tensor, ...]
 
 
 class NotEqual(RuntimeError):
-    """An exported program that answers otherwise than the model."""
+    """An exported program gives other logits than the model."""
 
 
 class Head(nn.Module):
@@ -30,12 +30,12 @@ class Head(nn.Module):
     def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
         super().__init__()
         self.tower = build(config, dense=dense, columns=columns)
-        self._half = config.precision == "bf16"
+        self._bf16 = config.precision == "bf16"
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._half):
-            found = self.tower(*inputs)
-        logits: Tensor = found[0] if isinstance(found, tuple) else found  # dien gives a loss besides
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
+            output = self.tower(*inputs)
+        logits: Tensor = output[0] if isinstance(output, tuple) else output  # dien gives a loss besides
         return logits.float()
 
 
@@ -62,10 +62,11 @@ def compiled(program: torch.export.ExportedProgram, path: Path) -> Callable[...,
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="`isinstance.treespec, LeafSpec.` is deprecated")  # torch asks so
+        # torch's own code asks so.
+        warnings.filterwarnings("ignore", message="`isinstance.treespec, LeafSpec.` is deprecated")
         aoti_compile_and_package(program, package_path=str(path))
-    found: Callable[..., Tensor] = aoti_load_package(str(path))
-    return found
+    loaded: Callable[..., Tensor] = aoti_load_package(str(path))
+    return loaded
 
 
 @torch.no_grad()
@@ -73,10 +74,10 @@ def difference(head: Head, program: Callable[..., Tensor], batches: Sequence[Inp
     """The largest difference between two logits, relative for logits above 1; raises NotEqual beyond TOLERANCE."""
     largest = 0.0
     for inputs in batches:
-        want, got = head(*inputs), program(*inputs)
-        if got.shape != want.shape:
-            raise NotEqual(f"{tuple(got.shape)} logits for {tuple(want.shape)}")
-        largest = max(largest, float(((got - want).abs() / want.abs().clamp(min=1)).max()))
+        expected, answered = head(*inputs), program(*inputs)
+        if answered.shape != expected.shape:
+            raise NotEqual(f"it gives logits of shape {tuple(answered.shape)}, the model of {tuple(expected.shape)}")
+        largest = max(largest, float(((answered - expected).abs() / expected.abs().clamp(min=1)).max()))
     if not largest <= TOLERANCE:
         raise NotEqual(f"its logits differ by up to {largest:.3g}, more than {TOLERANCE:g}")
     return largest

@@ -25,56 +25,58 @@ from sluice.dlrm.serving.pace import Pace
 from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
 from sluice.etl.common.suggest import nearest
 
-_EACH_TURN = 8
+_REQUESTS_A_TURN = 8
 """How many requests for predictions are accepted before others, such as /health, have their turn."""
 ROUTES = ("/predict", "/model", "/health", "/metrics")
 
 
-class Beside(Protocol):
+class BackgroundTask(Protocol):
     """A task that runs beside a server, and reports how it is doing."""
 
     async def __call__(self, service: HttpApp) -> None: ...
     def about(self) -> dict[str, Any]: ...
 
 
-def at(moment: float) -> str:
-    """A moment in seconds since 1970, as text."""
+def iso_time(moment: float) -> str:
+    """A moment, given in seconds since 1970, as text in ISO 8601."""
     return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat(timespec="seconds")
 
 
 class HttpApp:
     """Answers with one model, and after `take` with another; requests that came before are still answered."""
 
-    def __init__(self, scorer: Scorer, limits: ServerLimits, *, beside: Beside | None = None,
-                 clock: Callable[[], float] = time.monotonic, now: Callable[[], float] = time.time,
+    def __init__(self, scorer: Scorer, limits: ServerLimits, *, background: BackgroundTask | None = None,
+                 clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time,
                  pace: Pace | None = None) -> None:
-        """`beside` runs as long as the server does; `pace` says how fast the model is, as far as that is known."""
+        """`background` runs as long as the server does; `pace` says how fast the model is, as far as that is known.
+        `wall_clock` gives seconds since 1970."""
         self.served = ServerMetrics()
         self.scorer, self.limits = scorer, limits
-        self._beside, self._clock, self._now = beside, clock, now
-        self._since = now()
-        self._bucket, self._turns = Bucket(limits.rate, clock), Turns(_EACH_TURN)
+        self._background, self._clock, self._wall_clock = background, clock, wall_clock
+        self._serving_since = wall_clock()
+        self._bucket, self._turns = Bucket(limits.rate, clock), Turns(_REQUESTS_A_TURN)
         self.batcher: Batcher[PredictRequest, Answer | Refusal] = Batcher(
-            self._score, size=lambda request: len(request.body), most=limits.body_bytes, together=limits.together,
-            waiting=limits.waiting, units=lambda request: request.units, within=limits.seconds, pace=pace, clock=clock)
-        self.batcher.sizes = self.served.batch
+            self._score, size=lambda request: len(request.body), size_limit=limits.body_bytes,
+            request_limit=limits.batch_requests, waiting_limit=limits.waiting, units=lambda request: request.units,
+            answer_s=limits.seconds, pace=pace, clock=clock)
+        self.batcher.on_batch = self.served.batch
         self.served.model(scorer.servable.about())
-        self.app = Starlette(lifespan=self._life, routes=[
+        self.app = Starlette(lifespan=self._lifespan, routes=[
             Route("/predict", self._predict, methods=["POST"]), Route("/model", self._model),
             Route("/health", self._health), Route("/metrics", self._metrics)],
-            exception_handlers={404: _nowhere, 405: _not_so, 500: _failed})
+            exception_handlers={404: _unknown_path, 405: _wrong_method, 500: _server_error})
 
     def take(self, scorer: Scorer) -> None:
         """Answers with this model from the next batch on."""
         self.served.model(scorer.servable.about())
-        self.scorer, self._since = scorer, self._now()
+        self.scorer, self._serving_since = scorer, self._wall_clock()
 
     def _score(self, requests: Sequence[PredictRequest]) -> Sequence[Answer | Refusal]:
         return self.scorer.answer(requests)
 
     @asynccontextmanager
-    async def _life(self, _app: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._beside(self)) if self._beside else None
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._background(self)) if self._background else None
         try:
             yield
         finally:
@@ -83,31 +85,31 @@ class HttpApp:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def _predict(self, http: Http) -> Response:
-        began = self._clock()
-        await self._turns.mine()
-        extra = {}
+        begun_at = self._clock()
+        await self._turns.wait()
+        headers = {}
         try:
             if wait := self._bucket.take():
-                extra["retry-after"] = str(math.ceil(wait))
+                headers["retry-after"] = str(math.ceil(wait))
                 raise Refusal(429, f"more than {self.limits.rate:g} requests a second; try again in {wait:.1f} s")
-            answer = await self._asked(http)
+            answer = await self._answer_to(http)
             self.served.answered(len(answer.probabilities), answer.missing)
             response: Response = JSONResponse(answer.to_dict())
         except Full as full:
-            response = _said(503, str(full), {"retry-after": str(full.retry_after)})
+            response = _error_response(503, str(full), {"retry-after": str(full.retry_after)})
         except Refusal as refusal:
-            response = _said(refusal.status, str(refusal), extra)
+            response = _error_response(refusal.status, str(refusal), headers)
             if refusal.status in (408, 413):
                 response.headers["connection"] = "close"  # what is still to come is not read
         except ClientDisconnect:
-            response = _said(499, "the client went away")
+            response = _error_response(499, "the client went away")
         except Exception:
-            self.served.request(500, self._clock() - began)
+            self.served.request(500, self._clock() - begun_at)
             raise
-        self.served.request(response.status_code, self._clock() - began)
+        self.served.request(response.status_code, self._clock() - begun_at)
         return response
 
-    async def _asked(self, http: Http) -> Answer:
+    async def _answer_to(self, http: Http) -> Answer:
         try:
             async with asyncio.timeout(self.limits.seconds):
                 body = await self._body(http)
@@ -124,15 +126,15 @@ class HttpApp:
         return answer
 
     async def _body(self, http: Http) -> bytes:
-        most = self.limits.body_bytes
+        limit = self.limits.body_bytes
         length = http.headers.get("content-length", "")
-        if length.isdigit() and int(length[:20]) > most:
-            raise Refusal(413, f"a body of {length[:20]} bytes is larger than {most}")
+        if length.isdigit() and int(length[:20]) > limit:
+            raise Refusal(413, f"a body of {length[:20]} bytes is larger than {limit}")
         parts, size = [], 0
         async for part in http.stream():
             size += len(part)
-            if size > most:
-                raise Refusal(413, f"the body is larger than {most} bytes")
+            if size > limit:
+                raise Refusal(413, f"the body is larger than {limit} bytes")
             parts.append(part)
         return b"".join(parts)
 
@@ -140,24 +142,25 @@ class HttpApp:
         return JSONResponse({**self.scorer.servable.about(), "features": self.scorer.decoder.kinds})
 
     async def _health(self, _http: Http) -> Response:
-        beside = {"reload": self._beside.about()} if self._beside else {}
-        return JSONResponse({"ok": True, **self.scorer.servable.about(), "since": at(self._since), **beside})
+        reload = {"reload": self._background.about()} if self._background else {}
+        return JSONResponse({"ok": True, **self.scorer.servable.about(), "since": iso_time(self._serving_since),
+                             **reload})
 
     async def _metrics(self, _http: Http) -> Response:
         return Response(self.served.text(self.batcher.waiting), media_type=CONTENT_TYPE_LATEST)
 
 
-def _said(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+def _error_response(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
     return JSONResponse({"error": text}, status, headers)
 
 
-async def _nowhere(http: Http, _error: Exception) -> Response:
-    return _said(404, f"no {http.url.path[:60]!r} here{nearest(http.url.path[:60], ROUTES)}")
+async def _unknown_path(http: Http, _error: Exception) -> Response:
+    return _error_response(404, f"there is no {http.url.path[:60]!r} here{nearest(http.url.path[:60], ROUTES)}")
 
 
-async def _not_so(http: Http, _error: Exception) -> Response:
-    return _said(405, f"{http.url.path} takes {'POST' if http.url.path == '/predict' else 'GET'}")
+async def _wrong_method(http: Http, _error: Exception) -> Response:
+    return _error_response(405, f"{http.url.path} takes {'POST' if http.url.path == '/predict' else 'GET'}")
 
 
-async def _failed(_http: Http, _error: Exception) -> Response:
-    return _said(500, "the server failed on this request; its log says why")
+async def _server_error(_http: Http, _error: Exception) -> Response:
+    return _error_response(500, "the server failed on this request; its log says why")

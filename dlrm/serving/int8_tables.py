@@ -17,7 +17,7 @@ from sluice.dlrm.options import ConfigError, Table
 KINDS = ("fp32", "fp16", "int8")
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.int8}
 _LEAST_SCALE = 2.0**-24  # float16's smallest; below it a row is as good as zero
-_BLOCK = 2**16
+_BLOCK_ROWS = 2**16
 
 
 class NarrowTables(nn.Module):
@@ -37,16 +37,18 @@ class NarrowTables(nn.Module):
     def fill(self, name: str, rows: Iterable[Tensor]) -> None:
         """Sets a table's weights from its float32 rows, given in order, some at a time."""
         group = next(g for g in self._groups if name in g.first)
-        at = group.first[name]
-        for some in rows:
-            for block in torch.split(some, _BLOCK):
-                group.put(at, block)
-                at += len(block)
-        if at != group.first[name] + self._tables[name].rows:
-            raise ValueError(f"table {name!r}: {at - group.first[name]} rows for {self._tables[name].rows}")
+        row = group.first[name]
+        for part in rows:
+            for block in torch.split(part, _BLOCK_ROWS):
+                group.put(row, block)
+                row += len(block)
+        if row != group.first[name] + self._tables[name].rows:
+            raise ValueError(f"table {name!r}: {row - group.first[name]} rows were given for its "
+                             f"{self._tables[name].rows}")
 
     @property
     def bytes(self) -> int:
+        """The bytes that the tables take."""
         return sum(g.weights.nbytes + (0 if g.scales is None else g.scales.nbytes) for g in self._groups)
 
     @property
@@ -57,19 +59,20 @@ class NarrowTables(nn.Module):
     def forward(self, sparse: KeyedJaggedTensor) -> dict[str, Tensor]:
         lengths = sparse.lengths().view(len(self._features), -1)
         values, weights = sparse.values(), sparse.weights_or_none()
-        single = len(values) == lengths.numel() and bool((lengths == 1).all())
+        one_id_each = len(values) == lengths.numel() and bool((lengths == 1).all())
         if len(self._groups) == 1:
-            return self._groups[0].pooled(values, lengths, weights, single)
-        ends = lengths.sum(1, dtype=torch.int64).tolist()
-        bags = dict(zip(self._features, torch.split(values, ends), strict=True))
-        each = dict(zip(self._features, torch.split(weights, ends), strict=True)) if weights is not None else {}
-        rows = dict(zip(self._features, lengths, strict=True))
-        found: dict[str, Tensor] = {}
+            return self._groups[0].pooled(values, lengths, weights, one_id_each)
+        counts = lengths.sum(1, dtype=torch.int64).tolist()
+        ids = dict(zip(self._features, torch.split(values, counts), strict=True))
+        id_weights = dict(zip(self._features, torch.split(weights, counts), strict=True)) if weights is not None else {}
+        bag_lengths = dict(zip(self._features, lengths, strict=True))
+        pooled: dict[str, Tensor] = {}
         for group in self._groups:
-            found |= group.pooled(torch.cat([bags[f] for f in group.features]),
-                                  torch.stack([rows[f] for f in group.features]),
-                                  torch.cat([each[f] for f in group.features]) if each else None, single)
-        return found
+            pooled |= group.pooled(torch.cat([ids[f] for f in group.features]),
+                                   torch.stack([bag_lengths[f] for f in group.features]),
+                                   torch.cat([id_weights[f] for f in group.features]) if id_weights else None,
+                                   one_id_each)
+        return pooled
 
 
 class _Group:
@@ -87,28 +90,28 @@ class _Group:
         self.features = [key for t in tables for key in keys[t.name]]
         self._starts = torch.tensor([self.first[t.name] for t in tables for _ in keys[t.name]]).unsqueeze(1)
 
-    def put(self, at: int, block: Tensor) -> None:
-        stop = at + len(block)
+    def put(self, first: int, block: Tensor) -> None:
+        end = first + len(block)
         if self.scales is None:
-            self.weights[at:stop] = block
+            self.weights[first:end] = block
             return
         scale = (block.abs().amax(1, keepdim=True) / 127).clamp(min=_LEAST_SCALE).half()
-        self.scales[at:stop] = scale
+        self.scales[first:end] = scale
         # Divides by the scale as it is stored, so that its rounding does not count twice.
-        self.weights[at:stop] = (block / scale.float()).round().clamp(-127, 127).to(torch.int8)
+        self.weights[first:end] = (block / scale.float()).round().clamp(-127, 127).to(torch.int8)
 
-    def pooled(self, values: Tensor, lengths: Tensor, weights: Tensor | None, single: bool) -> dict[str, Tensor]:
+    def pooled(self, values: Tensor, lengths: Tensor, weights: Tensor | None, one_id_each: bool) -> dict[str, Tensor]:
         batch = lengths.shape[1]
-        if single:
-            places = (values.view(len(self.features), batch) + self._starts).flatten()
+        if one_id_each:
+            row_numbers = (values.view(len(self.features), batch) + self._starts).flatten()
         else:
-            places = values + torch.repeat_interleave(self._starts.flatten(), lengths.sum(1, dtype=torch.int64))
-        rows = self.weights.index_select(0, places).float()
+            row_numbers = values + torch.repeat_interleave(self._starts.flatten(), lengths.sum(1, dtype=torch.int64))
+        rows = self.weights.index_select(0, row_numbers).float()
         if self.scales is not None:
-            rows *= self.scales.index_select(0, places).float()
+            rows *= self.scales.index_select(0, row_numbers).float()
         if weights is not None:
             rows *= weights.unsqueeze(1)
-        if not single:
+        if not one_id_each:
             bags = torch.repeat_interleave(torch.arange(lengths.numel()), lengths.flatten().long())
             rows = torch.zeros(lengths.numel(), self.width).index_add_(0, bags, rows)
         return dict(zip(self.features, rows.view(len(self.features), batch, self.width).unbind(), strict=True))

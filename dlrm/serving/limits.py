@@ -22,11 +22,11 @@ class ServerLimits:
     waiting: int = 1024
     """Requests that wait for the model at one time."""
     connections: int = 1024
-    together: int = 128
+    batch_requests: int = 128
     """Requests in one batch."""
 
     def __post_init__(self) -> None:
-        for name, low in (("body_bytes", 1), ("rows", 1), ("waiting", 1), ("connections", 1), ("together", 1)):
+        for name, low in (("body_bytes", 1), ("rows", 1), ("waiting", 1), ("connections", 1), ("batch_requests", 1)):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not {low} or more")
         if not 0 < self.seconds < float("inf"):
@@ -40,17 +40,17 @@ class Bucket:
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
         self._rate, self._clock = rate, clock
-        self._most = max(1.0, rate)
-        self._held, self._at = self._most, clock()
+        self._capacity = max(1.0, rate)
+        self._permits, self._filled_at = self._capacity, clock()
 
     def take(self) -> float:
         """0 if the request may pass, else the seconds until one may."""
         if not self._rate:
             return 0.0
         now = self._clock()
-        self._held = min(self._most, self._held + (now - self._at) * self._rate)
-        self._at = now
-        if self._held < 1:
-            return (1 - self._held) / self._rate
-        self._held -= 1
+        self._permits = min(self._capacity, self._permits + (now - self._filled_at) * self._rate)
+        self._filled_at = now
+        if self._permits < 1:
+            return (1 - self._permits) / self._rate
+        self._permits -= 1
         return 0.0

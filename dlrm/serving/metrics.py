@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class ServerMetrics:
@@ -17,20 +17,21 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        own: dict[str, Any] = {"registry": self.registry}
-        self._requests = Counter("sluice_serve_requests", "Requests for predictions, by status", ["status"], **own)
-        self._rows = Counter("sluice_serve_rows", "Rows predicted", **own)
+        home: dict[str, Any] = {"registry": self.registry}
+        self._requests = Counter("sluice_serve_requests", "Requests for predictions, by status", ["status"], **home)
+        self._rows = Counter("sluice_serve_rows", "Rows predicted", **home)
         self._missing = Counter("sluice_serve_missing_features", "Rows in which a feature was not named", ["feature"],
-                                **own)
+                                **home)
         self._seconds = Histogram("sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS,
-                                  **own)
-        self._together = Histogram("sluice_serve_batch_requests", "Requests in a batch", buckets=_SIZES, **own)
-        self._waiting = Gauge("sluice_serve_waiting", "Requests that wait for the model", **own)
-        self._step = Gauge("sluice_serve_model_step", "Training step of the model that answers", **own)
-        self._version = Gauge("sluice_serve_model_version", "Version of the feature table behind it", **own)
-        self._bytes = Gauge("sluice_serve_table_bytes", "Bytes of its embedding tables", **own)
+                                  **home)
+        self._batch_requests = Histogram("sluice_serve_batch_requests", "Requests in a batch", buckets=_BATCH_SIZES,
+                                         **home)
+        self._waiting = Gauge("sluice_serve_waiting", "Requests that wait for the model", **home)
+        self._step = Gauge("sluice_serve_model_step", "Training step of the model that answers", **home)
+        self._version = Gauge("sluice_serve_model_version", "Version of the feature table behind it", **home)
+        self._bytes = Gauge("sluice_serve_table_bytes", "Bytes of its embedding tables", **home)
         self._reloads = Counter("sluice_serve_reloads", "Newer checkpoints looked at, by what came of it", ["result"],
-                                **own)
+                                **home)
         for result in ("taken", "refused"):
             self._reloads.labels(result)
         self.statuses: Count[int] = Count()
@@ -38,28 +39,34 @@ class ServerMetrics:
         self.taken = 0
 
     def request(self, status: int, seconds: float) -> None:
+        """Counts a request that was answered, whatever the answer."""
         self.statuses[status] += 1
         self._requests.labels(status).inc()
         self._seconds.observe(seconds)
 
     def answered(self, rows: int, missing: Mapping[str, int]) -> None:
+        """Counts the rows of a request that got predictions; `missing` has the rows that did not name a feature."""
         self.rows += rows
         self._rows.inc(rows)
         for name, count in missing.items():
             self._missing.labels(name).inc(count)
 
     def batch(self, requests: int) -> None:
-        self._together.observe(requests)
+        """Counts a batch of so many requests."""
+        self._batch_requests.observe(requests)
 
     def model(self, about: Mapping[str, Any]) -> None:
+        """Notes which model answers from now on."""
         self._step.set(about["step"])
         self._version.set(about["version"])
         self._bytes.set(about["table_bytes"])
 
     def reload(self, result: str) -> None:
+        """Counts a newer checkpoint that was `taken` or `refused`."""
         self.taken += result == "taken"
         self._reloads.labels(result).inc()
 
     def text(self, waiting: int) -> bytes:
+        """All figures as Prometheus reads them."""
         self._waiting.set(waiting)
         return generate_latest(self.registry)

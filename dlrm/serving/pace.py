@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-_KEPT = 0.9  # share of earlier observations that is kept at each new batch
-_JUMP = 4.0  # a batch counts as at most so many times slower or faster than expected: one says little
+_KEPT_SHARE = 0.9  # share of earlier observations that is kept at each new batch
+_LARGEST_JUMP = 4.0  # a batch counts as at most so many times slower or faster than expected: a single one says little
 _LEAST = 1e-9
-_ALIKE = 1e-3  # sizes that differ less say nothing about which part of the time each unit takes
+_LEAST_SPREAD = 1e-3  # sizes that differ less say nothing about which part of the time each unit takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,46 +17,47 @@ class Pace:
 
     fixed: float = 1e-3
     each: float = 1e-5
-    seen: tuple[float, ...] = field(default=(), compare=False, repr=False)
+    sums: tuple[float, ...] = field(default=(), compare=False, repr=False)
     """Sums over batches of (1, units, units², seconds, units × seconds), each batch weighted by 1 / seconds², so that
     an error counts as a share of the batch's own time; older batches count less."""
 
     @classmethod
-    def of(cls, small: tuple[int, float], large: tuple[int, float]) -> Pace:
+    def from_two_batches(cls, small: tuple[int, float], large: tuple[int, float]) -> Pace:
         """The pace from two batches, each (units, seconds). The small one may have been held up and have taken as long,
         so at least half of the large one's time counts as spent on its units."""
         each = max(large[1] - small[1], large[1] / 2) / (large[0] - small[0])
         return cls(max(_LEAST, min(small[1], large[1]) - each * small[0]), each)
 
     def seconds(self, units: int) -> float:
+        """How long a batch of so many units takes."""
         return self.fixed + self.each * units if units else 0.0
 
     def after(self, units: int, seconds: float) -> Pace:
         """The pace after one more batch: the line that fits all batches best."""
         expected = self.seconds(units)
-        took = min(max(seconds, expected / _JUMP), expected * _JUMP)
-        seen = self.seen or _sums(*(_terms(n, self.seconds(n)) for n in (1, 1000)))
-        one, x, xx, y, xy = seen = _sums(tuple(_KEPT * value for value in seen), _terms(units, took))
+        took = min(max(seconds, expected / _LARGEST_JUMP), expected * _LARGEST_JUMP)
+        sums = self.sums or _added(*(_terms(n, self.seconds(n)) for n in (1, 1000)))
+        one, x, xx, y, xy = sums = _added(tuple(_KEPT_SHARE * value for value in sums), _terms(units, took))
         spread = one * xx - x * x
-        if spread < _ALIKE * one * xx:
-            share = (took / expected) ** (1 - _KEPT)
-            return Pace(self.fixed * share, self.each * share, seen)
+        if spread < _LEAST_SPREAD * one * xx:
+            share = (took / expected) ** (1 - _KEPT_SHARE)
+            return Pace(self.fixed * share, self.each * share, sums)
         fixed, each = (xx * y - x * xy) / spread, (one * xy - x * y) / spread
         if fixed < _LEAST:
             fixed, each = _LEAST, xy / xx
         if each < _LEAST:
             fixed, each = y / one, _LEAST
-        return Pace(fixed, each, seen)
+        return Pace(fixed, each, sums)
 
     def units_within(self, seconds: float) -> int:
         """How many units fit into so many seconds; at least one, as a request cannot be cut."""
         return max(1, int((seconds - self.fixed) / self.each))
 
-    def retry_after(self, ahead_s: float, units: int, within: float) -> int:
-        """0 if a request of so many units, with `ahead_s` seconds of work before it, is answered `within` seconds; else
-        the seconds after which it may be. With nothing before it, a request is always tried."""
-        late = ahead_s + self.seconds(units) - within
-        return max(1, math.ceil(late)) if ahead_s > 0 and late > 0 else 0
+    def retry_after(self, ahead_s: float, units: int, within_s: float) -> int:
+        """0 if a request of so many units, with `ahead_s` seconds of work before it, is answered within `within_s`
+        seconds; else the seconds after which it may be. With nothing before it, a request is always tried."""
+        overdue_s = ahead_s + self.seconds(units) - within_s
+        return max(1, math.ceil(overdue_s)) if ahead_s > 0 and overdue_s > 0 else 0
 
 
 def _terms(units: int, seconds: float) -> tuple[float, ...]:
@@ -64,5 +65,5 @@ def _terms(units: int, seconds: float) -> tuple[float, ...]:
     return weight, weight * units, weight * units * units, weight * seconds, weight * units * seconds
 
 
-def _sums(*many: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(map(sum, zip(*many, strict=True)))
+def _added(*summands: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(map(sum, zip(*summands, strict=True)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.dlrm.checkpoint.meta import chosen
-from sluice.dlrm.serving.http import HttpApp, at
+from sluice.dlrm.serving.http import HttpApp, iso_time
 from sluice.dlrm.serving.scorer import Scorer
 from sluice.dlrm.serving.served_model import Servable
 from sluice.etl.common.errors import UsageError
@@ -36,9 +36,9 @@ class Reload:
     again at each look: whatever is wrong with it, the server and its looks go on."""
 
     def __init__(self, run: Path, load: Callable[[], Scorer], *, every_s: float, say: Callable[[str], None],
-                 take_best: bool = False, now: Callable[[], float] = time.time) -> None:
+                 take_best: bool = False, wall_clock: Callable[[], float] = time.time) -> None:
         self._run, self._load, self._every_s, self._say, self._take_best = run, load, every_s, say, take_best
-        self._now = now
+        self._wall_clock = wall_clock
         self._failure: Failure | None = None
         self._failing = False
         self._failures = 0
@@ -58,39 +58,39 @@ class Reload:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # of a folder that anybody writes into; even SystemExit, out of a user's module
-            self._refuse(error, service)
+            self._note_failure(error, service)
             return False
         self._failing = False
         if scorer is None:
             return False
         service.served.reload("taken")
         about = scorer.servable.about()
-        self._tell(f"now serving {about['checkpoint']}, trained on version {about['version']} of the table")
+        self._report(f"now serving {about['checkpoint']}, trained on version {about['version']} of the table")
         return True
 
     def about(self) -> dict[str, Any]:
         """The state of these looks, for `/health`."""
         last = self._failure
         return {"failing": self._failing, "failures": self._failures, "last_failure": last and {
-            "error": last.error, "times": last.times, "first": at(last.first), "last": at(last.last)}}
+            "error": last.error, "times": last.times, "first": iso_time(last.first), "last": iso_time(last.last)}}
 
     def _newer(self, servable: Servable) -> Scorer | None:
         """The model to be served, unless it is served already."""
-        found = chosen(self._run / "checkpoints", take_best=self._take_best)
-        return None if found == (servable.path, servable.meta) else self._load()
+        newest = chosen(self._run / "checkpoints", take_best=self._take_best)
+        return None if newest == (servable.path, servable.meta) else self._load()
 
-    def _refuse(self, error: BaseException, service: HttpApp) -> None:
+    def _note_failure(self, error: BaseException, service: HttpApp) -> None:
         text = str(error) if isinstance(error, _ERRORS) else f"{type(error).__name__}: {error}"
-        now, before = self._now(), self._failure
-        again = self._failing and before is not None and before.error == text
-        self._failure = replace(before, times=before.times + 1, last=now) if again and before else Failure(
-            error=text, times=1, first=now, last=now)
+        moment, last = self._wall_clock(), self._failure
+        repeated = self._failing and last is not None and last.error == text
+        self._failure = replace(last, times=last.times + 1, last=moment) if repeated and last else Failure(
+            error=text, times=1, first=moment, last=moment)
         self._failing = True
         self._failures += 1
-        if not again:
+        if not repeated:
             service.served.reload("refused")
-            self._tell(f"a newer checkpoint cannot be served, so the one before it stays: {text}")
+            self._report(f"a newer checkpoint cannot be served, so the one before it stays: {text}")
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         with suppress(OSError, ValueError):  # nobody listens any more
             self._say(text)

@@ -20,6 +20,8 @@ _WARM_ROWS, _WARM_TIMES = 1024, 3
 
 @dataclass(frozen=True, slots=True)
 class PredictRequest:
+    """A request for predictions, as it came."""
+
     content_type: str
     body: bytes
 
@@ -51,44 +53,44 @@ class Scorer:
         self.decoder = Decoder(servable.spec, servable.fingerprint, most_rows=most_rows)
 
     def warmed_up(self, clock: Callable[[], float] = time.perf_counter) -> Pace:
-        """Measures how fast it is, on rows that name no feature; things that are built at first use are built then."""
-        best = []
+        """Measures how fast the model is, on rows that name no feature; what is built at first use is built then."""
+        batches = []
         for rows in (1, _WARM_ROWS):
             request = PredictRequest(JSON, b'{"rows":[%s]}' % b",".join([b"{}"] * rows))
             times = []
             for _ in range(_WARM_TIMES):
-                began = clock()
+                begun_at = clock()
                 self.answer([request])
-                times.append(clock() - began)
-            best.append((request.units, min(times)))
-        return Pace.of(best[0], best[1])
+                times.append(clock() - begun_at)
+            batches.append((request.units, min(times)))
+        return Pace.from_two_batches(batches[0], batches[1])
 
     def answer(self, requests: Sequence[PredictRequest]) -> list[Answer | Refusal]:
         """One answer for each request: one that cannot be answered does not affect the others."""
-        found: list[Answer | Refusal | None] = [None] * len(requests)
-        read: list[tuple[int, RequestRows]] = []
-        for place, request in enumerate(requests):
+        answers: list[Answer | Refusal | None] = [None] * len(requests)
+        decoded: list[tuple[int, RequestRows]] = []
+        for number, request in enumerate(requests):
             try:
-                read.append((place, self.decoder.read(request.content_type, request.body)))
+                decoded.append((number, self.decoder.read(request.content_type, request.body)))
             except Refusal as refusal:
-                found[place] = refusal
-        for some in _passes(read):
-            for place, answer in self._together(some):
-                found[place] = answer
-        return [f for f in found if f is not None]
+                answers[number] = refusal
+        for group in _passes(decoded):
+            for number, answer in self._answer_together(group):
+                answers[number] = answer
+        return [answer for answer in answers if answer is not None]
 
-    def _together(self, read: list[tuple[int, RequestRows]]) -> list[tuple[int, Answer | Refusal]]:
-        if not any(rows.count for _, rows in read):
-            return [(place, self._answer(rows, [])) for place, rows in read]
+    def _answer_together(self, decoded: list[tuple[int, RequestRows]]) -> list[tuple[int, Answer | Refusal]]:
+        if not any(rows.count for _, rows in decoded):
+            return [(number, self._answer(rows, [])) for number, rows in decoded]
         try:
-            values = self.servable.probabilities(self.decoder.columns([rows for _, rows in read])).tolist()
+            values = self.servable.probabilities(self.decoder.columns([rows for _, rows in decoded])).tolist()
         except (Refusal, BadValue) as error:
-            if len(read) == 1:
-                return [(read[0][0], error if isinstance(error, Refusal) else Refusal(422, _where(error)))]
-            return [one for each in read for one in self._together([each])]
+            if len(decoded) == 1:
+                return [(decoded[0][0], error if isinstance(error, Refusal) else Refusal(422, _message(error)))]
+            return [answer for each in decoded for answer in self._answer_together([each])]
         answers: list[tuple[int, Answer | Refusal]] = []
-        for (place, rows), end in zip(read, itertools.accumulate(r.count for _, r in read), strict=True):
-            answers.append((place, self._answer(rows, values[end - rows.count:end])))
+        for (number, rows), end in zip(decoded, itertools.accumulate(r.count for _, r in decoded), strict=True):
+            answers.append((number, self._answer(rows, values[end - rows.count:end])))
         return answers
 
     def _answer(self, rows: RequestRows, values: list[float]) -> Answer:
@@ -96,17 +98,18 @@ class Scorer:
         return Answer(probabilities=values, step=meta.step, version=meta.version, missing=Counter(rows.missing))
 
 
-def _where(error: BadValue) -> str:
+def _message(error: BadValue) -> str:
     return f"rows[{error.rows[0]}]: {error}"
 
 
-def _passes(read: list[tuple[int, RequestRows]]) -> list[list[tuple[int, RequestRows]]]:
-    found: list[list[tuple[int, RequestRows]]] = []
-    held = 0
-    for one in read:
-        if not found or held + one[1].count > _PASS_ROWS:
-            found.append([])
-            held = 0
-        found[-1].append(one)
-        held += one[1].count
-    return found
+def _passes(decoded: list[tuple[int, RequestRows]]) -> list[list[tuple[int, RequestRows]]]:
+    """Cuts requests into groups of at most _PASS_ROWS rows; a larger request is a group of its own."""
+    passes: list[list[tuple[int, RequestRows]]] = []
+    rows_in_pass = 0
+    for request in decoded:
+        if not passes or rows_in_pass + request[1].count > _PASS_ROWS:
+            passes.append([])
+            rows_in_pass = 0
+        passes[-1].append(request)
+        rows_in_pass += request[1].count
+    return passes

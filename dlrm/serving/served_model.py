@@ -30,7 +30,7 @@ from sluice.ingest.column_transforms import ColumnTransforms
 from sluice.ingest.stages.batch import Batch, lengths_name
 from sluice.ingest.stages.transform import Arrays
 
-_NONE = torch.zeros(0)
+_NO_VALUES = torch.zeros(0)
 
 
 class BadValue(ValueError):
@@ -53,7 +53,7 @@ class Servable:
     model: Ranker
     tables: NarrowTables
     rows: Serving
-    """What joins and histories need to know of other rows."""
+    """What joins and histories need to know about other rows."""
     features: Features
     online: Mapping[str, ops.Online]
     transforms: ColumnTransforms
@@ -62,9 +62,9 @@ class Servable:
     def load(cls, run: Path, kind: str, *, take_best: bool = False, allow_code: Permission | Iterable[str] = ()
              ) -> Servable:
         """Loads the newest checkpoint of a run, or the best, with tables of `kind`
-        (`sluice.dlrm.serving.int8_tables.KINDS`). CheckpointError, TableError or StateError if there is none, it is
-        damaged, or its table's version is gone; OperatorError if the table's spec names a function that `allow_code`
-        (names of modules) does not cover."""
+        (`sluice.dlrm.serving.int8_tables.KINDS`). Raises CheckpointError, TableError or StateError if there is none, it
+        is damaged, or its table's version is gone, and OperatorError if the table's spec names a function that
+        `allow_code` (names of modules) does not cover."""
         path, meta = chosen(run / "checkpoints", take_best=take_best)
         config = Config.from_dict(meta.config)
         table = FeatureTable.open(config.data, meta.version, allow_code=allow_code, transforms=config.transforms)
@@ -82,52 +82,52 @@ class Servable:
                    online=online_of(table, state), transforms=ColumnTransforms.of(table))
 
     def batch(self, columns: Mapping[str, pa.Array]) -> Batch:
-        """Turns raw columns into a batch as the loader would; BadValue for rows in which a number is missing that
-        nothing fills."""
-        made = self.features.inputs(self.rows.complete(columns))
+        """Turns raw columns into a batch as the loader would; raises BadValue for rows in which a number is missing
+        that nothing fills."""
+        inputs = self.features.inputs(self.rows.complete(columns))
         rows = len(next(iter(columns.values())))
         arrays: Arrays = {}
-        for name, as_stored in made.items():
+        for name, as_stored in inputs.items():
             values = self.online[name](as_stored) if name in self.online else as_stored
             if isinstance(values, np.ndarray):
                 arrays[name] = values
             elif pa.types.is_list(values.type):
-                elements, long = flat(values)
+                elements, bag_lengths = flat(values)
                 arrays[name] = elements.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
-                arrays[lengths_name(name)] = long.astype(np.int32)
+                arrays[lengths_name(name)] = bag_lengths.astype(np.int32)
             else:
                 arrays[name] = values.to_numpy(zero_copy_only=False)
         arrays = self.transforms(arrays, rows)
         dense = np.empty((len(self.meta.dense), rows), np.float32)
-        for place, name in enumerate(self.meta.dense):
-            dense[place] = arrays[name]
+        for number, name in enumerate(self.meta.dense):
+            dense[number] = arrays[name]
         if self.layout.missing is None and not np.isfinite(dense).all():
             wrong = ~np.isfinite(dense)
-            place = int(wrong.any(1).argmax())
+            number = int(wrong.any(1).argmax())
             raise BadValue(np.flatnonzero(wrong.any(0)).tolist(),
-                           f"feature {self.meta.dense[place]!r} is missing or no finite number, and the spec fills "
+                           f"feature {self.meta.dense[number]!r} is missing or no finite number, and the spec fills "
                            "nothing in")
         ids, lengths = [], []
         for column in self.layout.columns:
             counts = arrays.get(lengths_name(column.name), np.ones(rows, np.int32))
-            found = arrays[column.name].astype(np.int32, copy=False)
-            if len(found) and not (found.min() >= 0 and found.max() < column.rows):
+            column_ids = arrays[column.name].astype(np.int32, copy=False)
+            if len(column_ids) and not (column_ids.min() >= 0 and column_ids.max() < column.rows):
                 raise RuntimeError(f"column {column.name!r}: an id is outside its table of {column.rows} rows")
-            ids.append(found)
+            ids.append(column_ids)
             lengths.append(counts)
         return Batch(dense=torch.from_numpy(dense).t(), values=torch.from_numpy(np.concatenate(ids)),
-                     lengths=torch.from_numpy(np.concatenate(lengths)), label=_NONE, weight=_NONE, rows=rows, epoch=0,
-                     step=0)
+                     lengths=torch.from_numpy(np.concatenate(lengths)), label=_NO_VALUES, weight=_NO_VALUES, rows=rows,
+                     epoch=0, step=0)
 
     def probabilities(self, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.float64]:
         """The predicted probability of each row."""
         with torch.inference_mode():
             logits = self.model(*self.layout.features(self.batch(columns), torch.device("cpu")))
-            found: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
-        return found
+            probabilities: npt.NDArray[np.float64] = torch.sigmoid(logits.double()).numpy()
+        return probabilities
 
     def about(self) -> dict[str, Any]:
-        """What a client may want to know of the model."""
+        """What a client may want to know about the model."""
         return {"checkpoint": self.path.name, "step": self.meta.step, "epoch": self.meta.epoch,
                 "version": self.meta.version, "fingerprint": self.fingerprint,
                 "model": self.meta.config["model"]["kind"], "tables": self.tables.kind,

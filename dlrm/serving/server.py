@@ -1,4 +1,4 @@
-"""The server's assembly: its options, the port, the model behind it, and how it begins and leaves."""
+"""The server's assembly: its options, the port, the model behind it, and how it starts and stops."""
 
 from __future__ import annotations
 
@@ -32,32 +32,33 @@ if TYPE_CHECKING:
     from sluice.dlrm.serving.scorer import Scorer
 
 Say = Callable[[str], None]
-_SWITCH_S = 1e-4
+_SWITCH_INTERVAL_S = 1e-4
 """The longest time for which a large batch, in its thread, keeps the interpreter's lock from the event loop."""
-_ACCEPTED = 256
+_BACKLOG = 256
 """How many connections are accepted before one that they push out is closed."""
-_FILES = _ACCEPTED + 256
+_OTHER_FILES = _BACKLOG + 256
 """Files that the process needs beside the open connections."""
 
 
 def affordable(connections: int, soft: int, hard: int) -> tuple[int, int]:
     """How many connections may be open, and which limit of files (RLIMIT_NOFILE) to set, for a process with these soft
     and hard limits; -1: no limit."""
-    needed = connections + _FILES
+    needed = connections + _OTHER_FILES
     if soft < 0 or soft >= needed:
         return connections, soft
     if hard < 0 or hard >= needed:
         return connections, needed
-    return max(1, hard - _FILES), hard
+    return max(1, hard - _OTHER_FILES), hard
 
 
-def _connections(wanted: int, say: Say) -> int:
+def _raise_file_limit(wanted: int, say: Say) -> int:
+    """Raises this process's limit of files as far as it must; returns how many connections it may then have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found, files = affordable(wanted, soft, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-    if found < wanted:
-        say(f"--max-connections {wanted}: {found}, as this process may open {hard} files (ulimit -Hn)")
-    return found
+    allowed, file_limit = affordable(wanted, soft, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit, hard))
+    if allowed < wanted:
+        say(f"--max-connections {wanted} becomes {allowed}, as this process may open {hard} files (ulimit -Hn)")
+    return allowed
 
 
 _LIMITS = ServerLimits()
@@ -103,16 +104,16 @@ class ServerOptions:
 
 def serve(options: ServerOptions, say: Say) -> dict[str, Any]:
     """Serves until a signal ends it; returns what was answered."""
-    limits = options.limits.server_limits(_connections(options.limits.max_connections, say))
+    limits = options.limits.server_limits(_raise_file_limit(options.limits.max_connections, say))
     # The port is opened before the model is loaded: a wrong one is reported at once.
-    with _listening(options.host, options.port) as listener, PinKeeper(f"serve-{options.run.name}", say) as hold:
-        return Server(options, limits, hold, say).serve(listener)
+    with _listening(options.host, options.port) as listener, PinKeeper(f"serve-{options.run.name}", say) as pins:
+        return Server(options, limits, pins, say).serve(listener)
 
 
 class Server:
     """A model behind a port."""
 
-    def __init__(self, options: ServerOptions, limits: ServerLimits, hold: PinKeeper, say: Say) -> None:
+    def __init__(self, options: ServerOptions, limits: ServerLimits, pins: PinKeeper, say: Say) -> None:
         import torch
 
         from sluice.dlrm.serving.http import HttpApp
@@ -121,33 +122,33 @@ class Server:
 
         quiet()
         torch.set_num_threads(options.threads)
-        sys.setswitchinterval(_SWITCH_S)
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         gc.collect()
-        gc.freeze()  # what libraries made stays: a collection that goes through it all holds everybody up for 0.2 s
-        self._options, self._limits, self._hold, self._say = options, limits, hold, say
+        gc.freeze()  # what libraries made stays: a collection that goes through it all holds requests up for 0.2 s
+        self._options, self._limits, self._pins, self._say = options, limits, pins, say
         try:
-            first, pace = self._load()
-            self._servable = first.servable
-            say(_tables(self._servable, options.measure_rows))
+            scorer, pace = self._load()
+            self._servable = scorer.servable
+            say(_tables_text(self._servable, options.measure_rows))
         except OSError as error:
             raise UsageError(str(error)) from None
-        follow = Reload(options.run, lambda: self._load()[0], every_s=options.reload_every, say=say,
+        reload = Reload(options.run, lambda: self._load()[0], every_s=options.reload_every, say=say,
                         take_best=options.best) if options.reload_every else None
-        self._service: HttpApp = HttpApp(first, limits, beside=follow, pace=pace)
+        self._service: HttpApp = HttpApp(scorer, limits, background=reload, pace=pace)
 
     def serve(self, listener: socket.socket) -> dict[str, Any]:
         """Answers until a signal ends it."""
         self._interrupted = asyncio.Event()
         self._server = self._uvicorn()
-        began = time.monotonic()
-        asyncio.run(self._until_left(listener))
+        begun_at = time.monotonic()
+        asyncio.run(self._run_until_stopped(listener))
         if self._interrupted.is_set():
             raise KeyboardInterrupt
         served = self._service.served
         return {"requests": sum(served.statuses.values()),
                 "statuses": {str(status): n for status, n in sorted(served.statuses.items())},
                 "rows": served.rows, "reloads": served.taken, "step": self._service.scorer.servable.meta.step,
-                "seconds": round(time.monotonic() - began, 1)}
+                "seconds": round(time.monotonic() - begun_at, 1)}
 
     def _load(self) -> tuple[Scorer, Pace]:
         from sluice.dlrm.serving.scorer import Scorer
@@ -157,7 +158,7 @@ class Server:
         scorer = Scorer(Servable.load(options.run, options.tables, take_best=options.best,
                                       allow_code=options.code.permission), most_rows=self._limits.rows)
         pace = scorer.warmed_up()
-        self._hold.take(scorer.servable.table.uri, scorer.servable.table.version)
+        self._pins.take(scorer.servable.table.uri, scorer.servable.table.version)
         return scorer, pace
 
     def _uvicorn(self) -> uvicorn.Server:
@@ -168,10 +169,10 @@ class Server:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hostile requests may not fill a log
         return uvicorn.Server(uvicorn.Config(
             self._service.app, http=protocol(self._limits.seconds, self._limits.connections), loop="asyncio", ws="none",
-            log_config=None, access_log=False, backlog=_ACCEPTED, timeout_keep_alive=60,
+            log_config=None, access_log=False, backlog=_BACKLOG, timeout_keep_alive=60,
             timeout_graceful_shutdown=self._options.limits.drain, server_header=False))
 
-    async def _until_left(self, listener: socket.socket) -> None:
+    async def _run_until_stopped(self, listener: socket.socket) -> None:
         ready = asyncio.create_task(self._say_ready(listener))
         await self._server._serve([listener])  # `serve` would also take signals, and end by them
         await ready
@@ -181,22 +182,22 @@ class Server:
         other."""
         while not self._server.started:
             await asyncio.sleep(0.01)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._leave)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._leave_at_once)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._stop_at_once)
         host, port = listener.getsockname()[:2]
         self._say(f"serving {self._servable.path.name} of {self._options.run} on http://{host}:{port}")
 
-    def _leave(self) -> None:
-        self._say("asked to leave: what was asked is still answered")
+    def _stop(self) -> None:
+        self._say("asked to leave: requests that have come are still answered")
         self._server.should_exit = True
 
-    def _leave_at_once(self) -> None:
+    def _stop_at_once(self) -> None:
         self._interrupted.set()
         self._server.config.timeout_graceful_shutdown = 1
         self._server.should_exit = True
 
 
-def _tables(servable: Any, rows: int) -> str:
+def _tables_text(servable: Any, rows: int) -> str:
     """Says how much memory the tables take, and what that costs in AUC."""
     from sluice.dlrm.serving.int8_accuracy import compared
 
@@ -209,13 +210,13 @@ def _tables(servable: Any, rows: int) -> str:
     if split is None:
         return f"{text}; what that costs is unknown: the table has no test split"
     try:
-        wide, narrow = compared(servable, split, rows)
+        float32, narrow = compared(servable, split, rows)
     except OSError as error:
         return f"{text}; what that costs is unknown: the {split} split cannot be read ({error})"
-    if wide.auc is None or narrow.auc is None:
+    if float32.auc is None or narrow.auc is None:
         return f"{text}; what that costs is unknown: the {split} split has labels of one kind"
-    return (f"{text}; AUC {narrow.auc:.6f} instead of {wide.auc:.6f} ({narrow.auc - wide.auc:+.6f}) on {wide.rows:,} "
-            f"rows of {split}")
+    return (f"{text}; AUC {narrow.auc:.6f} instead of {float32.auc:.6f} ({narrow.auc - float32.auc:+.6f}) on "
+            f"{float32.rows:,} rows of {split}")
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def test_slow_broken_and_good_clients_and_a_clean_end(folder):
         code, out = server.ended(signal.SIGTERM)
     found = json.loads(out.strip().splitlines()[-1])
     assert code == 0
-    assert (found["statuses"], found["rows"], found["step"]) == ({"200": 2, "408": 1}, 4, 9)
+    assert (found["statuses"], found["rows"], found["step"]) == ({"200": 2, "408": 1}, 4, 10)
     assert "Traceback" not in server.said
 
 

@@ -312,7 +312,7 @@ def test_what_waits_at_the_same_time_is_worked_on_together():
         return [r.upper() for r in requests]
 
     async def ask() -> list[object]:
-        batcher: Batcher[str, str] = Batcher(work, size=len, most=10, together=4, waiting=7)
+        batcher: Batcher[str, str] = Batcher(work, size=len, size_limit=10, request_limit=4, waiting_limit=7)
         asked = [asyncio.ensure_future(batcher.ask(text))
                  for text in ("a", "b", "gone", "c", "d", "bad", "too long for most")]
         await asyncio.sleep(0)
@@ -370,7 +370,7 @@ def test_http_answers_and_counts(scorer, raw):
 
     good, bad, wrong_method, nowhere, model, health, metrics = served(scorer, talk)
     assert (good.status_code, len(good.json()["probabilities"])) == (200, 3)
-    assert good.json()["step"] == 37
+    assert good.json()["step"] == 38
     assert (bad.status_code, list(bad.json())) == (400, ["error"])
     assert (wrong_method.status_code, wrong_method.json()) == (405, {"error": "/predict takes POST"})
     assert "did you mean '/model'" in nowhere.json()["error"]
@@ -380,7 +380,7 @@ def test_http_answers_and_counts(scorer, raw):
     assert 'sluice_serve_requests_total{status="200"} 1.0' in metrics.text
     assert 'sluice_serve_requests_total{status="400"} 1.0' in metrics.text
     assert "sluice_serve_rows_total 3.0" in metrics.text
-    assert "sluice_serve_model_step 37.0" in metrics.text
+    assert "sluice_serve_model_step 38.0" in metrics.text
 
 
 def test_http_limits_size_and_rate(scorer):
@@ -437,7 +437,7 @@ def test_a_newer_checkpoint_takes_over_without_a_dropped_request(folder, scorer,
     before, after, metrics = served(first, talk)
     assert {r.status_code for r in (*before, *after)} == {200}
     assert {r.json()["step"] for r in before} == {30}
-    assert {r.json()["step"] for r in after} == {37}
+    assert {r.json()["step"] for r in after} == {38}
     assert len(said) == 2
     assert "step-000000999 cannot be read" in said[0]
     assert 'sluice_serve_reloads_total{result="taken"} 1.0' in metrics
@@ -521,10 +521,10 @@ def test_nothing_ends_the_taking_over_and_health_says_what_fails(folder, tmp_pat
     pointer.write_text("step-000000030\n")
     first = load_newest()
     pointer.write_text(newest.name + "\n")
-    reload = Reload(run, load_newest, every_s=1.0, say=broken, now=lambda: now[0])
+    reload = Reload(run, load_newest, every_s=1.0, say=broken, wall_clock=lambda: now[0])
 
     async def whole() -> dict:
-        service = HttpApp(first, ServerLimits(), beside=reload, now=lambda: now[0])
+        service = HttpApp(first, ServerLimits(), background=reload, wall_clock=lambda: now[0])
         async with client(service) as http:
             return await talk(http, service)
 
@@ -560,7 +560,7 @@ def test_a_look_that_fails_does_not_end_the_looking(scorer, tmp_path):
 def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(folder, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(folder / "run", run)
-    old, new = (run / "checkpoints" / f"step-{step:09d}" for step in (30, 37))
+    old, new = (run / "checkpoints" / f"step-{step:09d}" for step in (30, 38))
     mark_best(old, 0.7)
     reload = Reload(run, lambda: Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100), every_s=1.0,
                     say=lambda _: None, take_best=True)
@@ -572,7 +572,7 @@ def test_the_best_checkpoint_is_served_if_asked_until_a_better_one_takes_over(fo
 
     first = Scorer(Servable.load(run, "fp32", take_best=True), most_rows=100)
     assert first.servable.meta.step == 30
-    assert served(first, talk) == [False, True, 37]
+    assert served(first, talk) == [False, True, 38]
 
 
 # ---- runs that cannot be served
@@ -593,7 +593,7 @@ def test_no_pickle_in_a_run_folder_is_read_by_any_program(folder, tmp_path):
     process = launch(0, "tests.dlrm.serving.no_pickles", run, tmp=tmp_path)
     assert process.returncode == 0, process.stderr[-3000:]
     found = last_json(process)
-    assert (found["evaluate"], found["serve"], found["resume"]) == (37, 37, 37)
+    assert (found["evaluate"], found["serve"], found["resume"]) == (38, 38, 38)
     assert [stack for stack in found["looked_up"] if "/numba/" not in stack] == []
     assert all("torch/export" in stack or "torch/_export" in stack for stack in found["exporting"])
     assert not marker.exists()
@@ -609,7 +609,7 @@ def test_a_run_without_a_checkpoint_or_with_a_spoilt_one_or_with_a_table_that_va
     values = json.loads(meta.read_text())
     values["config"]["data"] = str(table)
     meta.write_text(json.dumps(values))
-    assert Servable.load(run, "int8").meta.step == 37
+    assert Servable.load(run, "int8").meta.step == 38
     part = next(meta.parent.glob("rank-*"))
     data = part.read_bytes()
     part.write_bytes(data[:-1] + bytes([255 - data[-1]]))
