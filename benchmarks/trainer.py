@@ -226,8 +226,8 @@ def learned(config: Config, table: FeatureTable, steps: int, here: Ranks) -> dic
             rows += batch.rows
         seconds = time.perf_counter() - began
     with loaders.evaluation(config, table, "validation", rank=0, local_ranks=1) as batches:
-        guard = BatchChecker({t.name: t.rows for t in now.layout.columns}, batches.dense_names, "validation")
-        quality = evaluate(parts, batches, guard, here).quality
+        checker = BatchChecker({t.name: t.rows for t in now.layout.columns}, batches.dense_names, "validation")
+        quality = evaluate(parts, batches, checker, here).quality
     return {"auc": quality.auc, "ne": quality.ne, "samples_per_s": rows / seconds, "state_bytes": now.state_bytes,
             "gradient_bytes": now.gradient_bytes,
             "table_bytes": sum(t.bytes for t in now.layout.tables), "parameters": now.count.parameters}

@@ -137,7 +137,7 @@ class Tables:
     rows: int
     train_rows: int
     seconds: float
-    """Of the engine that made it, as `text` says."""
+    """The seconds that the engine named in `text` took."""
     text: str
 
 

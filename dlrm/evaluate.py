@@ -13,7 +13,7 @@ import os
 from typing import Any, NoReturn
 
 from sluice.dlrm.evaluation.request import EvaluationRequest
-from sluice.dlrm.liveness.rank_exit import RankExit, tell_torchrun, with_torchrun
+from sluice.dlrm.liveness.rank_exit import RankExit, end_with_torchrun, tell_torchrun
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.common.settings import parse
@@ -21,7 +21,7 @@ from sluice.etl.common.settings import parse
 
 def main(argv: list[str]) -> dict[str, Any] | None:
     request = parse(EvaluationRequest, argv=argv, prog="sluice evaluate", description=__doc__)
-    with_torchrun(RankExit(first=os.environ.get("RANK", "0") == "0"))
+    end_with_torchrun(RankExit(first=os.environ.get("RANK", "0") == "0"))
     try:
         return request.answer(say)
     except UsageError as error:

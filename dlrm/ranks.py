@@ -25,12 +25,12 @@ def gather(value: Any, ranks: int, group: Any) -> list[Any]:
     """Gives every rank one small value of each rank, in the order of ranks. A value is what JSON knows, numpy arrays
     and CPU tensors, in lists and in mappings with strings as keys. Tuples arrive as lists, also from the rank
     itself."""
-    mine = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
+    payload = torch.frombuffer(bytearray(packed(value)), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
-    dist.all_gather(sizes, torch.tensor([len(mine)]), group=group)
+    dist.all_gather(sizes, torch.tensor([len(payload)]), group=group)
     longest = int(max(sizes))
     parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(ranks)]
-    dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))), group=group)
+    dist.all_gather(parts, torch.nn.functional.pad(payload, (0, longest - len(payload))), group=group)
     return [unpacked(part[:int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
 
 
@@ -43,8 +43,8 @@ def packed(value: Any) -> bytes:
 
 def unpacked(data: bytes) -> Any:
     """The value that `packed` was given."""
-    at = 8 + int.from_bytes(data[:8], "little")
-    return _whole(json.loads(data[8:at]), data[at:])
+    head_end = 8 + int.from_bytes(data[:8], "little")
+    return _whole(json.loads(data[8:head_end]), data[head_end:])
 
 
 def _plain(value: Any, tail: list[bytes]) -> Any:

@@ -55,13 +55,13 @@ def resumed(stored: dict[str, Any], given: Given, **known: Any) -> Config:
         given["data"] = os.path.abspath(given["data"])
     if given.get("follow", before.follow):  # a version given on the command line is where the run began
         given.pop("version", None)
-    now = replaced(before, given, **known)
+    config = replaced(before, given, **known)
     for name in _FIXED:
-        if getattr(before, name) != getattr(now, name):
+        if getattr(before, name) != getattr(config, name):
             raise ConfigError(f"--resume: {name} was {getattr(before, name)!r} and cannot become "
-                              f"{getattr(now, name)!r}; start another run for that")
+                              f"{getattr(config, name)!r}; start another run for that")
     for name in ("dense_optimiser", "table_optimiser"):
-        old, new = getattr(before.optim, name), getattr(now.optim, name)
+        old, new = getattr(before.optim, name), getattr(config.optim, name)
         if old != new:
             raise ConfigError(f"--resume: the {name.replace('_', ' ')} was {old!r}; its state does not fit {new!r}")
-    return now
+    return config

@@ -19,7 +19,7 @@ import traceback
 from typing import Any, NoReturn
 
 from sluice.dlrm import start_options
-from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit, tell_torchrun, with_torchrun
+from sluice.dlrm.liveness.rank_exit import Elsewhere, RankExit, end_with_torchrun, tell_torchrun
 from sluice.dlrm.session import start
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.extras import advice
@@ -29,34 +29,34 @@ _FIRST_SPEAKS_S = 10.0
 
 
 def main(argv: list[str]) -> dict[str, Any] | None:
-    first, joined = os.environ.get("RANK", "0") == "0", False
+    first, in_touch = os.environ.get("RANK", "0") == "0", False
     ending = RankExit(first=first)
-    with_torchrun(ending)
+    end_with_torchrun(ending)
     try:
         given = start_options.parse(argv, __doc__)
-        begin = start.start_point(given)
+        point = start.start_point(given)
         if "check" in given:
-            return start.check(begin, resume="resume" in given, say=say)
+            return start.check(point, resume="resume" in given, say=say)
         from sluice.dlrm.telemetry.silence_warnings import quiet
 
         quiet()
         from sluice.dlrm.session import session
 
-        joined = True  # from here on ranks tell each other what they met
-        return session.train(begin, ending, say)
+        in_touch = True  # from here on ranks tell each other what they met
+        return session.train(point, ending, say)
     except KeyboardInterrupt:
         if first:
             raise
         os._exit(INTERRUPTED)  # the one line printed is enough
     except Exception as error:
-        ending.mine()
-        if not first and not joined:
+        ending.claim()
+        if not first and not in_touch:
             # The first rank meets the same and says it; torchrun then ends this one, unless the first met nothing.
             first = not threading.Event().wait(_FIRST_SPEAKS_S)
-        raise SystemExit(_said(error, first=first)) from None
+        raise SystemExit(_report_error(error, first=first)) from None
 
 
-def _said(error: Exception, *, first: bool) -> int:
+def _report_error(error: Exception, *, first: bool) -> int:
     """Says what went wrong, on the first rank for all ranks, and returns the code with which the program ends."""
     missing = advice(error, "train")
     wrong_input = bool(missing) or isinstance(error, UsageError)

@@ -1,5 +1,5 @@
-"""Notices a model that learns nothing, that got worse, or whose predictions are off: `stuck`, `falling` and `off` look
-at evaluations, and say what is likely wrong."""
+"""Notices a model that learns nothing, that got worse, or whose predictions are bad: `stuck`, `falling` and
+`bad_predictions` look at evaluations, and say what is likely wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEW_STEPS = 200  # a model of fewer steps has hardly left its beginning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of a model when it is judged. None: not measured."""
+    """What is known about a model when it is judged. None: not measured."""
 
     step: int
     rows: int
@@ -51,31 +51,32 @@ def chance(rows: int, positives: int) -> float:
     return 4 * math.sqrt((rows + 1) / (12 * positives * negatives))
 
 
-def stuck(e: Evidence, *, after: int) -> str | None:
+def stuck(evidence: Evidence, *, after: int) -> str | None:
     """The text of a warning if the model ranks no better than chance at step `after` or later, else None."""
-    if e.step < after:
+    if evidence.step < after:
         return None
-    if e.auc is None:
-        return (f"step {e.step}: all {e.rows} rows evaluated have label {int(e.positives > 0)}, so nothing can be "
-                "ranked; look at the label's column and at how the split was made")
-    margin = max(NEAR, chance(e.rows, e.positives))
-    if e.auc > 0.5 + margin:
+    if evidence.auc is None:
+        return (f"step {evidence.step}: all {evidence.rows} rows evaluated have label {int(evidence.positives > 0)}, "
+                "so nothing can be ranked; look at the label's column and at how the split was made")
+    margin = max(NEAR, chance(evidence.rows, evidence.positives))
+    if evidence.auc > 0.5 + margin:
         return None
-    if e.auc < 0.5 - margin:
-        return (f"step {e.step}: AUC {e.auc:.4f} on {e.rows} rows is below chance: labels turned round, or a split "
-                "whose labels mean something else")
-    causes = _causes(e) or [
+    if evidence.auc < 0.5 - margin:
+        return (f"step {evidence.step}: AUC {evidence.auc:.4f} on {evidence.rows} rows is below chance: labels turned "
+                "round, or a split whose labels mean something else")
+    causes = _causes(evidence) or [
         "a learning rate that is too small or too large: try a tenth and ten times of it",
         "labels that do not belong to their rows: look at a few rows with `sluice show`",
     ]
-    return f"step {e.step}: AUC {e.auc:.4f} on {e.rows} rows is no better than chance. Likely: " + "; ".join(causes)
+    return (f"step {evidence.step}: AUC {evidence.auc:.4f} on {evidence.rows} rows is no better than chance. "
+            f"Likely: {'; '.join(causes)}")
 
 
 def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> str | None:
     """The text of a warning if the newest of these AUCs (by step, in order) is below the best by more than noise, and
     the best lies a third of an epoch back or more; else None."""
     steps = list(aucs)
-    step, best = steps[-1], max(steps, key=lambda one: aucs[one])
+    step, best = steps[-1], max(steps, key=lambda step: aucs[step])
     epochs = (step - best) / steps_per_epoch
     if epochs < 1 / 3 or aucs[step] >= aucs[best] - max(FALLS, noise):
         return None
@@ -87,43 +88,46 @@ def falling(aucs: Mapping[int, float], steps_per_epoch: int, noise: float) -> st
             f"{best} to {aucs[step]:.5f}. Likely: {causes} (`sluice evaluate --best` takes the best checkpoint)")
 
 
-def off(e: Evidence) -> list[str]:
+def bad_predictions(evidence: Evidence) -> list[str]:
     """The texts of warnings if the predictions of a trained model are worse than the mean rate would be, or are far
     more or far fewer positives than there are."""
     warnings = []
-    few = f"{e.step} steps are too few: take a smaller --batch-size, or more --epochs" if e.step < FEW_STEPS else ""
-    if e.ne is not None and not e.ne <= 1:
+    few = ""
+    if evidence.step < FEW_STEPS:
+        few = f"{evidence.step} steps are too few: take a smaller --batch-size, or more --epochs"
+    if evidence.ne is not None and not evidence.ne <= 1:
         by_heart = ("training rows are learned by heart, or other than these: take fewer --epochs, a lower --lr and "
                     "--dense-lr, or the best checkpoint (`sluice evaluate --best`)")
-        warnings.append(f"NE {e.ne:.3f} on validation is above 1: always predicting the mean rate would be better. "
-                        f"Likely: {few or '; '.join(_causes(e)) or by_heart}")
-    if e.calibration is not None and not CALIBRATED[0] <= e.calibration <= CALIBRATED[1]:
+        warnings.append(f"NE {evidence.ne:.3f} on validation is above 1: always predicting the mean rate would be "
+                        f"better. Likely: {few or '; '.join(_causes(evidence)) or by_heart}")
+    if evidence.calibration is not None and not CALIBRATED[0] <= evidence.calibration <= CALIBRATED[1]:
         other_rate = ("positives are rarer or more frequent there than in training, as where negatives are sampled in "
                       "training alone, or days differ; else a learning rate that is too large")
-        warnings.append(f"{e.calibration:.2f} times as many positives are predicted on validation as there are. "
+        warnings.append(f"{evidence.calibration:.2f} times as many positives are predicted on validation as there are. "
                         f"Likely: {few or other_rate}")
     return warnings
 
 
-def _causes(e: Evidence) -> list[str]:
+def _causes(evidence: Evidence) -> list[str]:
     """The causes that the evidence points at, the surest first."""
     causes = []
-    if not all(math.isfinite(x) for x in (e.ne, e.train_ne, e.spread) if x is not None):
+    if not all(math.isfinite(x) for x in (evidence.ne, evidence.train_ne, evidence.spread) if x is not None):
         causes.append("predictions are no longer numbers: lower the learning rate, and fill missing dense features")
-    if e.columns and len(e.constant) * 2 >= e.columns:
-        causes.append(f"{len(e.constant)} of {e.columns} sparse columns have one id in all rows "
-                     f"({', '.join(e.constant[:3])}{' …' if len(e.constant) > 3 else ''}): the vocabulary does not fit "
-                     "the data")
-    if e.largest_dense is not None and e.largest_dense[1] > 1000:
-        causes.append(f"dense column {e.largest_dense[0]!r} reaches {e.largest_dense[1]:g}: scale it in the feature "
-                     "spec (op \"log\")")
-    if e.spread is not None and e.spread < 1e-3:
-        causes.append(f"all predictions are the same (logits differ by {e.spread:.1g}): the last layers' ReLUs are "
-                     f"dead, or the learning rate{'' if e.lr is None else f' of {e.lr:g}'} is too small")
-    if e.ne is not None and e.ne > 1.5:
-        causes.append(f"the model is certain and wrong (NE {e.ne:.2f}): the learning rate"
-                     f"{'' if e.lr is None else f' of {e.lr:g}'} is too large")
-    if e.train_ne is not None and e.train_ne < 0.95:
-        causes.append(f"training rows are learned (NE {e.train_ne:.2f}) but these are not: their ids or labels were "
-                     "made in another way, or belong to another version")
+    if evidence.columns and len(evidence.constant) * 2 >= evidence.columns:
+        causes.append(f"{len(evidence.constant)} of {evidence.columns} sparse columns have one id in all rows "
+                      f"({', '.join(evidence.constant[:3])}{' …' if len(evidence.constant) > 3 else ''}): the "
+                      "vocabulary does not fit the data")
+    if evidence.largest_dense is not None and evidence.largest_dense[1] > 1000:
+        causes.append(f"dense column {evidence.largest_dense[0]!r} reaches {evidence.largest_dense[1]:g}: "
+                      "scale it in the feature spec (op \"log\")")
+    if evidence.spread is not None and evidence.spread < 1e-3:
+        causes.append(f"all predictions are the same (logits differ by {evidence.spread:.1g}): the last layers' ReLUs "
+                      f"are dead, or the learning rate{'' if evidence.lr is None else f' of {evidence.lr:g}'} is "
+                      "too small")
+    if evidence.ne is not None and evidence.ne > 1.5:
+        causes.append(f"the model is certain and wrong (NE {evidence.ne:.2f}): the learning rate"
+                      f"{'' if evidence.lr is None else f' of {evidence.lr:g}'} is too large")
+    if evidence.train_ne is not None and evidence.train_ne < 0.95:
+        causes.append(f"training rows are learned (NE {evidence.train_ne:.2f}) but these are not: their ids or labels "
+                      "were made in another way, or belong to another version")
     return causes

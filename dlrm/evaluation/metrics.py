@@ -56,8 +56,8 @@ def auc(logits: Array, labels: Array, weights: Array) -> float | None:
 def quality(logits: npt.ArrayLike, labels: npt.ArrayLike, weights: npt.ArrayLike) -> Quality:
     """All measures for one split. Rows of weight 0 (padding) count nowhere."""
     logits, labels, weights = (np.asarray(a, dtype=np.float64) for a in (logits, labels, weights))
-    kept = weights > 0
-    logits, labels, weights = logits[kept], labels[kept], weights[kept]
+    real = weights > 0
+    logits, labels, weights = logits[real], labels[real], weights[real]
     return _quality(auc(logits, labels, weights), _sums(logits, labels, weights))
 
 
@@ -87,7 +87,7 @@ class Binned:
         return np.concatenate([self._counts.ravel(), self._total])
 
     @classmethod
-    def of(cls, array: Array) -> Binned:
+    def from_array(cls, array: Array) -> Binned:
         """Restores what `to_array` gave."""
         binned = cls()
         binned._counts, binned._total = array[:2 * _BINS].reshape(2, _BINS), array[2 * _BINS:]

@@ -58,15 +58,16 @@ class EvaluationRequest:
         from sluice.dlrm.training import assemble, loaders
         from sluice.dlrm.training.input_checks import BatchChecker
 
-        with (world() as here,
-              loaders.evaluation(config, table, self.split, rank=here.rank, local_ranks=here.local_ranks) as batches):
-            planned = run_plan.plan_run(config, table, machine(here.ranks, here.local_ranks))
-            parts = assemble.parts_of(config, planned.layout, len(batches.dense_names), planned.placement, here)
-            save_load.load(path, parts, here, optimisers=False)
-            guard = BatchChecker({t.name: t.rows for t in planned.layout.columns}, batches.dense_names,
-                          f"split {self.split!r}", missing=config.missing)
-            findings = evaluate(parts, batches, guard, here, slices=config.slices)
-            if not here.first:
+        with (world() as members,
+              loaders.evaluation(config, table, self.split, rank=members.rank, local_ranks=members.local_ranks
+                                 ) as batches):
+            planned = run_plan.plan_run(config, table, machine(members.ranks, members.local_ranks))
+            parts = assemble.parts_of(config, planned.layout, len(batches.dense_names), planned.placement, members)
+            save_load.load(path, parts, members, optimisers=False)
+            checker = BatchChecker({t.name: t.rows for t in planned.layout.columns}, batches.dense_names,
+                                   f"split {self.split!r}", missing=config.missing)
+            findings = evaluate(parts, batches, checker, members, slices=config.slices)
+            if not members.first:
                 return None
         say(f"{self.split}: {findings.quality}")
         return {**findings.quality.to_dict(), "split": self.split, "step": meta.step, "version": table.version,

@@ -58,48 +58,48 @@ class Findings:
 
 
 @torch.no_grad()
-def evaluate(parts: TrainingParts, feed: EvaluationBatches, guard: BatchChecker, world: Ranks, *,
+def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecker, world: Ranks, *,
              slices: Sequence[str] = (), exact_rows: int = EXACT_ROWS,
              through: Callable[[Any], Iterable[Batch]] = iter) -> Findings:
-    """Evaluates on everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come `through`
-    a gate that may end the evaluation."""
+    """Evaluates on everything the feed brings, on all ranks; rows of weight 0 count nowhere. The batches come
+    by `through(feed)`, which may end the evaluation."""
     names = list(feed.sparse_names)
-    places = [names.index(name) for name in slices]
-    kept_rows: _Exact | _Rough | None = None
+    sliced = [names.index(name) for name in slices]
+    counter: _Exact | _Rough | None = None
     largest = torch.zeros(len(feed.dense_names))
     low, high = torch.full((len(names),), 2**31 - 1), torch.full((len(names),), -1)
     spread = torch.zeros(3, dtype=torch.float64)  # of the logits: count, sum, sum of squares
     for batch in through(feed):
-        guard.check(batch)
+        checker.check(batch)
         logits = parts.model(*parts.layout.features(batch, world.device)).cpu()
-        kept = batch.weight > 0
+        real = batch.weight > 0
         counts = batch.lengths.view(len(names), -1).sum(1, dtype=torch.int64).tolist()
-        ids = [part[kept] if len(part) == len(kept) else part for part in torch.split(batch.values, counts)]
+        ids = [column_ids[real] if len(column_ids) == len(real) else column_ids
+               for column_ids in torch.split(batch.values, counts)]
         # Copies: the loader may use a batch's memory again. float64 holds any id.
-        rows = torch.stack([t.double() for t in (logits[kept], batch.label[kept], batch.weight[kept],
-                                                 *(ids[i] for i in places))])
-        if kept_rows is None:  # on all ranks at once: they meet to choose what to count
+        rows = torch.stack([t.double() for t in (logits[real], batch.label[real], batch.weight[real],
+                                                 *(ids[i] for i in sliced))])
+        if counter is None:  # on all ranks at once: they meet to choose what to count
             few = len(feed) * len(batch.label) * world.ranks <= exact_rows
-            kept_rows = _Exact() if few else _Rough(rows.numpy(), world)
-        if not bool(kept.any()):
+            counter = _Exact() if few else _Rough(rows.numpy(), world)
+        if not bool(real.any()):
             continue
-        kept_rows.add(rows.numpy())
+        counter.add(rows.numpy())
         spread += torch.stack([torch.tensor(float(rows.shape[1]), dtype=torch.float64), rows[0].sum(),
                                (rows[0] ** 2).sum()])
-        largest = torch.maximum(largest, batch.dense[kept].nan_to_num(0, 0, 0).abs().amax(0))
-        for i, part in enumerate(ids):
-            if len(part):
-                low[i], high[i] = torch.minimum(low[i], part.min()), torch.maximum(high[i], part.max())
-    if kept_rows is None:
+        largest = torch.maximum(largest, batch.dense[real].nan_to_num(0, 0, 0).abs().amax(0))
+        for i, column_ids in enumerate(ids):
+            if len(column_ids):
+                low[i], high[i] = torch.minimum(low[i], column_ids.min()), torch.maximum(high[i], column_ids.max())
+    if counter is None:
         raise ValueError("an evaluation over no rows")
-    whole, parts_of_it, positives = kept_rows.found(world)
-    extremes = world.gather_objects((largest, low, high, spread))
-    largest = torch.stack([e[0] for e in extremes]).amax(0)
-    low, high = torch.stack([e[1] for e in extremes]).amin(0), torch.stack([e[2] for e in extremes]).amax(0)
-    count, total, squares = torch.stack([e[3] for e in extremes]).sum(0).tolist()
+    quality_of_all, slice_parts, positives = counter.result(world)
+    largests, lows, highs, spreads = zip(*world.gather_objects((largest, low, high, spread)), strict=True)
+    largest, low, high = torch.stack(largests).amax(0), torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+    count, total, squares = torch.stack(spreads).sum(0).tolist()
     top = int(largest.argmax())
     return Findings(
-        quality=whole, slices=dict(zip(slices, parts_of_it, strict=True)), positives=positives,
+        quality=quality_of_all, slices=dict(zip(slices, slice_parts, strict=True)), positives=positives,
         spread=max(0.0, squares / count - (total / count) ** 2) ** 0.5,
         largest_dense=(feed.dense_names[top], float(largest[top])),
         constant=tuple(n for n, a, b in zip(names, low.tolist(), high.tolist(), strict=True) if a == b))
@@ -109,14 +109,14 @@ class _Exact:
     """Keeps all rows: logit, label, weight, and the ids of each column that is sliced."""
 
     def __init__(self) -> None:
-        self._seen: list[Any] = []
+        self._rows: list[Any] = []
 
     def add(self, rows: Any) -> None:
-        self._seen.append(rows)
+        self._rows.append(rows)
 
-    def found(self, world: Ranks) -> tuple[Quality, list[dict[int, Quality]], int]:
-        mine = np.concatenate(self._seen, axis=1) if self._seen else None
-        table = np.concatenate([r for r in world.gather_objects(mine) if r is not None], axis=1)
+    def result(self, world: Ranks) -> tuple[Quality, list[dict[int, Quality]], int]:
+        own_rows = np.concatenate(self._rows, axis=1) if self._rows else None
+        table = np.concatenate([r for r in world.gather_objects(own_rows) if r is not None], axis=1)
         parts = [{i: quality(*table[:3, ids == i]) for i in _frequent(ids)} for ids in table[3:]]
         return quality(*table[:3]), parts, int(table[1].sum())
 
@@ -136,18 +136,18 @@ class _Rough:
             for number, part in parts.items():
                 part.add(*rows[:3, ids == number])
 
-    def found(self, world: Ranks) -> tuple[Quality, list[dict[int, Quality]], int]:
+    def result(self, world: Ranks) -> tuple[Quality, list[dict[int, Quality]], int]:
         # All ranks slice by the same ids in the same order.
-        mine = [self._whole.to_array(), *(part.to_array() for parts in self._parts for part in parts.values())]
-        ranks = world.gather_objects((mine, self._positives))
-        joined = [sum(map(Binned.of, arrays), Binned()).quality
-                  for arrays in zip(*(arrays for arrays, _ in ranks), strict=True)]
-        rest = iter(joined[1:])
-        return (joined[0], [{i: next(rest) for i in parts} for parts in self._parts],
+        own_counts = [self._whole.to_array(), *(part.to_array() for parts in self._parts for part in parts.values())]
+        ranks = world.gather_objects((own_counts, self._positives))
+        qualities = [sum(map(Binned.from_array, arrays), Binned()).quality
+                     for arrays in zip(*(arrays for arrays, _ in ranks), strict=True)]
+        slice_qualities = iter(qualities[1:])
+        return (qualities[0], [{i: next(slice_qualities) for i in parts} for parts in self._parts],
                 sum(positives for _, positives in ranks))
 
 
 def _frequent(ids: Any) -> list[int]:
     """The most frequent ids, the most frequent first."""
-    found, counts = np.unique(ids, return_counts=True)
-    return [int(i) for i in found[np.argsort(-counts, kind="stable")][:SLICES]]
+    unique_ids, counts = np.unique(ids, return_counts=True)
+    return [int(i) for i in unique_ids[np.argsort(-counts, kind="stable")][:SLICES]]

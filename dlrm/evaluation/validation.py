@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, best, latest, mark_best
-from sluice.dlrm.evaluation.diagnosis import Evidence, chance, falling, off, stuck
+from sluice.dlrm.evaluation.diagnosis import Evidence, bad_predictions, chance, falling, stuck
 from sluice.dlrm.evaluation.split import Findings, evaluate
 from sluice.dlrm.options import Config
 from sluice.dlrm.training import loaders
@@ -26,12 +26,13 @@ class Validator:
 
     def __init__(self, *, config: Config, table: FeatureTable, parts: TrainingParts, world: Ranks,
                  journal: Journal | Silence,
-                 checkpoints: Checkpoints, steps_per_epoch: int, gate: SyncedBatches,
+                 checkpoints: Checkpoints, steps_per_epoch: int, synced_batches: SyncedBatches,
                  on_evaluation: Callable[[], None] = lambda: None) -> None:
         """`on_evaluation()` is called after each evaluation of the validation split."""
         self._config, self._table, self._parts, self._world = config, table, parts, world
         self._journal, self._checkpoints = journal, checkpoints
-        self._steps_per_epoch, self._gate, self._on_evaluation = steps_per_epoch, gate, on_evaluation
+        self._steps_per_epoch, self._synced_batches = steps_per_epoch, synced_batches
+        self._on_evaluation = on_evaluation
         self._aucs: dict[int, float] = {}
         """Step → AUC on the validation split."""
         self._newest: Evidence | None = None
@@ -45,9 +46,10 @@ class Validator:
         sizes = {t.name: t.rows for t in self._parts.layout.columns}
         epochs = round(meta.epoch + (meta.step - meta.since) % self._steps_per_epoch / self._steps_per_epoch, 2)
         with loaders.evaluation(config, self._table, split, rank=world.rank, local_ranks=world.local_ranks) as batches:
-            guard = BatchChecker(sizes, batches.dense_names, f"split {split!r}", missing=config.missing)
+            checker = BatchChecker(sizes, batches.dense_names, f"split {split!r}", missing=config.missing)
             self._journal.milestone("eval_start", epochs)
-            findings = evaluate(self._parts, batches, guard, world, slices=config.slices, through=self._gate.whole)
+            findings = evaluate(self._parts, batches, checker, world, slices=config.slices,
+                                through=self._synced_batches.all_of)
         self._journal.metric({"kind": "eval", "epoch": meta.epoch, "step": meta.step, "split": split,
                               **findings.quality.to_dict()})
         for column, ids in findings.slices.items():
@@ -94,7 +96,7 @@ class Validator:
 
     def conclude(self, meta: CheckpointMeta) -> None:
         """Warns of a trained model whose predictions on the validation split are off."""
-        for text in off(self._newest) if self._newest is not None else ():
+        for text in bad_predictions(self._newest) if self._newest is not None else ():
             self._warn(meta, text)
 
     def _warn(self, meta: CheckpointMeta, text: str) -> None:

@@ -14,8 +14,8 @@ from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import MORE, JobRecord, shares
 from sluice.etl.table.table import FeatureTable
 
-_OTHERWISE = "the spec makes it in another way"
-_ANEW = "its vocabulary was learned anew, so its ids mean other values"
+_MADE_OTHERWISE = "the spec makes it in another way"
+_LEARNED_ANEW = "its vocabulary was learned anew, so its ids mean other values"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +65,24 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
     old = {f.name: f.cardinality or 0 for f in before.fields if f.role in ("sparse", "id_list")}
     new = {f.name: f.cardinality or 0 for f in after.fields if f.role in ("sparse", "id_list")}
     dense = [tuple(f.name for f in table.fields if f.role == "dense") for table in (before, after)]
-    makers = _columns(before), _columns(after)
+    specs = _columns(before), _columns(after)
     same_state = before.record.state == after.record.state
     states = (None, None) if same_state else (before.state(), after.state())
     anew: dict[str, str] = {}
     dense_changed: dict[str, str] = {}
-    both = [*(n for n in new if n in old), *(n for n in dense[1] if n in dense[0])]
-    last = {name: number for number, one in enumerate(after.transforms) for name in (o.name for o in one.outputs)}
-    for name in sorted(both, key=lambda name: last.get(name, -1)):  # what a transform takes comes before what it gives
-        was, now = makers[0].get(name), makers[1].get(name)
+    in_both = [*(n for n in new if n in old), *(n for n in dense[1] if n in dense[0])]
+    last_transform = {output.name: number for number, transform in enumerate(after.transforms)
+                      for output in transform.outputs}
+    # What a transform takes comes before what it gives.
+    for name in sorted(in_both, key=lambda name: last_transform.get(name, -1)):
+        old_column, new_column = specs[0].get(name), specs[1].get(name)
         reason = _transformed_otherwise(name, before, after, {*anew, *dense_changed})
-        if not reason and was is not None and now is not None:
-            if (was.role, was.sources, was.ops) != (now.role, now.sources, now.ops):
-                reason = _OTHERWISE
-            elif not _ids_stay(now, *states):
-                reason = _ANEW if name in new else "its numbers are scaled by what was learned anew"
+        if not reason and old_column is not None and new_column is not None:
+            if (old_column.role, old_column.sources, old_column.ops) != (new_column.role, new_column.sources,
+                                                                         new_column.ops):
+                reason = _MADE_OTHERWISE
+            elif not _ids_stay(new_column, *states):
+                reason = _LEARNED_ANEW if name in new else "its numbers are scaled by what was learned anew"
         if name not in new:
             dense_changed |= {name: reason} if reason else {}
         elif reason:
@@ -97,17 +100,18 @@ def between(before: FeatureTable, after: FeatureTable) -> TableDiff:
 def _transformed_otherwise(name: str, before: FeatureTable, after: FeatureTable, changed: Container[str]) -> str:
     """Why the transforms that make or change a column give it another meaning; empty if they do not. `changed` are
     columns whose values have another meaning."""
-    was, now = (_transforms(table, name) for table in (before, after))
-    if [one.described for one in was] != [one.described for one in now]:
+    old, new = (_transforms(table, name) for table in (before, after))
+    if [transform.described for transform in old] != [transform.described for transform in new]:
         return "its transforms make it in another way"
-    others = sorted(one for transform in now for one in transform.inputs if one != name and one in changed)
-    return f"a transform makes it of {others[0]!r}, which has changed" if others else ""
+    changed_inputs = sorted(column for transform in new for column in transform.inputs
+                            if column != name and column in changed)
+    return f"a transform makes it of {changed_inputs[0]!r}, which has changed" if changed_inputs else ""
 
 
 def _transforms(table: FeatureTable, column: str) -> list[TableTransform]:
     """The transforms that make or change a column, in their order."""
     names = next(f for f in table.fields if f.name == column).transforms
-    return [one for one in table.transforms if one.name in names]
+    return [transform for transform in table.transforms if transform.name in names]
 
 
 def _lost(before: JobRecord, after: JobRecord) -> dict[str, tuple[float, float]]:
@@ -127,14 +131,14 @@ def _ids_stay(column: ColumnSpec, before: FittedState | None, after: FittedState
     if before is None or after is None:
         return True
     for key, _, _ in column.fitted:
-        was, now = before[key], after[key]
-        if "value" not in was.column_names:
-            if not was.equals(now):
+        old, new = before[key], after[key]
+        if "value" not in old.column_names:
+            if not old.equals(new):
                 return False
-        elif not _plain(now["value"]).slice(0, was.num_rows).equals(_plain(was["value"])):
+        elif not _one_array(new["value"]).slice(0, old.num_rows).equals(_one_array(old["value"])):
             return False
     return True
 
 
-def _plain(values: pa.ChunkedArray) -> pa.Array:
+def _one_array(values: pa.ChunkedArray) -> pa.Array:
     return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)

@@ -34,21 +34,21 @@ def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, afte
     model, tables, other = parts.model.state_dict(), parts.model.fused_optimizer.state_dict(), parts.dense.state_dict()
     owners, sizes = owners_of(parts.layout), {t.name: t.rows for t in parts.layout.tables}
     compress = Config.from_dict(after.config).model.compress
-    pieces: list[TensorBox] = []
-    for key, value in (*_flat("model", model), *_flat("tables.state", tables["state"])):
-        _, found, rest = key.partition(_TABLES)
+    boxes: list[TensorBox] = []
+    for key, value in (*_tensors_by_key("model", model), *_tensors_by_key("tables.state", tables["state"])):
+        _, in_table, rest = key.partition(_TABLES)
         name = rest.partition(".weight")[0]
-        if not found or key not in stored.sizes or not changes.keeps(owners[name]):
+        if not in_table or key not in stored.sizes or not changes.keeps(owners[name]):
             continue
         if name in changes.grown and compress.get(name) == "spread":
             _spread(stored.whole([key])[key], value, *changes.grown[name])
         else:
-            pieces += _rows(stored, key, value, stored.rows(name), sizes[name])
-    stored.read(pieces)
+            boxes += _rows(stored, key, value, stored.rows(name), sizes[name])
+    stored.read(boxes)
     labels = _labels(before, after, parts.layout, changes)
-    for key, value in (*_flat("model", model), *_flat("dense.state", other["state"])):
+    for key, value in (*_tensors_by_key("model", model), *_tensors_by_key("dense.state", other["state"])):
         if _TABLES not in key and key in stored.sizes:
-            _place(stored, key, value, labels)
+            _fill_dense(stored, key, value, labels)
     parts.model.load_state_dict(model)
     parts.model.fused_optimizer.load_state_dict(tables)
     parts.dense.load_state_dict(other)
@@ -56,24 +56,24 @@ def transplant(path: Path, parts: TrainingParts, *, before: CheckpointMeta, afte
 
 def owners_of(layout: TableLayout) -> dict[str, str]:
     """Ordinary table → the column that it serves."""
-    found = {part.name: column.name for column, parts in zip(layout.compressor.columns, layout.compressor.parts,
-                                                             strict=True) for part in parts}
-    found |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
-    return found | ({layout.history.name: layout.history.name} if layout.history is not None else {})
+    owners = {part.name: column.name for column, parts in zip(layout.compressor.columns, layout.compressor.parts,
+                                                              strict=True) for part in parts}
+    owners |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
+    return owners | ({layout.history.name: layout.history.name} if layout.history is not None else {})
 
 
-def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, rows_now: int) -> Iterator[TensorBox]:
-    """The first `rows` rows of a table of `rows_now`, or of its optimiser's state, as far as they lie on this rank."""
+def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: int) -> Iterator[TensorBox]:
+    """The first `rows` rows of a table of `new_rows`, or of its optimiser's state, as far as they lie on this rank."""
     if not hasattr(value, "local_shards"):
         if tuple(value.shape) == stored.sizes[key]:
             yield TensorBox(key, value)
         return
-    if value.dim() == 1 and (stored.sizes[key][0] != rows or value.size()[0] != rows_now):
+    if value.dim() == 1 and (stored.sizes[key][0] != rows or value.size()[0] != new_rows):
         whole = whole_rows(stored.whole([key])[key], rows)  # the table is, or was, cut by columns
         for part in value.local_shards():
-            first = part.metadata.shard_offsets[0] % rows_now
-            some = whole[first:first + len(part.tensor)]
-            part.tensor[:len(some)] = some
+            first = part.metadata.shard_offsets[0] % new_rows
+            values = whole[first:first + len(part.tensor)]
+            part.tensor[:len(values)] = values
         return
     for part in value.local_shards():
         top = part.metadata.shard_offsets[0]
@@ -82,23 +82,24 @@ def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, rows_now: i
             yield TensorBox(key, part.tensor[:height], part.metadata.shard_offsets)
 
 
-def _spread(old: Tensor, value: Any, rows: int, rows_now: int) -> None:
+def _spread(old: Tensor, value: Any, rows: int, new_rows: int) -> None:
     """Fills a table whose ids are spread by the number of its rows: each row goes to where its id is now."""
-    ids, how = torch.arange(rows), Compression(kind="spread")
-    was, now = (codes(ids, Table(name="", rows=n, width=4), how)[0] for n in (rows, rows_now))
+    ids, compression = torch.arange(rows), Compression(kind="spread")
+    old_places, new_places = (codes(ids, Table(name="", rows=count, width=4), compression)[0]
+                              for count in (rows, new_rows))
     if old.dim() == 1:
         old = whole_rows(old, rows)
     for part in value.local_shards():
-        top = part.metadata.shard_offsets[0] % rows_now
-        here = (now >= top) & (now < top + len(part.tensor))
-        found = old[was[here]]
+        top = part.metadata.shard_offsets[0] % new_rows
+        on_this_rank = (new_places >= top) & (new_places < top + len(part.tensor))
+        values = old[old_places[on_this_rank]]
         if old.dim() == 2:
-            left = part.metadata.shard_offsets[1]
-            found = found[:, left:left + part.metadata.shard_sizes[1]]
-        part.tensor[now[here] - top] = found
+            first_column = part.metadata.shard_offsets[1]
+            values = values[:, first_column:first_column + part.metadata.shard_sizes[1]]
+        part.tensor[new_places[on_this_rank] - top] = values
 
 
-def _place(stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, tuple[Labels, Labels]]) -> None:
+def _fill_dense(stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, tuple[Labels, Labels]]) -> None:
     """Fills a dense layer's weight, or the optimiser's state of it."""
     name = key.rpartition(_TOWER)[2] if key.startswith("model.") else key.rpartition(_TOWER)[2].rpartition(".")[0]
     old = stored.whole([key])[key]
@@ -109,23 +110,23 @@ def _place(stored: CheckpointReader, key: str, value: Tensor, labels: dict[str, 
     value.copy_(old)
 
 
-def _labels(before: CheckpointMeta, now: CheckpointMeta, layout: TableLayout,
+def _labels(before: CheckpointMeta, after: CheckpointMeta, layout: TableLayout,
             changes: TableDiff) -> dict[str, tuple[Labels, Labels]]:
     """Weight → the features that its places were for, and are for now. A column that begins anew counts as a new
     one."""
     history = layout.history.name if layout.history is not None else None
-    was = [name if changes.keeps(name) else f"{name}, before" for name in before.columns if name != history]
-    model = Config.from_dict(now.config).model
-    old = labels_of(model, before.dense, was)
-    new = labels_of(model, now.dense, [column.name for column in layout.compressor.columns])
+    old_columns = [name if changes.keeps(name) else f"{name}, before" for name in before.columns if name != history]
+    model = Config.from_dict(after.config).model
+    old = labels_of(model, before.dense, old_columns)
+    new = labels_of(model, after.dense, [column.name for column in layout.compressor.columns])
     return {name: (old[name], new[name]) for name in new}
 
 
-def _flat(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
+def _tensors_by_key(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
     """The tensors of a state by the names that a checkpoint has for them."""
     for key, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(f"{prefix}.{key}", value)
+            yield from _tensors_by_key(f"{prefix}.{key}", value)
         elif isinstance(value, Tensor) or hasattr(value, "local_shards"):
             yield f"{prefix}.{key}", value
 
@@ -142,9 +143,9 @@ def moved_weights(old: Tensor, before: Labels, after: Labels) -> Tensor:
     for dimension, (old_labels, labels) in enumerate(zip(before, after, strict=True)):
         if old_labels is None or labels is None or list(old_labels) == list(labels):
             continue
-        at = {label: place for place, label in enumerate(old_labels)}
-        pairs = [(place, at[label]) for place, label in enumerate(labels) if label in at]
-        into, source = (torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1))
+        old_place_of = {label: place for place, label in enumerate(old_labels)}
+        pairs = [(place, old_place_of[label]) for place, label in enumerate(labels) if label in old_place_of]
+        targets, sources = (torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1))
         new = old.new_zeros([*old.shape[:dimension], len(labels), *old.shape[dimension + 1:]])
-        old = new.index_copy_(dimension, into, old.index_select(dimension, source))
+        old = new.index_copy_(dimension, targets, old.index_select(dimension, sources))
     return old

@@ -61,9 +61,9 @@ def _import() -> None:
 def _train(asked: dict[str, Any]) -> NoReturn:
     """Trains in the new process as the trainer's own command line would, with its output in the log."""
     from sluice.dlrm import train
-    from sluice.dlrm.liveness.rank_exit import RankExit, with_launcher
+    from sluice.dlrm.liveness.rank_exit import RankExit, end_with_launcher
 
-    with_launcher(RankExit(first=True))
+    end_with_launcher(RankExit(first=True))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)

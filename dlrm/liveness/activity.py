@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_S = 120.0
-_LEAST_S, _TIMES, _MEASURED = 10.0, 20.0, 3
+_LEAST_S, _TIMES_SLOWEST, _STEPS_NEEDED = 10.0, 20.0, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +50,22 @@ def verdict(beats: Mapping[int, tuple[Beat, float]]) -> Verdict | None:
     """Judges the ranks' last reports, each with its age in seconds. None: the ranks go on, or may yet.
 
     No rank stands still as long as another makes progress: they meet before every batch."""
-    there = {rank: (beat, silent) for rank, (beat, silent) in beats.items() if not beat.over}
-    silent = {rank: beat for rank, (beat, seconds) in there.items() if seconds > beat.silence_s}
+    unfinished = {rank: (beat, silent) for rank, (beat, silent) in beats.items() if not beat.over}
+    silent = {rank: beat for rank, (beat, seconds) in unfinished.items() if seconds > beat.silence_s}
     if silent:
-        rest = [(beat, seconds) for rank, (beat, seconds) in there.items() if rank not in silent]
-        if any(beat.limit_s is not None and beat.age_s + seconds <= beat.silence_s for beat, seconds in rest):
+        others = [(beat, seconds) for rank, (beat, seconds) in unfinished.items() if rank not in silent]
+        if any(beat.limit_s is not None and beat.age_s + seconds <= beat.silence_s for beat, seconds in others):
             return None
         return Verdict(tuple(silent), True, "; ".join(
-            f"rank {rank} stands still: nothing was heard of it for {there[rank][1]:.0f} s; the last was: it "
+            f"rank {rank} stands still: nothing was heard of it for {unfinished[rank][1]:.0f} s; the last was: it "
             f"{beat.phase} (at most {beat.silence_s:.0f} s)" for rank, beat in silent.items()))
-    slow = {rank: beat for rank, (beat, _) in there.items()
+    slow = {rank: beat for rank, (beat, _) in unfinished.items()
             if beat.limit_s is not None and beat.age_s > beat.limit_s}
-    if not there or len(slow) < len(there):
+    if not unfinished or len(slow) < len(unfinished):
         return None
     # Those that have come least far; who only waits for the others is not to blame, unless all do.
-    least = min(beat.count for beat in slow.values())
-    behind = {rank: beat for rank, beat in slow.items() if beat.count == least}
+    fewest = min(beat.count for beat in slow.values())
+    behind = {rank: beat for rank, beat in slow.items() if beat.count == fewest}
     blamed = {rank: beat for rank, beat in behind.items() if not beat.waits} or behind
     return Verdict(tuple(blamed), False, "; ".join(
         f"rank {rank} stands still: for {beat.age_s:.0f} s it {beat.phase} (at most {beat.limit_s:.0f} s)"
@@ -82,10 +82,10 @@ class Activity:
         self._count, self._phase, self._waits = 0, "began", False
         self._limit: Callable[[], float] | None = None
         self._work: Callable[[], Any] | None = None
-        self._seen: Any = None
-        self._since = clock()
+        self._last_work: Any = None
+        self._progressed_at = clock()
         self._steps: deque[float] = deque(maxlen=100)
-        self._stepped: float | None = None
+        self._fetch_began: float | None = None
         self._apart_s = 0.0
 
     @property
@@ -94,11 +94,11 @@ class Activity:
         few."""
         if not self._measured:
             return self._unmeasured_s
-        return min(self._most_s, max(_LEAST_S, _TIMES * max(self._steps)))
+        return min(self._most_s, max(_LEAST_S, _TIMES_SLOWEST * max(self._steps)))
 
     @property
     def _measured(self) -> bool:
-        return len(self._steps) >= _MEASURED
+        return len(self._steps) >= _STEPS_NEEDED
 
     @property
     def _unmeasured_s(self) -> float:
@@ -110,23 +110,25 @@ class Activity:
         """The rank waits for its next batch; as long as `work()` changes, its loader makes progress."""
         now = self._clock()
         with self._lock:
-            if self._stepped is not None:
-                self._steps.append(max(0.0, now - self._stepped - self._apart_s))
-            self._stepped, self._apart_s = now, 0.0
+            if self._fetch_began is not None:
+                self._steps.append(max(0.0, now - self._fetch_began - self._apart_s))
+            self._fetch_began, self._apart_s = now, 0.0
         self._begin(f"waited for batch {number}", work=work,
                     limit=lambda: self._most_s if self._measured else self._unmeasured_s)
 
     def meets(self, number: int) -> None:
+        """The rank has its batch, or none, and waits until all ranks have."""
         self._begin(f"waited for the other ranks before batch {number}", limit=lambda: self.step_limit_s, waits=True)
 
     def steps(self, number: int) -> None:
+        """The rank makes a training step."""
         self._begin(f"was at batch {number}", limit=lambda: self.step_limit_s)
 
     def rests(self) -> None:
         """A pass over the batches is over: what follows has no usual length."""
         with self._lock:
             self._steps.clear()
-            self._stepped = None
+            self._fetch_began = None
         self._begin("was between two passes over the data", limit=None)
 
     @contextmanager
@@ -143,21 +145,22 @@ class Activity:
             self._begin(phase, limit=limit, waits=waits, work=work)
 
     def beat(self, process: int, parent: int) -> Beat:
+        """What this rank is doing at this moment, as a report."""
         with self._lock:
             count, work = self._count, self._work
-        seen = work() if work is not None else None  # not under the lock, which the main thread takes
+        work_done = work() if work is not None else None  # not under the lock, which the main thread takes
         with self._lock:
             now = self._clock()
-            if work is not None and count == self._count and seen != self._seen:
-                self._seen, self._since = seen, now
+            if work is not None and count == self._count and work_done != self._last_work:
+                self._last_work, self._progressed_at = work_done, now
             limit = None if self._limit is None else self._limit()
-            return Beat(count=self._count, phase=self._phase, waits=self._waits, age_s=now - self._since, limit_s=limit,
-                        silence_s=self._unmeasured_s if limit is None else self.step_limit_s, process=process,
-                        parent=parent)
+            return Beat(count=self._count, phase=self._phase, waits=self._waits, age_s=now - self._progressed_at,
+                        limit_s=limit, silence_s=self._unmeasured_s if limit is None else self.step_limit_s,
+                        process=process, parent=parent)
 
     def _begin(self, phase: str, *, limit: Callable[[], float] | None, waits: bool = False,
                work: Callable[[], Any] | None = None) -> None:
         with self._lock:
             self._count += 1
             self._phase, self._waits, self._limit, self._work = phase, waits, limit, work
-            self._since = self._clock()
+            self._progressed_at = self._clock()

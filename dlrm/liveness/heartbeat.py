@@ -19,11 +19,11 @@ from sluice.dlrm.liveness.rank_exit import RankExit
 from sluice.ingest.process.stacks import own_stacks
 
 _JUDGES = 2  # the second one sees that the first stands still
-_VERDICT = "sluice/verdict"
+_VERDICT_KEY = "sluice/verdict"
 _ANSWER_S = 1.0
 
 
-def _key(rank: int) -> str:
+def _beat_key(rank: int) -> str:
     return f"sluice/beat/{rank}"
 
 
@@ -39,10 +39,10 @@ class Heartbeat:
         nothing."""
         self._store, self._rank, self._ranks = store.clone(), rank, ranks
         self._activity, self._ending, self._every_s, self._clock = activity, ending, every_s, clock
-        self._workers, self._kill = workers, kill or _ended
+        self._workers, self._kill = workers, kill or _end_silent
         self._number = 0
-        self._heard: dict[int, tuple[bytes, float]] = {}
-        self._looked: float | None = None
+        self._reports: dict[int, tuple[bytes, float]] = {}
+        self._listened_at: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sluice-pulse", daemon=True)
 
@@ -61,21 +61,21 @@ class Heartbeat:
         with suppress(Exception):  # the store is gone: whoever had it ended, and the ranks hear of it otherwise
             while not self._ended.wait(self._every_s):
                 self.step()
-            self._say(over=True)
+            self._report(over=True)
 
     def step(self) -> None:
         """Reports what this rank is doing; then judges, if it is one of the judges, and acts on the verdict."""
-        self._say()
-        found = self._judge() if self._rank < _JUDGES else None
-        if found is not None and not self._store.check([_VERDICT]):
-            self._store.set(_VERDICT, json.dumps(asdict(found)))
-        if self._store.check([_VERDICT]):
-            self._end(json.loads(self._store.get(_VERDICT)))
+        self._report()
+        judgement = self._judge() if self._rank < _JUDGES else None
+        if judgement is not None and not self._store.check([_VERDICT_KEY]):
+            self._store.set(_VERDICT_KEY, json.dumps(asdict(judgement)))
+        if self._store.check([_VERDICT_KEY]):
+            self._end(json.loads(self._store.get(_VERDICT_KEY)))
 
-    def _say(self, *, over: bool = False) -> None:
+    def _report(self, *, over: bool = False) -> None:
         self._number += 1
         beat = asdict(self._activity.beat(os.getpid(), os.getppid()))
-        self._store.set(_key(self._rank), json.dumps({**beat, "over": over, "number": self._number}))
+        self._store.set(_beat_key(self._rank), json.dumps({**beat, "over": over, "number": self._number}))
 
     def _judge(self) -> Verdict | None:
         return verdict({rank: (_beat(text), silent) for rank, (text, silent) in self._listen().items()})
@@ -84,25 +84,25 @@ class Heartbeat:
         """Rank → its last report, and for how long it has sent no other. Time in which this rank itself did not listen
         does not count: it may have stood still with all others."""
         now = self._clock()
-        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self._every_s)
-        self._looked = now
+        elapsed_s = 0.0 if self._listened_at is None else min(now - self._listened_at, 2 * self._every_s)
+        self._listened_at = now
         for rank in range(self._ranks):
-            if not self._store.check([_key(rank)]):
+            if not self._store.check([_beat_key(rank)]):
                 continue
-            text = self._store.get(_key(rank))
-            before = self._heard.get(rank)
-            self._heard[rank] = (text, before[1] + passed if before is not None and before[0] == text else 0.0)
-        return self._heard
+            text = self._store.get(_beat_key(rank))
+            before = self._reports.get(rank)
+            self._reports[rank] = (text, before[1] + elapsed_s if before is not None and before[0] == text else 0.0)
+        return self._reports
 
-    def _end(self, found: Mapping[str, Any]) -> None:
-        if self._rank in found["ranks"]:
+    def _end(self, judgement: Mapping[str, Any]) -> None:
+        if self._rank in judgement["ranks"]:
             print(f"what rank {self._rank} does now:", own_stacks(), self._workers(), sep="\n", file=sys.__stderr__,
                   flush=True)
-        elif found["silent"]:
-            beats = [_beat(self._store.get(_key(rank))) for rank in found["ranks"]]
+        elif judgement["silent"]:
+            beats = [_beat(self._store.get(_beat_key(rank))) for rank in judgement["ranks"]]
             self._kill([beat for beat in beats if beat.parent == os.getppid()])
-        speaks = self._rank == min(set(range(self._ranks)) - set(found["ranks"] if found["silent"] else ()))
-        self._ending.leave(found["text"], speak=speaks)
+        speaks = self._rank == min(set(range(self._ranks)) - set(judgement["ranks"] if judgement["silent"] else ()))
+        self._ending.leave(judgement["text"], speak=speaks)
 
 
 def _beat(text: bytes) -> Beat:
@@ -111,7 +111,7 @@ def _beat(text: bytes) -> Beat:
     return Beat(**values)
 
 
-def _ended(beats: list[Beat]) -> None:
+def _end_silent(beats: list[Beat]) -> None:
     """Ends ranks of this machine's own torchrun that report nothing, after asking for their stacks. A stopped process
     gives no answer, and obeys no other signal."""
     for number, wait_s in ((signal.SIGUSR2, _ANSWER_S), (signal.SIGKILL, 0.0)):

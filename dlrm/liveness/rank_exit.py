@@ -21,41 +21,41 @@ class Elsewhere(RuntimeError):
 
 
 class RankExit:
-    """Lets exactly one thread end the process: the main thread, after `mine()`, or another one by `leave`."""
+    """Lets exactly one thread end the process: the main thread, after `claim()`, or another one by `leave`."""
 
     def __init__(self, *, first: bool, leave: Callable[[int], None] = os._exit) -> None:
-        self.before: list[Callable[[], None]] = []
+        self.cleanups: list[Callable[[], None]] = []
         """What is called before the process ends, the last one first; a call that hangs is left after a while."""
         self.first = first
         """Whether this rank speaks for all ranks; that includes a line of JSON on standard output."""
         self._leave = leave
-        self._word = threading.Lock()
+        self._claim = threading.Lock()
 
-    def mine(self) -> None:
+    def claim(self) -> None:
         """Says that the main thread will end the process. It returns only if no other thread is doing so."""
-        self._word.acquire()
+        self._claim.acquire()
 
     def leave(self, text: str, *, speak: bool | None = None) -> None:
         """Ends the process with 1, from any thread, unless the main thread is about to. `speak` takes the place of
         `first`."""
-        if not self._word.acquire(blocking=False):
+        if not self._claim.acquire(blocking=False):
             return
         with suppress(OSError):  # whoever read it may be gone
             print(f"error: {text}", file=sys.stderr, flush=True)
             if self.first if speak is None else speak:
                 print(json.dumps({"error": text}), flush=True)
             tell_torchrun(text)
-        tidying = threading.Thread(target=self._tidy, name="sluice-ending", daemon=True)
-        tidying.start()
-        tidying.join(_GRACE_S)
+        cleaning = threading.Thread(target=self._clean_up, name="sluice-ending", daemon=True)
+        cleaning.start()
+        cleaning.join(_GRACE_S)
         with suppress(OSError):
             sys.stderr.flush()
         self._leave(_FAILED)
 
-    def _tidy(self) -> None:
-        for one in reversed(self.before):
+    def _clean_up(self) -> None:
+        for cleanup in reversed(self.cleanups):
             with suppress(Exception):
-                one()
+                cleanup()
 
 
 def tell_torchrun(text: str) -> None:
@@ -68,13 +68,13 @@ def tell_torchrun(text: str) -> None:
             Path(path).write_text(json.dumps({"message": about}))
 
 
-def with_torchrun(ending: RankExit) -> None:
-    """Does what `with_launcher` does if torchrun started this process; a person's shell may end before it."""
+def end_with_torchrun(ending: RankExit) -> None:
+    """Does what `end_with_launcher` does if torchrun started this process; a person's shell may end before it."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        with_launcher(ending)
+        end_with_launcher(ending)
 
 
-def with_launcher(ending: RankExit) -> None:
+def end_with_launcher(ending: RankExit) -> None:
     """From now on, this process ends soon after the one that started it, should that one be killed outright, as
     torchrun then cannot tell its ranks. A thread waits for that; the system's own signal for this would come when the
     thread that started us ends, which torchrun's may at any time."""

@@ -37,8 +37,8 @@ def train(start: StartPoint, ending: RankExit, say: Callable[[str], None]) -> di
             if not ranks.first:
                 return None
             if "outcome" in result:
-                say("\n".join([result["outcome"]["headline"], *(f"{one['label']}. {one['sentence']}"
-                                                              for one in result["outcome"]["occasions"])]))
+                say("\n".join([result["outcome"]["headline"], *(f"{occasion['label']}. {occasion['sentence']}"
+                                                                for occasion in result["outcome"]["occasions"])]))
             report = page.written(start.run, say)
             return {**result, "report": None if report is None else str(report)}
         except Exception as error:
@@ -58,17 +58,17 @@ class TrainingSession:
         self.ranks, self.signals, self.activity, self.ending = ranks, signals, activity, ending
         self._start, self._say = start, say
         self._journal: Journal | Silence | None = None
-        self._left = count((start.pause or 0) - 1, -1)
+        self._evaluations_left = count((start.pause or 0) - 1, -1)
         self._stack = ExitStack()
 
     def __enter__(self) -> TrainingSession:
         with ExitStack() as stack:
-            self.endpoint = stack.enter_context(Endpoint.at(self._start.config.metrics_port, self.ranks.rank,
-                                                            self.ranks.local_rank))
-            self._hold = PinKeeper(f"train-{self._start.run.name}", self._say) if self.ranks.first else None
-            if self._hold is not None:
-                stack.enter_context(self._hold)
-                self.ending.before.append(self._hold.release)
+            self.endpoint = stack.enter_context(Endpoint.at_address(
+                self._start.config.metrics_port, self.ranks.rank, self.ranks.local_rank))
+            self._pins = PinKeeper(f"train-{self._start.run.name}", self._say) if self.ranks.first else None
+            if self._pins is not None:
+                stack.enter_context(self._pins)
+                self.ending.cleanups.append(self._pins.release)
             self._stack = stack.pop_all()
         return self
 
@@ -83,8 +83,8 @@ class TrainingSession:
         following: StartPoint | None = self._start
         while following is not None:
             start = following
-            if self._hold is not None:
-                self._hold.take(start.table.uri, start.table.version)
+            if self._pins is not None:
+                self._pins.take(start.table.uri, start.table.version)
             self.ranks.barrier()  # pinned before any rank looks whether all files are there
             gc.collect()  # what held the model before is gone, and this holds the next one
             result, following = VersionRun(self, start).train()
@@ -95,23 +95,23 @@ class TrainingSession:
         from sluice.dlrm.telemetry.journal import Journal, Silence
 
         if self._journal is None:
-            self._journal = self._stack.enter_context(Journal.of(
+            self._journal = self._stack.enter_context(Journal.of_run(
                 self._start.run, self._start.config, resume=self._start.go_on)) if self.ranks.first else Silence()
         return self._journal
 
     def on_evaluation(self) -> None:
-        """Is called at each evaluation of the validation split, on every rank: the last one before a pause asks to
-        stop."""
-        if next(self._left) == 0:
+        """Is called at each evaluation of the validation split, on every rank; at the last one before a pause, it asks
+        the run to stop."""
+        if next(self._evaluations_left) == 0:
             self.signals.stop.set()
 
     def following(self, start: StartPoint, meta: CheckpointMeta) -> StartPoint | None:
         """The start on the next version of the table, the same on every rank; None if there is none. With
         --follow-wait, it waits for one."""
-        end = time.monotonic() + (start.config.follow_wait if start.config.follow == "parts" else 0)
+        deadline = time.monotonic() + (start.config.follow_wait if start.config.follow == "parts" else 0)
         while True:
             version = versions.next_version(start.config, meta) if self.ranks.first else None
-            over = time.monotonic() >= end or self.signals.stop.is_set()
+            over = time.monotonic() >= deadline or self.signals.stop.is_set()
             version, over = self.ranks.gather_objects((version, over))[0]
             if version is not None:
                 path, meta = latest(start.run / "checkpoints")

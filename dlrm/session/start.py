@@ -27,7 +27,7 @@ from sluice.etl.table.table import FeatureTable
 def start_point(given: Given) -> StartPoint:
     """Says from where the run starts: from its beginning, or from its newest checkpoint."""
     options = make(StartOptions, given)
-    allowed = make(CodeOptions, given).permission_with(given.get("transforms", ()))
+    permission = make(CodeOptions, given).permission_with(given.get("transforms", ()))
     ranks = options.ranks or int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun starts all ranks anew after one of them died: they go on from what was saved.
     go_on = options.resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -43,17 +43,17 @@ def start_point(given: Given) -> StartPoint:
         meta = replace(meta, config=config.to_dict())
         if (version := versions.next_version(config, meta)) is not None:
             start = versions.start_on(options.run, path, meta, version, split_moved=options.split_moved,
-                                      allow_code=allowed)
+                                      allow_code=permission)
             return replace(start, pause=options.pause)
-        table = FeatureTable.open(config.data, config.version, allow_code=allowed, transforms=config.transforms)
+        table = FeatureTable.open(config.data, config.version, allow_code=permission, transforms=config.transforms)
         meta.check(table)
         seen = versions.seen_in(table, meta, options.split_moved)
         return StartPoint(run=options.run, config=config, table=versions.view(table, config.follow), meta=meta,
                           resume=path, go_on=True, pause=options.pause, split_moved=options.split_moved, seen=seen)
     if "data" not in given:
         raise ConfigError("--data is missing: which feature table to train on")
-    first = 0 if given.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
-    table = FeatureTable.open(given["data"], given.get("version", first), allow_code=allowed,
+    first_version = 0 if given.get("follow") == "parts" else None  # a pass over all parts begins with the oldest
+    table = FeatureTable.open(given["data"], given.get("version", first_version), allow_code=permission,
                               transforms=given.get("transforms", ()))
     rows = versions.view(table, given.get("follow", "")).rows_of("train")
     config = fresh({**defaults(rows), **given}, data=table.uri, version=table.version, ranks=ranks)

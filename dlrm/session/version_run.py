@@ -55,12 +55,12 @@ class VersionRun:
         """Returns the result, and the start on the next version, if there is one."""
         with ExitStack() as stack:
             loader = self._open_loader(stack)
-            self._introduce(stack, loader)
+            self._announce(stack, loader)
             knob_memory = loaders.knob_memory(self._config, loader, self._ranks.local_ranks, self._journal.say)
             knobs_known = knob_memory.start()
             parts = assemble.parts_of(self._config, self._planned.layout, len(loader.dense_names),
                                       self._planned.placement, self._ranks, steps_per_epoch=len(loader))
-            self._go_on(loader, parts, knobs_known=knobs_known)
+            self._restore(loader, parts, knobs_known=knobs_known)
             self._record_start(loader)
             for text in early_warnings(self._config, self._table, loader.plan):
                 self._warn(text)
@@ -69,18 +69,19 @@ class VersionRun:
             stack.callback(checkpoints.close)
             batches = SyncedBatches(self._ranks, self._session.signals.stop.is_set, time.perf_counter,
                                     self._session.activity)
-            self._session.signals.stalled = batches.stalled
+            self._session.signals.end_wait = batches.end_wait
             validator = Validator(config=self._config, table=self._table, parts=parts, world=self._ranks,
                                   journal=self._journal, checkpoints=checkpoints, steps_per_epoch=len(loader),
-                                  gate=batches, on_evaluation=self._session.on_evaluation)
+                                  synced_batches=batches, on_evaluation=self._session.on_evaluation)
             if self._config.follow == "parts" and self._start.changes is not None:
                 self._journal.say("before it is trained on:")
                 with suppress(Stopped):
                     validator.measure("train", self._start.meta)
-            outcome, controller = self._steps(loader, parts, knob_memory, checkpoints=checkpoints, batches=batches,
-                                              validator=validator)
+            outcome, controller = self._train_and_tune(loader, parts, knob_memory, checkpoints=checkpoints,
+                                                       batches=batches, validator=validator)
             loader.close()  # its threads and memory are free for the evaluation
-            following = None if outcome.stopped or outcome.good else self._session.following(self._start, outcome.meta)
+            ended = outcome.stopped or outcome.good_enough
+            following = None if ended else self._session.following(self._start, outcome.meta)
             if following is not None:
                 return {}, following
             result = self._judge(outcome, validator)
@@ -99,19 +100,19 @@ class VersionRun:
             self._config, self._table, rank=self._ranks.rank, local_ranks=self._ranks.local_ranks,
             conditions=self._conditions))
         self._session.signals.workers = loader.stacks
-        before = self._session.ending.before
-        before.append(self._conditions.give_back)
-        stack.callback(before.remove, self._conditions.give_back)
+        cleanups = self._session.ending.cleanups
+        cleanups.append(self._conditions.give_back)
+        stack.callback(cleanups.remove, self._conditions.give_back)
         return loader
 
-    def _introduce(self, stack: ExitStack, loader: BatchLoader) -> None:
+    def _announce(self, stack: ExitStack, loader: BatchLoader) -> None:
         """Says what is about to be done, and where it can be watched."""
         steps, endpoint = len(loader), self._session.endpoint
         self._journal = self._session.journal()
         self._journal.expect(self._start.meta.steps_in_all(steps, self._config.epochs))
-        self._journal.tell(endpoint.observe)
-        endpoint.reads(loader.snapshot, self._table.version)
-        stack.callback(endpoint.reads, None, self._table.version)
+        self._journal.set_listener(endpoint.observe)
+        endpoint.show_loader(loader.snapshot, self._table.version)
+        stack.callback(endpoint.show_loader, None, self._table.version)
         self._journal.say(self._planned.text)
         for line in (self._start.chosen, left_out(loader.plan)):
             if line:
@@ -122,7 +123,7 @@ class VersionRun:
         self._journal.event({"kind": "warning", "step": self._start.meta.step, "text": text})
         self._journal.say(f"warning: {text}")
 
-    def _go_on(self, loader: BatchLoader, parts: TrainingParts, *, knobs_known: bool) -> None:
+    def _restore(self, loader: BatchLoader, parts: TrainingParts, *, knobs_known: bool) -> None:
         """Gives model and loader the state of the checkpoint, if there is one. `knobs_known` says that the registry
         had the loader's knobs."""
         start, journal = self._start, self._journal
@@ -138,7 +139,7 @@ class VersionRun:
         else:
             save_load.load(start.resume, parts, self._ranks)
             loader.load_state_dict(start.meta.loader)
-            journal.say(_onward(start.meta, self._config))
+            journal.say(_resumption(start.meta, self._config))
         # What the registry has for a changed table was scaled to it.
         if start.meta.knobs and (not knobs_known if start.changes is not None else not self._config.knobs):
             loader.apply(loader.limits.clamp(Knobs.from_dict(start.meta.knobs)))
@@ -157,36 +158,36 @@ class VersionRun:
                                  "resumed_at": start.meta.step, "data": self._table.uri,
                                  "version": self._table.version, **self._planned.to_dict()})
 
-    def _steps(self, loader: BatchLoader, parts: TrainingParts, knob_memory: KnobMemory, *,
-               checkpoints: save_load.Checkpoints, batches: SyncedBatches, validator: Validator
-               ) -> tuple[TrainingOutcome, Controller | None]:
+    def _train_and_tune(self, loader: BatchLoader, parts: TrainingParts, knob_memory: KnobMemory, *,
+                        checkpoints: save_load.Checkpoints, batches: SyncedBatches, validator: Validator
+                        ) -> tuple[TrainingOutcome, Controller | None]:
         """Trains, tuned by the agent, until the epochs are over or something ends them."""
         session, journal, config = self._session, self._journal, self._config
 
-        def save(at: CheckpointMeta) -> None:
+        def save(meta: CheckpointMeta) -> None:
             with session.activity.apart("saved a checkpoint"):
-                checkpoints.save(replace(at, knobs=loader.knobs.to_dict(),
+                checkpoints.save(replace(meta, knobs=loader.knobs.to_dict(),
                                          agent=assemble.agent_of(controller, knob_memory)))
-            if not at.loader["step"]:
-                journal.event({"kind": "epoch", "epoch": at.epoch, "step": at.step, "rows": at.rows,
+            if not meta.loader["step"]:
+                journal.event({"kind": "epoch", "epoch": meta.epoch, "step": meta.step, "rows": meta.rows,
                                "order_hash": loader.order_hash})
 
-        def evaluate_and_check(at: CheckpointMeta) -> bool:
+        def evaluate_and_check(meta: CheckpointMeta) -> bool:
             with session.activity.apart("evaluated"):
-                return validator.evaluate_and_check(at)
+                return validator.evaluate_and_check(meta)
 
-        def table_changed(at: CheckpointMeta) -> bool:
-            version = versions.next_version(config, at) if self._ranks.first else None
+        def table_changed(meta: CheckpointMeta) -> bool:
+            version = versions.next_version(config, meta) if self._ranks.first else None
             return self._ranks.gather_objects(version)[0] is not None
 
-        guard = BatchChecker({t.name: t.rows for t in self._planned.layout.columns}, loader.dense_names,
-                             "split 'train'", missing=config.missing, find=partial(find, self._table, "train"))
+        checker = BatchChecker({t.name: t.rows for t in self._planned.layout.columns}, loader.dense_names,
+                               "split 'train'", missing=config.missing, find=partial(find, self._table, "train"))
         with (self._conditions.inject_faults(loader, journal.event),
               assemble.tuned(config, loader, self._ranks.apart(f"version {self._table.version}"), knob_memory,
                              record=journal.event, observe=journal.metric, agent=self._start.meta.agent) as controller,
               traced(config.profile if self._ranks.first else 0, self._start.run) as tick):
-            trainer = Trainer(config=config, world=self._ranks, parts=parts, guard=guard, save=save,
-                              observe=journal.metric, evaluate=evaluate_and_check, gate=batches, tick=tick,
+            trainer = Trainer(config=config, world=self._ranks, parts=parts, checker=checker, save=save,
+                              observe=journal.metric, evaluate=evaluate_and_check, synced_batches=batches, tick=tick,
                               table_changed=table_changed, memory_used=Machine().memory_used)
             outcome = trainer.train(loader, self._start.meta)
             checkpoints.wait()
@@ -208,7 +209,7 @@ class VersionRun:
         return {**_summary(outcome, quality, self._ranks), "split": split}
 
 
-def _onward(meta: CheckpointMeta, config: Config) -> str:
+def _resumption(meta: CheckpointMeta, config: Config) -> str:
     """Says what a resumed run is about to do."""
     if meta.epoch < config.epochs:
         return f"going on from step {meta.step} (epoch {meta.epoch} of {config.epochs})"
@@ -218,10 +219,10 @@ def _onward(meta: CheckpointMeta, config: Config) -> str:
 
 def _summary(outcome: TrainingOutcome, quality: Quality | None, ranks: Ranks) -> dict[str, Any]:
     """Sums up the results of training, over all ranks."""
-    peaks = ranks.gather_objects(outcome.peak_bytes)
-    firsts = ranks.gather_objects(outcome.first_batch_s)
-    judged = dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows")) if quality is None else quality.to_dict()
-    return {**judged, "samples_per_s": round(outcome.timing.samples_per_s, 1),
-            "stall_fraction": round(outcome.timing.stall, 5), "first_batch_s": round(max(firsts), 3),
-            "peak_bytes": sum(peaks), "steps": outcome.meta.step, "epochs": outcome.meta.epoch,
+    peaks_bytes = ranks.gather_objects(outcome.peak_bytes)
+    first_batches_s = ranks.gather_objects(outcome.first_batch_s)
+    figures = dict.fromkeys(("auc", "ne", "logloss", "calibration", "rows")) if quality is None else quality.to_dict()
+    return {**figures, "samples_per_s": round(outcome.timing.samples_per_s, 1),
+            "stall_fraction": round(outcome.timing.stall, 5), "first_batch_s": round(max(first_batches_s), 3),
+            "peak_bytes": sum(peaks_bytes), "steps": outcome.meta.step, "epochs": outcome.meta.epoch,
             "rows_trained": outcome.meta.rows, "stopped": outcome.stopped}

@@ -14,7 +14,7 @@ from sluice.dlrm.options import Config
 from sluice.dlrm.telemetry.mlperf_log import MlLog
 from sluice.dlrm.telemetry.progress import TrainingProgress
 
-_FOR_THE_TERMINAL = ("decision", "occasion", "fault")
+_SHOWN_EVENTS = ("decision", "occasion", "fault")
 
 
 class Journal:
@@ -27,13 +27,13 @@ class Journal:
 
         self.folder, self.mllog = folder, mllog
         self._progress = progress
-        self._listener: Callable[[Mapping[str, Any]], None] = _nothing
-        self._board = TensorBoardLog(folder.path / "tensorboard", time.time)
+        self._listener: Callable[[Mapping[str, Any]], None] = _ignore
+        self._tensorboard = TensorBoardLog(folder.path / "tensorboard", time.time)
         self._step = 0
         self._reported = False
 
     @classmethod
-    def of(cls, path: Path, config: Config, *, resume: bool) -> Journal:
+    def of_run(cls, path: Path, config: Config, *, resume: bool) -> Journal:
         """The journal of a run in a new folder, or, with `resume`, in the existing one."""
         folder = RunFolder.create(path, {"kind": "train", **config.to_dict()}, resume=resume)
         mllog = MlLog(open(path / "mllog.txt", "a"), time.time) if config.mllog else None  # noqa: SIM115
@@ -43,10 +43,10 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._room():
-            self._board.close()
+        with self._reporting_disk_errors():
+            self._tensorboard.close()
         if self.mllog is not None:
-            with self._room():
+            with self._reporting_disk_errors():
                 self.mllog.close()
         self.folder.close()
 
@@ -55,23 +55,25 @@ class Journal:
         table."""
         self._progress.steps = steps
 
-    def tell(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
-        """Names one more function that gets every event and metric."""
+    def set_listener(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
+        """Names a function that gets every event and metric, beside the run folder."""
         self._listener = listener
 
     def event(self, event: Mapping[str, Any]) -> None:
+        """Takes an event: something that happened once."""
         self._listener(event)
-        with self._room():
+        with self._reporting_disk_errors():
             self.folder.event(event)
-        if event["kind"] in _FOR_THE_TERMINAL:
+        if event["kind"] in _SHOWN_EVENTS:
             self._progress.say(line(event))
         if event["kind"] == "decision":
-            with self._room():
-                self._board.text("decision", event["reason"]["text"], self._step)
+            with self._reporting_disk_errors():
+                self._tensorboard.text("decision", event["reason"]["text"], self._step)
 
     def metric(self, metric: Mapping[str, Any]) -> None:
+        """Takes a metric: figures at one step."""
         self._listener(metric)
-        with self._room():
+        with self._reporting_disk_errors():
             self.folder.metric(metric)
         self._progress.observe(metric)
         self._step = metric.get("step", self._step)
@@ -80,22 +82,23 @@ class Journal:
         scalars = {f"{metric['kind']}/{name}": value for name, value in metric.items()
                    if isinstance(value, (int, float)) and name not in ("step", "at")}
         scalars |= {f"knobs/{stage}": count for stage, count in metric.get("knobs", {}).get("workers", {}).items()}
-        with self._room():
+        with self._reporting_disk_errors():
             for name, value in scalars.items():
-                self._board.scalar(name, value, self._step)
+                self._tensorboard.scalar(name, value, self._step)
 
     def milestone(self, key: str, epochs: float, value: Any = None) -> None:
         """Writes a line of MLPerf's log, if the run writes one."""
         if self.mllog is not None:
-            with self._room():
+            with self._reporting_disk_errors():
                 self.mllog.write(key, value, epoch_num=epochs)
 
     def say(self, text: str) -> None:
+        """Prints a line on the terminal."""
         self._progress.say(text)
 
     @contextmanager
-    def _room(self) -> Iterator[None]:
-        """Wraps everything that is written: a disk that is full, or fails, is reported once."""
+    def _reporting_disk_errors(self) -> Iterator[None]:
+        """Wraps everything that is written: a disk that is full, or fails, is reported once, and nothing is raised."""
         try:
             yield
         except OSError as error:
@@ -105,18 +108,18 @@ class Journal:
                          "training goes on, and what is not written is missing in the report")
 
 
-def _nothing(_line: Mapping[str, Any]) -> None: ...
+def _ignore(_line: Mapping[str, Any]) -> None: ...
 
 
 class Silence:
-    """What the other ranks have instead of a journal; they, too, pass everything on to their endpoint."""
+    """What the other ranks have instead of a journal: it writes nothing, and passes everything on to their endpoint."""
 
     def __init__(self) -> None:
-        self._listener: Callable[[Mapping[str, Any]], None] = _nothing
+        self._listener: Callable[[Mapping[str, Any]], None] = _ignore
 
     def expect(self, steps: int) -> None: ...
 
-    def tell(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
+    def set_listener(self, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
 
     def __enter__(self) -> Silence:

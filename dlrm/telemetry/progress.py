@@ -18,23 +18,23 @@ class TrainingProgress:
         """The steps of the whole run, as far as is known."""
         self._out = sys.stderr if out is None else out
         self._clock = clock
-        self._live = self._out.isatty()
-        self._next = clock()
-        self._open = False
+        self._on_terminal = self._out.isatty()
+        self._next_line_at = clock()
+        self._line_open = False
 
     def observe(self, metric: Mapping[str, Any]) -> None:
         """Takes a metric; only those of training are shown in this line."""
-        if metric.get("kind") != "train" or (not self._live and self._clock() < self._next):
+        if metric.get("kind") != "train" or (not self._on_terminal and self._clock() < self._next_line_at):
             return
-        self._next = self._clock() + _PLAIN_EVERY_S
+        self._next_line_at = self._clock() + _PLAIN_EVERY_S
         text = (f"step {metric['step']:,} of {self.steps:,}  loss {metric['loss']:.4f}  "
                 f"{metric['samples_per_s']:,.0f} samples/s  waiting for input {metric['stall']:.1%}")
-        self._out.write(f"\r\033[K{text}" if self._live else f"{text}\n")
-        self._open = self._live
+        self._out.write(f"\r\033[K{text}" if self._on_terminal else f"{text}\n")
+        self._line_open = self._on_terminal
         self._out.flush()
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self._out.write(("\n" if self._open else "") + text + "\n")
-        self._open = False
+        self._out.write(("\n" if self._line_open else "") + text + "\n")
+        self._line_open = False
         self._out.flush()

@@ -11,17 +11,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sluice.dlrm.options import ConfigError
 from sluice.ingest.stats import Snapshot
 
-_TRAIN = {"step": "Batches trained", "epoch": "Epochs finished", "loss": "Mean loss since the last line of the log",
-          "samples_per_s": "Rows a second, of all ranks", "stall": "Share of the time that input was waited for"}
+_TRAINING = {"step": "Batches trained", "epoch": "Epochs finished", "loss": "Mean loss since the last line of the log",
+             "samples_per_s": "Rows a second, of all ranks", "stall": "Share of the time that input was waited for"}
 _EVAL = ("auc", "ne", "logloss", "calibration")
-_STAGE = {"rows": "Rows passed on", "bytes": "Bytes passed on", "busy_s": "Seconds of useful work",
-          "cpu_s": "Seconds of processor time", "wait_input_s": "Seconds without input",
-          "wait_output_s": "Seconds without room after it"}
-_STAGE_NOW = {"workers": "Workers", "queue_bytes": "Bytes that wait behind it"}
-_WHOLE = {"batches": "Batches that the trainer took", "rows": "Rows that the trainer took",
-          "consumer_wait_s": "Seconds that the trainer waited", "consumer_compute_s": "Seconds between two batches",
-          "cpu_used_s": "Seconds of processor time", "held_back": "Times that work waited for memory"}
-_WHOLE_NOW = {"memory_used": "Bytes in use", "memory_limit": "Bytes that may be used", "cpu_quota": "Cores"}
+_STAGE_COUNTERS = {"rows": "Rows passed on", "bytes": "Bytes passed on", "busy_s": "Seconds of useful work",
+                   "cpu_s": "Seconds of processor time", "wait_input_s": "Seconds without input",
+                   "wait_output_s": "Seconds without room after it"}
+_STAGE_GAUGES = {"workers": "Workers", "queue_bytes": "Bytes that wait behind it"}
+_LOADER_COUNTERS = {"batches": "Batches that the trainer took", "rows": "Rows that the trainer took",
+                    "consumer_wait_s": "Seconds that the trainer waited",
+                    "consumer_compute_s": "Seconds between two batches",
+                    "cpu_used_s": "Seconds of processor time", "held_back": "Times that work waited for memory"}
+_LOADER_GAUGES = {"memory_used": "Bytes in use", "memory_limit": "Bytes that may be used", "cpu_quota": "Cores"}
 
 
 class Endpoint:
@@ -40,7 +41,7 @@ class Endpoint:
         self.registry.register(self)
 
     @classmethod
-    def at(cls, address: str, rank: int, local_rank: int) -> Endpoint:
+    def at_address(cls, address: str, rank: int, local_rank: int) -> Endpoint:
         """The endpoint at `address`, [HOST:]PORT; a machine's rank n takes PORT + n. Empty: it is not served."""
         if not address:
             return cls(rank)
@@ -64,14 +65,14 @@ class Endpoint:
             self._server.server_close()
             self._thread.join()
 
-    def reads(self, snapshot: Callable[[], Snapshot] | None, version: int) -> None:
+    def show_loader(self, snapshot: Callable[[], Snapshot] | None, version: int) -> None:
         """Says which loader's figures to show from now on; None: there is no loader."""
         self._snapshot, self._version = snapshot, version
 
     def observe(self, line: Mapping[str, Any]) -> None:
         """Takes a metric or an event of the run."""
         if line["kind"] == "train":
-            self._train = {name: line[name] for name in _TRAIN if line.get(name) is not None}
+            self._train = {name: line[name] for name in _TRAINING if line.get(name) is not None}
         elif line["kind"] == "eval":
             self._evals[line["split"]] = {name: line[name] for name in _EVAL if line.get(name) is not None}
         elif line["kind"] == "decision":
@@ -81,29 +82,29 @@ class Endpoint:
         yield GaugeMetricFamily("sluice_train_rank", "Number of this rank", self._rank)
         yield GaugeMetricFamily("sluice_train_table_version", "Version of the table that is trained on", self._version)
         yield CounterMetricFamily("sluice_train_decisions", "Decisions of the agent beside this rank", self._decisions)
-        for name, text in _TRAIN.items():
+        for name, text in _TRAINING.items():
             yield GaugeMetricFamily(f"sluice_train_{name}", text, self._train.get(name))
         for name in _EVAL:
-            by_split = GaugeMetricFamily(f"sluice_eval_{name}", "Of the newest evaluation", labels=["split"])
+            by_split = GaugeMetricFamily(f"sluice_eval_{name}", f"{name} of the newest evaluation", labels=["split"])
             for split, values in self._evals.items():
                 if name in values:
                     by_split.add_metric([split], values[name])
             yield by_split
         if self._snapshot is not None:
-            yield from _loader(self._snapshot())
+            yield from _loader_metrics(self._snapshot())
 
 
-def _loader(snapshot: Snapshot) -> Iterator[Metric]:
-    for kinds, family in ((_WHOLE, CounterMetricFamily), (_WHOLE_NOW, GaugeMetricFamily)):
-        for name, text in kinds.items():
-            yield family(f"sluice_loader_{_unit(name)}", text, getattr(snapshot, name))
-    for kinds, family in ((_STAGE, CounterMetricFamily), (_STAGE_NOW, GaugeMetricFamily)):
-        for name, text in kinds.items():
-            by_stage = family(f"sluice_loader_stage_{_unit(name)}", text, labels=["stage"])
+def _loader_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    for texts, family in ((_LOADER_COUNTERS, CounterMetricFamily), (_LOADER_GAUGES, GaugeMetricFamily)):
+        for name, text in texts.items():
+            yield family(f"sluice_loader_{_with_unit(name)}", text, getattr(snapshot, name))
+    for texts, family in ((_STAGE_COUNTERS, CounterMetricFamily), (_STAGE_GAUGES, GaugeMetricFamily)):
+        for name, text in texts.items():
+            by_stage = family(f"sluice_loader_stage_{_with_unit(name)}", text, labels=["stage"])
             for stage in snapshot.stages:
                 by_stage.add_metric([stage.name], getattr(stage, name))
             yield by_stage
 
 
-def _unit(name: str) -> str:
+def _with_unit(name: str) -> str:
     return name.removesuffix("_s") + "_seconds" if name.endswith("_s") else name

@@ -27,8 +27,8 @@ class TensorBoardLog:
         """`clock` tells seconds since 1970."""
         self._folder, self._clock = folder, clock
         self._file: RecordWriter | None = None
-        self._open = True
-        self._flushed = 0.0
+        self._accepts = True
+        self._flushed_at = 0.0
 
     def scalar(self, name: str, value: float, step: int) -> None:
         self._add(scalar(name, value), step)
@@ -37,24 +37,24 @@ class TensorBoardLog:
         self._add(text(name, value), step)
 
     def close(self) -> None:
-        self._open = False
+        self._accepts = False
         if self._file is not None:
             self._file.close()
 
     def _add(self, summary: Summary, step: int) -> None:
-        if not self._open:
+        if not self._accepts:
             return
         now = self._clock()
         try:
             if self._file is None:
                 self._folder.mkdir(exist_ok=True)
                 name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}"
-                self._file, self._flushed = RecordWriter(str(self._folder / name)), now
+                self._file, self._flushed_at = RecordWriter(str(self._folder / name)), now
                 self._file.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
             self._file.write(Event(summary=summary, step=step, wall_time=now).SerializeToString())
-            if now - self._flushed >= _FLUSH_S:
+            if now - self._flushed_at >= _FLUSH_S:
                 self._file.flush()
-                self._flushed = now
+                self._flushed_at = now
         except OSError as error:
             with contextlib.suppress(OSError):  # what is still in its buffer has no room either
                 self.close()

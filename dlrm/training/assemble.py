@@ -55,9 +55,10 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
           record: Callable[[Mapping[str, Any]], None],
           observe: Callable[[Mapping[str, Any]], None], agent: Mapping[str, Any]) -> Iterator[Controller | None]:
     """Lets the host's agent tune the loader for as long as the context lasts; what it has learned is kept. `agent` is
-    what a checkpoint has of an earlier one, which counts on the same machine: before what the registry has if the
-    schema is the same, else where that has nothing; stages that are there no more are left out. The agent runs beside
-    local rank 0, and tunes the loader itself if that is the only rank; other ranks get None."""
+    what a checkpoint holds of an earlier agent, and is used on the same machine alone: if the schema is the same, it
+    comes before what the registry holds, else it is used where the registry holds nothing. Stages that no longer exist
+    are left out. The agent runs beside local rank 0, and tunes the loader itself if that is the only rank; other ranks
+    get None."""
     loading: Tunable = loader
     member: AbstractContextManager[Any] = nullcontext()
     if world.ranks > 1:
@@ -70,9 +71,9 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
         member.step()  # the agent's first look finds something, and its last comes after the member's last word
         loading = HostTunable(world.store.clone(), host, loader, ranks={h: hosts.count(h) for h in hosts})
     policy = policies.make(config.tuning)
-    place = _place(knob_memory)
-    earlier = agent["learned"] if agent.get("machine") == place["machine"] else None
-    if earlier is None or (agent["schema"] != place["schema"] and knob_memory.learned is not None):
+    origin = _origin(knob_memory)
+    earlier = agent["learned"] if agent.get("machine") == origin["machine"] else None
+    if earlier is None or (agent["schema"] != origin["schema"] and knob_memory.learned is not None):
         earlier = knob_memory.learned
     with (knob_memory.sharing(loading) as tunable,
           Controller(tunable, policy, record=knob_memory.observing(record), observe=knob_memory.observing(observe),
@@ -82,9 +83,9 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
 
 
 def agent_of(controller: Controller | None, knob_memory: KnobMemory) -> dict[str, Any]:
-    """What the agent has learned, and where, to be kept in a checkpoint."""
-    return {} if controller is None else {**_place(knob_memory), "learned": controller.learned()}
+    """What the agent has learned, and on which machine and schema, to be kept in a checkpoint."""
+    return {} if controller is None else {**_origin(knob_memory), "learned": controller.learned()}
 
 
-def _place(knob_memory: KnobMemory) -> dict[str, str]:
+def _origin(knob_memory: KnobMemory) -> dict[str, str]:
     return {"machine": knob_memory.context.machine, "schema": knob_memory.context.schema}

@@ -131,5 +131,5 @@ class BatchChecker:
                           f"{self._where(batch, self._names[i], value)}; see `sluice check`")
 
     def _where(self, batch: Batch, column: str | None, value: float) -> str:
-        found = self._find(column, value)
-        return f" (epoch {batch.epoch}, step {batch.step} of {self._source}{f'; {found}' if found else ''})"
+        place = self._find(column, value)
+        return f" (epoch {batch.epoch}, step {batch.step} of {self._source}{f'; {place}' if place else ''})"

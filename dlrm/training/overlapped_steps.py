@@ -18,7 +18,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.streamable import Pipelineable
 
 from sluice.dlrm.model.ranker import loss_of
-from sluice.dlrm.training.steps import Taken
+from sluice.dlrm.training.steps import FinishedStep
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -38,12 +38,12 @@ class ModelInput(Pipelineable):  # type: ignore[misc]
     """The mean number of rows of a rank, without those that only fill the batch."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
-        return ModelInput(*(x.to(device, non_blocking=non_blocking) for x in (self.dense, self.sparse, self.label,
-                                                                              self.weight)), self.rows)
+        return ModelInput(*(tensor.to(device, non_blocking=non_blocking)
+                            for tensor in (self.dense, self.sparse, self.label, self.weight)), self.rows)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        for x in (self.dense, self.sparse, self.label, self.weight):
-            x.record_stream(stream)
+        for tensor in (self.dense, self.sparse, self.label, self.weight):
+            tensor.record_stream(stream)
 
 
 class _Lookup(nn.Module):
@@ -82,9 +82,9 @@ class OverlappedSteps:
         loss = loss_of(logits, sample.label, sample.weight, sample.rows)
         return loss, loss.detach()
 
-    def steps(self, batches: Iterator[Fetched], first: int, look: Callable[[Batch], None]) -> Iterator[Taken]:
-        """Makes a step of each batch; the first is number `first`. `look` is called with each batch as it comes."""
-        coming: deque[Taken] = deque()
+    def steps(self, batches: Iterator[Fetched], first: int, check: Callable[[Batch], None]) -> Iterator[FinishedStep]:
+        """Makes a step of each batch; the first is number `first`. `check` is called with each batch as it comes."""
+        begun: deque[FinishedStep] = deque()
         waited = 0.0
 
         def samples() -> Iterator[ModelInput]:
@@ -92,8 +92,8 @@ class OverlappedSteps:
             for fetched in batches:
                 batch = fetched.batch
                 waited += fetched.wait_s
-                look(batch)
-                coming.append(Taken(batch.label, batch.rows, fetched.rows, 0.0, fetched.position))
+                check(batch)
+                begun.append(FinishedStep(batch.label, batch.rows, fetched.rows, 0.0, fetched.position))
                 yield ModelInput(*self._parts.layout.features(batch, torch.device("cpu")), batch.label, batch.weight,
                                  fetched.rows / self._ranks)
 
@@ -105,7 +105,7 @@ class OverlappedSteps:
                 break
             waited, wait = 0.0, waited
             self._step += 1
-            yield replace(coming.popleft(), loss=loss, wait_s=wait)
+            yield replace(begun.popleft(), loss=loss, wait_s=wait)
         self.pause()
 
     def pause(self) -> None:

@@ -26,8 +26,8 @@ class StopSignals:
         self.stop = threading.Event()
         self.workers: Callable[[], str] = str
         """Returns the stacks of worker processes, for SIGUSR1."""
-        self.stalled: Callable[[], None] = lambda: None
-        """Called a while after SIGTERM: ends the wait that the main thread may still be in."""
+        self.end_wait: Callable[[], None] = lambda: None
+        """Called a while after SIGTERM, to end the wait that the main thread may still be in."""
         self._store = store.clone()
         self._rank = rank
         self._leave = leave
@@ -37,16 +37,17 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._term = signal.signal(signal.SIGTERM, lambda *_: self.stop.set())
-        self._user = signal.signal(signal.SIGUSR1, lambda *_: None)  # the thread does it: the main one may hang
+        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._sigterm_before = signal.signal(signal.SIGTERM, lambda *_: self.stop.set())
+        # The thread does what SIGUSR1 asks for, as the main one may hang.
+        self._sigusr1_before = signal.signal(signal.SIGUSR1, lambda *_: None)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._term)
-        signal.signal(signal.SIGUSR1, self._user)
-        signal.set_wakeup_fd(self._wakeup)
+        signal.signal(signal.SIGTERM, self._sigterm_before)
+        signal.signal(signal.SIGUSR1, self._sigusr1_before)
+        signal.set_wakeup_fd(self._wakeup_before)
         self._ended.set()
         os.write(self._write, b"\0")
         self._thread.join()
@@ -75,6 +76,6 @@ class StopSignals:
             if signal.SIGTERM in signals:
                 self.stop.set()
                 if not self._ended.wait(_GRACE_S):
-                    self.stalled()
+                    self.end_wait()
             if signal.SIGINT in signals and not self._ended.wait(_GRACE_S):
                 self._leave(_INTERRUPTED)

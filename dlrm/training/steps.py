@@ -1,4 +1,4 @@
-"""What passes between a loader and the trainer: `Fetched` batches, `Taken` steps, and the protocol of a loader."""
+"""What passes between a loader and the trainer: `Fetched` batches, `FinishedStep`s, and the protocol of a loader."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class TrainingBatches(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A step that was made."""
+class FinishedStep:
+    """A training step that is done."""
 
     loss: torch.Tensor
     """This rank's loss, of which the mean over all ranks is the loss of the batch."""
-    own_rows: int
+    rank_rows: int
     """The number of this rank's rows, without those that only fill the batch."""
     rows: int
     """The number of rows of all ranks."""

@@ -1,4 +1,4 @@
-"""The gate between the loader and training: `SyncedBatches` lets the same number of batches through on every rank."""
+"""Stands between the loader and training: `SyncedBatches` lets the same number of batches through on every rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def work_of(feed: Any) -> Callable[[], Any]:
 
 class SyncedBatches:
     """Lets all ranks meet before each batch, and end before the same one if any of them was asked to stop. So none is
-    in the middle of a step while another still waits for its batch, and `stalled` can end that wait."""
+    in the middle of a step while another still waits for its batch, and `end_wait` can end that wait."""
 
     def __init__(self, world: Ranks, asked_to_stop: Callable[[], bool], clock: Callable[[], float],
                  activity: Activity | None = None) -> None:
@@ -58,11 +58,11 @@ class SyncedBatches:
         try:
             for number in count(1):
                 self._activity.fetches(number, work)
-                before = self._clock()
+                asked_at = self._clock()
                 batch = self._next(feed, batches) if not self._asked_to_stop() else None
-                wait = self._clock() - before
+                wait = self._clock() - asked_at
                 self._activity.meets(number)
-                self.stopped, rows = self._agreed(batch)
+                self.stopped, rows = self._agree(batch)
                 if batch is None or self.stopped:
                     return
                 self._activity.steps(number)
@@ -70,7 +70,7 @@ class SyncedBatches:
         finally:
             self._activity.rests()
 
-    def whole(self, feed: TrainingBatches) -> Iterator[Batch]:
+    def all_of(self, feed: TrainingBatches) -> Iterator[Batch]:
         """All batches of the feed, for work that is worthless unless complete: raises Stopped if the ranks were asked
         to stop."""
         for fetched in self.batches(feed):
@@ -78,7 +78,7 @@ class SyncedBatches:
         if self.stopped:
             raise Stopped
 
-    def stalled(self) -> None:
+    def end_wait(self) -> None:
         """Ends the wait for a batch, if there is one. Another thread calls it once this rank was asked to stop."""
         with self._lock:
             if self._waits_for is not None:
@@ -93,15 +93,15 @@ class SyncedBatches:
         except LoaderError:
             if not self._asked_to_stop():
                 raise
-            return None  # closed by `stalled`
+            return None  # closed by `end_wait`
         finally:
             with self._lock:
                 self._waits_for = None
 
-    def _agreed(self, batch: Batch | None) -> tuple[bool, int]:
+    def _agree(self, batch: Batch | None) -> tuple[bool, int]:
         """Whether any rank was asked to stop, and how many rows all ranks' parts of this batch have."""
-        asked, rows = self._asked_to_stop(), 0 if batch is None else batch.rows
+        stop_asked, rows = self._asked_to_stop(), 0 if batch is None else batch.rows
         if self._world.ranks == 1:
-            return asked, rows
-        asking, rows = self._world.sum(torch.tensor([int(asked), rows])).tolist()
-        return asking > 0, rows
+            return stop_asked, rows
+        ranks_asked, rows = self._world.sum(torch.tensor([int(stop_asked), rows])).tolist()
+        return ranks_asked > 0, rows

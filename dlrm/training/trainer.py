@@ -16,7 +16,7 @@ from sluice.dlrm.optim.clip import clip
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.input_checks import BatchChecker
-from sluice.dlrm.training.steps import Fetched, Taken, TrainingBatches
+from sluice.dlrm.training.steps import Fetched, FinishedStep, TrainingBatches
 from sluice.dlrm.training.synced_batches import SyncedBatches
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TrainingOutcome:
     """The wait for the first batch, while the pipeline fills; the stall does not count it."""
     stopped: bool
     """Whether training ended early because it was asked to."""
-    good: bool
+    good_enough: bool
     """Whether training ended because the model was good enough."""
     peak_bytes: int
     """The most memory that this rank was seen to use."""
@@ -81,45 +81,46 @@ class Trainer:
     after each step; `table_changed(meta)` says after an epoch whether to end here, as the table has a newer version.
     `ahead` says whether steps look ahead, as in `sluice.dlrm.training.overlapped_steps` (default: on a GPU)."""
 
-    def __init__(self, *, config: Config, world: Ranks, parts: TrainingParts, guard: BatchChecker,
+    def __init__(self, *, config: Config, world: Ranks, parts: TrainingParts, checker: BatchChecker,
                  save: Callable[[CheckpointMeta], None], evaluate: Callable[[CheckpointMeta], bool],
-                 observe: Callable[[dict[str, Any]], None], gate: SyncedBatches,
+                 observe: Callable[[dict[str, Any]], None], synced_batches: SyncedBatches,
                  memory_used: Callable[[], int], tick: Callable[[], None] = lambda: None,
                  table_changed: Callable[[CheckpointMeta], bool] = lambda _: False, ahead: bool | None = None,
                  clock: Callable[[], float] = time.perf_counter) -> None:
-        self._config, self._world, self._parts, self._guard = config, world, parts, guard
+        self._config, self._world, self._parts, self._checker = config, world, parts, checker
         self._save_to, self._evaluate, self._observe = save, evaluate, observe
         self._memory_used, self._tick, self._clock, self._table_changed = memory_used, tick, clock, table_changed
-        self._gate = gate
+        self._synced_batches = synced_batches
         self._peak_bytes = 0
-        self._begun = False
-        self._ahead: OverlappedSteps | None = None
+        self._bias_set = False
+        self._overlapped_steps: OverlappedSteps | None = None
         if ahead if ahead is not None else world.device.type == "cuda":
             from sluice.dlrm.training.overlapped_steps import OverlappedSteps
 
-            self._ahead = OverlappedSteps(parts, world.device, world.ranks, self._update)
+            self._overlapped_steps = OverlappedSteps(parts, world.device, world.ranks, self._update)
 
     def train(self, feed: TrainingBatches, meta: CheckpointMeta) -> TrainingOutcome:
         """Trains all epochs that `meta` has left, with a checkpoint and an evaluation after each."""
-        timing, gate, good, table_changed, saved_at = Timing(), self._gate, False, False, meta.step
+        timing, synced_batches, saved_at = Timing(), self._synced_batches, meta.step
+        good_enough = table_changed = False
         first_batch_s: float | None = None
         steps = len(feed)
         evaluation_steps = {steps * k // self._config.evals for k in range(1, self._config.evals)}
-        while meta.epoch < self._config.epochs and not (gate.stopped or good or table_changed):
+        while meta.epoch < self._config.epochs and not (synced_batches.stopped or good_enough or table_changed):
             sums = torch.zeros(4, dtype=torch.float64)  # loss·rows, rows, wait, compute
             loss = torch.zeros((), dtype=torch.float64, device=self._world.device)  # on its device: no step waits
-            self._begun = meta.step > 0
-            before = self._clock()
-            taken: Taken | None = None
-            batches = gate.batches(feed)
-            for taken in (self._ahead.steps(batches, meta.step, self._check) if self._ahead
-                          else self._steps(batches, meta.step)):
-                step_s, wait = self._clock() - before, taken.wait_s
+            self._bias_set = meta.step > 0
+            step_began = self._clock()
+            finished: FinishedStep | None = None
+            batches = synced_batches.batches(feed)
+            for finished in (self._overlapped_steps.steps(batches, meta.step, self._check) if self._overlapped_steps
+                             else self._steps(batches, meta.step)):
+                step_s, wait = self._clock() - step_began, finished.wait_s
                 if first_batch_s is None:
                     first_batch_s, step_s, wait = wait, step_s - wait, 0.0
-                loss += taken.loss * (taken.rows / self._world.ranks)
-                meta = replace(meta, step=meta.step + 1, rows=meta.rows + taken.rows)
-                sums[1] += taken.own_rows
+                loss += finished.loss * (finished.rows / self._world.ranks)
+                meta = replace(meta, step=meta.step + 1, rows=meta.rows + finished.rows)
+                sums[1] += finished.rank_rows
                 sums[2] += wait
                 sums[3] += step_s - wait
                 self._tick()
@@ -128,44 +129,44 @@ class Trainer:
                     self._report(sums, meta, timing)
                     sums.zero_()
                     loss.zero_()
-                due = (meta.step - meta.since) % steps in evaluation_steps
-                if due or (self._config.save_every and meta.step % self._config.save_every == 0):
-                    meta = self._save(meta, taken)
+                evaluation_due = (meta.step - meta.since) % steps in evaluation_steps
+                if evaluation_due or (self._config.save_every and meta.step % self._config.save_every == 0):
+                    meta = self._save(meta, finished)
                     saved_at = meta.step
-                good = due and self._judge(meta)
-                if good:
+                good_enough = evaluation_due and self._judge(meta)
+                if good_enough:
                     break
-                before = self._clock()
+                step_began = self._clock()
             self._pause()
-            if taken is not None and not good:
+            if finished is not None and not good_enough:
                 if meta.step % self._config.log_every:
                     sums[0] = loss.item()
                     self._report(sums, meta, timing)
                 if meta.step != saved_at:
-                    meta = self._save(meta, taken if gate.stopped else replace(taken, position=feed.state_dict()))
+                    last = finished if synced_batches.stopped else replace(finished, position=feed.state_dict())
+                    meta = self._save(meta, last)
                     saved_at = meta.step
-            if not (gate.stopped or good):
-                good = self._judge(meta)
-                table_changed = not good and self._table_changed(meta)
-        return TrainingOutcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0, stopped=gate.stopped,
-                               good=good,
-                               peak_bytes=self._peak_bytes)
+            if not (synced_batches.stopped or good_enough):
+                good_enough = self._judge(meta)
+                table_changed = not good_enough and self._table_changed(meta)
+        return TrainingOutcome(meta=meta, timing=timing, first_batch_s=first_batch_s or 0.0,
+                               stopped=synced_batches.stopped, good_enough=good_enough, peak_bytes=self._peak_bytes)
 
-    def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[Taken]:
+    def _steps(self, batches: Iterator[Fetched], step: int) -> Iterator[FinishedStep]:
         """Makes a step of one batch after the other."""
         for number, fetched in enumerate(batches, step):
             self._check(fetched.batch)
-            yield Taken(self._step(fetched, number), fetched.batch.rows, fetched.rows, fetched.wait_s,
-                        fetched.position)
+            yield FinishedStep(self._step(fetched, number), fetched.batch.rows, fetched.rows, fetched.wait_s,
+                               fetched.position)
 
     def _check(self, batch: Batch) -> None:
         """Checks each batch before the model gets it."""
-        if not self._begun:
-            self._begun = True
-            self._start(batch)
-        self._guard.check(batch)
+        if not self._bias_set:
+            self._bias_set = True
+            self._set_first_bias(batch)
+        self._checker.check(batch)
 
-    def _start(self, batch: Batch) -> None:
+    def _set_first_bias(self, batch: Batch) -> None:
         positive, rows = self._world.sum(torch.stack([batch.label.sum(), torch.tensor(float(batch.rows))])).tolist()
         first_bias(self._parts.model, positive / rows)
 
@@ -190,23 +191,23 @@ class Trainer:
         return self._evaluate(meta)
 
     def _pause(self) -> None:
-        if self._ahead is not None:
-            self._ahead.pause()
+        if self._overlapped_steps is not None:
+            self._overlapped_steps.pause()
 
     def _report(self, sums: torch.Tensor, meta: CheckpointMeta, timing: Timing) -> None:
         """Sums up over the ranks what each saw since the last time."""
         self._peak_bytes = max(self._peak_bytes, self._memory_used())
-        loss, rows, wait, compute = self._world.sum(sums).tolist()
+        loss, rows, wait_s, compute_s = self._world.sum(sums).tolist()
         if not math.isfinite(loss):
             raise NotANumber(f"the loss is {loss / rows} at step {meta.step}; try a lower --lr or --dense-lr")
         interval = Timing()
-        interval.add(rows, wait, compute, self._world.ranks)
-        timing.add(rows, wait, compute, self._world.ranks)
+        interval.add(rows, wait_s, compute_s, self._world.ranks)
+        timing.add(rows, wait_s, compute_s, self._world.ranks)
         self._observe({"kind": "train", "step": meta.step, "epoch": meta.epoch, "loss": loss / rows,
                        "samples_per_s": interval.samples_per_s, "stall": interval.stall})
 
-    def _save(self, meta: CheckpointMeta, taken: Taken) -> CheckpointMeta:
+    def _save(self, meta: CheckpointMeta, finished: FinishedStep) -> CheckpointMeta:
         # The position is the next batch's, so its epoch is the number of those that are whole.
-        meta = replace(meta, loader=taken.position, epoch=taken.position["epoch"])
+        meta = replace(meta, loader=finished.position, epoch=finished.position["epoch"])
         self._save_to(meta)
         return meta

@@ -131,13 +131,13 @@ def trained(here: Ranks, how: str, folder: Path, optim: OptimConfig = PLAIN["ada
         return False
 
     looks: list[float] = []
-    trainer = Trainer(config=config, world=here, parts=parts, guard=BatchChecker(SIZES, DENSE, "fake"), save=saved.save,
+    trainer = Trainer(config=config, world=here, parts=parts, checker=BatchChecker(SIZES, DENSE, "fake"),
+                      save=saved.save,
                       evaluate=judge if config.evals > 1 else lambda _: False, ahead=ahead, memory_used=lambda: 0,
                       observe=lambda m: losses.append(m["loss"]),
-                      gate=SyncedBatches(here,
-                                         lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(
-                                             ahead) == stop_at,
-                                         time.perf_counter))
+                      synced_batches=SyncedBatches(
+                          here, lambda: here.rank == here.ranks - 1 and len(losses) + 2 * bool(ahead) == stop_at,
+                          time.perf_counter))
     outcome = trainer.train(feed, meta)
     saved.wait()
     saved.close()
@@ -192,9 +192,10 @@ def of_a_padded_batch(here: Ranks, folder: Path, model: ModelConfig, *, ahead: b
     lines: list[dict] = []
     begun = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE), step=1, rows=ROWS)
     saved = Checkpoints(folder, parts, here, keep=1, record=lambda _: None)
-    trainer = Trainer(config=config, world=here, parts=parts, guard=BatchChecker(SIZES, DENSE, "fake"), save=saved.save,
+    trainer = Trainer(config=config, world=here, parts=parts, checker=BatchChecker(SIZES, DENSE, "fake"),
+                      save=saved.save,
                       evaluate=lambda _: False, memory_used=lambda: 0, observe=lines.append, ahead=ahead,
-                      gate=SyncedBatches(here, lambda: False, time.perf_counter))
+                      synced_batches=SyncedBatches(here, lambda: False, time.perf_counter))
     outcome = trainer.train(PaddedFeed(1, ROWS, here.rank, here.ranks, bags=True), begun)
     saved.close()
     after = whole_weights(parts.model, here)
@@ -230,15 +231,16 @@ def stopped_in_a_stall(here: Ranks, folder: Path) -> dict:
     feed, asked, losses = StallingFeed(here), threading.Event(), []
     meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     saved = Checkpoints(folder, parts, here, keep=2, record=lambda _: None)
-    gate = SyncedBatches(here, asked.is_set, time.perf_counter)
-    trainer = Trainer(config=config, world=here, parts=parts, guard=BatchChecker(SIZES, DENSE, "fake"), save=saved.save,
+    synced_batches = SyncedBatches(here, asked.is_set, time.perf_counter)
+    trainer = Trainer(config=config, world=here, parts=parts, checker=BatchChecker(SIZES, DENSE, "fake"),
+                      save=saved.save,
                       evaluate=lambda _: False, memory_used=lambda: 0, observe=lambda m: losses.append(m["loss"]),
-                      gate=gate)
+                      synced_batches=synced_batches)
 
     def ask() -> None:
         if feed.stalled.wait(60):
             asked.set()
-            gate.stalled()
+            synced_batches.end_wait()
 
     asking = threading.Thread(target=ask)
     if here.first:

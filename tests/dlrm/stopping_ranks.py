@@ -18,8 +18,8 @@ from sluice.dlrm.training import input_checks, trainer
 class Speaks(heartbeat.Heartbeat):
     of_steps = False
 
-    def _say(self, *, over: bool = False) -> None:
-        super()._say(over=over)
+    def _report(self, *, over: bool = False) -> None:
+        super()._report(over=over)
         Speaks.of_steps = json.loads(self._store.get(f"sluice/beat/{self._rank}"))["silence_s"] < MOST_S
 
 

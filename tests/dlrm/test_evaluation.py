@@ -120,7 +120,7 @@ def judged(tmp_path, monkeypatch):
     def make(asked_to_stop=lambda: False, **settings):
         return Validator(config=Config(data="t", version=0, stuck_after=10, **settings), parts=PARTS, world=Alone(),
                          table=SimpleNamespace(splits=("train", "validation")), journal=journal, steps_per_epoch=20,
-                         gate=SyncedBatches(Alone(), asked_to_stop, time.monotonic),
+                         synced_batches=SyncedBatches(Alone(), asked_to_stop, time.monotonic),
                          checkpoints=SimpleNamespace(
                          wait=lambda: None, folder=tmp_path, path=tmp_path / "step-000000010", files=CheckpointDisk()))
 

@@ -50,7 +50,7 @@ def test_a_while_after_sigterm_a_wait_for_input_is_ended(left):
     try:
         with StopSignals(dist.HashStore(), 0, leave=left[2]) as watch:
             signal.signal(signal.SIGTERM, lambda *_: None)
-            watch.stalled = ended.set
+            watch.end_wait = ended.set
             os.kill(os.getpid(), signal.SIGTERM)
             assert ended.wait(10)
             assert watch.stop.is_set()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sluice.dlrm.evaluation.diagnosis import Evidence, chance, falling, off, stuck
+from sluice.dlrm.evaluation.diagnosis import Evidence, bad_predictions, chance, falling, stuck
 from sluice.dlrm.evaluation.metrics import auc
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.telemetry.mlperf_log import MlLog
@@ -78,7 +78,7 @@ GOOD = replace(LOST, auc=0.78, ne=0.9, calibration=1.02)
     ({"ne": 1.7, "calibration": 2.01, "step": 3}, ["3 steps are too few", "2.01 times as many .*3 steps"]),
 ])
 def test_predictions_that_are_off_are_named_with_a_likely_cause(change, words):
-    found = off(replace(GOOD, **change))
+    found = bad_predictions(replace(GOOD, **change))
     assert len(found) == len(words)
     assert all(re.search(pattern, text) for pattern, text in zip(words, found, strict=True)), found
 

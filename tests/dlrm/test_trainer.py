@@ -47,7 +47,7 @@ class SlowTrainer(Trainer):
 
     loss = 0.5
 
-    def _start(self, _batch):
+    def _set_first_bias(self, _batch):
         pass
 
     def _step(self, _batch, _number):
@@ -78,9 +78,10 @@ def run(steps: int, *, epochs: int = 1, log_every: int = 2, stop_at: int | None 
         clock.now += 100
         done.append(("saved", meta.step))
 
-    trainer = SlowTrainer(config=config, world=Alone(), parts=None, guard=BatchChecker(SIZES, DENSE, "fake"),
+    trainer = SlowTrainer(config=config, world=Alone(), parts=None, checker=BatchChecker(SIZES, DENSE, "fake"),
                           save=save, evaluate=evaluate, observe=lines.append, clock=clock, memory_used=lambda: 7,
-                          gate=SyncedBatches(Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock))
+                          synced_batches=SyncedBatches(
+                              Alone(), lambda: stop_at is not None and clock.now >= stop_at, clock))
     trainer.loss = loss
     meta = CheckpointMeta(config={}, version=0, fingerprint={}, columns=SIZES, dense=tuple(DENSE))
     return trainer.train(SlowFeed(clock, steps), meta), lines, done

@@ -23,7 +23,7 @@ NOW = Snapshot(at=1.0, sequence=0, stages=(STAGE,), batches=5, rows=250, consume
 
 def filled() -> Endpoint:
     endpoint = Endpoint(1)
-    endpoint.reads(lambda: NOW, version=4)
+    endpoint.show_loader(lambda: NOW, version=4)
     endpoint.observe({"kind": "train", "step": 20, "epoch": 1, "loss": 0.5, "samples_per_s": 99.0, "stall": 0.25})
     endpoint.observe({"kind": "eval", "split": "test", "auc": None, "ne": 0.75, "logloss": 0.5, "calibration": 1.0})
     endpoint.observe({"kind": "decision"})
@@ -65,14 +65,14 @@ def test_it_is_served_and_ends(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}, for rank 3, cannot be listened on"), \
-                Endpoint.at(f"{port - 1}", 3, 1):
+                Endpoint.at_address(f"{port - 1}", 3, 1):
             pass
-    with Endpoint.at(f"127.0.0.1:{port}", 0, 0) as endpoint:
-        endpoint.reads(lambda: NOW, version=2)
+    with Endpoint.at_address(f"127.0.0.1:{port}", 0, 0) as endpoint:
+        endpoint.show_loader(lambda: NOW, version=2)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
             assert b"sluice_train_table_version 2.0" in reply.read()
-    with Endpoint.at("", 0, 0) as endpoint:
+    with Endpoint.at_address("", 0, 0) as endpoint:
         assert b"sluice_train_step" in generate_latest(endpoint.registry)
     for wrong in ("http", "127.0.0.1:", "70000", "0"):
         with pytest.raises(ConfigError, match=r"is not \[HOST:\]PORT"):
-            Endpoint.at(wrong, 0, 0)
+            Endpoint.at_address(wrong, 0, 0)
