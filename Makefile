@@ -1,7 +1,7 @@
 # `make help` explains each target.
 PY := .venv/bin/python
 PYTEST_ARGS ?=
-# Two processes share the tests, a file at a time; tests/conftest.py says in which order.
+# Two processes share the quick tests, a file at a time; tests/conftest.py says in which order.
 TOGETHER = -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -17,7 +17,7 @@ demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a
 	@$(PY) -m dlrm.demo --out demo-out
 
 test: setup  ## all tests
-	@$(PY) -m pytest $(TOGETHER) $(PYTEST_ARGS)
+	@$(PY) -m pytest $(PYTEST_ARGS)
 
 .PHONY: quick
 quick: setup  ## the tests that need neither Spark nor torchrun, about a minute: for the time between two edits
