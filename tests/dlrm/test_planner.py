@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from sluice.dlrm.options import SHARDING_KINDS
 from sluice.dlrm.sharding.machine import TrainingMachine
-from sluice.dlrm.sharding.placement import KINDS, TARGET, place
+from sluice.dlrm.sharding.placement import TARGET, place
 from sluice.dlrm.sharding.shard_sizes import PlacementError, Storage
 from sluice.dlrm.sharding.torchrec_planner import propose
 from tests.dlrm.test_placement import MLPERF_LOOKUPS, MLPERF_ROWS, made
@@ -28,7 +29,7 @@ def test_its_plan_covers_every_cell_and_ours_is_better_balanced(device):
     theirs = propose(tables, replace(MACHINE, device=device), batch_size=65_536)
     for p, t in zip(theirs.places, tables, strict=True):
         assert sum(part.rows * part.width for part in p.parts) == t.rows * t.width
-        assert p.kind in KINDS
+        assert p.kind in SHARDING_KINDS
     ours = place(tables, MACHINE)
     assert max(ours.balance) <= TARGET < max(theirs.balance)
 

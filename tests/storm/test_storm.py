@@ -183,7 +183,7 @@ MUTANTS = {
             data, lent = self._shelf.lend(region), True
             return wire.read(data, index)[0]""", by_processes),
     "memory that a user still looks at is written again": Mutant(
-        run_loader, 100, buffers.Buffers, "take", "== _OURS", ">= _OURS"),
+        run_loader, 100, buffers.Buffers, "take", "== _UNUSED", ">= _UNUSED"),
     "a process that died is never closed": Mutant(
         run_loader, 100, worker.WorkerProcess, "_forget", "child.close()", "child.kill()", by_processes),
     "rows lie one place further": Mutant(
