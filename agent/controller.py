@@ -52,6 +52,8 @@ class Controller:
         self._last_step: float | None = None
         self._limits: Limits | None = None
         self._state: Any = None
+        self._anew = False
+        """Whether the policy starts from its first state at the next look, as the run itself has only begun."""
         self._learned_before = self._learned = learned
         self._change_detector = ChangeDetector()
         self._starting = False
@@ -94,7 +96,7 @@ class Controller:
         was_starting, self._starting = self._starting, self.ticks > 1 and not snapshot.rows
         if was_starting and not self._starting:
             # Everything begins anew, as if the run began now.
-            self._change_detector, self._limits, self._learned = ChangeDetector(), None, self._learned_before
+            self._change_detector, self._anew = ChangeDetector(), True
         for occasion in () if self._starting else self._change_detector.look(snapshot, measured):
             self._record_to(occasion)
         if measured is not None and self._observe_to is not None:
@@ -110,10 +112,8 @@ class Controller:
 
     def _decide(self, snapshot: Snapshot) -> None:
         before = self._tunable.knobs
-        if self._tunable.limits != self._limits:  # the start, or another machine: what was known no longer holds
-            self._limits = self._tunable.limits
-            self._state = self._policy.initial(self._limits, before)
-            self._recall()
+        if self._anew or self._tunable.limits != self._limits:  # the start, or another machine
+            self._begin(self._tunable.limits, before)
         if len(self._change_times) == self._change_times.maxlen and self._clock() - self._change_times[0] < _MINUTE_S:
             return
         after, self._state, reason = self._policy.decide(snapshot, self._state)
@@ -142,20 +142,22 @@ class Controller:
             return snapshot
         return begun[(len(begun) - 1) // 2 if self.decisions == 1 else 0]
 
-    def _recall(self) -> None:
-        """Gives the policy what was learned in an earlier run, once; one that has no use for it leaves it for the
-        next."""
-        if self._learned is None:
-            return
-        try:
-            recalled = self._policy.recall(self._state, self._learned)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._learned = None
-            self._record_to({"kind": "fault", "where": "agent", "text": "what was learned in an earlier run is "
-                             f"ignored: {type(error).__name__}: {error}"})
-            return
-        if recalled is not None:
-            self._state, self._learned = recalled, None
+    def _begin(self, limits: Limits, knobs: Knobs) -> None:
+        """Lets the policy start, with what was learned in an earlier run if that has not been used yet; a policy that
+        has no use for it leaves it for the next. Whoever asks meanwhile what was learned gets the old answer or the
+        new one, and never what lies between."""
+        learned = self._learned_before if self._anew else self._learned
+        state, recalled = self._policy.initial(limits, knobs), None
+        if learned is not None:
+            try:
+                recalled = self._policy.recall(state, learned)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                learned = self._learned_before = None
+                self._record_to({"kind": "fault", "where": "agent", "text": "what was learned in an earlier run is "
+                                 f"ignored: {type(error).__name__}: {error}"})
+        self._state = state if recalled is None else recalled
+        self._limits, self._anew = limits, False
+        self._learned = learned if recalled is None else None
 
     def _apply(self, knobs: Knobs) -> bool:
         """Applies the knobs; returns whether they are in force. If the limits have changed meanwhile, the policy starts

@@ -341,3 +341,35 @@ def test_a_change_that_changes_nothing_is_no_decision():
     controller, events, _ = _run(pipeline, Renaming(), 12)
     assert controller.frozen is None
     assert [e["kind"] for e in events] == ["decision", "effect"], "the first fused them"
+
+
+def test_whoever_asks_while_the_run_begins_anew_gets_what_was_learned_of_its_own_stages():
+    """A checkpoint may be written at any moment, also between the look that sees the first rows and its decision."""
+    pipeline = _pipeline()
+    _run(pipeline, make("planner"), 40)
+    learned = json.loads(json.dumps(_run(pipeline, make("planner"), 40)[0].learned()))
+    learned["services"]["gone"] = learned["services"]["read"]
+    asked, fresh = [], _pipeline()
+
+    class NoRows:
+        """The pipeline's first looks: compilers are at work, and no row has come."""
+
+        limits, knobs = fresh.limits, fresh.knobs
+
+        def apply(self, knobs):
+            fresh.apply(knobs)
+
+        def snapshot(self):
+            seen = fresh.snapshot()
+            return seen if fresh.now > 2 else dataclasses.replace(seen, rows=0)
+
+    def observe(_):
+        asked.append(controller.learned())
+
+    controller = Controller(NoRows(), make("planner"), record=lambda _: None, observe=observe,
+                            clock=lambda: fresh.now, learned=learned)
+    for _ in range(6):
+        controller.step()
+        fresh.advance(1.0)
+    assert len(asked) >= 4
+    assert all("read" in answer["services"] and "gone" not in answer["services"] for answer in asked)
