@@ -263,6 +263,11 @@ class BatchLoader(IterableDataset[Batch]):
         return self._machine.memory_used()
 
     @property
+    def epochs_loaded(self) -> float:
+        """How many epochs the consumer has taken, the one under way by its share."""
+        return self._position.epoch + self._position.step / self.plan.steps
+
+    @property
     def store(self) -> dict[str, int]:
         """Counts what was read through stores: reads, bytes, retries; empty for plain local files."""
         return self._groups.stats()

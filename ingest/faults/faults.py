@@ -1,7 +1,7 @@
 """`--inject`: faults on purpose, for people who test their own set-ups.
 
     --inject kill-worker@30s,stall-store=5s@10s,corrupt@part-00003,memory-spike=256MiB@20s
-    --inject slow-transform=4@15s,slow-transform=1@30s,cores=1@45s,cores=2@60s
+    --inject slow-transform=4@15s,slow-transform=1@30s,cores=1@40%,cores=2@60%
 
 `parse` turns the text into data, `due` says what is due (both pure), `Injector` causes the faults through the actors it
 is given, and counts them: a run whose faults never happened has shown nothing.
@@ -50,12 +50,14 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: it is due `at_s` after the start, or (corrupt) from the start on, in files whose name holds `part`."""
+    """One fault: it is due `at_s` after the start, or when `at_percent` of an epoch are loaded, or (corrupt) from the
+    start on, in files whose name holds `part`."""
 
     kind: str
     at_s: float = 0.0
     strength: float = 0.0
     part: str = ""
+    at_percent: float = 0.0
 
     def __str__(self) -> str:
         unit = KINDS[self.kind].unit
@@ -63,11 +65,13 @@ class Fault:
                     "workers": "=all" if self.strength == float("inf") else f"={self.strength:g}",
                     "times": f"={self.strength:g}", "cores": f"={self.strength:g}",
                     "bytes": f"={format_bytes(self.strength).replace(' ', '')}"}.get(unit, "")
-        return f"{self.kind}{strength}@{self.part or f'{self.at_s:g}s'}"
+        when = f"{self.at_percent:g}%" if self.at_percent else f"{self.at_s:g}s"
+        return f"{self.kind}{strength}@{self.part or when}"
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Parses `NAME[=STRENGTH]@SECONDSs`, joined by commas; `corrupt@PART-OF-A-FILE-NAME`."""
+    """Parses `NAME[=STRENGTH]@SECONDSs` or `…@PERCENT%` (of an epoch), joined by commas; `corrupt@PART-OF-A-FILE-NAME`.
+    """
     return tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -83,7 +87,10 @@ def _fault(text: str) -> Fault:
         raise FaultError(f"--inject {text}: {name} takes no strength")
     if name == "corrupt":
         return Fault(name, part=when)
-    return Fault(name, _seconds(text, when), _strength(text, kind, strength) if equals else kind.strength)
+    strong = _strength(text, kind, strength) if equals else kind.strength
+    if re.fullmatch(r"\d+(\.\d+)?%", when):
+        return Fault(name, strength=strong, at_percent=float(when[:-1]))
+    return Fault(name, _seconds(text, when), strong)
 
 
 def _strength(text: str, kind: Kind, strength: str) -> float:
@@ -108,14 +115,17 @@ def _strength(text: str, kind: Kind, strength: str) -> float:
 
 def _seconds(text: str, value: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?s", value):
-        raise FaultError(f"--inject {text}: {value!r} is not a time; write for instance 30s or 0.5s")
+        raise FaultError(f"--inject {text}: {value!r} is not a time; write for instance 30s or 0.5s (or, to say "
+                         "when, 40% of an epoch)")
     return float(value[:-1])
 
 
-def due(faults: Sequence[Fault], elapsed_s: float, done: Collection[int]) -> list[int]:
-    """The numbers of the faults whose time has come, earliest first."""
-    waiting = [n for n, fault in enumerate(faults) if n not in done and fault.at_s <= elapsed_s]
-    return sorted(waiting, key=lambda n: faults[n].at_s)
+def due(faults: Sequence[Fault], elapsed_s: float, percent: float, done: Collection[int]) -> list[int]:
+    """The numbers of the faults whose time has come, earliest first, when so many percent of an epoch are loaded: 150
+    in the middle of the second."""
+    waiting = [n for n, fault in enumerate(faults)
+               if n not in done and fault.at_s <= elapsed_s and fault.at_percent <= percent]
+    return sorted(waiting, key=lambda n: (faults[n].at_s, faults[n].at_percent))
 
 
 Actor = Callable[[Fault], str | None]
@@ -126,19 +136,20 @@ class Injector:
     """Causes faults when they are due. Call `step` now and then, from one thread."""
 
     def __init__(self, faults: Sequence[Fault], actors: Mapping[str, Actor], *, clock: Callable[[], float],
-                 record: Callable[[dict[str, Any]], None]):
-        """`actors` maps a fault's name to what causes it; FaultError if one is missing. `record` gets one event for
-        each fault caused."""
+                 epochs: Callable[[], float], record: Callable[[dict[str, Any]], None]):
+        """`actors` maps a fault's name to what causes it; FaultError if one is missing. `epochs` says how many epochs
+        are loaded, and `record` gets one event for each fault caused."""
         for fault in faults:
             if fault.kind not in actors:
                 raise FaultError(f"--inject {fault}: this run has nothing to do it to{nearest(fault.kind, actors)}")
         self._faults, self._actors, self._clock, self._record = tuple(faults), actors, clock, record
+        self._epochs = epochs
         self._began = clock()
         self._done: set[int] = set()
 
     def step(self) -> None:
         elapsed = self._clock() - self._began
-        for number in due(self._faults, elapsed, self._done):
+        for number in due(self._faults, elapsed, 100 * self._epochs(), self._done):
             fault = self._faults[number]
             what = self._actors[fault.kind](fault)
             if what is not None:

@@ -42,7 +42,8 @@ class Injection:
             "corrupt": corrupt_read(self._corrupt),
             "slow-transform": slow_transforms(loader.burden),
             "cores": share_cores(self._share.set),
-            "memory-spike": spike_memory(self._later)}, clock=clock, record=record)
+            "memory-spike": spike_memory(self._later)}, clock=clock, record=record,
+            epochs=lambda: loader.epochs_loaded)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sluice-inject", daemon=True)
 

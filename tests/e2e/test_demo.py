@@ -16,7 +16,7 @@ import pytest
 
 from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
-from sluice.dlrm.demo import epochs_for, has_java
+from sluice.dlrm.demo import has_java
 
 pytestmark = pytest.mark.slow
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.slow
 def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywhere(tmp_path):
     """Its terminal, its last line, the run's page, its last event and `explain`."""
     result = subprocess.run(
-        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "40000", "--seconds", "12"],
+        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "100000"],
         capture_output=True, text=True, timeout=390, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert result.returncode == 0, result.stderr[-4000:]
     last = json.loads(result.stdout.splitlines()[-1])
     assert 0.5 < last["auc"] < last["bayes_auc"] < 1
-    assert last["rows"] == 40000
+    assert last["rows"] == 100_000
     report = Path(last["report"]).read_text()
     assert not re.search(r"""(src|href)=["']?https?:""", report), "the report must open offline"
     run = Run.read(Path(last["report"]).parent)
@@ -61,11 +61,6 @@ def test_java_counts_from_version_17_on(tmp_path, monkeypatch, told, there):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert has_java() is there
 
-
-def test_the_training_lasts_about_as_long_as_was_asked():
-    alone = {"rows_per_s_settled": 10_000.0, "stall_settled": 0.75, "rows_per_s_whole": 1.0}
-    assert epochs_for(40, alone, 480_000) == 3  # 30 s at 40,000 rows/s
-    assert epochs_for(1, {**alone, "rows_per_s_settled": None, "stall_settled": None}, 480_000) == 1
 
 
 def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):

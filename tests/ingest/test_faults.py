@@ -34,7 +34,7 @@ def test_the_text_becomes_faults():
                                         "memory-spike=64MiB@0.5s", "stop-worker=all@1s"]
     assert parse(",".join(map(str, faults))) == faults
     assert parse("") == ()
-    more = "slow-transform=4@1s,cores=0.5@2s"
+    more = "slow-transform=4@1s,cores=0.5@2s,kill-worker=1@37.5%"
     assert ",".join(map(str, parse(more))) == more
 
 
@@ -42,6 +42,7 @@ def test_the_text_becomes_faults():
     ("kill-worker", "say when, for instance kill-worker@30s"), ("kill-worker@30", "'30' is not a time"),
     ("kil-worker@3s", "did you mean 'kill-worker'"), ("corrupt", "corrupt@part-0"), ("corrupt=2@x", "no strength"),
     ("memory-spike=lots@1s", "'lots' is not a number of bytes"), ("stall-store=5@1s", "'5' is not a time"),
+    ("stall-store=5%@1s", "'5%' is not a time"), ("kill-worker@%", "'%' is not a time"),
     ("kill-worker=0@1s", "not a number of workers"), ("@3s", "unknown fault"),
     ("slow-transform=all@1s", "'all' is not a number of times"), ("cores=0@1s", "'0' is not a number of cores")])
 def test_wrong_text_says_what_is_wrong(text, says):
@@ -52,10 +53,14 @@ def test_wrong_text_says_what_is_wrong(text, says):
 
 def test_what_is_due():
     faults = parse("kill-worker@30s,stall-store@10s,corrupt@x")
-    assert due(faults, 0, ()) == [2]
-    assert due(faults, 9.9, {2}) == []
-    assert due(faults, 60, {2}) == [1, 0], "earliest first"
-    assert due(faults, 60, {0, 1, 2}) == []
+    assert due(faults, 0, 0, ()) == [2]
+    assert due(faults, 9.9, 100, {2}) == []
+    assert due(faults, 60, 0, {2}) == [1, 0], "earliest first"
+    assert due(faults, 60, 0, {0, 1, 2}) == []
+    shares = parse("cores=1@150%,kill-worker@40%")
+    assert due(shares, 1e9, 39, ()) == []
+    assert due(shares, 0, 40, ()) == [1]
+    assert due(shares, 0, 151, ()) == [1, 0]
 
 
 def test_each_fault_happens_once_and_is_recorded():
@@ -66,7 +71,7 @@ def test_each_fault_happens_once_and_is_recorded():
         return "done"
 
     injector = Injector(parse("kill-worker@5s,stall-store@2s"), dict.fromkeys(KINDS, act), clock=lambda: now[0],
-                        record=events.append)
+                        epochs=lambda: 0.0, record=events.append)
     for now[0] in (100, 101, 102, 103, 110, 120):
         injector.step()
     assert did == ["stall-store", "kill-worker"]
@@ -78,7 +83,8 @@ def test_each_fault_happens_once_and_is_recorded():
 def test_a_fault_without_a_victim_waits_for_one_and_is_missed_at_last():
     victims = []
     injector = Injector(parse("kill-worker@0s"), {"kill-worker": lambda _: victims.pop() if victims else None},
-                        clock=lambda: 0.0, record=lambda _: None)
+                        clock=lambda: 0.0, epochs=lambda: 0.0,
+                 record=lambda _: None)
     injector.step()
     assert injector.missed == ["kill-worker=1@0s"]
     victims.append("a worker")
@@ -88,7 +94,8 @@ def test_a_fault_without_a_victim_waits_for_one_and_is_missed_at_last():
 
 def test_a_run_that_cannot_do_it_says_so_at_the_start():
     with pytest.raises(FaultError, match="stall-store=5s@3s: this run has nothing to do it to"):
-        Injector(parse("stall-store@3s"), {"corrupt": lambda _: ""}, clock=lambda: 0.0, record=lambda _: None)
+        Injector(parse("stall-store@3s"), {"corrupt": lambda _: ""}, clock=lambda: 0.0, epochs=lambda: 0.0,
+                 record=lambda _: None)
 
 
 @pytest.mark.parametrize(("strength", "hit"), [(1, 1), (2, 2), (float("inf"), 3)])
