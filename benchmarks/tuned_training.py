@@ -93,7 +93,7 @@ class Workload:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        return ("read", "shuffle", "batch", *([self.transform] if self.transform else []), "collate")
+        return ("read", "shuffle", "batch", *([self.transform] if self.transform else []))
 
     def words(self, at: Path) -> list[str]:
         """The options of its training over the table at this path."""
