@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from sluice.agent.costs.rates import rates
 from sluice.benchmarks import live_setups
 from sluice.etl.common.errors import UsageError
+from sluice.ingest.batch import Batch
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.row_order import Read
-from sluice.ingest.stages.batch import STRETCH_ROWS, Batch
+from sluice.ingest.stages.batch import STRETCH_ROWS
 from sluice.ingest.stages.transform import Function, Transform
 from sluice.ingest.stats import Snapshot
 

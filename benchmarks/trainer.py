@@ -55,8 +55,8 @@ from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.batch import Batch
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.stages.batch import Batch
 
 ROWS, COLUMNS, DENSE, WIDTH = 100_000, 26, 13, 16
 RATES = {"rowwise_adagrad": 0.05, "adagrad": 0.05, "adam": 0.001, "sgd": 1.0, "lamb": 0.003}

@@ -64,8 +64,10 @@ class Columns:
                 wanted = "lists of whole numbers, or binary" if f.role == "id_list" else "one number a row" if not ids \
                     else ("one whole number a row (cast it; hash, categorify or bucketize it in the spec; or, of "
                           f"plain Parquet, Loader(hash={{{f.name!r}: 1_000_000}}))")
-                raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: leave "
-                                  "the column out, or give it another role")
+                better = "give it the role id_list" if ids and _BAGS.fullmatch(f.type) else \
+                    "leave the column out, or give it another role"
+                raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: "
+                                  f"{better}")
         most = max((f for f in used if f.role in ("sparse", "id_list") and not f.made),
                    key=lambda f: f.stored_ids or f.cardinality or 0, default=None)
         labels = [f.name for f in used if f.role == "label"]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from sluice.ingest.stages.batch import Batch
+from sluice.ingest.batch import Batch
 
 _TENSORS = ("dense", "values", "lengths", "label", "weight")
 

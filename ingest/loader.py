@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.utils.data import IterableDataset, get_worker_info
 
 from sluice.etl.spec.permission import Permission
+from sluice.ingest.batch import Batch
 from sluice.ingest.column_transforms import bound
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
@@ -24,7 +25,7 @@ from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
 from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
 from sluice.ingest.stage_spec import ONLINE
-from sluice.ingest.stages.batch import Batch, Ready
+from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted

@@ -12,14 +12,15 @@ from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.spec.permission import Permission
-from sluice.ingest.knobs import Knobs
-from sluice.ingest.loader import BatchLoader
+from sluice.ingest.batch import FORMS, Batch
+from sluice.ingest.knobs import Knobs, nearest
+from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine, SharedMachine
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.row_order import STREAMS
-from sluice.ingest.stages.batch import Batch, Ready
+from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform
@@ -80,7 +81,7 @@ class Loader(BatchLoader):
                  hash: Mapping[str, int] | None = None, fill: Mapping[str, float] | float | None = None,
                  split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1,
                  memory_limit: int | None = None, knobs: Knobs | None = None, order: Order = Order(),
-                 errors: Errors = Errors(), reading: Reading = Reading(),
+                 errors: Errors = Errors(), reading: Reading = Reading(), as_: str = "batch",
                  allow_code: Permission | Iterable[str] = ()):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files.
 
@@ -104,8 +105,16 @@ class Loader(BatchLoader):
         `fill` replaces a missing number, for all columns or by name.
         `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for.
         `memory_limit` is in bytes for the whole process tree, and never more than the machine's.
+        `as_` is what `iter()` gives: `batch`; `dict`, tensors by column name; `numpy`, arrays by column name; `pandas`,
+        a frame; or `kjt`, TorchRec's own batch, which has no weights. All but the frame are views.
         `knobs` is where the knobs start. `allow_code` names the modules whose functions a table's spec may have
         imported when they must run (`sluice.etl.spec.permission`)."""
+        if as_ not in FORMS:
+            raise LoaderError(f"as_={as_!r} is none of {', '.join(FORMS)}{nearest(as_, FORMS)}")
+        if as_ == "kjt" and order.last == "pad":
+            raise LoaderError("as_='kjt' gives batches without weights, and order.last='pad' needs them: a row that "
+                              "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()")
+        self._form = FORMS[as_]
         policy = policy_of(tuning if tuning is not None else "auto" if knobs is None else "fixed")
         table = table_of(source, roles, allow_code, hash)
         sharers = _sharers(ranks)
@@ -136,6 +145,18 @@ class Loader(BatchLoader):
         self._tuned = TunedRun(self._progress, policy, folder=folder, last=_Ending(self._progress, self.operators,
                                                                                   self.stored_bytes).events)
         weakref.finalize(self, self._tuned.abandon).atexit = False
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        return batches if self._form is None else self._formed(batches)
+
+    def _formed(self, batches: Iterator[Batch]) -> Iterator[Any]:
+        """Yields batches in another form, and holds none that was given away: its memory is used again."""
+        assert self._form is not None
+        try:
+            yield from map(self._form, batches)
+        finally:
+            batches.close()  # type: ignore[attr-defined] # an epoch is a generator
 
     @property
     def tuning(self) -> TuningStatus:

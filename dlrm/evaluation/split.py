@@ -16,7 +16,7 @@ from sluice.dlrm.training.input_checks import BatchChecker
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
-    from sluice.ingest.stages.batch import Batch
+    from sluice.ingest.batch import Batch
 
 SLICES = 8  # the most frequent ids of a column get a figure of their own
 EXACT_ROWS = 20_000_000  # up to so many rows of a split are kept and sorted; beyond, logits are counted in bins

@@ -20,7 +20,7 @@ from sluice.dlrm.options import MODELS, ConfigError, ModelConfig, Table
 from sluice.ingest.knobs import nearest
 
 if TYPE_CHECKING:
-    from sluice.ingest.stages.batch import Batch
+    from sluice.ingest.batch import Batch
 
 _BLOCK = 65_536  # rows of a table that get their first weights from one generator
 

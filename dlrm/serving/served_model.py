@@ -26,8 +26,9 @@ from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.batch import Batch
 from sluice.ingest.column_transforms import ColumnTransforms
-from sluice.ingest.stages.batch import Batch, lengths_name
+from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays
 
 _NO_VALUES = torch.zeros(0)

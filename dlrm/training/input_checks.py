@@ -17,7 +17,7 @@ from sluice.etl.common.slow_path import plain_path
 from sluice.etl.table.table import FeatureTable, TableError
 
 if TYPE_CHECKING:
-    from sluice.ingest.stages.batch import Batch
+    from sluice.ingest.batch import Batch
 
 
 def check_files(table: FeatureTable, rank: int = 0, ranks: int = 1) -> None:

@@ -23,7 +23,7 @@ from sluice.dlrm.training.steps import FinishedStep
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.dlrm.training.steps import Fetched
-    from sluice.ingest.stages.batch import Batch
+    from sluice.ingest.batch import Batch
 
 
 @dataclass

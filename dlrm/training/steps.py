@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from sluice.ingest.stages.batch import Batch
+    from sluice.ingest.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

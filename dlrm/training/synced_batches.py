@@ -19,7 +19,7 @@ from sluice.ingest.loader import LoaderError
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.steps import TrainingBatches
-    from sluice.ingest.stages.batch import Batch
+    from sluice.ingest.batch import Batch
 
 
 class Stopped(Exception):

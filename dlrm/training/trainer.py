@@ -22,7 +22,7 @@ from sluice.dlrm.training.synced_batches import SyncedBatches
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
     from sluice.dlrm.training.overlapped_steps import OverlappedSteps
-    from sluice.ingest.stages.batch import Batch
+    from sluice.ingest.batch import Batch
 
 
 class NotANumber(RuntimeError):

@@ -1,4 +1,4 @@
-"""Makes what a trainer takes out of blocks: `cuts`, `Cutter`, `Collator`, `Batch`.
+"""Makes what a trainer takes out of blocks: `cuts`, `Cutter`, `Collator`.
 
 Work is handed over in stretches of several consecutive batches, so that small batches do not pay for a hand-over
 each.
@@ -10,13 +10,14 @@ import itertools
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from sluice.ingest.batch import Batch
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge
@@ -26,34 +27,6 @@ from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
 STRETCH_ROWS = 65536
 LONG_S = 0.25  # what takes a user's function longer comes in smaller pieces, so that it comes steadily
 _UNKNOWN = 2  # batches at most that pass a function together before it is known how long it takes
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one rank takes in one step. The tensors are views of memory that is used again once all are gone."""
-
-    dense: torch.Tensor
-    """[rows, dense columns] float32, feature by feature underneath."""
-    values: torch.Tensor
-    """int32: all ids of the first sparse column, then of the second, as KeyedJaggedTensor has them."""
-    lengths: torch.Tensor
-    """[sparse columns × rows] int32: the number of ids of each row. Without bags one tensor for all batches: do not
-    write to it."""
-    label: torch.Tensor
-    """[rows] float32."""
-    weight: torch.Tensor
-    """[rows] float32: 0 marks a row that only fills the batch."""
-    rows: int
-    """The number of rows that do not just fill the batch."""
-    epoch: int
-    step: int
-    checksum: int = field(default=0, repr=False)
-    """Checksum of one column's ids as read, before any transform: it goes into the order hash."""
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """The batch with its tensors on that device, as frameworks move theirs."""
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=non_blocking)
-                                for name in ("dense", "values", "lengths", "label", "weight")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +269,7 @@ class Collator:
             Batch(dense=numbers, values=torch.from_numpy(ids.values),
                   lengths=self._lengths if ids.lengths is None else torch.from_numpy(ids.lengths),
                   label=label, weight=weight, rows=stretch.rows[n], epoch=stretch.schedule.epoch,
-                  step=stretch.step + n, checksum=stretch.checksums[n])
+                  step=stretch.step + n, checksum=stretch.checksums[n], columns=self._columns)
             for n, (ids, (numbers, label, weight)) in enumerate(zip(stretch.ids, views, strict=True)))
         stretch.charge.release()
         return Ready(batches, stretch.nbytes, charge)
