@@ -27,8 +27,8 @@ BY_CI = ("make demo", "make test")  # the demo is run by test_demo, the tests by
 ROWS = 30_000
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+def blocks(language: str, page: str = "README.md") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
 
 
 def commands() -> list[str]:
@@ -167,3 +167,14 @@ def test_every_python_example_of_the_readme_works(place):
         assert result.returncode == 0, result.stderr
         assert result.stdout
     assert (place / "run-loader" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_every_example_for_those_who_come_from_another_loader_works(place):
+    """In one process: each begins with its own import."""
+    examples = blocks("python", "docs/coming-from.md")
+    assert len(examples) == 5
+    result = subprocess.run([sys.executable, "-c", "\n".join(examples)], cwd=place, capture_output=True, text=True,
+                            timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == len(examples)
