@@ -1,4 +1,4 @@
-"""`sluice report RUN` and `sluice explain RUN`: what a run folder holds, as a page and in words."""
+"""`sluice report RUN`, `explain` and `live`: what a run folder holds, as a page, in words, and while it grows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from sluice.agent.evaluate import simulated
 from sluice.agent.learn import train
-from sluice.agent.report import narrative, page
+from sluice.agent.report import live, narrative, page
 from sluice.agent.report.run_folder import Run
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
@@ -19,7 +19,7 @@ _EXAMPLES = """examples:
   sluice report runs/first
   sluice explain runs/first
 
-Both read a run folder that training or `sluice bench` left, finished or not.
+Both read a run folder that training, `sluice bench` or a loader left, finished or not.
 The last line of standard output is a JSON object."""
 _USAGE = f"""usage: sluice COMMAND …
 
@@ -28,6 +28,7 @@ _USAGE = f"""usage: sluice COMMAND …
 commands:
   report     write RUN/report.html again: one page that opens offline
   explain    print what happened: the verdict, and each change with its reason and its effect
+  live       serve the pages of runs while they grow, on 127.0.0.1
   evaluate   judge policies in the simulator: the whole table (see `evaluate --help`)
   simulate   run one policy through one scenario, and print each change (see `simulate --help`)
   train      teach the learned policy in simulated pipelines (see `train --help`)
@@ -78,7 +79,7 @@ def _explain(path: str) -> dict[str, Any]:
 
 
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any]]] = {
-    "report": report, "explain": explain, "evaluate": simulated.main, "simulate": simulated.simulate,
+    "report": report, "explain": explain, "live": live.main, "evaluate": simulated.main, "simulate": simulated.simulate,
     "train": train.main}
 
 

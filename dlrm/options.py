@@ -172,6 +172,8 @@ class LoopSettings:
                            metavar="STEPS", least=0)
     metrics_port: str = setting("", "serve figures for Prometheus, on this machine alone unless HOST says otherwise; a "
                                 "machine's rank n takes PORT + n (default: none)", metavar="[HOST:]PORT")
+    live: int | None = setting(None, "show the run's page while it lasts, on this port of 127.0.0.1 (0: any that is "
+                               "free)", metavar="PORT", least=0)
     stall_after: float = setting(MOST_S, "a rank that stands still for so long is named, and all end; less where steps "
                                  "are quick: 20 times the slowest of late, but at least 10 s", metavar="SECONDS",
                                  least=1)

@@ -23,6 +23,7 @@ VERBS = {
     "search": ("sluice.dlrm.search", None, "look for settings that reach an AUC"),
     "explain": ("sluice.agent.__main__", "explain", "tell what a run tuned, why, and what came of it"),
     "report": ("sluice.agent.__main__", "report", "write a run's page again"),
+    "live": ("sluice.agent.__main__", "live", "show runs in a browser while they last"),
     "policies": ("sluice.agent.__main__", "evaluate", "judge tuning policies in the simulator"),
     "teach": ("sluice.agent.__main__", "train", "train the learned policies in simulated pipelines"),
     "simulate": ("sluice.agent.__main__", "simulate", "follow one policy through one scenario"),

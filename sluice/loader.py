@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sluice.agent.report.beside import shown
 from sluice.agent.report.run_folder import RunFolder
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
@@ -77,6 +81,7 @@ class Loader(BatchLoader):
 
     def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int,
                  tuning: str | Policy | None = None, run_dir: str | os.PathLike[str] | None = None,
+                 live: int | None = None,
                  transforms: Iterable[UserTransform] = (), roles: Roles | str | None = None,
                  hash: Mapping[str, int] | None = None, fill: Mapping[str, float] | float | None = None,
                  split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1,
@@ -93,6 +98,7 @@ class Loader(BatchLoader):
         alone.
         `run_dir` is a new folder for what was measured and decided, with a report.html at the end; `sluice explain`
         tells it. Without it nothing is written. Of several ranks the first one writes.
+        `live` is a port of 127.0.0.1 on which that report is shown while it grows; 0: any that is free.
         `transforms` are functions over a batch as a dict of numpy arrays (`sluice.ingest.stages.transform.Transform`),
         given bare, as `module:function`, or with a name. A function of a module may also run in processes, which import
         it afresh; a notebook's, a closure or a lambda, or one given with a name, runs in threads only. What no other
@@ -115,6 +121,7 @@ class Loader(BatchLoader):
             raise LoaderError("as_='kjt' gives batches without weights, and order.last='pad' needs them: a row that "
                               "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()")
         self._form = FORMS[as_]
+        self._page = ExitStack()
         policy = policy_of(tuning if tuning is not None else "auto" if knobs is None else "fixed")
         table = table_of(source, roles, allow_code, hash)
         sharers = _sharers(ranks)
@@ -128,6 +135,7 @@ class Loader(BatchLoader):
             memory_limit=memory_limit, reader=reading.reader, transforms=transforms, fill=fill, errors=errors,
             files=reading.files, machine=machine, allow_code=allow_code)
         try:
+            self._page.enter_context(shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr)))
             if knobs is None and policy.name == "fixed":
                 self._progress.apply(Knobs(workers=dict.fromkeys(self.limits.workers, 1)))
             folder = None
@@ -141,6 +149,7 @@ class Loader(BatchLoader):
                     "knobs": self.knobs.to_dict()})
         except BaseException:
             super().close()
+            self._page.close()
             raise
         self._tuned = TunedRun(self._progress, policy, folder=folder, last=_Ending(self._progress, self.operators,
                                                                                   self.stored_bytes).events)
@@ -170,10 +179,11 @@ class Loader(BatchLoader):
 
     def close(self) -> None:
         """Ends the agent and the pipeline, from any state; a second call does nothing."""
-        try:
-            self._tuned.close()
-        finally:
-            super().close()
+        with self._page:
+            try:
+                self._tuned.close()
+            finally:
+                super().close()
 
     def __exit__(self, *error: Any) -> None:
         self._tuned.failed(error[1])

@@ -11,6 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent.report import page
+from sluice.agent.report.beside import shown
 from sluice.dlrm.checkpoint.meta import CheckpointMeta, latest
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
@@ -65,6 +66,8 @@ class TrainingSession:
         with ExitStack() as stack:
             self.endpoint = stack.enter_context(Endpoint.at_address(
                 self._start.config.metrics_port, self.ranks.rank, self.ranks.local_rank))
+            if self.ranks.first:
+                stack.enter_context(shown(self._start.run, self._start.config.live, self._say))
             self._pins = PinKeeper(f"train-{self._start.run.name}", self._say) if self.ranks.first else None
             if self._pins is not None:
                 stack.enter_context(self._pins)

@@ -1,0 +1,61 @@
+"""Shows a run's page while it lasts, by a process beside it: `shown`. What that process does is in
+`sluice.agent.report.live`, which a run does not load."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sluice.etl.common.errors import UsageError
+
+HOST = "127.0.0.1"
+_LEAVE_S = 3.0
+_BOOT = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sluice.agent.report import live; "
+         "live.beside(int(sys.argv[2]), sys.argv[3])")
+
+
+class LiveError(UsageError):
+    """A page that cannot be served: the message says why and what would do."""
+
+
+def listening(port: int) -> socket.socket:
+    """A socket on this machine's own address; LiveError if the port is taken."""
+    if not 0 <= port < 2**16:
+        raise LiveError(f"--live {port}: a port is a number from 0 (any that is free) to 65535")
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        raise LiveError(f"--live {port}: this port cannot be had ({error.strerror or error}); give another, or 0 for "
+                        "any that is free") from None
+
+
+@contextmanager
+def shown(run: str | os.PathLike[str], port: int | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Shows a run on this port for as long as the context lasts; None: nowhere. Raises LiveError if the port is
+    taken."""
+    if port is None:
+        yield
+        return
+    if not os.fspath(run):
+        raise LiveError(f"--live {port}: there is no run folder to show; name one with --run-dir")
+    with listening(port) as sock:
+        child = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(sock.fileno()), os.fspath(run)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(sock.fileno(),),
+            process_group=0)  # an interrupt is the run's: this ends with it
+        say(f"http://{HOST}:{sock.getsockname()[1]}/ shows this run while it lasts")
+    assert child.stdin is not None
+    try:
+        yield
+    finally:
+        child.stdin.close()  # so it ends, also where this process is killed
+        try:
+            child.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -1,0 +1,192 @@
+"""`sluice live RUN …` and `--live PORT`: the page of a run while it grows, on this machine alone, read only.
+
+A browser that shows a page is sent a word (a server-sent event) when its run has written something, and takes the page
+anew. The page is made by a process of its own, at most a tenth of the time, so that the run is not slowed down.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from sluice.agent.report import narrative, page
+from sluice.agent.report.beside import HOST, listening
+from sluice.agent.report.run_folder import Run
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import say
+from sluice.etl.common.settings import parse, setting
+
+_LOOK_S, _SHARE, _LAST_S = 1.0, 0.1, 1.5
+_FOLLOW = """<script>
+new EventSource("changes").onmessage = async () => {
+  const answer = await fetch("."), text = await answer.text();
+  if (!answer.ok) return;
+  const fresh = new DOMParser().parseFromString(text, "text/html"), at = [scrollX, scrollY];
+  const open = [...document.querySelectorAll("details")].map(one => one.open);
+  document.title = fresh.title;
+  document.body.replaceWith(fresh.body);
+  document.querySelectorAll("details").forEach((one, n) => one.open = open[n] ?? one.open);
+  scrollTo(...at);
+};
+</script>
+"""
+
+
+class LiveRun:
+    """One run's page, made anew when its folder has grown."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self._clock = path, clock
+        self._lock = threading.Lock()
+        self._made: tuple[tuple[int, ...], str] | None = None
+        self._not_before = 0.0
+
+    def stamp(self) -> tuple[int, ...]:
+        """What changes with every line that the run writes."""
+        return tuple(file.stat().st_size if (file := self.path / f"{name}.jsonl").exists() else -1
+                     for name in ("events", "metrics"))
+
+    def page(self) -> str:
+        """The page as it is now, or as it was a moment ago where making it takes long."""
+        with self._lock:
+            stamp, began = self.stamp(), self._clock()
+            if self._made is None or (self._made[0] != stamp and began >= self._not_before):
+                text = page.page(Run.read(self.path)) if (self.path / "config.json").exists() else page.filled(
+                    title=self.path.name, name=self.path.name, verdict="The run has not begun yet.", rest="", footer="")
+                self._made = stamp, text.replace("</head>", f"{_FOLLOW}</head>")
+                self._not_before = self._clock() + (self._clock() - began) * (1 / _SHARE - 1)
+            return self._made[1]
+
+    def verdict(self) -> str:
+        try:
+            return narrative.verdict(Run.read(self.path))
+        except UsageError as error:
+            return str(error)
+
+
+class LivePages(http.server.ThreadingHTTPServer):
+    """Serves the pages of some runs: `/` that of the only one, or a list of all; `/1/` that of the first."""
+
+    daemon_threads = True
+
+    def __init__(self, sock: socket.socket, runs: Sequence[Path]) -> None:
+        super().__init__((HOST, 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.server_address = sock, sock.getsockname()
+        self.runs = {str(number): LiveRun(path) for number, path in enumerate(runs, 1)}
+        self.over = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+    def index(self) -> str:
+        rows = "".join(f'<tr><td class="m"><a href="{number}/">{escape(str(run.path))}</a></td>'
+                       f"<td>{escape(run.verdict())}</td></tr>" for number, run in self.runs.items())
+        return page.filled(title="runs", name="", verdict=f"{len(self.runs)} runs", rest="", footer="",
+                           charts=f'<section class="wide"><table>{rows}</table></section>')
+
+    def end(self) -> None:
+        """Lets browsers take the page once more, then ends."""
+        self.over.set()
+        time.sleep(_LAST_S)
+        self.shutdown()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: LivePages
+    protocol_version = "HTTP/1.1"
+    timeout = 30.0
+
+    def do_GET(self) -> None:
+        # A page of somebody else's site may lead its own name to this address: it is not answered.
+        if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
+            self.send_error(403, "this page is for 127.0.0.1 alone")
+            return
+        runs, path = self.server.runs, self.path.partition("?")[0]
+        if path == "/" and len(runs) > 1:
+            self._answer(self.server.index())
+            return
+        first, _, rest = path.removeprefix("/").partition("/")
+        if len(runs) == 1 and first in ("", "changes"):
+            run, rest = runs["1"], first
+        elif first in runs and path.startswith(f"/{first}/"):
+            run = runs[first]
+        else:
+            self.send_error(404, "there is no such page")
+            return
+        if rest == "changes":
+            self._changes(run)
+        elif rest:
+            self.send_error(404, "there is no such page")
+        else:
+            try:
+                self._answer(run.page())
+            except UsageError as error:
+                self.send_error(503, "the run cannot be read now", str(error))
+
+    def _answer(self, text: str) -> None:
+        body = text.encode()
+        self.send_response(200)
+        for name, value in (("Content-Type", "text/html; charset=utf-8"), ("Content-Length", str(len(body))),
+                            ("Cache-Control", "no-store")):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _changes(self, run: LiveRun) -> None:
+        """Sends an event whenever the run has written something, until the browser goes or the server ends."""
+        seen, over = run.stamp(), False
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        while not over:
+            over = self.server.over.wait(_LOOK_S)
+            if select.select([self.connection], [], [], 0)[0]:
+                return  # the browser has gone
+            now = run.stamp()
+            try:
+                self.wfile.write(b"data: changed\n\n" if over or now != seen else b": here\n\n")
+            except OSError:
+                return
+            seen = now
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing: requests are not what the terminal is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions:
+    """Which runs are shown, and where."""
+
+    runs: tuple[str, ...] = setting(help="run folders, of one job or several", metavar="RUN", positional=True)
+    port: int = setting(8080, "port on 127.0.0.1; 0: any that is free", least=0)
+
+
+def main(argv: list[str]) -> None:
+    """Serves the pages of runs while they grow, until an interrupt: open the address that is printed."""
+    options = parse(LiveOptions, argv=argv, prog="sluice live", description=main.__doc__)
+    for run in options.runs:
+        Run.read(run)
+    with LivePages(listening(options.port), [Path(run) for run in options.runs]) as pages:
+        say(f"{pages.url} shows {', '.join(options.runs)}; Ctrl-C ends this")
+        pages.serve_forever()
+
+
+def beside(descriptor: int, run: str) -> None:
+    """Serves a run's page on this socket until standard input ends: the process beside a run."""
+    with LivePages(socket.socket(fileno=descriptor), [Path(run)]) as pages:
+        threading.Thread(target=pages.serve_forever).start()
+        os.read(0, 1)
+        pages.end()
