@@ -8,7 +8,9 @@ from typing import Any, NoReturn
 
 from sluice.agent.evaluate import simulated
 from sluice.agent.learn import train
-from sluice.agent.report import live, narrative, page
+from sluice.agent.report import narrative, page
+from sluice.agent.report.beside import listening
+from sluice.agent.report.live import LivePages
 from sluice.agent.report.run_folder import Run
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
@@ -43,6 +45,14 @@ class RunChoice:
     run: str = setting(help="the run folder (it holds config.json)", metavar="RUN", positional=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions:
+    """Which runs are shown, and where."""
+
+    runs: tuple[str, ...] = setting(help="run folders, of one job or several", metavar="RUN", positional=True)
+    port: int = setting(8080, "port on 127.0.0.1; 0: any that is free", least=0)
+
+
 def main(argv: list[str]) -> Mapping[str, Any] | None:
     if not argv or argv[0] in ("-h", "--help"):
         print(_USAGE)
@@ -62,6 +72,15 @@ def explain(argv: list[str]) -> dict[str, Any]:
     return _explain(_run("explain", explain.__doc__, argv))
 
 
+def live(argv: list[str]) -> None:
+    """Serves the pages of runs while they grow, until an interrupt: open the address that is printed."""
+    options = parse(LiveOptions, argv=argv, prog="sluice live", description=live.__doc__)
+    folders = [Run.read(folder).path for folder in options.runs]
+    with LivePages(listening(options.port), folders) as pages:
+        say(f"{pages.url} shows {', '.join(options.runs)}; Ctrl-C ends this")
+        pages.serve_forever()
+
+
 def _run(name: str, about: str | None, argv: list[str]) -> str:
     return parse(RunChoice, argv=argv, prog=f"sluice {name}", description=about, epilog=_EXAMPLES).run
 
@@ -78,8 +97,8 @@ def _explain(path: str) -> dict[str, Any]:
     return {"verdict": narrative.verdict(run), **narrative.summary(run)}
 
 
-COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any]]] = {
-    "report": report, "explain": explain, "live": live.main, "evaluate": simulated.main, "simulate": simulated.simulate,
+COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {
+    "report": report, "explain": explain, "live": live, "evaluate": simulated.main, "simulate": simulated.simulate,
     "train": train.main}
 
 

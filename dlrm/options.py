@@ -16,8 +16,8 @@ from sluice.etl.common.settings import check, setting
 from sluice.etl.schema import Field
 from sluice.etl.spec.code_options import TransformOptions
 from sluice.ingest.knobs import parse_bytes
-from sluice.ingest.options import RunOptions
 from sluice.ingest.row_order import LAST
+from sluice.ingest.tools.options import RunOptions
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable

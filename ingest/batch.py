@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TENSORS = ("dense", "values", "lengths", "label", "weight")
 
 
-class Bag(NamedTuple):
+class BagColumn(NamedTuple):
     """A column of which each row has any number of ids: tensors, or numpy arrays."""
 
     values: Any
@@ -72,8 +72,9 @@ class Batch:
         columns = self._named()
         return (*columns.dense, *columns.sparse, columns.label, columns.weight or "weight")
 
-    def __getitem__(self, name: str) -> torch.Tensor | Bag:
-        """One column: numbers as float32 [rows], ids as int32 [rows], ids of which a row has any number as a `Bag`."""
+    def __getitem__(self, name: str) -> torch.Tensor | BagColumn:
+        """One column: numbers as float32 [rows], ids as int32 [rows], and as a `BagColumn` ids of which a row has any
+        number."""
         columns = self._named()
         if name in columns.dense:
             return self.dense[:, columns.dense.index(name)]
@@ -85,15 +86,15 @@ class Batch:
             return self.weight
         raise KeyError(f"the batch has no column {name!r}{nearest(name, self.names)}")
 
-    def as_dict(self) -> dict[str, torch.Tensor | Bag]:
+    def as_dict(self) -> dict[str, torch.Tensor | BagColumn]:
         """All columns by name, as views of the batch."""
         columns = self._named()
         return {**dict(zip(columns.dense, self.dense.unbind(1), strict=True)), **dict(self._ids()),
                 columns.label: self.label, columns.weight or "weight": self.weight}
 
     def numpy(self) -> dict[str, Any]:
-        """All columns by name as numpy arrays, views of the batch; a column of bags is a `Bag` of arrays."""
-        return {name: Bag(one.values.numpy(), one.lengths.numpy()) if isinstance(one, Bag) else one.numpy()
+        """All columns by name as numpy arrays, views of the batch; a column of bags is a `BagColumn` of arrays."""
+        return {name: BagColumn(one.values.numpy(), one.lengths.numpy()) if isinstance(one, BagColumn) else one.numpy()
                 for name, one in self.as_dict().items()}
 
     def pandas(self) -> pd.DataFrame:
@@ -102,8 +103,9 @@ class Batch:
             import pandas as pd
         except ImportError:
             raise LoadingError("batches as frames need pandas: pip install pandas") from None
-        return pd.DataFrame({name: np.split(one.values, np.cumsum(one.lengths)[:-1]) if isinstance(one, Bag) else one
-                             for name, one in self.numpy().items()})
+        return pd.DataFrame({
+            name: np.split(one.values, np.cumsum(one.lengths)[:-1]) if isinstance(one, BagColumn) else one
+            for name, one in self.numpy().items()})
 
     def kjt(self) -> KeyedJaggedTensor:
         """The ids as TorchRec takes them."""
@@ -120,12 +122,13 @@ class Batch:
 
         return TorchrecBatch(self.dense, ids, self.label)
 
-    def _ids(self) -> Iterator[tuple[str, torch.Tensor | Bag]]:
+    def _ids(self) -> Iterator[tuple[str, torch.Tensor | BagColumn]]:
         columns = self._named()
         lengths = self.lengths.view(len(columns.sparse), len(self))
-        parts = self.values.split(lengths.sum(1).tolist()) if columns.bags else self.values.view(lengths.shape).unbind()
+        parts = torch.split(self.values, lengths.sum(1).tolist()) if columns.bags \
+            else self.values.view(lengths.shape).unbind()
         for name, values, counts in zip(columns.sparse, parts, lengths, strict=True):
-            yield name, Bag(values, counts) if name in columns.bags else values
+            yield name, BagColumn(values, counts) if name in columns.bags else values
 
     def _named(self) -> Columns:
         if self.columns is None:
@@ -133,7 +136,8 @@ class Batch:
         return self.columns
 
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        return replace(self, **{name: move(getattr(self, name)) for name in _TENSORS})
+        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in _TENSORS}
+        return replace(self, **moved)
 
 
 FORMS: dict[str, Callable[[Batch], Any] | None] = {

@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
-    from sluice.ingest.batch import Bag, Batch
+    from sluice.ingest.batch import BagColumn, Batch
     from sluice.ingest.knobs import Knobs
     from sluice.ingest.stages.quarantine import Errors
     from sluice.ingest.tools.headroom import report
     from sluice.loader import Loader, Order, Reading
 
-__all__ = ["Bag", "Batch", "Errors", "FeatureTable", "Knobs", "Loader", "Order", "Reading", "report"]
+__all__ = ["BagColumn", "Batch", "Errors", "FeatureTable", "Knobs", "Loader", "Order", "Reading", "report"]
 
-_HOMES = {"Bag": "sluice.ingest.batch", "Batch": "sluice.ingest.batch", "Errors": "sluice.ingest.stages.quarantine",
-          "FeatureTable": "sluice.etl.table.table", "Knobs": "sluice.ingest.knobs", "Loader": "sluice.loader",
-          "Order": "sluice.loader", "Reading": "sluice.loader", "report": "sluice.ingest.tools.headroom"}
+_HOMES = {"BagColumn": "sluice.ingest.batch", "Batch": "sluice.ingest.batch",
+          "Errors": "sluice.ingest.stages.quarantine", "FeatureTable": "sluice.etl.table.table",
+          "Knobs": "sluice.ingest.knobs", "Loader": "sluice.loader", "Order": "sluice.loader",
+          "Reading": "sluice.loader", "report": "sluice.ingest.tools.headroom"}
 
 # Arrow's allocator returns freed memory to the system after 10 ms, and takes it again for the next row group: clearing
 # those pages costs more than decoding. It looks at this once, when Arrow is loaded. Memory that runs short is still

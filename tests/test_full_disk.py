@@ -22,9 +22,9 @@ from sluice.etl.common.program import say
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.pins import PinKeeper
 from sluice.ingest.knobs import KnobError, Knobs
-from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.stages.quarantine import Errors, Quarantine, QuarantineError
+from sluice.ingest.tools.options import ArgumentError, RunOptions
 from sluice.ingest.tools.run_conditions import RunConditions
 
 

@@ -13,17 +13,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from sluice.agent.report import narrative, page
-from sluice.agent.report.beside import HOST, listening
+from sluice.agent.report.beside import HOST
 from sluice.agent.report.run_folder import Run
 from sluice.etl.common.errors import UsageError
-from sluice.etl.common.program import say
-from sluice.etl.common.settings import parse, setting
 
 _LOOK_S, _SHARE, _LAST_S = 1.0, 0.1, 1.5
 _FOLLOW = """<script>
@@ -164,24 +161,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Says nothing: requests are not what the terminal is for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LiveOptions:
-    """Which runs are shown, and where."""
-
-    runs: tuple[str, ...] = setting(help="run folders, of one job or several", metavar="RUN", positional=True)
-    port: int = setting(8080, "port on 127.0.0.1; 0: any that is free", least=0)
-
-
-def main(argv: list[str]) -> None:
-    """Serves the pages of runs while they grow, until an interrupt: open the address that is printed."""
-    options = parse(LiveOptions, argv=argv, prog="sluice live", description=main.__doc__)
-    for run in options.runs:
-        Run.read(run)
-    with LivePages(listening(options.port), [Path(run) for run in options.runs]) as pages:
-        say(f"{pages.url} shows {', '.join(options.runs)}; Ctrl-C ends this")
-        pages.serve_forever()
 
 
 def beside(descriptor: int, run: str) -> None:

@@ -26,13 +26,13 @@ from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.options import RunOptions, function_of, roles_of
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, source_of
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.transform import Transform
 from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
+from sluice.ingest.tools.options import RunOptions, function_of, roles_of
 from sluice.ingest.tools.run_conditions import RunConditions
 from sluice.ingest.tools.terminal import View
 

@@ -14,9 +14,9 @@ from sluice.etl.common.program import say
 from sluice.etl.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.options import function_of, roles_of
 from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.tools.headroom import measure
+from sluice.ingest.tools.options import function_of, roles_of
 
 _EXAMPLES = """\
 examples:

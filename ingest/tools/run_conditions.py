@@ -10,10 +10,10 @@ from typing import Any
 from sluice.etl.common.slow_path import slow_path
 from sluice.ingest.faults.injection import ON_STORES, Injection
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.options import ArgumentError, RunOptions
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.remote_files import RemoteFiles
+from sluice.ingest.tools.options import ArgumentError, RunOptions
 
 _LATENCY = "latency://"
 

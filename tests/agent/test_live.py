@@ -134,7 +134,7 @@ def test_what_cannot_be_is_said_before_the_run_begins(tmp_path):
             pass
     with pytest.raises(LiveError, match="no run folder to show; name one with --run-dir"), shown("", 0, print):
         pass
-    with pytest.raises(LiveError, match="from 0 .* to 65535"), shown(tmp_path, 70000, print):
+    with pytest.raises(LiveError, match="a number from 0"), shown(tmp_path, 70000, print):
         pass
 
 

@@ -19,7 +19,7 @@ from sluice.dlrm.training.signals import StopSignals
 from sluice.etl.common.errors import UsageError
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
-from sluice.ingest.options import RunOptions
+from sluice.ingest.tools.options import RunOptions
 from tests.dlrm.rig import last_json, launch
 from tests.ingest.s3 import S3Server, with_bucket
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sluice import Loader, Order
-from sluice.ingest.batch import FORMS, Bag, Batch
+from sluice.ingest.batch import FORMS, BagColumn, Batch
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.loader import LoaderError
 
@@ -46,7 +46,7 @@ def _check(columns, bags):
     assert np.asarray(columns["item"]).tolist() == (rows % 50).tolist()
     assert np.asarray(columns["shop"]).tolist() == (rows % 7).tolist()
     if bags:
-        assert isinstance(columns["seen"], Bag)
+        assert isinstance(columns["seen"], BagColumn)
         assert np.asarray(columns["seen"].lengths).tolist() == (rows % 4).tolist()
         assert np.asarray(columns["seen"].values).tolist() == [n for n in rows for _ in range(n % 4)]
 
@@ -108,7 +108,7 @@ def test_a_loader_gives_batches_in_any_form(files, form):
                 else:
                     _check(other, bags=True)
                     kind = torch.Tensor if form == "dict" else np.ndarray
-                    assert all(isinstance(one, (kind, Bag)) for one in other.values())
+                    assert all(isinstance(one, (kind, BagColumn)) for one in other.values())
         assert plain.order_hash == loader.order_hash
         broken = iter(loader)
         next(broken)
