@@ -38,7 +38,8 @@ FOR_PROGRAMS = {"sluice.etl.common.program"}
 LIGHT = ("sluice", "sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.ops", "sluice.etl.schema",
          "sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec", "sluice.ingest.row_order",
          "sluice.ingest.machine",
-         "sluice.agent.tunable", "sluice.agent.controller", "sluice.agent.policies")
+         "sluice.agent.tunable", "sluice.agent.controller", "sluice.agent.policies",
+         "sluice.agent.policies.opening.contract")
 HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 
 
