@@ -60,10 +60,13 @@ class StageStats:
     """The bytes that wait after this stage now. Near its limit: the stages after are slower; near 0: they wait."""
     queue_limit_bytes: int = 0
     """The most bytes that may wait there; 0 if the stage has no buffer of its own."""
+    process_bytes: int = 0
+    """The most memory that a worker's process was seen to take for itself: its libraries and what it computes in,
+    without what it shares. 0: none has finished an item yet; large: few of them fit."""
 
     def __post_init__(self) -> None:
         _counts(self, "items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s",
-                "workers", "queue_bytes", "queue_limit_bytes")
+                "workers", "queue_bytes", "queue_limit_bytes", "process_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
