@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.agent.report.beside import shown
 from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.spec.permission import Permission
@@ -122,7 +123,8 @@ class Loader(BatchLoader):
                               "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()")
         self._form = FORMS[as_]
         self._page = ExitStack()
-        policy = policy_of(tuning if tuning is not None else "auto" if knobs is None else "fixed")
+        tuning = tuning if tuning is not None else "auto" if knobs is None else "fixed"
+        policy = policy_of(tuning)
         table = table_of(source, roles, allow_code, hash)
         sharers = _sharers(ranks)
         machine = SharedMachine(sharers) if sharers > 1 else Machine()
@@ -151,8 +153,8 @@ class Loader(BatchLoader):
             super().close()
             self._page.close()
             raise
-        self._tuned = TunedRun(self._progress, policy, folder=folder, last=_Ending(self._progress, self.operators,
-                                                                                  self.stored_bytes).events)
+        self._tuned = TunedRun(self._progress, policy_of(tuning, foreknowledge(self)), folder=folder,
+                               last=_Ending(self._progress, self.operators, self.stored_bytes).events)
         weakref.finalize(self, self._tuned.abandon).atexit = False
 
     def __iter__(self) -> Iterator[Any]:

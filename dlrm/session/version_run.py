@@ -85,7 +85,8 @@ class VersionRun:
             if following is not None:
                 return {}, following
             result = self._judge(outcome, validator)
-            result |= {"decisions": controller.decisions if controller else 0, "version": self._table.version,
+            result |= {"decisions": controller.decisions if controller else 0,
+                      "opening": controller.opening if controller else None, "version": self._table.version,
                       "bytes_per_step": self._planned.bytes_per_step,
                       "masked": run_plan.masked(self._planned.layout, self._ranks),
                       "rows_set_aside": sum(self._ranks.gather_objects(loader.quarantined["rows_set_aside"])),

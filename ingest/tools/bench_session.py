@@ -18,6 +18,7 @@ from sluice.agent.report.beside import shown
 from sluice.agent.report.format import line
 from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.etl.common.settings import setting
@@ -117,6 +118,7 @@ class BenchSession:
                 memory_limit=options.memory_limit, reader=self._reader, transforms=_transforms(options),
                 before_read=self._before_read if self._latency_s else None, shuffle=options.shuffle, fill=options.fill,
                 **self._conditions.for_loader()))
+            self._policy = policies.make(options.tuning, foreknowledge(loader))
             self._knob_memory = KnobMemory(loader, options, say=self._say)
             self._knob_memory.start()
             if options.run:
@@ -153,7 +155,8 @@ class BenchSession:
         loader.close()
         limit.measure()
         outcome = {**_figures(found), "decode_rows_per_s": round(limit.rows_per_s), "decode_threads": limit.threads,
-                   "peak_bytes": peak_bytes, "decisions": controller.decisions, "knobs": knobs.to_dict(),
+                   "peak_bytes": peak_bytes, "decisions": controller.decisions,
+                   "opening": controller.opening, "knobs": knobs.to_dict(),
                    "tuning": self._policy.name, "reader": self._reader, **self._conditions.outcome(loader)}
         if self._run is not None:
             told = summary(Run.read(self._run.path), outcome)
