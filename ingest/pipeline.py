@@ -305,9 +305,8 @@ class Pipeline:
 
     def stats(self) -> tuple[StageStats, ...]:
         pools = dict(self._pools)
-        for name, transforms in list(self._transforms.items()):  # those of an earlier run are gone
-            weighed = sum(transform.process_bytes for transform in transforms)
-            self._tallies[name].process_bytes = max(self._tallies[name].process_bytes, weighed)
+        for n, own in list(self._transforms.items()):  # those of an earlier run are gone
+            self._tallies[n].process_bytes = max(self._tallies[n].process_bytes, sum(s.process_bytes for s in own))
         found = (pools[name].stats() if name in pools else
                  self._tallies[name].stats(self.knobs.workers[name], "thread", 0, self._limit_bytes(name))
                  for name in self.stages)

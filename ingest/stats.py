@@ -61,8 +61,7 @@ class StageStats:
     queue_limit_bytes: int = 0
     """The most bytes that may wait there; 0 if the stage has no buffer of its own."""
     process_bytes: int = 0
-    """The most memory that a worker's process was seen to take for itself: its libraries and what it computes in,
-    without what it shares. 0: none has finished an item yet; large: few of them fit."""
+    """The most memory that a process of it was seen to take for itself. 0: none has worked yet; large: few fit."""
 
     def __post_init__(self) -> None:
         _counts(self, "items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s",

@@ -265,7 +265,8 @@ class StageCost:
         apart. Fewer workers than ever seen are `worth` a try where workers may be in each other's way."""
         seen = sorted(self.points)
         top = max(map(self.capacity, seen))  # of several as good as each other the largest: not whichever chance says
-        best = max(n for n in seen if self.capacity(n) >= self.settings.flat * top)
+        good = [n for n in seen if self.capacity(n) >= self.settings.flat * top]
+        lean, best = good[0], good[-1]
         at = seen.index(best)
         hopes: dict[int, float] = {}
         for few, many in itertools.pairwise(seen[:at + 2]):
@@ -284,8 +285,8 @@ class StageCost:
                 del hopes[count]
                 count = max(least, between(few, many))
                 hopes[count] = self.unbent(few).capacity(count)
-        if at == 0 and best > 1 and (self.waiting(best) > self.settings.mostly or best > cores):
-            hopes[best // 2] = worth**2 * self.capacity(best)
+        if lean == seen[0] > 1 and (self.waiting(lean) > self.settings.mostly or lean > cores):
+            hopes[lean // 2] = worth**2 * self.capacity(lean)
         return hopes
 
     def _breaks(self, seen: list[int], few: int, many: int) -> bool:

@@ -21,8 +21,7 @@ class StageCounters:
         self._at = clock()
         self._busy = self._waiting = 0
         self._blocked = False
-        self.items = self.rows = self.bytes = 0
-        self.process_bytes = 0
+        self.items = self.rows = self.bytes = self.process_bytes = 0
         self.busy_s = self.cpu_s = self.core_wait_s = self.wait_input_s = self.wait_output_s = 0.0
 
     def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:

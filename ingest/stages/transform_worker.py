@@ -51,8 +51,7 @@ class TransformStage:
         self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
         self._lock = threading.RLock()  # a garbage collector may close a forgotten loader's stages within it
         self._workers: dict[Worker, None] = {}  # in the order in which they were started
-        self.process_bytes = 0
-        """The most memory that one of its processes was seen to take for itself; 0 until one has finished an item."""
+        self.process_bytes = 0  # the most memory that one of its processes was seen to take for itself
         self._closed = False
 
     def runner(self) -> TransformWorker:
@@ -92,7 +91,6 @@ class Worker:
     """A process, and the memory that it is charged with besides the shared memory."""
 
     def __init__(self, process: WorkerProcess, charge: Callable[[int, bool], None], expected: int):
-        """`expected` is the memory that it is charged with until it has finished an item."""
         self.process, self._charge = process, charge
         self._charged = self.bytes = 0
         self._spent = (-1, 0.0, 0.0)
