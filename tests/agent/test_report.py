@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 
 def _tuned_run(path, ticks=40, end=True):
-    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="collate", cpu_s=0.001)],
+    pipeline = FakePipeline([FakeStage(name="read", cpu_s=0.002, wait_s=0.1), FakeStage(name="collate", cpu_s=0.001)],
                             cores=4, step_s=0.004)
     plan = {"C1": {"sharding": "row_wise", "rows": 1000}, "C2": {"sharding": "table_wise", "rows": 10}}
     config = {"data": "tables/criteo", "bayes_auc": 0.81, "plan": plan, "note": "<script>alert(1)</script> & more"}
@@ -144,7 +144,7 @@ def test_a_change_during_the_start_is_told_by_what_came_after_it(tmp_path):
 def test_the_verdict_comes_first_and_says_what_tuning_did(tmp_path):
     _tuned_run(tmp_path / "run")
     verdict = narrative.verdict(Run.read(tmp_path / "run"))
-    assert re.match(r"Waiting for input 9\d % → 0(\.\d)? % in [\d.]+ s, 1\d times the rows", verdict), verdict
+    assert re.match(r"Waiting for input 9\d % → 0(\.\d)? % in [\d.]+ s, 2\d times the rows", verdict), verdict
     assert "The trainer is the bottleneck now. AUC 0.7700 of 0.8100 reachable." in verdict
     told = narrative.tell(Run.read(tmp_path / "run"))
     assert told.startswith(verdict)
