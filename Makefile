@@ -31,6 +31,10 @@ test-petastorm: setup  ## Petastorm's own tests on today's Arrow, with Spark and
 storm: setup  ## the loader under schedules and faults drawn from seeds, held against its one-thread twin (SEEDS=1000, SEED=7)
 	@$(PY) -m tests.storm $(if $(TABLES),--tables) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
 
+.PHONY: policy
+policy: setup  ## teach the opening in simulated pipelines; goes on where it was interrupted (SEED=0, FOLDER=build/opening)
+	@$(PY) -m sluice teach --policy opening --seed $(or $(SEED),0) --folder $(or $(FOLDER),build/opening)
+
 check: setup  ## style and types
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
