@@ -91,7 +91,9 @@ class Lives:
             seconds=float(now["at"] - then["at"]), real=batch.real.T.copy(), rows=rows - np.floor(then["done"]),
             item_bytes=now["bytes"] / items, row_bytes=now["bytes"] / np.maximum(1.0, rows),
             fill=np.minimum(1.0, batch.queue.T / limits), workers=batch.knobs.workers.T.copy(), most=batch.most.T,
-            process=batch.knobs.process.T.copy(), movable=batch.movable.T, cores=batch.cores.copy(),
+            process=batch.knobs.process.T.copy(), movable=batch.movable.T,
+            read_ahead_bytes=batch.knobs.read_ahead_bytes.copy(), prefetch_bytes=batch.knobs.prefetch_bytes.copy(),
+            cores=batch.cores.copy(),
             memory_used=batch.memory.copy(), memory_limit=batch.memory_limit.copy(), batch_rows=self._batch_rows,
             **spent, **self._known)
 

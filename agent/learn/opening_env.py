@@ -58,7 +58,7 @@ class OpeningEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 
     def step(self, action: dict[str, Any]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         own = slice(STAGES - self._glimpse.real.shape[1], None)
-        answers = Answers(FARTHEST * action["workers"][None, own], action["process"][None, own] - 0.5,
+        answers = Answers(FARTHEST * action["workers"][None, own], FARTHEST * (2.0 * action["process"][None, own] - 1),
                           FARTHEST * np.append(action["buffers"], 0.0)[None])
         self._lives.act(setting(self._glimpse, self._inputs, answers))
         before = self._lives.rows[0]

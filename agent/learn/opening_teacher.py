@@ -18,7 +18,18 @@ import numpy as np
 from sluice.agent.learn.lives import Clairvoyance, Lives
 from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.student import Arrays, Student
-from sluice.agent.policies.opening.policy import Answers, Glimpse, Inputs, Setting, answer, buffers, observe, setting
+from sluice.agent.policies.opening.policy import (
+    FARTHEST,
+    SURE,
+    Answers,
+    Glimpse,
+    Inputs,
+    Setting,
+    answer,
+    buffers,
+    observe,
+    setting,
+)
 
 STAGES = 9
 """The most that a pipeline has, to which all are filled up."""
@@ -26,7 +37,6 @@ _TOGETHER = 500  # lives that are simulated at once
 _LOOKS_S = (0.25, 0.25, 0.25, 0.25, 0.5, 1.0, 2.0)
 _LATER_LOOKS, _BETWEEN_S = 2, 2.0
 _BATCH = 128
-_QUANTILE = 0.55  # a worker too many costs less than one too few
 GROUP, PIPELINES = 8, 64
 """How many openings are tried of how many pipelines in a step of policy gradient."""
 HELD_S, _SPREAD = 8.0, 0.3  # seconds for which an opening is held; how far attempts lie around the student's
@@ -58,8 +68,9 @@ def lessons(weights: Mapping[str, np.ndarray] | None, numbers: range, seed: int)
 
 def _lesson(look: Glimpse, inputs: Inputs, best: Clairvoyance) -> Arrays:
     width = look.real.shape[1]
-    ahead, fetch = buffers(look, best.workers[:, -width:])
-    sizes = [np.log(best.read_ahead_bytes / ahead), np.log(best.prefetch_bytes / fetch),
+    ahead, fetch = buffers(look, best.workers[:, -width:])  # the clairvoyant's are for rates that never vary
+    sizes = [np.log(np.maximum(1.0, best.read_ahead_bytes / ahead)),
+             np.log(np.maximum(1.0, best.prefetch_bytes / fetch)),
              np.log(best.rows_per_s / inputs.bound)]
     found = {"stages": inputs.stages, "real": look.real, "movable": look.movable & look.real,
              "workers": np.log(best.workers[:, -width:]) - inputs.workers, "process": best.process[:, -width:]}
@@ -81,8 +92,8 @@ def imitate(student: Student, taught: Arrays, steps: int, seed: int, number: int
         one = {name: values[torch.from_numpy(rows)] for name, values in columns.items()}
         workers, process, sizes = student.answers(one["stages"], one["pipelines"], one["real"])
         off = one["workers"] - workers
-        pinball = torch.maximum(_QUANTILE * off, (_QUANTILE - 1) * off)
-        of_stages = (pinball * one["real"]).sum(1) / one["real"].sum(1)
+        far = 0.5 * off.abs()
+        of_stages = (far * one["real"]).sum(1) / one["real"].sum(1)
         moved = binary_cross_entropy_with_logits(process, one["process"], reduction="none") * one["movable"]
         of_sizes = smooth_l1_loss(sizes, one["sizes"], reduction="none").sum(1)
         loss = ((of_stages + 0.5 * moved.sum(1) / one["movable"].sum(1).clamp(min=1) + 0.2 * of_sizes)
@@ -135,9 +146,9 @@ def attempt(lives: Lives, look: Glimpse, inputs: Inputs, said: Answers, *, units
     workers, sizes = around(said.workers, look.real.shape[1]), around(said.pipelines, 2)  # a promise is not tried
     process = said.process.repeat(GROUP, axis=0)
     chance = draw.random(process.shape) < 1 / (1 + np.exp(-process))
-    moved = np.where(first[:, None], process > 0, chance)
+    moved = np.where(first[:, None], process > np.where(look.process, -SURE, SURE), chance)
     before = lives.rows
-    lives.act(setting(look, inputs, Answers(workers, moved - 0.5, sizes)))
+    lives.act(setting(look, inputs, Answers(workers, np.where(moved, FARTHEST, -FARTHEST), sizes)))
     lives.pass_time(HELD_S / 2)
     half = lives.rows
     lives.pass_time(HELD_S / 2)

@@ -25,6 +25,7 @@ WEIGHTS = Path(__file__).with_name("opening.safetensors")
 HIDDEN = 48
 _MIB = 2**20
 _AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what buffers hold by the plain estimate
+SURE = 1.0  # the logit from which on a stage moves to its other back end
 FARTHEST = 4.0  # the largest correction, as a logarithm
 _LONG_S = 2.0  # a look may be longer and counts as this
 _MARGIN = 0.05  # of the range of an input while the network was taught, by which one may lie outside
@@ -57,11 +58,12 @@ class Glimpse:
     item_bytes: np.ndarray
     row_bytes: np.ndarray
     fill: np.ndarray
-    """Of the queue behind a stage."""
     workers: np.ndarray
     most: np.ndarray
     process: np.ndarray
     movable: np.ndarray
+    read_ahead_bytes: np.ndarray
+    prefetch_bytes: np.ndarray
     python: np.ndarray
     consumed: np.ndarray
     wait_s: np.ndarray
@@ -116,6 +118,7 @@ class Glimpse:
             movable=np.array([[len(limits.backends_of(name)) > 1 for name in own]]),
             python=of_each(*(np.nan if kind is None else float(kind == "python") for kind in python)),
             consumed=passed("rows"), wait_s=passed("consumer_wait_s"), compute_s=passed("consumer_compute_s"),
+            read_ahead_bytes=of_pipeline(knobs.read_ahead_bytes), prefetch_bytes=of_pipeline(knobs.prefetch_bytes),
             used_s=passed("cpu_used_s"), cores=of_pipeline(seen.cpu_quota), memory_used=of_pipeline(seen.memory_used),
             memory_limit=of_pipeline(seen.memory_limit), batch_rows=of_pipeline(batch),
             remote=of_pipeline(None if known.store is None else float(known.store == "remote")),
@@ -124,12 +127,10 @@ class Glimpse:
 
 
 class Inputs(NamedTuple):
-    """What the network sees, and the plain estimate that it corrects."""
+    """What the network sees of each stage (STAGE_INPUTS) and pipeline, and the plain estimate that it corrects."""
 
     stages: np.ndarray
-    """Pipeline × stage × STAGE_INPUTS."""
     pipelines: np.ndarray
-    """Pipeline × PIPELINE_INPUTS."""
     workers: np.ndarray
     """The logarithm of each stage's workers, if its work stayed as dear as it is and the cores were the limit."""
     bound: np.ndarray
@@ -166,13 +167,12 @@ def observe(look: Glimpse) -> Inputs:
         log(look.most), order / 8, order == 1, order == order[:, -1:],
         log(look.item_bytes * np.exp(estimate) / memory, 1e-6), log(process_bytes / memory, 1e-6), worked,
         look.python == 1, look.python == 0, np.minimum(1.0, look.fill)]
-    pace = np.maximum(look.consumed / seconds, 1e-9)
-    waiting = look.wait_s + look.compute_s
     pipelines = [
-        look.wait_s / np.maximum(waiting, 1e-9), look.used_s / seconds / look.cores, log(look.cores),
-        look.memory_used / look.memory_limit, log(demand / bound, high=1e3), log(bound / pace), computes,
-        real.sum(axis=1) / 9, np.maximum(0.0, look.used_s - (look.cpu_s * real).sum(axis=1)) / seconds / look.cores,
-        np.full(len(pace), min(seconds, _LONG_S)), look.remote == 1, look.remote == 0,
+        look.wait_s / np.maximum(look.wait_s + look.compute_s, 1e-9), look.used_s / seconds / look.cores,
+        log(look.cores), look.memory_used / look.memory_limit, log(demand / bound, high=1e3),
+        log(bound / np.maximum(look.consumed / seconds, 1e-9)), computes, real.sum(axis=1) / 9,
+        np.maximum(0.0, look.used_s - (look.cpu_s * real).sum(axis=1)) / seconds / look.cores,
+        np.full(len(real), min(seconds, _LONG_S)), look.remote == 1, look.remote == 0,
         known(look.known_row_bytes, log(look.known_row_bytes)), ~np.isnan(look.known_row_bytes),
         known(look.group_rows, log(look.group_rows, high=1e7)), ~np.isnan(look.group_rows),
         ~np.isnan(look.process_bytes)]
@@ -181,12 +181,11 @@ def observe(look: Glimpse) -> Inputs:
 
 
 class Answers(NamedTuple):
-    """What the network says of each stage and of each pipeline."""
+    """What the network says: of each stage's workers, what is added to the logarithm of the plain estimate."""
 
     workers: np.ndarray
-    """What is added to the logarithm of the plain estimate."""
     process: np.ndarray
-    """Above 0: the stage runs in processes."""
+    """How likely it should run in processes, as a logit."""
     pipelines: np.ndarray
     """Pipeline × 3: what is added to the logarithms of both buffers' plain sizes, and of the bound, which is then the
     promised rate."""
@@ -226,20 +225,22 @@ class Setting(NamedTuple):
 
 
 def buffers(look: Glimpse, workers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The plain sizes of both buffers for so many workers: enough to smooth variation, an eighth of the memory at
-    most."""
+    """The plain sizes of both buffers for so many workers: those in force, or more if that takes more to smooth
+    variation; an eighth of the memory at most."""
     pipelines, first, room = np.arange(len(look.real)), look.real.argmax(axis=1), look.memory_limit / 8
     ahead = (_AHEAD_ITEMS + workers[pipelines, first]) * look.item_bytes[pipelines, first]
     fetch = _AHEAD_BATCHES * np.maximum(look.batch_rows * look.row_bytes[:, -1], look.item_bytes[:, -1])
-    return np.clip(ahead, _MIB, room), np.clip(fetch, _MIB, room)
+    return (np.clip(np.maximum(ahead, look.read_ahead_bytes), _MIB, room),
+            np.clip(np.maximum(fetch, look.prefetch_bytes), _MIB, room))
 
 
 def setting(look: Glimpse, inputs: Inputs, answers: Answers) -> Setting:
     near = [np.clip(value, -FARTHEST, FARTHEST) for value in (answers.workers, *answers.pipelines.T)]
     workers = np.clip(np.rint(np.exp(inputs.workers + near[0])), 1, look.most)
     ahead, fetch = buffers(look, workers)
-    return Setting(workers, np.where(look.movable, answers.process > 0, look.process), ahead * np.exp(near[1]),
-                   fetch * np.exp(near[2]), inputs.bound * np.exp(near[3]))
+    moving = answers.process > np.where(look.process, -SURE, SURE)  # a move is dear: others wait for the first process
+    sizes = [size * np.exp(more) for size, more in zip((ahead, fetch, inputs.bound), near[1:], strict=True)]
+    return Setting(workers, np.where(look.movable, moving, look.process), sizes[0], sizes[1], sizes[2])
 
 
 class OpeningPolicy:
