@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import shlex
+
 import numpy as np
 import pytest
 
-from sluice.agent.learn import curriculum, opening_teacher
+from sluice.agent.learn import curriculum, opening_teacher, train
 from sluice.agent.learn.curriculum import Curriculum, teach
 from sluice.agent.learn.lives import Clairvoyance, Lives
 from sluice.agent.learn.opening_env import OpeningEnv
@@ -118,6 +121,19 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatc
     assert OpeningPolicy(parts, record).record["lives"] == 24 + 4 * opening_teacher.PIPELINES * opening_teacher.GROUP
     with pytest.raises(OpeningWeightsError, match="give another folder"):
         teach(Curriculum(lives=25, rounds=2, imitations=8, gradients=4, exams=4), tmp_path / "parts", print)
+
+
+def test_the_verb_writes_weights_that_say_how_they_came_about(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening_teacher, "PIPELINES", 4)
+    monkeypatch.setattr(curriculum, "Curriculum", functools.partial(Curriculum, exams=4))
+    command = ["--policy", "opening", "--seed", "3", "--lives", "24", "--rounds", "2", "--imitations", "4",
+               "--gradients", "1", "--folder", str(tmp_path)]
+    found = train.main(command)
+    assert found["weights"] == str(tmp_path / "opening.safetensors")
+    record = OpeningPolicy.load(tmp_path / "opening.safetensors").record
+    assert (record["seed"], record["lives"]) == (3, 24 + 4 * opening_teacher.GROUP)
+    assert record["command"] == f"sluice teach {shlex.join(command)}"
+    assert record["date"][:2] == "20"
 
 
 def test_gymnasium_finds_nothing_wrong_with_the_environment():
