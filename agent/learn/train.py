@@ -1,7 +1,8 @@
 """`sluice teach`: teaches a learned policy in simulated pipelines, with torch, and writes its weights.
 
-`opening` is what opens a pipeline: it learns to imitate a clairvoyant, then from what its own openings bring, and goes
-on where it was interrupted. `intune` is the reconstruction of a published tuner: it learns by deep Q-learning.
+`opening` is what opens a pipeline: it learns to imitate a clairvoyant, then from what its own openings bring, goes on
+where it was interrupted, and is judged on pipelines of families that it was never shown. `intune` is the reconstruction
+of a published tuner: it learns by deep Q-learning.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sluice.agent.learn import curriculum, intune_teacher
+from sluice.agent.learn import curriculum, intune_teacher, opening_judgement
 from sluice.agent.policies import intune
+from sluice.agent.policies.auto import Auto
+from sluice.agent.policies.opening.policy import OpeningPolicy
 from sluice.agent.policies.opening.weights import write
+from sluice.agent.policies.planner.planner import Planner
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
 from sluice.etl.common.settings import parse, setting
@@ -41,6 +45,7 @@ class OpeningLearning:
     imitations: int = setting(2_000, "steps of imitation in each round", least=1)
     gradients: int = setting(600, "steps of policy gradient", least=0)
     folder: Path = setting(Path("build/opening"), "where it keeps what is done, and goes on from", metavar="FOLDER")
+    judged: int = setting(100, "held-out pipelines on which it is judged beside the planner", least=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +84,14 @@ def _opening(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[s
     plan = curriculum.Curriculum(seed=options.seed, lives=learning.lives, rounds=learning.rounds,
                                  imitations=learning.imitations, gradients=learning.gradients)
     weights, record = curriculum.teach(plan, learning.folder, say)
-    write(out, weights, {**record, "date": datetime.now(UTC).date().isoformat(),
+    opener = OpeningPolicy(weights, record)
+    table = opening_judgement.judge(lambda: Auto(opener), Planner, opening_judgement.cases("held out", learning.judged))
+    say(table.text())
+    write(out, weights, {**record, "date": datetime.now(UTC).date().isoformat(), "table": table.to_dict(),
                          "command": shlex.join(["sluice", "teach", *argv])})
-    say(f"{out}: taught in {record['lives']:,} lives")
-    return {"lives": record["lives"], "exam": record["exam"], "weights": str(out)}
+    say(f"{out}: taught in {record['lives']:,} lives, and {table.verdict()}")
+    return {"lives": record["lives"], "exam": record["exam"], "weights": str(out), "table": table.to_dict(),
+            "ships": table.ships}
 
 
 if __name__ == "__main__":

@@ -127,13 +127,15 @@ def test_the_verb_writes_weights_that_say_how_they_came_about(tmp_path, monkeypa
     monkeypatch.setattr(opening_teacher, "PIPELINES", 4)
     monkeypatch.setattr(curriculum, "Curriculum", functools.partial(Curriculum, exams=4))
     command = ["--policy", "opening", "--seed", "3", "--lives", "24", "--rounds", "2", "--imitations", "4",
-               "--gradients", "1", "--folder", str(tmp_path)]
+               "--gradients", "1", "--judged", "2", "--folder", str(tmp_path)]
     found = train.main(command)
     assert found["weights"] == str(tmp_path / "opening.safetensors")
     record = OpeningPolicy.load(tmp_path / "opening.safetensors").record
     assert (record["seed"], record["lives"]) == (3, 24 + 4 * opening_teacher.GROUP)
     assert record["command"] == f"sluice teach {shlex.join(command)}"
     assert record["date"][:2] == "20"
+    assert record["table"] == found["table"]
+    assert found["table"]["pipelines"] == 2
 
 
 def test_gymnasium_finds_nothing_wrong_with_the_environment():
