@@ -16,6 +16,10 @@ setup:  ## make .venv from the locks and check Java (instant when nothing change
 demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a report to open
 	@$(PY) -m dlrm.demo --out demo-out
 
+.PHONY: demo-cluster
+demo-cluster: setup  ## the same on a Spark cluster of a master and two workers, and with two torchrun agents, all of them here
+	@$(PY) -m dlrm.demo --out demo-out --cluster
+
 test: setup  ## all tests
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
