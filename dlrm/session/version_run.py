@@ -157,7 +157,7 @@ class VersionRun:
             self._journal.event({"kind": "start", "ranks": self._ranks.ranks,
                                  "steps": start.meta.steps_in_all(len(loader), self._config.epochs),
                                  "resumed_at": start.meta.step, "data": self._table.uri,
-                                 "version": self._table.version, **self._planned.to_dict()})
+                                 "version": self._table.version, "reader": loader.reader, **self._planned.to_dict()})
 
     def _train_and_tune(self, loader: BatchLoader, parts: TrainingParts, knob_memory: KnobMemory, *,
                         checkpoints: save_load.Checkpoints, batches: SyncedBatches, validator: Validator

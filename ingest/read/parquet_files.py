@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -27,6 +27,7 @@ from sluice.etl.spec.table_transform import TableTransform, stored, transformed
 from sluice.ingest.knobs import nearest
 from sluice.ingest.read.footers import SEVERAL, Footer, FooterError, footers_of
 from sluice.ingest.read.hashed_ids import MOST_IDS, can_hash, cardinality
+from sluice.ingest.read.petastorm.options import retyped
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -64,32 +65,38 @@ class ParquetFiles:
     """What the loader does to the columns."""
     permission: Permission = NOTHING
     """Which of the functions that these name may be imported."""
+    spec: Any = None
+    """The TransformSpec that each row group goes through: `fields` are the columns after it."""
 
     @classmethod
     def open(cls, source: Paths, roles: Roles | str | None = None, hash: Mapping[str, int] | None = None, *,
-             permission: Permission = NOTHING) -> ParquetFiles:
+             permission: Permission = NOTHING, spec: Any = None) -> ParquetFiles:
         """Opens the files. Without `roles` they are guessed by name and type, and printed on standard error, once for a
-        source. `hash` maps names, or patterns of names, to numbers of ids."""
+        source. `hash` maps names, or patterns of names, to numbers of ids. Both are of the columns after `spec`."""
         uri, prefix, paths = _paths(source)
         try:
             footers = footers_of(paths)
         except FooterError as error:
             raise ParquetError(str(error)) from error
         types, lacking = _common_types(paths, footers)
+        stored = types
+        if spec is not None:
+            types = retyped(types, pq.read_schema(paths[0]), spec)
         sizes = _sizes(hash or {}, types, lacking)
         if roles is None:
-            roles = _guessed(uri, types, lacking, sizes, _times(types, paths[0]))
+            roles = _guessed(uri, types, lacking, sizes, _times(stored, paths[0]))
         elif isinstance(roles, str):
             roles = roles_of(roles)
         fields = tuple(_fields(roles, types, lacking, sizes))
-        _check_types(fields, paths, footers)
+        edited = {field[0] for field in spec.edit_fields} if spec is not None else ()
+        _check_types([f for f in fields if f.name not in edited], paths, footers)
         fields = tuple(_hashed(f, sizes[f.name]) if f.name in sizes else f for f in fields)
         files = tuple(DataFile(path=prefix + p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups)
                       for p, f in zip(paths, footers, strict=True))
         rows = max(1, sum(f.rows for f in files))
         bags = [field.name for field in fields if field.role == "id_list" and field.name in footers[0].ids]
         return cls(uri, fields, files, {name: sum(f.ids[name] for f in footers) / rows for name in bags}, sizes,
-                   permission=permission)
+                   permission=permission, spec=spec)
 
     @cached_property
     def version(self) -> str:
@@ -310,15 +317,16 @@ def _check_types(fields: Sequence[Field], paths: Sequence[str], footers: Sequenc
 
 
 def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | str | None = None,
-             allow_code: Permission | Iterable[str] = (), hash: Mapping[str, int] | None = None
+             allow_code: Permission | Iterable[str] = (), hash: Mapping[str, int] | None = None, spec: Any = None
              ) -> FeatureTable | ParquetFiles:
-    """Returns what a loader was given as a table: a feature table by its folder or its URI, other Parquet as files."""
+    """Returns what a loader was given as a table: a feature table by its folder or its URI, other Parquet as files,
+    whose row groups go through `spec`."""
     if isinstance(source, (str, os.PathLike)) and _is_table(os.fspath(source)):
         from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
 
         source = FeatureTable.open(source, allow_code=allow_code)
     if isinstance(source, (str, os.PathLike, Iterable)):
-        return ParquetFiles.open(source, roles, hash, permission=Permission.of(allow_code))
+        return ParquetFiles.open(source, roles, hash, permission=Permission.of(allow_code), spec=spec)
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")
     if hash:

@@ -33,7 +33,7 @@ from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, 
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.transform import Transform
 from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
-from sluice.ingest.tools.options import RunOptions, function_of, roles_of
+from sluice.ingest.tools.options import OrderOptions, RunOptions, function_of, roles_of
 from sluice.ingest.tools.run_conditions import RunConditions
 from sluice.ingest.tools.terminal import View
 
@@ -77,7 +77,7 @@ class BenchInput(KnobOptions, TransformOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(BenchRows, BenchInput):
+class BenchOptions(BenchRows, OrderOptions, BenchInput):
     """What is loaded and how, which trainer and store are pretended, and what is left behind."""
 
     title = "measurement"
@@ -117,13 +117,14 @@ class BenchSession:
                 self._table, batch_size=options.batch_size, split=options.split, seed=options.seed, epochs=sys.maxsize,
                 memory_limit=options.memory_limit, reader=self._reader, transforms=_transforms(options),
                 before_read=self._before_read if self._latency_s else None, shuffle=options.shuffle, fill=options.fill,
-                **self._conditions.for_loader()))
+                streams=options.streams, window_rows=options.window_rows,
+                sample=options.sample or None, **self._conditions.for_loader()))
             self._policy = policies.make(options.tuning, foreknowledge(loader))
             self._knob_memory = KnobMemory(loader, options, say=self._say)
             self._knob_memory.start()
             if options.run:
                 self._run = stack.enter_context(RunFolder.create(options.run, {
-                    **options.to_dict(), "version": self._table.version}))
+                    **options.to_dict(), "version": self._table.version, "reader": loader.reader}))
             left = f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)" if loader.plan.dropped else ""
             self._say(f"{self._table.uri} version {self._table.version}: {loader.plan.rows:,} rows, {len(loader)} "
                       f"steps an epoch{left}; needs at least {loader.memory_need}; {loader.knobs}")

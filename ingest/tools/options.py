@@ -13,6 +13,7 @@ from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
 from sluice.ingest.process.child_main import load
 from sluice.ingest.read import parquet_files
+from sluice.ingest.row_order import STREAMS, WINDOW_ROWS
 from sluice.ingest.stages.quarantine import ON_ERROR, Errors
 
 if TYPE_CHECKING:
@@ -42,6 +43,20 @@ def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
 def roles_of(text: str | None) -> dict[str, list[str]] | None:
     """Parses `--roles`; None: they are guessed."""
     return None if text is None else parquet_files.roles_of(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions:
+    """How rows are mixed. Another value is another order of rows (docs/shuffle.md tells what each costs)."""
+
+    title = "order of rows"
+    streams: int = setting(STREAMS, "parts of an epoch of which every batch has rows; ranks must divide it, and it the "
+                           "batch. More: better mixed, more memory, a later first batch", least=1)
+    window_rows: int = setting(WINDOW_ROWS, "rows of a part that are mixed with each other. More: better mixed where "
+                               "row groups are smaller, more memory, slower beyond a core's cache", metavar="ROWS",
+                               least=1)
+    sample: str = setting("", "draw rows with replacement, by the weights in this column (default: each row once)",
+                          metavar="COLUMN")
 
 
 _DEFAULT = Errors()
