@@ -344,10 +344,11 @@ class BatchLoader(IterableDataset[Batch]):
     # ---- the end
 
     def close(self) -> None:
-        """Ends the pipeline, from any state; a second call does nothing."""
+        """Ends the pipeline, from any state; a second call does nothing, nor does one in a fork of the process."""
         if not self._closed:
             self._closed = True
-            self._end()
+            if not self._pipeline.forked:
+                self._end()
 
     def _end(self) -> None:
         self._run = None
@@ -371,6 +372,9 @@ class BatchLoader(IterableDataset[Batch]):
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderError("this loader is closed")
+        if self._pipeline.forked:
+            raise LoaderError("this loader was made before the process was forked, and its threads are in the other: "
+                              "make one in each process")
 
 
 @atexit.register

@@ -126,7 +126,8 @@ def _names(lines: Sequence[Mapping[str, Any]], *path: str) -> list[str]:
 
 
 def _charts(run: Run, story: Sequence[DecisionEffect], incidents: Sequence[Incident], end: float) -> str:
-    loader, taking, train, evaluations = run.of("loader"), run.looks(), run.of("train"), run.of("eval")
+    loader, train, evaluations = run.of("loader"), run.of("train"), run.of("eval")
+    taking = run.looks() or loader  # where each look has an evaluation in it, they are all that is known
     marks = [Mark(at=c.at, label=str(c.number), title=f"{c.number}. {c.moves}\n{c.reason}\n{c.effect}") for c in story]
     marks += [Mark(at=o.at, label=o.label, title=f"{o.label}. {o.sentence}", kind="occasion") for o in incidents]
     # A decision changes its knobs at once; measurements show them only a tick later.

@@ -174,6 +174,16 @@ def test_one_kind_of_metric_alone_is_enough(tmp_path, kind):
     assert Page(report.write(tmp_path / "run").read_text()).figures
 
 
+def test_a_run_whose_every_look_has_an_evaluation_in_it_is_drawn_by_these(tmp_path):
+    """As it is where epochs are short or the machine is busy."""
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        for _ in range(3):
+            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5, "away": 0.5})
+    text = report.write(tmp_path / "run").read_text()
+    assert "Time the trainer waits for input" in text
+    assert "Rows a second" in text
+
+
 def test_what_was_held_back_for_memory_is_told_with_its_reasons(tmp_path):
     with RunFolder.create(tmp_path / "run", {}) as folder:
         for held_back, pressed in ((0, 0), (12, 4)):
