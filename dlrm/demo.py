@@ -142,7 +142,6 @@ class Tables:
 
     table: Path
     rows: int
-    train_rows: int
     seconds: float
     """The seconds that the engine named in `text` took."""
     text: str
@@ -220,8 +219,7 @@ def _tables(out: Path, in_cluster: bool) -> Tables:
             raise StepFailed(f"the engines' tables differ: {job['fingerprint']} and {again['fingerprint']}")
         text = (f"{job['rows_out']:,} rows through Spark in {seconds:.0f} s (the local engine: the same fingerprint in "
                 f"{local_s:.0f} s)")
-    return Tables(table=out / "table", rows=job["rows_out"], train_rows=job["splits"]["train"], seconds=seconds,
-                  text=text)
+    return Tables(table=out / "table", rows=job["rows_out"], seconds=seconds, text=text)
 
 
 def has_java() -> bool:

@@ -184,7 +184,6 @@ class TestEnds:
         assert end["rows"] == 160
         assert (tmp_path / "run" / "report.html").exists()
 
-
     def test_a_fork_ends_although_a_thread_held_a_lock_and_harms_nobody(self, clicks, repo):
         """The locks of a thread that is not in the fork are held there for ever; worker processes are the other's."""
         code = ("import os, sys, threading\nfrom sluice import Knobs, Loader\n"

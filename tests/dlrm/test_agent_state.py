@@ -50,7 +50,9 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
             assert controller is not None
             assert not any(thread.name == "sluice-member" for thread in threading.enumerate()), "it is the only rank"
             next(iter(loader))
-            controller.step()
+            while controller.reason is None:  # its thread may be at the first look, and be slow
+                controller.step()
+                threading.Event().wait(0.01)
             after = json.loads(json.dumps(assemble.agent_of(controller, kept)))
     assert (after["machine"], after["schema"]) == (kept.context.machine, kept.context.schema)
     points = after["learned"]["services"].get("read", {"points": {}})["points"]
