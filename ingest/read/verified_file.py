@@ -20,6 +20,7 @@ from numba import njit
 from zlib_ng.zlib_ng import crc32
 
 _PAGES = 64  # of a column chunk, for which room is made at first
+_KEPT = 16 * 2**20
 _UNREADABLE = -1
 # Of Thrift's compact protocol: kinds of values, fields of a page's head, and how deep structs lie in one another.
 _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 2, 3, 7, 8, 12
@@ -40,9 +41,10 @@ class PageMemory:
         self._used = 0
 
     def clear(self) -> None:
-        """Gives all of it back; from now on there is as much as was needed at most."""
-        if self._used > len(self._bytes):
-            self._bytes = _pages_of_memory(self._used)
+        """Gives all of it back. What is kept grows to what was needed, but nobody accounts for it between two row
+        groups."""
+        if len(self._bytes) < min(self._used, _KEPT):
+            self._bytes = _pages_of_memory(min(self._used, _KEPT))
         self._used = 0
 
     def take(self, size: int, at: int) -> npt.NDArray[np.uint8]:

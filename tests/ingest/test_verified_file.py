@@ -70,6 +70,16 @@ def test_what_was_decoded_does_not_lie_in_memory_that_is_used_again(path, table)
     file.close()
 
 
+def test_little_memory_is_kept_however_much_was_needed():
+    memory = PageMemory()
+    for _ in range(2):
+        memory.clear()
+        taken = [memory.take(size, at) for at, size in ((5, 2**20), (2**40 + 7, 2**26), (9, 100))]
+    assert [len(t) for t in taken] == [2**20, 2**26, 100]
+    assert [t.ctypes.data % 4096 for t in taken] == [5, 7, 9]
+    assert len(memory._bytes) <= 2**24
+
+
 def test_thirty_of_thirty_flipped_bits_are_found(path, table, tmp_path):
     """In each of four forms: a hundred and twenty."""
     whole, chance, footer = Path(path).read_bytes(), random.Random(30), pq.read_metadata(path)
