@@ -38,32 +38,45 @@ new EventSource("changes").onmessage = async () => {
 """
 
 
-class LiveRun:
-    """One run's page, made anew when its folder has grown."""
+class Kept:
+    """What is made of a growing run: anew when the run has grown, but at most a tenth of the time."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.path, self._clock = path, clock
+    def __init__(self, make: Callable[[], str], stamp: Callable[[], tuple[int, ...]],
+                 clock: Callable[[], float]) -> None:
+        self._make, self._stamp, self._clock = make, stamp, clock
         self._lock = threading.Lock()
         self._made: tuple[tuple[int, ...], str] | None = None
         self._not_before = 0.0
 
-    def stamp(self) -> tuple[int, ...]:
-        """The sizes of the run's files: they change with every line that it writes."""
-        return tuple(file.stat().st_size if (file := self.path / f"{name}.jsonl").exists() else -1
-                     for name in ("events", "metrics"))
-
-    def page(self) -> str:
-        """The page as it is now, or as it was a moment ago where making it takes long."""
+    def get(self) -> str:
+        """It as it is now, or as it was a moment ago where making it takes long."""
         with self._lock:
-            stamp, began = self.stamp(), self._clock()
+            stamp, began = self._stamp(), self._clock()
             if self._made is None or (self._made[0] != stamp and began >= self._not_before):
-                text = page.page(Run.read(self.path)) if (self.path / "config.json").exists() else page.filled(
-                    title=self.path.name, name=self.path.name, verdict="The run has not begun yet.", rest="", footer="")
-                self._made = stamp, text.replace("</head>", f"{_FOLLOW}</head>")
+                self._made = stamp, self._make()
                 self._not_before = self._clock() + (self._clock() - began) * (1 / _SHARE - 1)
             return self._made[1]
 
-    def verdict(self) -> str:
+
+class LiveRun:
+    """One run's page and verdict, each made anew when its folder has grown."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self.page = Kept(self._page, self.stamp, clock).get
+        self.verdict = Kept(self._verdict, self.stamp, clock).get
+
+    def stamp(self) -> tuple[int, ...]:
+        """The sizes of the run's files: they change with every line that it writes."""
+        return tuple(file.stat().st_size if (file := self.path / name).exists() else -1
+                     for name in ("config.json", "events.jsonl", "metrics.jsonl"))
+
+    def _page(self) -> str:
+        text = page.page(Run.read(self.path)) if (self.path / "config.json").exists() else page.filled(
+            title=self.path.name, name=self.path.name, verdict="The run has not begun yet.", rest="", footer="")
+        return text.replace("</head>", f"{_FOLLOW}</head>")
+
+    def _verdict(self) -> str:
         try:
             return narrative.verdict(Run.read(self.path))
         except UsageError as error:
@@ -163,9 +176,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Says nothing: requests are not what the terminal is for."""
 
 
-def beside(descriptor: int, run: str) -> None:
+def beside(descriptor: str, run: str) -> None:
     """Serves a run's page on this socket until standard input ends: the process beside a run."""
-    with LivePages(socket.socket(fileno=descriptor), [Path(run)]) as pages:
+    with LivePages(socket.socket(fileno=int(descriptor)), [Path(run)]) as pages:
         threading.Thread(target=pages.serve_forever).start()
         os.read(0, 1)
         pages.end()
