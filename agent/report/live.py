@@ -20,6 +20,7 @@ from typing import Any
 from sluice.agent.report import narrative, page
 from sluice.agent.report.beside import HOST
 from sluice.agent.report.run_folder import Run
+from sluice.agent.report.tables import table
 from sluice.etl.common.errors import UsageError
 
 _LOOK_S, _SHARE, _LAST_S = 1.0, 0.1, 1.5
@@ -32,9 +33,11 @@ new EventSource("changes").onmessage = async () => {
   document.title = fresh.title;
   document.body.replaceWith(fresh.body);
   document.querySelectorAll("details").forEach((one, n) => one.open = open[n] ?? one.open);
+  drawAll();
   scrollTo(...at);
 };
 </script>
+<link rel="icon" href="data:,">
 """
 
 
@@ -73,7 +76,7 @@ class LiveRun:
 
     def _page(self) -> str:
         text = page.page(Run.read(self.path)) if (self.path / "config.json").exists() else page.filled(
-            title=self.path.name, name=self.path.name, verdict="The run has not begun yet.", rest="", footer="")
+            title=self.path.name, name=self.path.name, headline="The run has not begun yet.", rest="", footer="")
         return text.replace("</head>", f"{_FOLLOW}</head>")
 
     def _verdict(self) -> str:
@@ -100,10 +103,10 @@ class LivePages(http.server.ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def index(self) -> str:
-        rows = "".join(f'<tr><td class="m"><a href="{number}/">{escape(str(run.path))}</a></td>'
-                       f"<td>{escape(run.verdict())}</td></tr>" for number, run in self.runs.items())
-        return page.filled(title="runs", name="", verdict=f"{len(self.runs)} runs", rest="", footer="",
-                           charts=f'<section class="wide"><table>{rows}</table></section>')
+        rows = [[f'<a href="{number}/">{escape(str(run.path))}</a>', escape(run.verdict())]
+                for number, run in self.runs.items()]
+        return page.filled(title="runs", name="", headline=f"{len(self.runs)} runs", rest="", footer="",
+                           charts=f'<section>{table(("run", "verdict"), rows, kind="story", classes=("m",))}</section>')
 
     def end(self) -> None:
         """Lets browsers take the page once more, then ends."""

@@ -63,7 +63,7 @@ def test_the_page_is_that_of_the_report_and_follows_the_run(tmp_path):
         status, text = _get(pages, "/")
         assert status == 200
         report = page.write(tmp_path / "run").read_text()
-        script = text[text.index("<script>"):text.index("</head>")]
+        script = text[text.rindex("<script>"):text.index("</head>")]
         assert text.replace(script, "") == report
         assert "3 measurements" in text
         folder.metric(_line(5.0))
