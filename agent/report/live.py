@@ -41,6 +41,11 @@ new EventSource("changes").onmessage = async () => {
 """
 
 
+def _following(text: str) -> str:
+    """A page that takes itself anew when something was written."""
+    return text.replace("</head>", f"{_FOLLOW}</head>")
+
+
 class Kept:
     """What is made of a growing run: anew when the run has grown, but at most a tenth of the time."""
 
@@ -77,7 +82,7 @@ class LiveRun:
     def _page(self) -> str:
         text = page.page(Run.read(self.path)) if (self.path / "config.json").exists() else page.filled(
             title=self.path.name, name=self.path.name, headline="The run has not begun yet.", rest="", footer="")
-        return text.replace("</head>", f"{_FOLLOW}</head>")
+        return _following(text)
 
     def _verdict(self) -> str:
         try:
@@ -105,8 +110,13 @@ class LivePages(http.server.ThreadingHTTPServer):
     def index(self) -> str:
         rows = [[f'<a href="{number}/">{escape(str(run.path))}</a>', escape(run.verdict())]
                 for number, run in self.runs.items()]
-        return page.filled(title="runs", name="", headline=f"{len(self.runs)} runs", rest="", footer="",
-                           charts=f'<section>{table(("run", "verdict"), rows, kind="story", classes=("m",))}</section>')
+        return _following(page.filled(
+            title="runs", name="", headline=f"{len(self.runs)} runs", rest="", footer="",
+            charts=f'<section>{table(("run", "verdict"), rows, kind="story", classes=("m",))}</section>'))
+
+    def stamp(self) -> tuple[int, ...]:
+        """Those of all runs."""
+        return tuple(size for run in self.runs.values() for size in run.stamp())
 
     def end(self) -> None:
         """Lets browsers take the page once more, then ends."""
@@ -126,8 +136,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(403, "this page is for 127.0.0.1 alone")
             return
         runs, path = self.server.runs, self.path.partition("?")[0]
-        if path == "/" and len(runs) > 1:
+        if len(runs) > 1 and path == "/":
             self._answer(self.server.index())
+            return
+        if len(runs) > 1 and path == "/changes":
+            self._changes(self.server)
             return
         first, _, rest = path.removeprefix("/").partition("/")
         if len(runs) == 1 and first in ("", "changes"):
@@ -156,8 +169,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _changes(self, run: LiveRun) -> None:
-        """Sends an event whenever the run has written something, until the browser goes or the server ends."""
+    def _changes(self, run: LiveRun | LivePages) -> None:
+        """Sends an event whenever the run, or one of all, has written something, until the browser goes or the server
+        ends."""
         seen, over = run.stamp(), False
         self.close_connection = True
         self.send_response(200)

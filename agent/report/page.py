@@ -103,9 +103,9 @@ def _tiles(found: RunOutcome, faulted: bool) -> str:
         tile("Most memory", format_bytes(found.peak_memory),
              f"of {format_bytes(found.memory_limit)}" if found.memory_limit else "")
     if found.auc is not None:
-        share = (found.auc - 0.5) / (found.bayes_auc - 0.5) if (found.bayes_auc or 0) > 0.5 else None
-        tile("AUC, held out", f"{found.auc:.4f}",
-             "" if share is None else f"{min(share, 1.0):.0%} of the reachable gain".replace("%", " %"))
+        share = f"{percent(min(1.0, (found.auc - 0.5) / (found.bayes_auc - 0.5)))} of the reachable gain" \
+            if found.bayes_auc and found.bayes_auc > 0.5 else ""
+        tile("AUC, held out", f"{found.auc:.4f}", share)
     return f'<dl class="tiles">{"".join(tiles)}</dl>'
 
 

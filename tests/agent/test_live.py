@@ -70,8 +70,10 @@ def test_the_page_is_that_of_the_report_and_follows_the_run(tmp_path):
         assert "4 measurements" in LiveRun(tmp_path / "run").page()
 
 
-def test_a_browser_is_told_when_the_run_has_written_something(tmp_path):
-    with _run(tmp_path / "run") as folder, _served(tmp_path / "run") as pages:
+@pytest.mark.parametrize("runs", [["run"], ["other", "run"]])
+def test_a_browser_is_told_when_a_run_has_written_something(tmp_path, runs):
+    with _run(tmp_path / "run") as folder, _served(*(tmp_path / name for name in runs)) as pages:
+        assert "EventSource" in _get(pages, "/")[1]
         connection = http.client.HTTPConnection("127.0.0.1", pages.server_address[1], timeout=20)
         connection.request("GET", "/changes")
         answer = connection.getresponse()
@@ -112,7 +114,7 @@ def test_several_runs_are_listed_with_their_verdicts(tmp_path):
         assert "no run" in text or "config.json" in text
         assert "3 measurements" in _get(pages, "/2/")[1]
         assert "has not begun yet" in _get(pages, "/3/")[1]
-        for path in ("/4/", "/1", "/1/../../etc/passwd", "/1/config.json", "/changes"):
+        for path in ("/4/", "/1", "/1/../../etc/passwd", "/1/config.json"):
             assert _get(pages, path)[0] == 404, path
 
 
