@@ -218,7 +218,7 @@ function drawAll() {
 }
 document.addEventListener("DOMContentLoaded", drawAll);
 addEventListener("resize", () => charts.forEach(chart => chart.draw()));
-document.addEventListener("pointermove", event => {
+for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kind, event => {
   const pointed = charts.find(chart => chart.plot.contains(event.target));
   charts.forEach(chart => chart === pointed || chart.leave());
   if (!pointed?.panels) return;
