@@ -178,6 +178,14 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
         build.run(None, tmp_path / "t2", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
 
 
+def test_input_columns_of_which_nothing_is_made_are_named(tmp_path):
+    pq.write_table(pa.table({"click": [0, 1], "at": [1, 2], "price": [1.0, 2.0], "item": ["a", "b"], "day": ["", "x"]}),
+                   tmp_path / "rows.parquet")
+    said = Said()
+    build.run(None, tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet", said=said)
+    assert "note: nothing is made of the input columns day\n" in said.text
+
+
 def test_what_is_not_asked_for_is_chosen_and_said(repo):
     said: list[str] = []
     plain, related = (Spec.read(repo / "features" / f"{name}.toml") for name in ("criteo", "sessions"))
