@@ -20,7 +20,6 @@ from sluice.ingest.pipeline import Pipeline, PipelineParts
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
 from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
@@ -92,13 +91,17 @@ class BatchLoader(IterableDataset[Batch]):
         left += bound(source.transforms, source.stored, source.permission)
         self.layout = source.fingerprint.layout
         read = source.files_of(split)
-        hashed = source.hash if isinstance(source, ParquetFiles) else {}
+        plain = source if isinstance(source, ParquetFiles) else None
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """The average size of a row in the table's files, in bytes."""
-        self._columns = Columns.of(source.fields, fill, source.bags if isinstance(source, ParquetFiles) else None)
+        if plain and fill is None:
+            fill = plain.fill
+        self._columns = Columns.of(source.fields, fill, plain.bags if plain else None)
+        if plain:
+            plain.check(self._columns)
         self._groups = groups = RowGroupReader(read, self._columns.names, before_read, files,
                                                bags=self._columns.bags,
-                                               hashed=HashedIds(hashed) if hashed else None)
+                                               made=plain.made(split) if plain else None)
         self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
                              window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
                              last=last)

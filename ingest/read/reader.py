@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -19,13 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.etl.schema import DataFile
+from sluice.etl.spec.nested_columns import flattened, parts
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
 from sluice.ingest.memory.governor import Charge
+from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, metadata_of
-from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.retry import DeliveryError
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.pool import Pool
@@ -57,11 +60,14 @@ class RowGroupReader:
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
                  before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None, *,
-                 bags: Mapping[str, float] | None = None, hashed: HashedIds | None = None):
+                 bags: Mapping[str, float] | None = None, made: MadeColumns | None = None):
         """`before_read` imitates a store's latency; it runs in the worker that reads. `opened` opens files; it is
-        closed with this. `bags` says how many ids a row of a column has. `hashed` makes ids of stored values."""
-        self.files, self.columns, self._before = tuple(files), tuple(columns), before_read
-        self._opened, self._hashed = opened or FileOpener(), hashed
+        closed with this. `bags` says how many ids a row of a column has. `made` makes the columns of others, which are
+        stored."""
+        self._made = made.of(columns) if made else None
+        self.files, self._before = tuple(files), before_read
+        self.columns = self._made.sources if self._made else tuple(columns)
+        self._opened = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
         self._idle: deque[tuple[int, pq.ParquetFile]] = deque()
@@ -69,10 +75,10 @@ class RowGroupReader:
         self._check_sizes()
         self.row_groups = self._row_groups()
         self._stored = self._schema()
-        self.schema = self._stored if hashed is None else hashed.schema(self._stored)
+        self.schema = self._made.schema(self._stored) if self._made else self._stored
         """The schema of what `read` returns."""
         texts = [f.name for f in self._stored if pa.types.is_string(f.type)]  # each value is then worked on once
-        self._dictionaries = texts if hashed is None else hashed.repeated(self._stored, self._footer(0))
+        self._dictionaries = self._made.repeated(self._stored, self._footer(0)) if self._made else texts
         self.decoding = self._decoding(bags or {})
         self._usual: pa.Schema | None = None  # the schema of a row group whose columns were checked
 
@@ -98,18 +104,25 @@ class RowGroupReader:
         self._give_back(read.file, file)
         if table.schema != self._usual:
             self._check_columns(read, table.schema)
+        if self._made:
+            try:
+                table = self._made.table(table)
+            except ColumnError as error:
+                raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
         if table.num_rows != read.rows:
             raise SourceError(f"{self.describe(read)}: {table.num_rows} rows where the table has {read.rows}; "
                               "the file was replaced")
-        return table if self._hashed is None else self._hashed.table(table)
+        return table
 
     def _decoded(self, file: pq.ParquetFile, group: int) -> pa.Table:
         """Decodes a row group; one of large columns is not decoded all at once, because the reader also holds all that
         it reads together in its stored form until it is done."""
-        parts = [file.read_row_group(group, columns=list(some), use_threads=False) for some in self.decoding.portions]
-        if len(parts) == 1:
-            return parts[0]
-        return pa.table({name: part.column(name) for part in parts for name in part.column_names})
+        read = [file.read_row_group(group, columns=list(some), use_threads=False) for some in self.decoding.portions]
+        if self._made:
+            read = [flattened(part) for part in read]
+        if len(read) == 1:
+            return read[0]
+        return pa.table({name: part.column(name) for part in read for name in part.column_names})
 
     def _check_columns(self, read: Read, schema: pa.Schema) -> None:
         """Checks a file's columns: they may hold numbers of other types, as long as they are numbers; and each file has
@@ -168,7 +181,7 @@ class RowGroupReader:
             oldest.close(force=True)
 
     def describe(self, read: Read) -> str:
-        return f"{self.files[read.file].path}, row group {read.group}"
+        return f"{self.files[read.file].path}, row group {read.group}{self._made.which if self._made else ''}"
 
     def _footer(self, file: int) -> pq.FileMetaData:
         if file not in self._footers:  # two threads may both read it: they get the same value
@@ -217,10 +230,11 @@ class RowGroupReader:
         """The schema of the columns that are read, taken from the first file."""
         if not self.files:
             raise SourceError("there are no files to read")
-        whole = self._footer(0).schema.to_arrow_schema()
+        there = list(parts(self._footer(0).schema.to_arrow_schema()))
+        names = [part.name for part in there]
         for name in self.columns:
-            _check_there(self.files[0].path, name, whole.names)
-        return pa.schema([whole.field(name) for name in self.columns])
+            _check_there(self.files[0].path, name, names)
+        return pa.schema([there[names.index(name)] for name in self.columns])
 
     def _decoding(self, bags: Mapping[str, float]) -> Decoding:
         """Computes the memory for decoding by the largest row group. Rows that take more of the disk in other files are
@@ -234,12 +248,17 @@ class RowGroupReader:
         stored = [file.bytes / file.rows for file in self.files if file.rows]
         own = self.files[number].bytes / max(1, self.files[number].rows)
         scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
+        group = min(group, footer.num_row_groups - 1)
         try:
-            return decoding_of(footer, min(group, footer.num_row_groups - 1), self._stored, bags, scale=scale,
-                               file_bytes=self.files[number].bytes or 2**62)
+            found = decoding_of(footer, group, self._stored, bags, scale=scale,
+                                file_bytes=self.files[number].bytes or 2**62)
         except Exception as error:
             raise SourceError(f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
                               f"{error}); the file is damaged") from error
+        if self._made is None:
+            return found
+        share = footer.row_group(group).num_rows / max(1, largest[0])  # of rows that are decoded to one that is taken
+        return replace(found, row_bytes=share * (found.row_bytes + self._made.more_bytes))
 
 
 def _check_there(where: str, name: str, names: Sequence[str]) -> None:
