@@ -16,6 +16,10 @@ setup:  ## make .venv from the locks and check Java (instant when nothing change
 demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a report to open
 	@$(PY) -m dlrm.demo --out demo-out
 
+.PHONY: demo-cluster
+demo-cluster: setup  ## the same on a Spark cluster of a master and two workers, and with two torchrun agents, all of them here
+	@$(PY) -m dlrm.demo --out demo-out --cluster
+
 test: setup  ## all tests
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
@@ -30,6 +34,10 @@ test-petastorm: setup  ## Petastorm's own tests on today's Arrow, with Spark and
 .PHONY: storm
 storm: setup  ## the loader under schedules and faults drawn from seeds, held against its one-thread twin (SEEDS=1000, SEED=7)
 	@$(PY) -m tests.storm $(if $(TABLES),--tables) $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0))
+
+.PHONY: policy
+policy: setup  ## teach the opening in simulated pipelines; goes on where it was interrupted (SEED=0, FOLDER=build/opening)
+	@$(PY) -m sluice teach --policy opening --seed $(or $(SEED),0) --folder $(or $(FOLDER),build/opening)
 
 check: setup  ## style and types
 	@.venv/bin/ruff check .

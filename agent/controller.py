@@ -25,7 +25,8 @@ _MINUTE_S = 60.0
 
 
 class Controller:
-    """Every `interval_s`, it looks, decides, applies and logs. `step()` is one tick; `start()` runs ticks in a thread.
+    """Every `interval_s`, or sooner where the policy wants to, it looks, decides, applies and logs. `step()` is one
+    tick; `start()` runs ticks in a thread.
 
     `record` gets events (decision, effect, proposal, occasion, verdict, fault), `observe` each tick's loader metrics.
     Once `changes_a_minute` were made within the last minute, the policy is not asked until one of them is older. It is
@@ -40,11 +41,15 @@ class Controller:
             raise ValueError(f"interval_s: {interval_s!r} is not above 0")
         self._tunable, self._policy, self._clock = tunable, policy, clock
         self._record_to, self._observe_to = record, observe
-        self.interval_s = interval_s
+        self.interval_s = self.wait_s = interval_s
+        """`wait_s` is how many seconds the next look is away."""
         self.ticks = 0
         """How many snapshots were looked at."""
         self.decisions = 0
         """How many changes were made."""
+        self.opening: dict[str, Any] | None = None
+        """How the pipeline was opened, once the run has ended: in a sentence, whether that was put in force, and the
+        rate that was promised. None if nobody was asked."""
         self.frozen: str | None = None
         """Why nothing is decided any more; None while all is well."""
         self.cost_s = 0.0
@@ -67,12 +72,12 @@ class Controller:
         self._change_times: deque[float] = deque(maxlen=changes_a_minute)  # when the last changes were made
         self._proposed: deque[Reason] = deque(maxlen=64)  # each is recorded once, and later repeated unchanged
         self._reason: Reason | None = None
-        self._ticker = Ticker("sluice-agent", interval_s, self._timed_step)
+        self._ticker = Ticker("sluice-agent", lambda: self.wait_s, self._timed_step)
 
     def step(self) -> None:
-        """One tick. Does nothing if the last was less than `interval_s` ago; never raises."""
+        """One tick. Does nothing if the last was less than `wait_s` ago; never raises."""
         moment = self._clock()
-        if self._last_step is not None and moment - self._last_step < RUNTIME.early * self.interval_s:
+        if self._last_step is not None and moment - self._last_step < RUNTIME.early * self.wait_s:
             return
         self._last_step = moment
         try:
@@ -117,6 +122,7 @@ class Controller:
         if len(self._change_times) == self._change_times.maxlen and self._clock() - self._change_times[0] < _MINUTE_S:
             return
         after, self._state, reason = self._policy.decide(snapshot, self._state)
+        self.wait_s = min(self.interval_s, self._policy.next_look_s(self._state) or self.interval_s)
         recorded = next((r for r in self._proposed if r.proposal == reason.proposal), None)
         self._reason = recorded or reason
         measured = rates(self._recent[0], snapshot)
@@ -189,7 +195,13 @@ class Controller:
                          "prediction_error": after.rows_per_s / predicted - 1 if predicted else None})
 
     def _log_verdict(self) -> None:
-        """Logs what the policy knows at the end, if it can explain it."""
+        """Logs what the policy knows at the end, if it can explain it, and how it opened."""
+        opened = self._policy.opened(self._state) if self._limits else None
+        if opened is not None:
+            record = opened["record"]
+            self.opening = {"text": opened["text"], "tried": record["tried"],
+                            "rows_per_s": record["opening"]["rows_per_s"]}
+            self._record_to({"kind": "opening", **opened})
         if self._reason is not None:
             explained = self._policy.explain(self._state) if self._limits else None
             self._record_to({"kind": "verdict", "text": self._reason.text, "bottleneck": self._reason.bottleneck,
@@ -213,12 +225,13 @@ class Controller:
     def hand_over(self, reason: str) -> None:
         """Leaves the knobs to somebody else from now on; what happens is looked at and recorded as before."""
         if self.frozen is None:
-            self.frozen = reason
+            self.frozen, self.wait_s = reason, self.interval_s
             self._record_to({"kind": "hand-over", "text": f"the agent leaves the knobs alone, {reason}"})
 
     def _freeze(self, error: Exception) -> None:
         if self.frozen is not None:
             return
+        self.wait_s = self.interval_s
         self.frozen = f"{type(error).__name__}: {error}"
         text = f"tuning stopped, the knobs stay as they are: {self.frozen}"
         try:

@@ -10,14 +10,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
-    """Times are counted in snapshots, one a second. "Times" are ratios of at least 1; shares lie between 0 and 1."""
+    """Time is counted in ticks: one a second, and one for a look that had to wait longer for items to be finished.
+    "Times" are ratios of at least 1; shares lie between 0 and 1."""
 
     # What is worth a change.
     worth: float = 1.08
     """Times the present rate that a change has to promise."""
-    growth: int = 8
+    growth: int = 16
     """Workers to which a stage with one worker may grow at once: more would be a guess."""
-    further: int = 4
+    further: int = 8
     """Times the most workers ever seen to which a stage may grow, if those paid off in full."""
     careful: int = 2
     """The same where other programs use the cores as well."""
@@ -32,11 +33,11 @@ class PlannerSettings:
     memory_alarm: float = 0.95
     """Share of the memory limit in use at which memory is given back at once."""
     window: int = 6
-    """Snapshots over which rates are taken."""
+    """Ticks over which rates are taken."""
     busiest: float = 0.7
     """Share of its workers busy from which a stage is tried with numbers of workers whose cost is not known."""
     spare: int = 5
-    """Snapshots in a row that must show workers to spare before some are given back …"""
+    """Ticks in a row that must show workers to spare before some are given back …"""
     spare_longer: int = 4
     """… and times as many once a release had to be taken back."""
     spare_workers: float = 0.15
@@ -57,38 +58,52 @@ class PlannerSettings:
     """A gain above this is clear, however much was hoped for …"""
     clear_share: float = 0.5
     """… and so is one above this share of the gain that was hoped for."""
+    fulfilled: float = 0.8
+    """Share of the gain hoped for from which on it came as promised."""
     clear_kept: float = 0.97
     """Share of the rate that a release must keep if it is to be judged early."""
     crash: float = 0.5
     """Share of the rows before; with less, a change is undone at once."""
     settle: int = 2
-    """Snapshots before a clear gain is judged …"""
+    """Ticks before a clear gain is judged …"""
     patience: int = 5
     """… and before anything else is."""
     hurt: int = 3
-    """Snapshots before a change that does harm is undone, if no other program takes the cores."""
+    """Ticks before a change that does harm is undone, if no other program takes the cores."""
     harm: float = 0.95
     """Share of the rate before below which a change does harm."""
     start_up: int = 3
-    """Snapshots more for workers that have to start and import first."""
+    """Ticks more for workers that have to start and import first, or more if the first of them took more."""
+    glance_s: float = 0.25
+    """Seconds between two looks while the first process of a stage is waited for …"""
+    first_process: int = 15
+    """… and ticks for which it is; others follow once it was weighed."""
 
     # What follows from a failed change.
     bent: float = 0.75
     """If a row cost only this share with fewer workers, they disturb each other."""
     forgive: int = 400
-    """Snapshots for which a stage's failed change is not tried again."""
+    """Ticks for which a stage's failed change is not tried again."""
     doubt: int = 30
     """The same where other programs may have been the cause (doubled with each failure in a row)."""
     pause: int = 4
-    """Snapshots after a failed change in which nothing is tried (doubled with each failure in a row …"""
+    """Ticks after a failed change in which nothing is tried (doubled with each failure in a row …"""
     pause_doublings: int = 8
     """… so many times at most)."""
+
+    # What an opening has to bring.
+    trusted: float = 0.85
+    """Share of what the planner's own choice promises that an opening is held against."""
+    apart: float = 1.15
+    """Times the workers of some stage from which on an opening differs from the planner's own choice."""
 
     # What other programs take of the cores.
     least_running: float = 0.02
     """Cores in use below which waits for a core say nothing."""
     contended: float = 1.3
     """Times slower than with free cores from which on other programs matter."""
+    freer: float = 0.5
+    """Share of what the others slowed us down by: with less, the cores have become freer."""
     worth_saying: float = 1.05
     """Times slower from which on a reason mentions them."""
     saturated: float = 0.92
@@ -99,6 +114,8 @@ class PlannerSettings:
     """Capacity over what is needed, for the unevenness that averages hide."""
     memory_target: float = 0.9
     """Share of the memory limit that a choice may fill."""
+    process_share: float = 0.6
+    """Share of the free memory that new processes may take at once, and an opening with all that it starts."""
     handover_s: float = 20e-6
     """Processor seconds that an item costs from one stage's workers to the next one's."""
     in_hand: float = 1.5
@@ -143,6 +160,12 @@ class PlannerSettings:
     """Factor by which the largest item seen fades with each observation."""
     flat: float = 0.98
     """Share of the rate: two settings that are so near are bounded by something else, also between them."""
+    edge: float = 1.0
+    """Power by which costs rise more steeply than below where this is taken for an edge, not for a bend."""
+    settled: int = 3
+    """Observations of a setting after which it no longer moves by chance alone …"""
+    trend: float = 0.05
+    """… and the change of its cost's logarithm, beyond what is chance, from which on the whole curve moves along."""
     steep: float = 2.0
     """Times dearer with more workers: there may be a kink before."""
     relieved: float = 1.15
@@ -162,7 +185,7 @@ class PlannerSettings:
 
     @property
     def ours(self) -> int:
-        """Snapshots after a change in which events count as its effect."""
+        """Ticks after a change in which events count as its effect."""
         return 3 * self.patience
 
 
@@ -179,9 +202,10 @@ def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[s
 
 
 _TIMES = {"worth", "crowd", "contended", "headroom", "in_hand", "worth_lean", "drift", "steep", "relieved", "locked",
-          "spare_gain", "worth_saying"}
+          "spare_gain", "worth_saying", "apart"}
 _SHARES = {"matters", "lately", "slim", "memory_alarm", "smooth", "least_gain", "least_kept", "crash", "harm", "bent",
-           "saturated", "memory_target", "lean", "buffer_share", "learning", "forget", "flat", "least_wait", "busiest",
-           "spare_workers", "spare_kept", "clear_share", "clear_kept", "lower", "mostly"}
+           "saturated", "memory_target", "process_share", "lean", "buffer_share", "learning", "forget", "flat",
+           "least_wait", "busiest", "freer", "spare_workers", "spare_kept", "clear_share", "clear_kept", "trusted",
+           "fulfilled", "lower", "mostly"}
 _RANGES = {(0, math.inf): "above 0", (1, math.inf): "of at least 1", (0, 1.0): "from 0 to 1"}
 DEFAULT = PlannerSettings()

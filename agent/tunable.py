@@ -50,7 +50,7 @@ class Reason:
 
 class Policy(ABC):
     """Something that chooses knobs. `decide` is pure: no clock, thread, file or randomness but what is in its
-    arguments. A policy that learns or explains itself says so by the last three methods; others leave them."""
+    arguments. The other methods are for policies that want to be asked sooner, learn, or explain themselves."""
 
     name: str
 
@@ -61,6 +61,15 @@ class Policy(ABC):
     @abstractmethod
     def decide(self, snapshot: Snapshot, state: Any) -> tuple[Knobs, Any, Reason]:
         """The knobs to have from now on (possibly those in force), the next state, and why."""
+
+    def next_look_s(self, state: Any) -> float | None:
+        """Seconds until it wants to be asked again, if that is sooner than usual; None: as usual."""
+        return None
+
+    def opened(self, state: Any) -> Mapping[str, Any] | None:
+        """How it opened the pipeline, and what came of it, JSON-ready: a `text` for a person, and a `record` without
+        names to learn from; None if it opens nothing."""
+        return None
 
     def learned(self, state: Any) -> Mapping[str, Any] | None:
         """What it has learned, as plain data for `recall` in another process; None if it learns nothing."""

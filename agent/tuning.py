@@ -21,6 +21,7 @@ from typing import Any
 from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.policies import MODES
+from sluice.agent.policies.opening.contract import Foreknowledge
 from sluice.agent.report import page
 from sluice.agent.report.format import seconds
 from sluice.agent.report.run_folder import RunFolder
@@ -66,13 +67,13 @@ class TuningStatus:
     __repr__ = __str__
 
 
-def policy_of(tuning: str | Policy) -> Policy:
-    """The policy that a user names, or gives."""
+def policy_of(tuning: str | Policy, known: Foreknowledge | None = None) -> Policy:
+    """The policy that a user names, or gives, for a pipeline of which so much is known before its first row."""
     if isinstance(tuning, str):
         if tuning not in MODES:
             raise KnobError(f"tuning: {tuning!r} is none of {', '.join(MODES)}{nearest(tuning, MODES)}; or give a "
                             "policy of your own")
-        return policies.make(tuning)
+        return policies.make(tuning, known)
     if not isinstance(tuning, Policy):
         raise KnobError(f"tuning: {tuning!r} is no policy: derive one from sluice.agent.tunable.Policy, with a name, "
                         f"initial(limits, knobs) and decide(snapshot, state); or give one of {', '.join(MODES)}")
@@ -120,7 +121,7 @@ class TunedRun:
                 self._controller.step()
                 if self._controller.decisions != before and self._began is not None:
                     self._changed_s, self._changed_at = time.monotonic() - self._began, self._controller.ticks
-            if self._wake.acquire(timeout=self._controller.interval_s):
+            if self._wake.acquire(timeout=self._controller.wait_s):
                 break
         self._finish()
 

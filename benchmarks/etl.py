@@ -27,9 +27,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import Cluster
 from benchmarks.results import Results, table
 from sluice.etl.common.program import run, say
+from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 
 ROOT = Path(__file__).resolve().parent.parent
 MILLION = 1_000_000
@@ -135,8 +135,8 @@ def driver(work: Path, results: Results, sizes: list[int]) -> list[dict[str, Any
 
 
 def _driver(work: Path, rows: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="sluice-cluster-") as place, Cluster(Path(place)) as cluster:
-        cluster.add_worker(2, "3g")
+    with tempfile.TemporaryDirectory(prefix="sluice-cluster-") as place, StandaloneCluster(Path(place)) as cluster:
+        cluster.add_worker(cores=2, memory="3g")
         conf = {"spark.executor.memory": "2g", "spark.executorEnv.PYTHONPATH": str(ROOT), "spark.driver.memory": "2g"}
         turn = session(work, [f"job:{rows}"], cluster.url, conf)["turns"][0]
     return {"job s": turn["seconds"], "driver's JVM MiB": turn["peak_mib"]["jvm"],

@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import Cluster
 from benchmarks.etl import MILLION, ROOT, session
 from benchmarks.results import Results, table
 from sluice.etl.common.program import run, say
+from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 
 Row = dict[str, Any]
 _SPLIT = "spark.sql.files.maxPartitionBytes"
@@ -60,9 +60,9 @@ def join(work: Path, rows: int) -> list[Row]:
 def workers(work: Path, rows: int) -> list[Row]:
     found = []
     for count in (1, 2):
-        with tempfile.TemporaryDirectory(prefix="sluice-cluster-") as place, Cluster(Path(place)) as cluster:
+        with tempfile.TemporaryDirectory(prefix="sluice-cluster-") as place, StandaloneCluster(Path(place)) as cluster:
             for _ in range(count):
-                cluster.add_worker(1, "2g")
+                cluster.add_worker(cores=1, memory="2g")
             conf = {"spark.executor.memory": "1g", "spark.executorEnv.PYTHONPATH": str(ROOT)}
             turn = session(work, [f"job:{MILLION // 2}", f"job:{rows}"], cluster.url, conf)["turns"][-1]
         found.append({"step": f"{count} of one core", "rows": turn["rows"], "seconds": float(turn["seconds"]),

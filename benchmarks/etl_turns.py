@@ -35,14 +35,14 @@ import psutil
 import pyarrow as pa
 
 from sluice.etl.apply.features import Features, FileAssignment
-from sluice.etl.apply.parse import InputParser
+from sluice.etl.apply.parse import Batches, InputParser
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.common.suggest import nearest
 from sluice.etl.jobs.job_run import WORKER_BYTES, Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
-from sluice.etl.spark.read_input import Batches, Raw
+from sluice.etl.spark.read_input import Raw
 from sluice.etl.spark.session import open_session
 from sluice.etl.spark.write import parquet_options
 from sluice.etl.spec.spec import Spec
@@ -163,7 +163,7 @@ def columns(spark: Any, raw: Path, _out: Path, _rows: int, _stages: Stages) -> N
     categorify = '{op = "categorify", min_count = 4, max_size = 2000000, oov = 8}'
     spec = Spec.parse(text.replace(categorify, f'{{op = "hash", size = {HASHED}}}'))
     types = ", ".join(["label tinyint", *(f"{n} float" for n in INTEGERS), *(f"{n} int" for n in CATEGORIES)])
-    made = Raw(spark, spec, (str(raw),)).frame.mapInArrow(partial(_columns, spec), types)
+    made = Raw(spark, spec, (str(raw),)).read().mapInArrow(partial(_columns, spec), types)
     made.write.format("noop").mode("overwrite").save()
 
 

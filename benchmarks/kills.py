@@ -102,7 +102,7 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
     from sluice.ingest.knobs import Knobs
     from sluice.ingest.loader import BatchLoader
     from sluice.ingest.machine import Machine
-    from sluice.ingest.read import petastorm_compat
+    from sluice.ingest.read.petastorm import compat
     from sluice.ingest.stages.scatter_kernel import load_compiled
 
     class Host(Machine):
@@ -128,7 +128,7 @@ def ours(data: str, governed: bool, seconds: float) -> tuple[Callable[[int], Non
                     return
 
     load_compiled()
-    petastorm_compat.install()
+    compat.install()
     return load, Machine().memory_used()
 
 

@@ -1,6 +1,9 @@
 """`make demo`: the whole way on this machine, with real parts: raw logs, Spark, a Delta table, tuned 2-rank training.
 
-    python -m dlrm.demo --out demo-out [--rows 600000]
+    python -m dlrm.demo --out demo-out [--rows 600000] [--cluster]
+
+With --cluster (`make demo-cluster`) Spark is a cluster of a master and two workers, and each rank has a torchrun agent
+of its own, as on two hosts.
 
 Each step is the command a user would type; it is printed before it runs. The last lines say what came of it.
 """
@@ -12,11 +15,12 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,29 +54,32 @@ class StepFailed(RuntimeError):
     """A step of the demo ended badly; its own message is above."""
 
 
-def step(title: str, *command: str | os.PathLike[str]) -> tuple[dict[str, Any], float]:
-    """Runs a command as a user would, its progress passed through; returns its JSON line and its seconds."""
+def step(title: str, *command: str | os.PathLike[str], hosts: int = 1) -> tuple[dict[str, Any], float]:
+    """Runs a command as a user would, its progress passed through; returns its JSON line and its seconds. It is started
+    as often as there are `hosts`, one of which says that line."""
     words = [os.fspath(w) for w in command]
-    say(f"\n── {title}\n$ {' '.join(_short(w) for w in words)}")
+    say(f"\n── {title}\n$ {' '.join(_short(w) for w in words)}{'' if hosts == 1 else f'  # {hosts} times'}")
     began = time.monotonic()
-    # A session of its own: an interrupt goes to all of the step's processes, and none outlives the demo.
-    process, last = None, ""
+    # Sessions of their own: an interrupt goes to all of the step's processes, and none outlives the demo.
+    running: list[subprocess.Popen[str]] = []
+    last, (read, write) = "", os.pipe()
     try:
         with _uninterrupted():
-            process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ACTIVATED,
-                                       start_new_session=True)
-        with process.stdout as lines:  # type: ignore[union-attr]
+            for _ in range(hosts):
+                running.append(subprocess.Popen(words, stdout=write, text=True, cwd=ROOT, env=ACTIVATED,
+                                                start_new_session=True))
+            os.close(write)
+        with open(read) as lines:
             for line in lines:
                 if last:
                     say(last)  # only the last line is the result; what comes before it is for people
                 last = line.rstrip()
-        process.wait()
+        codes = [process.wait() for process in running]
     except BaseException:
-        if process is not None:
-            _end(process)
+        _end(running)
         raise
-    if process.returncode:
-        raise StepFailed(f"{title}: ended with {process.returncode} {last}")
+    if any(codes):
+        raise StepFailed(f"{title}: ended with {max(codes, key=abs)} {last}")
     return json.loads(last), time.monotonic() - began
 
 
@@ -97,13 +104,15 @@ def _uninterrupted() -> Iterator[None]:
             answer(*came[0])
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    for signum, patience in ((signal.SIGINT, 1.0), (signal.SIGKILL, 1.0)):
-        try:
-            os.killpg(process.pid, signum)
-            process.wait(patience)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
+def _end(running: list[subprocess.Popen[str]]) -> None:
+    for signum in (signal.SIGINT, signal.SIGKILL):
+        until = time.monotonic() + 1.0
+        for process in running:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signum)
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
 
 
 def _fresh(out: Path) -> None:
@@ -123,6 +132,8 @@ class DemoOptions:
     rows: int = setting(600_000, "raw log lines to make", least=1)
     ranks: int = setting(2, "training ranks", least=1)
     seed: int = setting(1, "seed of data and training")
+    cluster: bool = setting(False, "start a Spark cluster of a master and two workers here, and a torchrun agent for "
+                            "each rank")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +142,6 @@ class Tables:
 
     table: Path
     rows: int
-    train_rows: int
     seconds: float
     """The seconds that the engine named in `text` took."""
     text: str
@@ -140,28 +150,58 @@ class Tables:
 def main(argv: list[str]) -> dict[str, Any]:
     args = parse(DemoOptions, argv=argv, prog="python -m dlrm.demo", description=__doc__)
     out = args.out.resolve()
+    if args.cluster and not has_java():
+        raise UsageError("--cluster: Spark needs Java 17 or newer (Debian, Ubuntu: sudo apt-get install "
+                         "openjdk-17-jre-headless)")
     _fresh(out)
     began = time.monotonic()
     data, _ = step("1/4 raw logs in Criteo's shape", "sluice", "synth", "--rows", str(args.rows),
                    "--seed", str(args.seed), "--out", out / "raw")
-    made = _tables(out)
+    made = _tables(out, args.cluster)
 
     say("\nThe table is the parsed log: all operators are left to the loader. It lies behind a store that takes 20 ms\n"
         "a read, and counts are looked up at a service that takes 12 ms for 64 rows. First one worker a stage, left\n"
         "alone; then the same start, tuned while it trains. Later the lookups become 3 times dearer, worker processes\n"
         "are killed (-9), and each rank gets a quarter of the cores.")
-    train: list[str | Path] = ["torchrun", f"--nproc-per-node={args.ranks}", "-m", "dlrm.train", "--data",
-                               f"{STORE}{made.table}", "--transform", TRANSFORM, "--seed", str(args.seed),
-                               "--width", "32", "--log-every", "10"]
-    alone, _ = step("3/4 training, one worker a stage", *train, "--run-dir", out / "run-one-worker", "--tuning",
-                    "fixed", "--knobs", ONE_WORKER)
-    tuned, _ = step("4/4 training, tuned while it runs, then disturbed", *train, "--run-dir", out / "run",
-                     "--tuning", "auto", "--knobs", f"{ONE_WORKER},levels.backend=process", "--inject",
-                     _disturbances(Machine().cores()))
+    hosts = args.ranks if args.cluster else 1
+    train: list[str | Path] = ["-m", "dlrm.train", "--data", f"{STORE}{made.table}", "--transform", TRANSFORM, "--seed",
+                               str(args.seed), "--width", "32", "--log-every", "10"]
+    alone, _ = step("3/4 training, one worker a stage", *_torchrun(hosts, args.ranks), *train, "--run-dir",
+                    out / "run-one-worker", "--tuning", "fixed", "--knobs", ONE_WORKER, hosts=hosts)
+    tuned, _ = step("4/4 training, tuned while it runs, then disturbed", *_torchrun(hosts, args.ranks), *train,
+                    "--run-dir", out / "run", "--tuning", "auto", "--knobs", f"{ONE_WORKER},levels.backend=process",
+                    "--inject", _disturbances(Machine().cores()), hosts=hosts)
     return _told(data, made, alone, tuned, minutes=(time.monotonic() - began) / 60)
 
 
-def _tables(out: Path) -> Tables:
+def _torchrun(hosts: int, ranks: int) -> list[str]:
+    """The words that start so many ranks here, or those that each of so many hosts starts its ranks with: they meet at
+    one of them."""
+    if hosts == 1:
+        return ["torchrun", f"--nproc-per-node={ranks}"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meet = f"127.0.0.1:{probe.getsockname()[1]}"
+    return ["torchrun", f"--nnodes={hosts}", f"--nproc-per-node={ranks // hosts}", "--rdzv-backend=c10d",
+            "--rdzv-id=demo", f"--rdzv-endpoint={meet}", "--local-addr=127.0.0.1"]
+
+
+@contextmanager
+def _cluster(out: Path) -> Iterator[list[str]]:
+    """Two workers of one core each; yields what spark-submit must be told to have a job done there."""
+    from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
+
+    subprocess.run(["make", "-s", "dist"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    (out / "cluster").mkdir()
+    with StandaloneCluster(out / "cluster") as cluster:
+        for _ in range(2):
+            cluster.add_worker(cores=1, memory="1g")
+        say(f"\na Spark cluster: {cluster.url}, two workers of one core each; their logs are in {out / 'cluster'}")
+        yield ["--master", cluster.url, "--py-files", str(ROOT / "build/sluice.zip"), "--conf",
+               f"spark.pyspark.python={sys.executable}", "--conf", "spark.executor.memory=512m"]
+
+
+def _tables(out: Path, in_cluster: bool) -> Tables:
     """Makes the table: with Spark where Java is, and then with the local engine as well, which must make the same."""
     local = ("sluice", "etl", "--engine", "local", "--spec", ROOT / SPEC, "--input", out / "raw", "--output")
     if not has_java():
@@ -169,16 +209,17 @@ def _tables(out: Path) -> Tables:
                             out / "table")
         text = f"{job['rows_out']:,} rows through the local engine in {seconds:.0f} s (no Java 17, so no Spark)"
     else:
-        job, seconds = step("2/4 Spark writes the feature table", "spark-submit", "--properties-file",
-                            ROOT / "spark-defaults.conf", ROOT / "etl/job.py", "--spec", ROOT / SPEC, "--input",
-                            out / "raw", "--output", out / "table")
+        with ExitStack() as open_:
+            where = open_.enter_context(_cluster(out)) if in_cluster else []
+            job, seconds = step("2/4 Spark writes the feature table", "spark-submit", "--properties-file",
+                                ROOT / "spark-defaults.conf", *where, ROOT / "etl/job.py", "--spec", ROOT / SPEC,
+                                "--input", out / "raw", "--output", out / "table")
         again, local_s = step("    the same without Java, for comparison", *local, out / "table-local")
         if again["fingerprint"] != job["fingerprint"]:
             raise StepFailed(f"the engines' tables differ: {job['fingerprint']} and {again['fingerprint']}")
         text = (f"{job['rows_out']:,} rows through Spark in {seconds:.0f} s (the local engine: the same fingerprint in "
                 f"{local_s:.0f} s)")
-    return Tables(table=out / "table", rows=job["rows_out"], train_rows=job["splits"]["train"], seconds=seconds,
-                  text=text)
+    return Tables(table=out / "table", rows=job["rows_out"], seconds=seconds, text=text)
 
 
 def has_java() -> bool:

@@ -17,7 +17,7 @@ from sluice.etl.schema import Field
 from sluice.etl.spec.code_options import TransformOptions
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.row_order import LAST
-from sluice.ingest.tools.options import RunOptions
+from sluice.ingest.tools.options import OrderOptions, RunOptions
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -221,7 +221,7 @@ class InputSettings(KnobOptions, TransformOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DataSettings, LoopSettings, RankSettings, EvaluationSettings, InputSettings):
+class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationSettings, InputSettings):
     """Everything that decides what a run does: it is written into the run folder and into each checkpoint."""
 
     model: ModelConfig = field(default_factory=ModelConfig)

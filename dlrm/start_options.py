@@ -13,7 +13,7 @@ from sluice.etl.common.settings import Given, make, read, replaced, setting
 from sluice.etl.spec.code_options import CodeOptions
 
 # What a resumed run must keep: other values would train another model, or on other rows.
-_FIXED = ("batch_size", "last", "seed", "model", "transforms")
+_FIXED = ("batch_size", "last", "seed", "streams", "window_rows", "sample", "model", "transforms")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,9 @@ def choose(asked: str | None, spec: Spec, arguments: list[str], say: Callable[[s
                           f"{shlex.join(arguments)}")
     why = _only_spark(spec)
     if asked == "local" and why is not None:
-        raise EngineError(f"--engine local: {why}; run: spark-submit --properties-file spark-defaults.conf etl/job.py "
+        place = os.path.relpath(Path(__file__).resolve().parent.parent)
+        raise EngineError(f"--engine local: {why}; run: spark-submit --properties-file "
+                          f"{os.path.join(place, 'spark-defaults.conf')} {os.path.join(place, 'etl/job.py')} "
                           f"{shlex.join(_without_engine(arguments))}")
     if asked is not None or submitted:
         return asked or "spark"

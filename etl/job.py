@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(_HERE.parent), *(p for p in sys.path if os.path.abspath(p or ".") != str(_HERE))]
 
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"  # spark-submit says so where its Java side listens
 _DESCRIPTION = """Makes a new version of a feature table from raw logs. It appears whole, or not at all: a job that
 fails or is stopped leaves readers with the version they had."""
 _EXAMPLES = r"""examples:
@@ -29,7 +30,7 @@ def _own_standard_error() -> None:
     is a terminal or a pipe.
 
     (If it is a file, it would be written at two places at once.)"""
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if _SUBMITTED not in os.environ:
         return
     try:
         descriptor = os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_NOCTTY)
@@ -53,14 +54,18 @@ def main(argv: list[str]) -> dict[str, Any]:
 
 
 def program() -> NoReturn:
-    """Runs the whole program, as its command does."""
+    """Runs the whole program, as its command does. Where spark-submit has taken a python3 of the path that lacks what a
+    job needs, it goes on in the checkout's own environment."""
     _own_standard_error()
     try:
         import deltalake  # noqa: F401
         import pyarrow  # noqa: F401
     except ImportError as missing:
+        own = _HERE.parent / ".venv/bin/python"
+        if _SUBMITTED in os.environ and own.exists() and own != Path(sys.executable):
+            os.execv(own, [str(own), *sys.argv])
         print(f"error: {sys.executable} has no {missing.name}; tell spark-submit which Python has it: "
-              "--conf spark.pyspark.python=.venv/bin/python", file=sys.stderr)
+              "--conf spark.pyspark.python=PYTHON", file=sys.stderr)
         sys.exit(2)
     from sluice.etl.common.program import run
     from sluice.etl.jobs.engine import JobFailure

@@ -96,12 +96,15 @@ class JobRequest(JobInput, LearningOptions):
         """Does the job, which was started with `argv`, or says what it would do; returns the program's last line.
         `placed` decides where operators are applied, if that is asked for."""
         from sluice.etl.engines import choose, opened
+        from sluice.etl.first_rows import refuse_by_first_rows
 
         start, job = time.monotonic(), self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
         about: dict[str, Any] = {}
         if self.explain and not self.place:
             return self._explained(job, engine, progress)
+        if engine == "spark":
+            refuse_by_first_rows(job)
         with opened(engine, job.inputs, progress) as engine_for:
             if self.place:
                 job, about = placed(job, engine_for, str(self.for_run), progress)

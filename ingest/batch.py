@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from torchrec.datasets.utils import Batch as TorchrecBatch
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-_TENSORS = ("dense", "values", "lengths", "label", "weight")
+TENSORS = ("dense", "values", "lengths", "label", "weight")
+"""The fields of a batch that are tensors."""
 
 
 class BagColumn(NamedTuple):
@@ -136,7 +137,7 @@ class Batch:
         return self.columns
 
     def _moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in _TENSORS}
+        moved: dict[str, Any] = {name: move(getattr(self, name)) for name in TENSORS}
         return replace(self, **moved)
 
 

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from sluice.ingest.batch import Batch
-
-_TENSORS = ("dense", "values", "lengths", "label", "weight")
+from sluice.ingest.batch import TENSORS, Batch
 
 
 class DeviceError(ValueError):
@@ -75,7 +73,7 @@ class OnDevice:
                 if not under_way:
                     return
                 ready, mark, self._state = under_way.popleft()
-                mark.before_use([getattr(ready, name) for name in _TENSORS])
+                mark.before_use([getattr(ready, name) for name in TENSORS])
                 yield ready
         finally:
             batches.close()  # type: ignore[attr-defined] # a loader iterates by a generator
@@ -92,7 +90,7 @@ class OnDevice:
     def _sent(self, batch: Batch) -> tuple[Batch, CopyMark]:
         held: list[torch.Tensor] = []
         tensors: dict[str, Any] = {name: self._copy(getattr(batch, name), held)
-                                   for name in _TENSORS if name != "lengths"}
+                                   for name in TENSORS if name != "lengths"}
         if self._constant is None or self._constant[0] is not batch.lengths:  # without bags, all batches share it
             self._constant = batch.lengths, self._copy(batch.lengths, held)
         mark = self._lane.mark()

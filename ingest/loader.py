@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from sluice.etl.schema import Fingerprint
 from sluice.etl.spec.permission import Permission
 from sluice.ingest.batch import Batch
 from sluice.ingest.column_transforms import bound
@@ -21,7 +23,8 @@ from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
-from sluice.ingest.read.reader import RowGroupReader, SourceError, source_of
+from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
+from sluice.ingest.read.reader import RowGroupReader, SourceError, first_schema, source_of
 from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, Position, Read, RowsPlan, chain
 from sluice.ingest.stage_spec import ONLINE
 from sluice.ingest.stages.batch import Ready
@@ -29,7 +32,7 @@ from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import Errors, Origins, Quarantine, RowQuarantine
 from sluice.ingest.stages.scatter_kernel import converted
 from sluice.ingest.stages.table_operators import Operators
-from sluice.ingest.stages.transform import Transform, UserTransform, fused, transforms_of
+from sluice.ingest.stages.transform import Transform, UserTransform, address_of, fused, transforms_of
 from sluice.ingest.stats import Snapshot
 
 if TYPE_CHECKING:
@@ -60,7 +63,8 @@ class BatchLoader(IterableDataset[Batch]):
                  rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1, knobs: Knobs | None = None,
                  shuffle: bool = True,
                  streams: int = STREAMS, window_rows: int | None = None, last: str = "drop",
-                 memory_limit: int | None = None, reader: str | None = None,
+                 sample: str | None = None, memory_limit: int | None = None, reader: str | None = None,
+                 petastorm: PetastormOptions = PetastormOptions(),
                  transforms: Iterable[UserTransform] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None, errors: Errors = Errors(),
                  files: FileOpener | None = None,
@@ -75,34 +79,57 @@ class BatchLoader(IterableDataset[Batch]):
         remote files with other retries, or a cache; it is closed with the loader. `before_read` runs in the reader
         before each row group: it imitates a store's latency. `allow_code` names the modules whose functions a table's
         spec may have imported when they must run (`sluice.etl.spec.permission`). `reader` is `petastorm` or `arrow`;
-        None takes Petastorm where it is installed, and Arrow elsewhere, which gives the same rows."""
+        None takes Petastorm where it is installed, and Arrow elsewhere, which gives the same rows. `sample` is a column
+        of weights by which rows are drawn, with replacement. `petastorm` is what its Reader is asked for besides. The
+        first of `transforms` may be a `petastorm.transform.TransformSpec`, which works on row groups as they are read:
+        what it gives are the columns."""
         if epochs < 1:
             raise LoaderError(f"epochs: {epochs} is not a positive number")
+        if sample is not None and errors.on_error != "raise":
+            raise LoaderError(f"sample={sample!r} with on_error={errors.on_error!r}: of rows that are drawn nobody "
+                              "could list which of the table's they are; take on_error='raise'")
         machine = machine or Machine()
         self._books = Quarantine(errors)
-        source = table_of(source, roles, allow_code)
+        transforms, transform_spec = without_spec(transforms)
+        source = table_of(source, roles, allow_code, transform_spec=transform_spec)
+        plain = source if isinstance(source, ParquetFiles) else None
         given = transforms_of(transforms)
         self._code = {t.name: t.code for t in given}
+        read, files, fields = source.files_of(split), files or FileOpener(), source.fields
+        if transform_spec is not None:
+            petastorm = replace(petastorm, transform_spec=transform_spec)
+            self._code = {"TransformSpec": address_of(transform_spec.func), **self._code}
+            if not plain:
+                fields = reshaped(fields, first_schema(read, files), transform_spec)
+        if sample is not None and petastorm.asked_for:
+            raise LoaderError(f"sample={sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
+                              "stored; make the weights of what remains a column")
         spec = "" if isinstance(source, ParquetFiles) or not source.records else source.record.spec
-        state = source.state() if any(f.online for f in source.fields) else None
-        self.operators = Operators(source.fields, state, spec)
+        state = source.state() if any(f.online for f in fields) else None
+        self.operators = Operators(fields, state, spec)
         """The operators that the table leaves to the loader, with their cost."""
         left = [Transform(ONLINE, self.operators, pure=True)] if self.operators.chains else []
         left += bound(source.transforms, source.stored, source.permission)
-        self.layout = source.fingerprint.layout
-        read = source.files_of(split)
-        plain = source if isinstance(source, ParquetFiles) else None
+        self.layout = source.fingerprint.layout if transform_spec is None else Fingerprint.of(fields).layout
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """The average size of a row in the table's files, in bytes."""
         if plain and fill is None:
             fill = plain.fill
-        self._columns = Columns.of(source.fields, fill, plain.bags if plain else None)
-        if plain:
+        self._columns = Columns.of(fields, fill, plain.bags if plain else None)
+        if plain and not petastorm.asked_for:  # which may change values, and leave rows out
             plain.check(self._columns)
-        self._groups = groups = RowGroupReader(read, self._columns.names, before_read, files,
-                                               bags=self._columns.bags,
-                                               made=plain.made(split) if plain else None)
-        self.plan = RowsPlan(groups=groups.row_groups, batch_size=batch_size, seed=seed, streams=streams,
+        made = plain.made(split, self._columns.names) if plain else None
+        names: Sequence[str] = made.sources if made else self._columns.names
+        given_columns = None
+        if petastorm.transform_spec is not None or petastorm.predicate is not None:
+            names, given_columns = petastorm.columns(names, first_schema(read, files))
+        self._groups = groups = RowGroupReader(read, names, before_read, files, bags=self._columns.bags, sample=sample,
+                                               given=given_columns, made=made)
+        rows = source_of(reader, groups, petastorm)
+        self.reader = rows.name
+        """Who decodes: `petastorm` or `arrow`."""
+        chances = groups.chances() if sample is not None else ()
+        self.plan = RowsPlan(groups=rows.row_groups, chances=chances, batch_size=batch_size, seed=seed, streams=streams,
                              window_rows=WINDOW_ROWS if window_rows is None else window_rows, shuffle=shuffle,
                              last=last)
         self.plan.streams_of(rank, ranks)
@@ -111,7 +138,7 @@ class BatchLoader(IterableDataset[Batch]):
         aside = RowQuarantine(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
         groups.rescue = aside.group if aside.allowed else None
         self._pipeline = Pipeline(
-            PipelineParts(plan=self.plan, source=source_of(reader, groups), describe=groups.describe,
+            PipelineParts(plan=self.plan, source=rows, describe=groups.describe,
                           columns=self._columns,
                           rank=rank, ranks=ranks, transforms=fused([*left, *given]), made=self.operators.stored,
                           aside=aside,
@@ -321,10 +348,11 @@ class BatchLoader(IterableDataset[Batch]):
     # ---- the end
 
     def close(self) -> None:
-        """Ends the pipeline, from any state; a second call does nothing."""
+        """Ends the pipeline, from any state; a second call does nothing, nor does one in a fork of the process."""
         if not self._closed:
             self._closed = True
-            self._end()
+            if not self._pipeline.forked:
+                self._end()
 
     def _end(self) -> None:
         self._run = None
@@ -348,6 +376,9 @@ class BatchLoader(IterableDataset[Batch]):
     def _check_open(self) -> None:
         if self._closed:
             raise LoaderError("this loader is closed")
+        if self._pipeline.forked:
+            raise LoaderError("this loader was made before the process was forked, and its threads are in the other: "
+                              "make one in each process")
 
 
 @atexit.register

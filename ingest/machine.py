@@ -17,7 +17,7 @@ from pathlib import Path
 from sluice.etl.common.control_groups import UNLIMITED, ControlGroups, MemoryGroup, text_of
 
 WORKER_PROCESS_BYTES = 50 * 2**20
-"""What a worker process takes with numpy and pyarrow: it is charged with that, and planned with, until it is known."""
+"""What a worker process takes at least, with numpy and pyarrow: it is charged with that until one was weighed."""
 
 
 class Machine:

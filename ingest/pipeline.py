@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -85,7 +86,7 @@ class Pipeline:
     knobs and counters stay."""
 
     def __init__(self, parts: PipelineParts, knobs: Knobs | None):
-        self._parts = parts
+        self._parts, self._pid = parts, os.getpid()
         self._specs = {spec.name: spec for spec in parts.stages}
         self.stages = tuple(self._specs)
         self._cores = max(1, math.ceil(parts.machine.cores()))
@@ -213,8 +214,16 @@ class Pipeline:
             return self._pool(COLLATE.name, stretches, lambda _: collator, size=lambda s: s.nbytes,
                               measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a fork of the process that made it: it has none of the threads, locks that one of them held
+        are never freed here, and worker processes are the other's."""
+        return os.getpid() != self._pid
+
     def close(self) -> list[Pool[Any, Any]]:
-        """Sends all workers home, without waiting for them. Returns the pools that had any."""
+        """Sends all workers home, without waiting for them. Returns the pools that had any. Does nothing in a fork."""
+        if self.forked:
+            return []
         with self._turning:
             pools, self._pools = list(self._pools.values()), {}
             for pool in pools:
@@ -228,7 +237,9 @@ class Pipeline:
         return self._leaving
 
     def stop(self) -> None:
-        """Sends all workers home and waits a while for them."""
+        """Sends all workers home and waits a while for them. Does nothing in a fork."""
+        if self.forked:
+            return
         end = time.monotonic() + PATIENCE_S
         for pool in self.close():
             pool.join(max(0.0, end - time.monotonic()))
@@ -305,6 +316,8 @@ class Pipeline:
 
     def stats(self) -> tuple[StageStats, ...]:
         pools = dict(self._pools)
+        for n, own in list(self._transforms.items()):  # those of an earlier run are gone
+            self._tallies[n].process_bytes = max(self._tallies[n].process_bytes, sum(s.process_bytes for s in own))
         found = (pools[name].stats() if name in pools else
                  self._tallies[name].stats(self.knobs.workers[name], "thread", 0, self._limit_bytes(name))
                  for name in self.stages)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.machine import Machine
-from sluice.ingest.pipeline import Pipeline
 from sluice.ingest.stats import Snapshot
+
+if TYPE_CHECKING:
+    from sluice.ingest.pipeline import Pipeline
+    from sluice.ingest.read.petastorm.row_groups import RowGroupStage
 
 
 class _Consumer(NamedTuple):
@@ -30,7 +33,7 @@ class _Consumer(NamedTuple):
 class Progress:
     """The counters of one rank's loading, and its knobs: what a tuning loop looks at and turns."""
 
-    def __init__(self, pipeline: Pipeline, machine: Machine, memory_limit: int | None):
+    def __init__(self, pipeline: Pipeline | RowGroupStage, machine: Machine, memory_limit: int | None):
         """`memory_limit` is the user's; the machine's counts if it is lower."""
         self._pipeline, self._machine, self._limit = pipeline, machine, memory_limit
         self._batches = self._rows = 0

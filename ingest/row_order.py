@@ -9,6 +9,8 @@ number of streams and the window, and on nothing else: not on knobs, workers, ra
 2. A stream is cut into *windows* of at most `window_rows` rows: whole row groups, as many as fit; a larger row group
    is cut into equal pieces. The rows of a window are shuffled among themselves. The first three are smaller, at most an
    eighth, a quarter and half as long.
+   Of a plan that samples by weight, the row groups of 1 are drawn, and a row group's rows anew each time that it comes
+   (`RowsPlan.chances`).
 3. Global batch k holds the k-th B/S rows of every stream, in the order of the streams. Rank r of R takes the
    streams from rS/R to (r+1)S/R: hence the same number of steps on every rank, and the same global batches on any
    number of ranks that divides S.
@@ -20,6 +22,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +50,8 @@ class Slice:
     group: int
     start: int
     stop: int
+    draw: int = 0
+    """Where rows are sampled: which rows stand for those of the row group (`drawn_rows`). 0: the rows themselves."""
 
     @property
     def rows(self) -> int:
@@ -87,6 +92,8 @@ class Read:
     group: int
     rows: int
     parts: tuple[WindowPart, ...]
+    draw: int = 0
+    """As `Slice` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,9 @@ class RowsPlan:
     shuffle: bool = True
     last: str = "drop"
     """What happens to the rows that do not fill a batch: `drop` them, or `pad` the batch with rows of weight 0."""
+    chances: tuple[tuple[float, ...], ...] = ()
+    """The sum of the weights of each row group's rows, if rows are sampled by them, with replacement: an epoch has as
+    many rows as ever, a row comes as often as its weight says. Empty: each row comes once."""
     rows: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,6 +147,12 @@ class RowsPlan:
             raise PlanError(f"last: {self.last!r} is none of {', '.join(LAST)}")
         if any(n < 0 for counts in self.groups for n in counts):
             raise PlanError("a row group with a negative number of rows")
+        if self.chances:
+            weights = [weight for counts in self.chances for weight in counts]
+            if not self.shuffle:
+                raise PlanError("rows that are sampled by weight come in a shuffled order: leave shuffle as it is")
+            if not all(0 <= weight < float("inf") for weight in weights) or not sum(weights) > 0:
+                raise PlanError("sampling: the weights of rows must be finite, 0 or more, and not all 0")
         object.__setattr__(self, "rows", sum(sum(counts) for counts in self.groups))
         if self.batch_size % self.streams:
             above = (self.batch_size // self.streams + 1) * self.streams
@@ -195,7 +211,7 @@ class RowsPlan:
     def windows(self, epoch: int, streams: tuple[int, ...]) -> Iterator[Window]:
         """The windows of some streams in an epoch, stream by stream."""
         flat = [(f, g, n) for f, counts in enumerate(self.groups) for g, n in enumerate(counts) if n]
-        order = permutation(len(flat), "groups", self.seed, epoch) if self.shuffle else np.arange(len(flat))
+        order = self._groups_of(epoch, flat)
         ends = np.cumsum([flat[i][2] for i in order])
         for stream in streams:
             low, high = self.bounds(stream)
@@ -204,11 +220,28 @@ class RowsPlan:
             while low < high:
                 file, group, rows = flat[order[at]]
                 begin, stop = int(ends[at]) - rows, min(int(ends[at]), high)
-                slices.append(Slice(file, group, low - begin, stop - begin))
+                draw = _draw(self.seed, epoch, at) if self.chances else 0
+                slices.append(Slice(file, group, low - begin, stop - begin, draw))
                 low, at = stop, at + 1
             if self.shuffle and stream % 2:
                 slices.reverse()
             yield from self._windows_of(stream, slices)
+
+    def _groups_of(self, epoch: int, flat: list[tuple[int, int, int]]) -> npt.NDArray[np.int64]:
+        """The row groups of an epoch, in order."""
+        if not self.shuffle:
+            return np.arange(len(flat))
+        if not self.chances:
+            return permutation(len(flat), "groups", self.seed, epoch)
+        # A row group that comes gives as many rows as it has: so it comes by the mean weight of its rows.
+        rows = np.array([n for _, _, n in flat])
+        ends = np.cumsum([self.chances[file][group] / n for file, group, n in flat])
+        share = np.diff(ends, prepend=0.0) / ends[-1]
+        drawn = np.empty(0, np.int64)
+        while (missing := self.used - int(rows[drawn].sum())) > 0:
+            count = math.ceil(missing / math.fsum(share * rows))
+            drawn = np.concatenate([drawn, evenly(ends, count, _draw(self.seed, epoch, -1 - len(drawn)))])
+        return drawn[permutation(len(drawn), "groups", self.seed, epoch)]
 
     def _windows_of(self, stream: int, slices: list[Slice]) -> Iterator[Window]:
         number = first = 0
@@ -266,11 +299,11 @@ class RowsPlan:
     def _reads(self, windows: list[Window]) -> list[Read]:
         """Plans one read for all the parts of a row group that are needed at about the same time."""
         found: list[tuple[Slice, list[WindowPart]]] = []
-        latest: dict[tuple[int, int], tuple[int, list[WindowPart]]] = {}
+        latest: dict[tuple[int, int, int], tuple[int, list[WindowPart]]] = {}
         for index, window in enumerate(windows):
             at = 0
             for piece in window.slices:
-                key = (piece.file, piece.group)
+                key = (piece.file, piece.group, piece.draw)
                 needed, parts = latest.get(key, (-1, []))
                 if not parts or window.first - needed > self.window_rows:
                     parts = []
@@ -278,13 +311,13 @@ class RowsPlan:
                 parts.append(WindowPart(index, at, piece.start, piece.stop))
                 latest[key] = (window.first, parts)
                 at += piece.rows
-        return [Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts)) for s, parts in found]
+        return [Read(s.file, s.group, self.groups[s.file][s.group], tuple(parts), s.draw) for s, parts in found]
 
     @property
     def digest(self) -> str:
         """Hash of everything that the order depends on, except epoch and step."""
         text = json.dumps([self.groups, self.batch_size, self.seed, self.streams, self.window_rows, self.shuffle,
-                           self.last])
+                           self.last, *([self.chances] if self.chances else [])])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self, position: Position) -> dict[str, Any]:
@@ -312,7 +345,27 @@ def _pieces(whole: Slice, most: int) -> Iterator[Slice]:
     """Yields a slice, or equal pieces of it of at most `most` rows, in order."""
     count = -(-whole.rows // most)
     cuts = [whole.start + whole.rows * i // count for i in range(count + 1)]
-    return (Slice(whole.file, whole.group, a, b) for a, b in itertools.pairwise(cuts))
+    return (Slice(whole.file, whole.group, a, b, whole.draw) for a, b in itertools.pairwise(cuts))
+
+
+def _draw(seed: int, epoch: int, number: int) -> int:
+    """A number of 64 bits, never 0, for one row group of an epoch."""
+    digest = hashlib.sha256(f"draw/{seed}/{epoch}/{number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") | 1
+
+
+def evenly(ends: npt.NDArray[np.float64], count: int, draw: int) -> npt.NDArray[np.int64]:
+    """Draws `count` of the items whose weights add up to `ends`, with replacement: each comes as often as its share of
+    the weights says, rounded down or up. `draw` decides which way."""
+    at = (np.arange(count) + draw / 2**64) * (ends[-1] / count)
+    last = int(np.searchsorted(ends, ends[-1]))
+    drawn: npt.NDArray[np.int64] = np.minimum(np.searchsorted(ends, at, side="right"), last).astype(np.int64)
+    return drawn
+
+
+def drawn_rows(weights: npt.NDArray[np.float64], draw: int) -> npt.NDArray[np.int64]:
+    """The rows that stand for those of a row group of these weights, as many, in the order of the file."""
+    return evenly(np.cumsum(weights), len(weights), draw)
 
 
 def permutation(n: int, *key: str | int) -> npt.NDArray[np.int64]:

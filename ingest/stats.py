@@ -60,10 +60,12 @@ class StageStats:
     """The bytes that wait after this stage now. Near its limit: the stages after are slower; near 0: they wait."""
     queue_limit_bytes: int = 0
     """The most bytes that may wait there; 0 if the stage has no buffer of its own."""
+    process_bytes: int = 0
+    """The most memory that a process of it was seen to take for itself. 0: none has worked yet; large: few fit."""
 
     def __post_init__(self) -> None:
         _counts(self, "items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s",
-                "workers", "queue_bytes", "queue_limit_bytes")
+                "workers", "queue_bytes", "queue_limit_bytes", "process_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.agent.report.beside import shown
 from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.tunable import Policy
 from sluice.agent.tuning import TunedRun, TuningStatus, policy_of
 from sluice.etl.spec.permission import Permission
@@ -23,6 +24,7 @@ from sluice.ingest.machine import Machine, SharedMachine
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
+from sluice.ingest.read.petastorm.options import PetastormOptions, without_spec
 from sluice.ingest.row_order import STREAMS
 from sluice.ingest.stages.batch import Ready
 from sluice.ingest.stages.quarantine import Errors
@@ -45,9 +47,11 @@ class Order:
     """What becomes of rows that fill no batch at an epoch's end: `drop` leaves them out (others each time), `pad` fills
     the batch with rows of weight 0."""
     window_rows: int | None = None
-    """The rows of a stream that are mixed with each other; None: about 260,000. More: better mixed, more memory."""
+    """The rows of a stream that are mixed with each other; None: 32,768. More: better mixed, more memory."""
     streams: int = STREAMS
     """The canonical streams that ranks share: any number of ranks that divides it gets the same global batches."""
+    sample: str | None = None
+    """A column of weights by which rows are drawn, with replacement; an epoch has as many rows as ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,8 @@ class Reading:
     """`petastorm` or `arrow`; None: Petastorm where it is installed, Arrow elsewhere."""
     files: FileOpener | None = field(default=None, repr=False)
     """Opens remote files with other retries, or a cache; it is closed with the loader."""
+    petastorm: PetastormOptions = PetastormOptions()
+    """What Petastorm's Reader is asked for besides: a predicate, a selector of row groups, a schema, a cache."""
 
 
 class Loader(BatchLoader):
@@ -126,8 +132,9 @@ class Loader(BatchLoader):
                               "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()")
         self._form = FORMS[as_]
         self._page = ExitStack()
-        policy = policy_of(tuning if tuning is not None else "auto" if knobs is None else "fixed")
-        table = table_of(source, roles, allow_code, hash, spec)
+        tuning = tuning if tuning is not None else "auto" if knobs is None else "fixed"
+        policy = policy_of(tuning)
+        table = table_of(source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1])
         sharers = _sharers(ranks)
         machine = SharedMachine(sharers) if sharers > 1 else Machine()
         if sharers > 1:
@@ -136,8 +143,9 @@ class Loader(BatchLoader):
         super().__init__(
             table, batch_size=batch_size, split=split, rank=rank, ranks=ranks, seed=seed, epochs=epochs, knobs=knobs,
             shuffle=order.shuffle, streams=order.streams, window_rows=order.window_rows, last=order.last,
-            memory_limit=memory_limit, reader=reading.reader, transforms=transforms, fill=fill, errors=errors,
-            files=reading.files, machine=machine, allow_code=allow_code)
+            sample=order.sample, memory_limit=memory_limit, reader=reading.reader, petastorm=reading.petastorm,
+            transforms=transforms, fill=fill, errors=errors, files=reading.files, machine=machine,
+            allow_code=allow_code)
         try:
             self._page.enter_context(shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr)))
             if knobs is None and policy.name == "fixed":
@@ -146,7 +154,7 @@ class Loader(BatchLoader):
             if run_dir is not None and rank == 0:
                 folder = RunFolder.create(run_dir, {
                     "kind": "load", "data": table.uri, "version": table.version, "tuning": policy.name,
-                    "batch_size": batch_size, "split": split, "ranks": ranks, "seed": seed,
+                    "reader": self.reader, "batch_size": batch_size, "split": split, "ranks": ranks, "seed": seed,
                     "dense": list(self.dense_names), "sparse": list(self.sparse_names), "hash": dict(hash or {}),
                     "transforms": {name: code or "code without a name" for name, code in self._code.items()},
                     "order": asdict(order), "on_error": errors.on_error, "memory_limit": memory_limit,
@@ -155,8 +163,8 @@ class Loader(BatchLoader):
             super().close()
             self._page.close()
             raise
-        self._tuned = TunedRun(self._progress, policy, folder=folder, last=_Ending(self._progress, self.operators,
-                                                                                  self.stored_bytes).events)
+        self._tuned = TunedRun(self._progress, policy_of(tuning, foreknowledge(self)), folder=folder,
+                               last=_Ending(self._progress, self.operators, self.stored_bytes).events)
         weakref.finalize(self, self._tuned.abandon).atexit = False
 
     def __iter__(self) -> Iterator[Any]:

@@ -33,8 +33,8 @@ class OptionalFolder:
 
 OPTIONAL = {
     "local ETL": OptionalFolder(paths=("etl/local", "benchmarks/placement.py"),
-                                tests=("tests/etl/local", "tests/etl/test_estimate.py"),
-                                askers=("etl/engines.py", "etl/estimate.py", "tests/etl/jobs.py")),
+                                tests=("tests/etl/local", "tests/etl/test_estimate.py", "tests/etl/test_first_rows.py"),
+                                askers=("etl/engines.py", "etl/estimate.py", "etl/first_rows.py", "tests/etl/jobs.py")),
     "rivals": OptionalFolder(paths=("benchmarks/rivals",), tests=("tests/benchmarks/rivals",),
                              askers=("agent/policies/__init__.py", "agent/evaluate/simulated.py")),
     "serving": OptionalFolder(paths=("dlrm/serving", "dlrm/serve.py", "dlrm/export.py", "benchmarks/serving.py"),

@@ -1,10 +1,10 @@
-"""Petastorm's own tests, as its wheel brings them, on today's Arrow through
-`sluice.ingest.read.petastorm_compat.compat`.
+"""Petastorm's own tests, as its wheel brings them, on today's Arrow through `tests.petastorm_folders.compat`.
 
     make test-petastorm                                  # all of them, a quarter of an hour
     python -m tests.petastorm_own test_parquet_reader    # some files
 
-The stand-in is copied beside a `sitecustomize` that calls it, so that every process of the tests has it: pytest's, the
+Those of `make_batch_reader` and `make_spark_converter` run a second time, against those of `sluice.petastorm`.
+A `sitecustomize` calls it, so that every process of the tests has it: pytest's, the
 workers of Petastorm's process pool, and Spark's. Failures are told with their reason; one that has no known reason is
 ours until it is explained, and the exit status is 1. A test that fails and then passes alone is told as such.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,8 +32,10 @@ LEFT_OUT = {
     "test_reading_legacy_datasets": "reads pickled datasets of old versions, which are not in the wheel",
     "test_hdfs_namenode": "tests a client over Arrow's old HDFS driver, which is gone; no reader is in it",
 }
+THROUGH_OURS = ("test_parquet_reader", "test_spark_dataset_converter")
 # What a failure's text holds, and whose it is.
 REASONS = (
+    (r"has no meaning here", "sluice.petastorm refuses the option by its name"),
     (r"pandas objects and dtype-less sequences", "pandas 3: a Series and a list are not combined any more"),
     (r"No module named '(s3fs|gcsfs)'", "needs s3fs and gcsfs, which are not installed"),
     (r"No module named 'torchvision'", "needs torchvision, which is not installed"),
@@ -45,7 +46,7 @@ REASONS = (
 # Names that only the tests themselves use, and that Python and pandas have removed.
 _SITECUSTOMIZE = """\
 import inspect, sys
-from petastorm_compat import compat
+from tests.petastorm_folders import compat
 
 compat(trust=True)
 inspect.getargspec = inspect.getfullargspec
@@ -53,6 +54,14 @@ if any("pytest" in word for word in sys.orig_argv):
     import pandas.testing
     import pandas.util
     sys.modules["pandas.util.testing"] = pandas.util.testing = pandas.testing
+"""
+# Petastorm's doors lead to ours.
+_OURS = """\
+    import petastorm.reader
+    import sluice.petastorm as ours
+    petastorm.make_batch_reader = petastorm.reader.make_batch_reader = ours.make_batch_reader
+    import petastorm.spark
+    petastorm.spark.make_spark_converter = ours.make_spark_converter
 """
 # Petastorm's conftest speaks to a plugin for log files, which is not wanted here.
 _HOOKS = """\
@@ -64,7 +73,7 @@ class Hooks:
 def pytest_addhooks(pluginmanager):
     pluginmanager.add_hookspecs(Hooks)
 """
-STAND_IN = Path(__file__).resolve().parents[1] / "ingest" / "read" / "petastorm_compat.py"
+ROOT = Path(__file__).resolve().parents[1]
 PER_TEST_S = 240
 
 
@@ -101,14 +110,13 @@ def results_of(report: Path, file: str) -> list[Result]:
 class Suite:
     """Runs files of Petastorm's tests in processes of their own; datasets made by Spark are kept from file to file."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, *, through_ours: bool = False):
+        self._folder, self.prefix = folder, "sluice.petastorm/" if through_ours else ""
         spec = find_spec("petastorm")
         if spec is None or not spec.submodule_search_locations:
             raise UsageError("Petastorm is not installed")
         self.package = Path(spec.submodule_search_locations[0])
-        shutil.copy(STAND_IN, folder)
-        (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE)
+        (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE + (_OURS if through_ours else ""))
         (folder / "petastorm_hooks.py").write_text(_HOOKS)
         (folder / "pytest.ini").write_text("[pytest]\n")
 
@@ -118,7 +126,7 @@ class Suite:
 
     def run(self, file: Path, only: Sequence[str] = ()) -> list[Result]:
         """All tests of a file, or those named."""
-        report = self._folder / "report.xml"
+        report, name = self._folder / "report.xml", self.prefix + file.stem
         report.unlink(missing_ok=True)
         which = [f"{file}::{name}" for name in only] or [str(file)]
         cached = ["-Y"] if file.parent == self.package / "tests" else []  # an option of the conftest there
@@ -127,11 +135,11 @@ class Suite:
              "-o", f"cache_dir={self._folder / 'cache'}", "--basetemp", self._folder / f"tmp-{file.stem}-{len(only)}",
              "-p", "petastorm_hooks", "--timeout", str(PER_TEST_S), "--junitxml", report, *which, *cached],
             capture_output=True, text=True, check=False, cwd=self._folder,
-            env={**os.environ, "PYTHONPATH": str(self._folder), "PYSPARK_PYTHON": sys.executable,
+            env={**os.environ, "PYTHONPATH": f"{self._folder}:{ROOT}", "PYSPARK_PYTHON": sys.executable,
                  "SPARK_LOCAL_IP": "127.0.0.1", "TF_CPP_MIN_LOG_LEVEL": "3"})
         if not report.exists():
-            return [Result(file.stem, "(the whole file)", "failed", (ended.stdout + ended.stderr)[-4000:])]
-        return results_of(report, file.stem)
+            return [Result(name, "(the whole file)", "failed", (ended.stdout + ended.stderr)[-4000:])]
+        return results_of(report, name)
 
     def run_twice(self, file: Path) -> tuple[list[Result], list[str]]:
         """Results, and the names of tests that failed among the others and passed alone."""
@@ -149,22 +157,23 @@ def main(argv: list[str]) -> dict[str, Any]:
     every: list[Result] = []
     alone: list[str] = []
     left_out: dict[str, str] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
         suite = Suite(Path(folder))
         known = [f.stem for f in suite.files]
         if unknown := sorted(set(wanted) - set(known)):
             raise UsageError(f"no test file of Petastorm is called {unknown[0]!r}: {', '.join(known)}")
-        for file in suite.files:
-            if wanted and file.stem not in wanted:
-                continue
+        there = [file for file in suite.files if not wanted or file.stem in wanted]
+        ours = Suite(Path(other), through_ours=True)
+        for one, file in [*((suite, file) for file in there),
+                          *((ours, file) for file in there if file.stem in THROUGH_OURS)]:
             if file.stem in LEFT_OUT:
                 left_out[file.stem] = LEFT_OUT[file.stem]
                 say(f"{file.stem:34} left out: {LEFT_OUT[file.stem]}")
                 continue
-            results, repeated = suite.run_twice(file)
+            results, repeated = one.run_twice(file)
             every, alone = every + results, alone + repeated
             count = Counter(r.outcome for r in results)
-            say(f"{file.stem:34} {count['passed']:4} of {len(results) - count['skipped']:4} passed"
+            say(f"{one.prefix + file.stem:48} {count['passed']:4} of {len(results) - count['skipped']:4} passed"
                 + (f", {count['skipped']} skipped" if count["skipped"] else "")
                 + (f", {len(repeated)} of them only alone" if repeated else ""))
     failed = [r for r in every if r.outcome == "failed"]

@@ -40,7 +40,8 @@ FOR_PROGRAMS = {"sluice.etl.common.program"}
 LIGHT = ("sluice", "sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.ops", "sluice.etl.schema",
          "sluice.ingest.knobs", "sluice.ingest.stats", "sluice.ingest.stage_spec", "sluice.ingest.row_order",
          "sluice.ingest.machine",
-         "sluice.agent.tunable", "sluice.agent.controller", "sluice.agent.policies")
+         "sluice.agent.tunable", "sluice.agent.controller", "sluice.agent.policies",
+         "sluice.agent.policies.opening.contract")
 HEAVY = ("pyspark", "torch", "petastorm", "torchrec", "pandas")
 
 
@@ -245,7 +246,7 @@ def test_what_the_agent_shares_is_standard_library_and_numpy():
 def test_only_the_reader_imports_petastorm():
     known = modules()
     users = {n for n, p in known.items() if any(i.split(".")[0] == "petastorm" for i in imports(p, known))}
-    assert users <= {"sluice.ingest.read.reader", "sluice.ingest.read.petastorm_compat"}, users
+    assert users <= {f"sluice.ingest.read.petastorm.{name}" for name in ("compat", "options", "source")}, users
 
 
 def test_only_the_spark_folder_imports_spark():

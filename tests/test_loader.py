@@ -184,6 +184,33 @@ class TestEnds:
         assert end["rows"] == 160
         assert (tmp_path / "run" / "report.html").exists()
 
+    def test_a_fork_ends_although_a_thread_held_a_lock_and_harms_nobody(self, clicks, repo):
+        """The locks of a thread that is not in the fork are held there for ever; worker processes are the other's."""
+        code = ("import os, sys, threading\nfrom sluice import Knobs, Loader\n"
+                "from sluice.ingest.loader import LoaderError\n"
+                "loader = Loader(sys.argv[1], batch_size=80, epochs=10**6,\n"
+                "                roles='label=clicked;dense=price;sparse=item',\n"
+                "                transforms=['sluice.dlrm.squash:squash'],\n"
+                "                knobs=Knobs(backend={'squash': 'process'}))\n"
+                "batches = iter(loader)\nnext(batches)\n"
+                "held, over, workers = threading.Event(), threading.Event(), loader.worker_pids\n"
+                "def hold():\n    with loader._pipeline._turning:\n        held.set()\n        over.wait()\n"
+                "thread = threading.Thread(target=hold)\nthread.start()\nheld.wait()\n"
+                "child = os.fork()\n"
+                "if not child:\n"
+                "    try:\n        next(batches)\n        next(iter(loader))\n"
+                "    except LoaderError as error:\n        print(error, flush=True)\n"
+                "    loader.close()\n    sys.exit(0)\n"
+                "assert os.waitpid(child, 0)[1] == 0\nover.set()\nthread.join()\n"
+                "assert workers and loader.worker_pids == workers\n"
+                "print(sum(1 for _ in batches))\nassert not loader.worker_restarts\nloader.close()\n")
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code, clicks], cwd=repo, text=True,
+                              capture_output=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        said, rest = done.stdout.splitlines()
+        assert "made before the process was forked" in said
+        assert int(rest) == 24
+
 
 class TestRanks:
     def test_ranks_of_a_host_share_its_cores_and_memory(self, clicks, monkeypatch):

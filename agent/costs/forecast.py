@@ -13,7 +13,7 @@ from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
-from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.knobs import MAX_WORKERS, Knobs, Limits
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 
 _MIB = 2**20
@@ -40,6 +40,10 @@ class Forecast:
     base_bytes: float
     """Memory that neither a worker nor a buffer accounts for: windows being shuffled, the trainer, libraries."""
     memory_limit: int
+    processes: Mapping[str, int]
+    """The workers on processes now, by stage."""
+    free_bytes: float
+    """Memory that nobody uses now."""
     slow: float = 1.0
     """How many times slower a core is than a free one, as other programs use it too."""
     buffers: float = 1.0
@@ -53,7 +57,9 @@ class Forecast:
         pressure = Contention.of(rates, settings)
         empty = cls(knobs=knobs, limits=limits, services=_joined(known, knobs, limits), each=known, demand=demand,
                     base_bytes=0.0, memory_limit=rates.memory_limit, slow=pressure.slow, cores=rates.cpu_quota,
-                    stage_cores=pressure.cores, other_cpu_s=other_cpu_s, settings=settings)
+                    processes={n: count for n, count in knobs.workers.items() if knobs.backend.get(n) == "process"},
+                    free_bytes=max(0.0, rates.memory_limit - rates.memory_used), stage_cores=pressure.cores,
+                    other_cpu_s=other_cpu_s, settings=settings)
         # A worker at work holds an item; a process holds its libraries, at work or not.
         in_hand = sum(min(rates.stages[n].busy, knobs.workers[n]) * empty._item_bytes(n)
                       + knobs.workers[n] * empty._process_bytes(n) for n in empty.services if n in rates.stages)
@@ -116,6 +122,7 @@ class Forecast:
         requests = []
         for name, service in self.services.items():
             least, most = ranges[name]
+            most = max(least, min(most, self._most_on_processes(name)))
             current = self.knobs.workers[name]
             if not fewest and least < current <= most and self.capacity(name, current) >= self.capacity(name, least):
                 least = current
@@ -205,9 +212,19 @@ class Forecast:
         return self.settings.in_hand * self.services[name].item_bytes
 
     def _process_bytes(self, name: str) -> float:
-        """The bytes of a worker's processes: it has one for each stage whose work it does."""
-        stages = sum(self.limits.head(self.knobs, n) == name for n in self.each)
-        return stages * WORKER_PROCESS_BYTES if self.knobs.backend.get(name) == "process" else 0
+        """The bytes of a worker's processes: it has one for each stage whose work it does. Of one that was not measured
+        only the least is known, and the planner starts no second one before it is."""
+        return sum(service.process_bytes or WORKER_PROCESS_BYTES for n, service in self.each.items()
+                   if self.limits.head(self.knobs, n) == name) if self.knobs.backend.get(name) == "process" else 0.0
+
+    def _most_on_processes(self, name: str) -> int:
+        """The most workers that a stage may have at once, if they are processes: new ones of all stages take no more
+        than their share of the memory that is free."""
+        each = self._process_bytes(name)
+        if not each:
+            return MAX_WORKERS
+        share = self.settings.process_share / sum(self.knobs.backend.get(n) == "process" for n in self.services)
+        return self.processes.get(name, 0) + max(1, int(share * self.free_bytes / each))
 
     def _worker_bytes(self, name: str) -> float:
         return self._item_bytes(name) + self._process_bytes(name)

@@ -58,8 +58,12 @@ class StageCost:
     """Bytes of an item, from the larger ones seen: what a worker holds while it works."""
     item_rows: float = 0.0
     """Rows of an item lately."""
+    process_bytes: int = 0
+    """Memory of a worker's process, as measured; 0: none has worked yet."""
     drifts: int = 0
     """How many times the workload was seen to change."""
+    trends: int = 0
+    """How many times as much as that came about little by little."""
     residual: float = 0.0
     """How far expected costs lately were off from observed ones, as a share. Only settings not seen before count."""
     age: int = 0
@@ -70,16 +74,22 @@ class StageCost:
     settings: PlannerSettings = DEFAULT
     _anchor: StageStats | None = None  # counters where the present observation began
     _surprise: float = 0.0  # added up; above 0 for a dearer row, below for a cheaper
+    _settled: tuple[int, Point] | None = None  # the present point when the others were last moved along with it
+    _moved: float = 0.0  # how far they were moved since this was last called a trend, as a logarithm
 
-    def observe(self, latest: StageStats, saturated: bool) -> StageCost:
+    def observe(self, latest: StageStats, saturated: bool, starting: bool = False) -> StageCost:
         """Learns from one more snapshot of the stage. `saturated` says that no core was free: where waits for a core
-        are not counted, part of what looks like useful time was such a wait."""
+        are not counted, part of what looks like useful time was such a wait. While processes are `starting` somewhere,
+        stages are starved or blocked, and what they cost then says little."""
+        if latest.process_bytes > self.process_bytes:
+            return replace(self, process_bytes=latest.process_bytes).observe(latest, saturated, starting)
         earlier = self._anchor
         if latest.backend != self.backend:
             left = {**self.elsewhere, self.backend: self.points} if self.points else self.elsewhere
             return replace(self, backend=latest.backend, points=left.get(latest.backend, {}), _anchor=latest,
-                           _surprise=0.0, elsewhere={b: points for b, points in left.items() if b != latest.backend})
-        if earlier is None or earlier.workers != latest.workers or latest.items < earlier.items:
+                           _surprise=0.0, _settled=None,
+                           elsewhere={b: points for b, points in left.items() if b != latest.backend})
+        if starting or earlier is None or earlier.workers != latest.workers or latest.items < earlier.items:
             return replace(self, _anchor=latest)  # work begun before a resize belongs to neither setting
         items, rows = latest.items - earlier.items, latest.rows - earlier.rows
         core_wait_s, cpu_s = latest.core_wait_s - earlier.core_wait_s, latest.cpu_s - earlier.cpu_s
@@ -91,36 +101,56 @@ class StageCost:
         busy_s, cpu_s = busy_s / rows, cpu_s / rows
         if saturated and not core_wait_s and self.points:
             busy_s = min(busy_s, max(cpu_s + self._nearest(latest.workers).wait_s, cpu_s))
-        return seen._learn(latest.workers, busy_s, cpu_s, self._surprise)
+        return seen._learn(latest.workers, Point(busy_s=busy_s, cpu_s=cpu_s), self._surprise)
 
-    def _learn(self, workers: int, busy_s: float, cpu_s: float, surprise: float) -> StageCost:
+    def _learn(self, workers: int, found: Point, surprise: float) -> StageCost:
+        busy_s, cpu_s = found.busy_s, found.cpu_s
         known = self.points.get(workers)
         ratio = busy_s / self.busy_s(workers) if self.points else 1.0
         residual = self.residual + self.settings.learning * (min(abs(ratio - 1), 1.0) - self.residual)
-        if known is None:
-            return replace(self, residual=residual,
-                           points={**self.points, workers: Point(busy_s=busy_s, cpu_s=cpu_s)})
+        if known is None or not known.seen:
+            return replace(self, residual=residual, points={**self.points, workers: found})
         if 1 / self.settings.drift < ratio < self.settings.drift:
             nearer = known.towards(busy_s, cpu_s, self.settings.learning)
-            return replace(self, residual=residual, points={**self.points, workers: nearer})
+            return replace(self, residual=residual, points={**self.points, workers: nearer})._along(workers, known)
         step = math.copysign(min(abs(math.log(ratio)), self.settings.clip) - self.settings.slack, ratio - 1)
         surprise = step if surprise * step < 0 else surprise + step
         if abs(surprise) < self.settings.alarm:
             return replace(self, residual=residual, _surprise=surprise)
         # The curve keeps its shape, as the contention that bent it is still there.
         cpu_ratio = cpu_s / known.cpu_s if known.cpu_s > 0 else 1.0
-        return replace(self, drifts=self.drifts + 1, residual=residual, elsewhere={},
+        return replace(self, drifts=self.drifts + 1, residual=residual, elsewhere={}, _settled=None,
                        points={n: point.scaled(ratio, cpu_ratio) for n, point in self.points.items()})
+
+    def _along(self, workers: int, known: Point) -> StageCost:
+        """Moves the whole curve along with its present point once that has drifted far, as the others were seen
+        earlier. `known` is the point before the latest observation."""
+        now, (count, then) = self.points[workers], self._settled or (0, known)
+        if known.seen < self.settings.settled:
+            return self
+        if count != workers:
+            return replace(self, _settled=(workers, known))._along(workers, known)
+        busy, cpu = now.busy_s / then.busy_s, now.cpu_s / then.cpu_s if then.cpu_s > 0 else 1.0
+        by_chance = math.sqrt(self.settings.learning * now.variance)
+        if abs(math.log(busy)) < self.settings.trend + by_chance:
+            return self
+        points = {n: replace(p, busy_s=p.busy_s * busy, cpu_s=p.cpu_s * cpu) for n, p in self.points.items()}
+        moved = self._moved + math.log(busy)
+        trend = abs(moved) >= math.log(self.settings.drift)
+        return replace(self, points={**points, workers: now}, _settled=(workers, now), trends=self.trends + trend,
+                       _moved=0.0 if trend else moved)
 
     def to_dict(self) -> dict[str, Any]:
         """What was learned, for JSON, without the unfinished observation."""
         return {"backend": self.backend, "item_bytes": self.item_bytes, "residual": self.residual,
-                "points": _plain(self.points), "elsewhere": {b: _plain(points) for b, points in self.elsewhere.items()}}
+                "process_bytes": self.process_bytes, "points": _plain(self.points),
+                "elsewhere": {b: _plain(points) for b, points in self.elsewhere.items()}}
 
     @classmethod
     def from_dict(cls, name: str, values: Mapping[str, Any], settings: PlannerSettings = DEFAULT) -> StageCost:
         return cls(name=name, settings=settings, backend=values["backend"], item_bytes=values["item_bytes"],
                    residual=values["residual"], points=_points(values["points"]),
+                   process_bytes=values.get("process_bytes", 0),  # not measured by runs before it was
                    elsewhere={b: _points(points) for b, points in values["elsewhere"].items()})
 
     def on(self, backend: str) -> StageCost:
@@ -129,6 +159,11 @@ class StageCost:
         least = min(self.points)
         points = self.elsewhere.get(backend) or {least: self.points[least]}
         return replace(self, backend=backend, points=points)
+
+    @property
+    def anywhere(self) -> StageCost:
+        """The stage as far as anything is known of it: on another back end, if it was not seen on this one yet."""
+        return self if self.points else replace(self, points=next(iter(self.elsewhere.values()), {}))
 
     def joined(self, other: StageCost) -> StageCost:
         """Two stages as one, whose workers do the work of both."""
@@ -142,6 +177,12 @@ class StageCost:
         most = self.settings.relieved * self.points[min(self.points)].busy_s
         return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= most})
 
+    def known_well(self, workers: int) -> StageCost:
+        """The stage without what was tried for a moment only, perhaps while costs were changing already. The present
+        setting and the smallest are kept."""
+        return replace(self, points={n: p for n, p in self.points.items()
+                                     if n in (workers, min(self.points)) or p.seen > self.settings.patience})
+
     def stale(self) -> StageCost:
         """The same model, but the next observation at a setting replaces all earlier ones."""
         return replace(self, points={n: replace(p, seen=0) for n, p in self.points.items()})
@@ -154,8 +195,16 @@ class StageCost:
     @property
     def locked(self) -> bool:
         """Whether the workers wait for each other: more of them made a row dearer, and the added time is waiting."""
+        return self._waits_more(self.settings.locked)
+
+    @property
+    def hindered(self) -> bool:
+        """Whether the workers may wait for each other: a row is dearer than with fewest, but not by much."""
+        return self._waits_more(self.settings.relieved)
+
+    def _waits_more(self, times: float) -> bool:
         least = self.points[min(self.points)]
-        return any(p.busy_s >= self.settings.locked * least.busy_s
+        return any(p.busy_s >= times * least.busy_s
                    and p.wait_s - least.wait_s >= self.settings.mostly * (p.busy_s - least.busy_s)
                    for p in self.points.values())
 
@@ -215,7 +264,9 @@ class StageCost:
         Between two settings costs grow evenly by ratio, or with a kink that may be larger the further they are
         apart. Fewer workers than ever seen are `worth` a try where workers may be in each other's way."""
         seen = sorted(self.points)
-        best = max(seen, key=self.capacity)
+        top = max(map(self.capacity, seen))  # of several as good as each other the largest: not whichever chance says
+        good = [n for n in seen if self.capacity(n) >= self.settings.flat * top]
+        lean, best = good[0], good[-1]
         at = seen.index(best)
         hopes: dict[int, float] = {}
         for few, many in itertools.pairwise(seen[:at + 2]):
@@ -227,11 +278,25 @@ class StageCost:
             count = between(least - 1, many)
             while count > least and self._kinked(few, many, count) < worth * self.capacity(best):
                 count = between(least - 1, count)
-            if count < many:
-                hopes[count] = min(self.unbent(count).capacity(count), self._kinked(few, many, count))
-        if at == 0 and best > 1 and (self.waiting(best) > self.settings.mostly or best > cores):
-            hopes[best // 2] = worth**2 * self.capacity(best)
+            if count >= many:
+                continue
+            hopes[count] = min(self.unbent(count).capacity(count), self._kinked(few, many, count))
+            if hopes[count] < worth * self.capacity(best) and self._breaks(seen, few, many):
+                del hopes[count]
+                count = max(least, between(few, many))
+                hopes[count] = self.unbent(few).capacity(count)
+        if lean == seen[0] > 1 and (self.waiting(lean) > self.settings.mostly or lean > cores):
+            hopes[lean // 2] = worth**2 * self.capacity(lean)
         return hopes
+
+    def _breaks(self, seen: list[int], few: int, many: int) -> bool:
+        """Whether costs between two settings rise so much more steeply than below them that this is no bend: somewhere
+        between there is an edge, up to which more workers bring more."""
+        def slope(low: int, high: int) -> float:
+            return math.log(self.busy_s(high) / self.busy_s(low)) / math.log(high / low)
+
+        below = [n for n in seen if n < few]
+        return slope(few, many) - (max(0.0, slope(below[-1], few)) if below else 0.0) >= self.settings.edge
 
     def _kinked(self, few: int, many: int, workers: int) -> float:
         """The capacity between two settings if costs grow evenly by ratio, except for a kink."""

@@ -2,15 +2,15 @@
 
 No split has a family of pipelines in common with another: families share a pipeline's costs out over its stages in
 different ways. What makes pipelines hard (processes heavy and light, cliffs, neighbours, bursts, drift, bandwidth,
-stores that throttle) is in all splits, over the same ranges, but no two splits ever draw the same value: a range is cut
-into cells, and each split has a third of every cell for itself.
+stores that throttle, trainers on the same cores) is in all splits, over the same ranges, but no two splits ever draw
+the same value: a range is cut into cells, and each split has a third of every cell for itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,14 @@ def _far_store(draw: Draw, count: int) -> _Stages:
     return [{"cost": count * draw.between(0.3, 10), "cpu": draw.between(0.02, 0.4)}, *_even(draw, count - 1)]
 
 
+def _thin(draw: Draw, count: int) -> _Stages:
+    """Most stages only hand on what a few others work out."""
+    stages = [{"cost": draw.between(1e-4, 1e-1)} for _ in range(count)]
+    for _ in range(1 + count // 3):
+        stages[draw.one_of(count)]["cost"] = draw.between(0.5, 2)
+    return stages
+
+
 def _dirichlet(draw: Draw, count: int) -> _Stages:
     return [{"cost": float(share) + 1e-3} for share in draw.random.dirichlet(np.full(count, 0.6))]
 
@@ -85,7 +93,7 @@ def _two_stores(draw: Draw, count: int) -> _Stages:
 
 
 FAMILIES: dict[str, dict[str, Callable[[Draw, int], _Stages]]] = {
-    "training": {"even": _even, "one heavy": _one_heavy, "far store": _far_store},
+    "training": {"even": _even, "one heavy": _one_heavy, "far store": _far_store, "thin": _thin},
     "held out": {"dirichlet": _dirichlet, "python within": _python_within},
     "hidden": {"rising": _rising, "two stores": _two_stores}}
 
@@ -97,6 +105,7 @@ class _Parts:
     stages: list[SimStage]
     machine: SimMachine
     bound: float
+    consumer: dict[str, float] = field(default_factory=dict)
 
     def alter(self, i: int, **changes: Any) -> None:
         self.stages[i] = dataclasses.replace(self.stages[i], **changes)
@@ -154,9 +163,34 @@ def _throttled_store(draw: Draw, parts: _Parts) -> None:
     parts.alter(0, cap_rows_per_s=rows_per_s, credit_rows=rows_per_s * draw.between(0.5, 40))
 
 
+def _trainer_on_cores(draw: Draw, parts: _Parts) -> None:
+    """The trainer computes on the same cores, and is slowed by threads that crowd them."""
+    parts.consumer = {"cpu": draw.between(0.1, 1), "cores": parts.machine.cores * draw.between(0.05, 0.6),
+                      "interference": draw.between(0.02, 0.5)}
+
+
+def _second_threads(draw: Draw, parts: _Parts) -> None:
+    parts.machine = dataclasses.replace(parts.machine, smt=draw.between(0.15, 0.7))
+
+
 MECHANISMS = {"processes": _processes, "cliff": _cliff, "strict neighbour": _strict_neighbour,
               "fair neighbour": _fair_neighbour, "bursts": _bursts, "drift": _drift, "tails": _tails,
-              "crowding": _crowding, "bandwidth": _bandwidth, "throttled store": _throttled_store}
+              "crowding": _crowding, "bandwidth": _bandwidth, "throttled store": _throttled_store,
+              "trainer on the cores": _trainer_on_cores, "second threads": _second_threads}
+
+
+def _stage(draw: Draw, shape: dict[str, Any], i: int, *, count: int, rows: int, width: float,
+           seconds: float) -> SimStage:
+    """A stage of that shape, with as many workers as stages of real pipelines may have: a reader many, from the start
+    on; whoever only hands batches over one."""
+    cost, workers, a_core, for_each_core = shape["cost"], 8 * 2 ** draw.one_of(2), 2 ** draw.one_of(3), False
+    if i == 0 and draw.chance(0.5):
+        workers, a_core, for_each_core = 64, 8, True
+    elif i == count - 1 and draw.chance(0.4):
+        workers, a_core, cost = 1, 0, cost * draw.between(1e-3, 0.1)
+    return SimStage(name=f"stage{i}", cost_s=max(1e-5, rows * seconds * cost), rows_per_item=rows, bytes_per_row=width,
+                    item_bytes=rows * width * draw.between(0.8, 3), cpu=shape.get("cpu", 1.0),
+                    lock=shape.get("lock", 0.0), workers=workers, workers_a_core=a_core, for_each_core=for_each_core)
 
 
 def pipeline(split: str, number: int) -> Scenario:
@@ -168,10 +202,10 @@ def pipeline(split: str, number: int) -> Scenario:
     family = list(FAMILIES[split])[number % len(FAMILIES[split])]
     cores, rows = round(draw.between(2, 128)), int(2 ** draw.random.integers(10, 16))
     shape = FAMILIES[split][family](draw, 2 + draw.one_of(8))
-    width, seconds = draw.between(20, 1000), draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape)
-    parts = _Parts([SimStage(name=f"stage{i}", cost_s=max(1e-5, rows * seconds * stage["cost"]), rows_per_item=rows,
-                             bytes_per_row=width, item_bytes=rows * width * draw.between(0.8, 3),
-                             cpu=stage.get("cpu", 1.0), lock=stage.get("lock", 0.0)) for i, stage in enumerate(shape)],
+    width, seconds = draw.between(20, 4000), draw.between(3e-6, 1e-4) / sum(stage["cost"] for stage in shape)
+    groups = rows * 2 ** draw.one_of(5)
+    parts = _Parts([_stage(draw, stage, i, count=len(shape), rows=rows if i else groups, width=width, seconds=seconds)
+                    for i, stage in enumerate(shape)],
                    SimMachine(cores=cores, switch_cost=draw.between(0.01, 0.15)), 0.0)
     parts.bound = cores / sum(s.cost_s * s.cpu / s.rows_per_item for s in parts.stages)
     chosen = sorted(draw.random.choice(len(MECHANISMS), size=1 + draw.one_of(4), replace=False))
@@ -182,11 +216,14 @@ def pipeline(split: str, number: int) -> Scenario:
         MECHANISMS[name](draw, parts)
     batch = int(2 ** draw.random.integers(11, 15))
     takes_all = draw.chance(0.4)
-    consumer = Consumer(batch_rows=batch, step_s=0.0 if takes_all else batch / (parts.bound * draw.between(0.3, 1.3)))
+    takes_all = takes_all and not parts.consumer
+    consumer = Consumer(batch_rows=batch, step_s=0.0 if takes_all else batch / (parts.bound * draw.between(0.3, 1.3)),
+                        **parts.consumer)
     held = sum(s.held_bytes + s.rows_per_item * s.bytes_per_row * s.buffer_items for s in parts.stages)
     process = max(s.process_bytes * (len(s.backends) > 1) for s in parts.stages)
     at_work = max(s.held_bytes for s in parts.stages) + process
     memory = 1.5 * (held + batch * width) + 768 * MIB + cores * at_work * draw.between(0.3, 4)
+    memory *= draw.between(2, 100) if draw.chance(0.3) else 1.0
     return Scenario(name=f"{split} {number}", about=", ".join([family, *names]), family=split, seconds=_SECONDS,
                     machine=dataclasses.replace(parts.machine, memory_limit=memory), stages=tuple(parts.stages),
                     consumer=consumer)

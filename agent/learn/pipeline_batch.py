@@ -12,7 +12,7 @@ first one belong to no stage.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,11 +39,15 @@ class PipelineBatch:
     """The pipelines of some scenarios, whose counters are those of a `Snapshot`, as arrays. One seed gives one
     course."""
 
-    def __init__(self, scenarios: Sequence[Scenario], *, seed: int = 0, governor: bool = True) -> None:
+    def __init__(self, scenarios: Sequence[Scenario], *, seed: int = 0, governor: bool = True, alike: int = 1) -> None:
+        """Of the scenarios, so many neighbours each time meet the same chance, whatever their knobs: they show what
+        another setting would have brought."""
         fused = [s.name for s in scenarios if s.first_knobs.fused]
         if fused or not scenarios:
             raise ValueError(f"{', '.join(fused) or 'no scenario'}: a batch has pipelines whose stages are not fused")
-        self.scenarios, self._governor = tuple(scenarios), governor
+        if len(scenarios) % alike:
+            raise ValueError(f"alike: {len(scenarios)} scenarios are not groups of {alike}")
+        self.scenarios, self._governor, self._alike = tuple(scenarios), governor, alike
         self._random = np.random.default_rng(seed)
         rows, count = max(len(s.stages) for s in scenarios), len(scenarios)
         self._shape = (rows, count)
@@ -77,6 +81,18 @@ class PipelineBatch:
         self.ready = self.knobs.workers.copy()
         self.memory = self._memory_wanted()
         self.peak = self.memory.copy()
+
+    @property
+    def cores(self) -> np.ndarray:
+        return self._machine["cores"]
+
+    @property
+    def memory_limit(self) -> np.ndarray:
+        return self._machine["memory_limit"]
+
+    @property
+    def rows_per_item(self) -> np.ndarray:
+        return self._stage["rows_per_item"]
 
     def knobs_of(self, each: Sequence[Knobs]) -> BatchKnobs:
         """The knobs of all pipelines from those of each."""
@@ -122,7 +138,7 @@ class PipelineBatch:
     def snapshot(self, b: int) -> Snapshot:
         """What the controller would see of one pipeline."""
         truth, rows = self._truth.truths[b], self._shape[0]
-        limits = self._queue_limits()
+        limits = self.queue_limits()
         first = rows - len(truth.stages)
         stages = tuple(StageStats(
             name=stage.name, items=int(self.done[i, b] / stage.rows_per_item), rows=int(self.done[i, b]),
@@ -141,7 +157,12 @@ class PipelineBatch:
             cpu_used_s=float(self.used_s[b]), held_back=int(self.held_back[b]))
 
     def _drawn(self, mean: np.ndarray) -> np.ndarray:
-        return mean * self._random.standard_exponential(self._shape)
+        return np.asarray(mean * self._chance_of(self._random.standard_exponential))
+
+    def _chance_of(self, draw: Callable[[tuple[int, ...]], np.ndarray], *times: int) -> np.ndarray:
+        """What is drawn for each stage, the same for pipelines that are alike."""
+        rows, count = self._shape
+        return np.repeat(draw((*times, rows, count // self._alike)), self._alike, axis=-1)
 
     def _leave(self, some: np.ndarray) -> None:
         """Drops the workers of some stages that have not started yet."""
@@ -149,7 +170,7 @@ class PipelineBatch:
             self._joining[:, some] = 0.0
             self._coming[some] = 0.0
 
-    def _queue_limits(self) -> np.ndarray:
+    def queue_limits(self) -> np.ndarray:
         """How many rows may wait behind each stage. A queue takes at least one item of either neighbour."""
         rows, first = self._stage["rows_per_item"], self._truth.first
         limits = self._stage["buffer_items"] * rows
@@ -200,7 +221,7 @@ class PipelineBatch:
         self._coming -= joining
         joining[:] = 0.0
         self._step += 1
-        limits = self._queue_limits()
+        limits = self.queue_limits()
         admitted, room = self._governed(limits)
         self.held_back += ((self.ready - admitted) * self.real).sum(axis=0) * CHUNK_S * ~self.killed
         limits = np.where(room < 1, np.where(self.real, np.maximum(1.0, limits * room), 0.0), limits)
@@ -213,7 +234,7 @@ class PipelineBatch:
 
     def _chance(self) -> tuple[np.ndarray, np.ndarray]:
         """The factors on each stage's cost, and those on its waiting, that bursts, tails and drift draw now."""
-        stage, normal = self._stage, self._random.standard_normal((2, *self._shape))
+        stage, normal = self._stage, self._chance_of(self._random.standard_normal, 2)
         self._walk += stage["drift"] * math.sqrt(CHUNK_S) * normal[0]
         finished = np.maximum(1.0, self.ready * CHUNK_S / np.maximum(1e-9, stage["cost_s"]))
         spread = np.sqrt(np.log1p(stage["tail"] ** 2 / finished))
@@ -240,7 +261,7 @@ class PipelineBatch:
         useful = useful - np.minimum(items * calm, 0.5 * useful)  # fewer at work disturb each other less
         used = np.minimum(items * flow.cpu_per_item, useful)
         waited = np.minimum(used * (flow.slow - 1), useful - used)
-        noise = np.maximum(0.5, 1 + self._machine["timer_noise"] * self._random.standard_normal((2, *self._shape)))
+        noise = np.maximum(0.5, 1 + self._machine["timer_noise"] * self._chance_of(self._random.standard_normal, 2))
         self.busy_s += useful * noise[0]
         self.cpu_s += used * noise[1]
         self.core_wait_s += waited * noise[1]

@@ -6,17 +6,33 @@ The product has five. Tuners that others have published, to be compared with, ar
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 
+from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.fixed import Fixed
 from sluice.agent.policies.intune import InTune
+from sluice.agent.policies.opening.contract import Foreknowledge, Opener
 from sluice.agent.policies.planner.planner import Planner
 from sluice.agent.policies.shadow import Shadow
 from sluice.agent.tunable import Policy
 from sluice.ingest.knobs import KnobError, nearest
 
+_OPENER = "sluice.agent.policies.opening.policy"
+
+
+def auto(known: Foreknowledge | None = None) -> Policy:
+    """The learned opening with the planner behind it; the planner alone where no opening's weights came with the
+    package. `known` is what is known of the pipeline before its first row."""
+    opener: Opener | None = None
+    if importlib.util.find_spec(_OPENER) is not None:
+        opener = importlib.import_module(_OPENER).OpeningPolicy.shipped()
+    return Planner(name="auto") if opener is None else Auto(opener, known=known)
+
+
 PRODUCT: dict[str, Callable[[], Policy]] = {
-    "auto": lambda: Planner(name="auto"), "planner": Planner, "shadow": Shadow, "fixed": Fixed, "intune": InTune}
+    "auto": auto, "planner": Planner, "shadow": Shadow, "fixed": Fixed, "intune": InTune}
 MODES = ("auto", "planner", "shadow", "fixed")
 """Those that training, and anyone's loop, may be tuned by."""
 RIVALS = ("autotune", "autotune-adaptive", "bayes", "cachew", "cores", "ds2", "even", "hill", "offline-grid", "plumber",
@@ -39,10 +55,10 @@ def names() -> list[str]:
     return [*PRODUCT, *sorted(_registered)]
 
 
-def make(name: str) -> Policy:
-    """The policy of that name."""
+def make(name: str, known: Foreknowledge | None = None) -> Policy:
+    """The policy of that name, for a pipeline of which so much is known before its first row."""
     if name in PRODUCT:
-        return PRODUCT[name]()
+        return auto(known) if name == "auto" else PRODUCT[name]()
     if not find_rivals() and name in RIVALS:
         raise KnobError(f"the policy {name!r} is not part of the installed package: it lies in benchmarks/rivals of "
                         f"the repository, as do {', '.join(rival for rival in RIVALS if rival != name)}")

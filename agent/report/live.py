@@ -48,7 +48,7 @@ class LiveRun:
         self._not_before = 0.0
 
     def stamp(self) -> tuple[int, ...]:
-        """What changes with every line that the run writes."""
+        """The sizes of the run's files: they change with every line that it writes."""
         return tuple(file.stat().st_size if (file := self.path / f"{name}.jsonl").exists() else -1
                      for name in ("events", "metrics"))
 

@@ -28,6 +28,8 @@ class DecisionEffect:
     bottleneck: str
     effect: str
     """`4.1 times the rows (18.5 k → 76.5 k rows/s), stall 100 % → 93 %`, or a note that nothing was measured."""
+    opens: bool = False
+    """Whether it is the opening of a pipeline."""
 
 
 def changes(run: Run) -> list[DecisionEffect]:
@@ -39,7 +41,8 @@ def changes(run: Run) -> list[DecisionEffect]:
         effects.append(DecisionEffect(at=float(decision["at"]), number=i + 1, bottleneck=reason.get("bottleneck") or "",
                                     moves=moves(decision.get("before") or {}, decision.get("after") or {}),
                                     reason=reason.get("text") or "no reason given",
-                                    effect=_effect(one.effect, one.disturbance)))
+                                    effect=_effect(one.effect, one.disturbance),
+                                    opens=(reason.get("details") or {}).get("kind") == "opening"))
     return effects
 
 
@@ -179,11 +182,15 @@ def _bottleneck(stall: float) -> str:
 
 def tell(run: Run) -> str:
     """The story of a run as text for a terminal."""
-    lines = [verdict(run), ""]
-    for change in changes(run):
+    decided = changes(run)
+    opened = [f"at {seconds(one.at)} the agent opened with {one.moves}; {one.reason}; effect: {one.effect}"
+              for one in decided if one.opens]
+    opened += [str(event["text"]) for event in run.of("opening") if not event["record"]["tried"]]
+    lines = [*(f"{line[0].upper()}{line[1:]}." for line in opened), verdict(run), ""]
+    for change in decided:
         lines += [f"{change.number:>3}. at {seconds(change.at)}: {change.moves}", f"     why: {change.reason}",
                   f"     effect: {change.effect}"]
-    if len(lines) == 2:
+    if not decided:
         lines.append("No decision was made.")
     for proposal in run.of("proposal"):
         reason = proposal.get("reason") or {}

@@ -43,7 +43,7 @@ class CoreClaims:
     """A job's claim. It is a context that lasts for as long as the job runs."""
 
     def __init__(self, folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None) -> None:
-        self._folder, self._say = Path(folder) / _boot(), say
+        self._folder, self._say = Path(folder) / boot_name(), say
         self._path = self._folder / f"{os.getpid()}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
         self._file: TextIO | None = None
 
@@ -159,7 +159,7 @@ def _number(text: str) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 < value < math.inf else None
 
 
-def _boot() -> str:
+def boot_name() -> str:
     """A name for this host until its next restart, as several hosts may see the same folder."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -24,7 +24,7 @@ from sluice.ingest.stats import Snapshot, StageStats
 
 _STAGE_SUMS = ("items", "rows", "bytes", "busy_s", "cpu_s", "core_wait_s", "wait_input_s", "wait_output_s")
 _SUMS = ("batches", "rows", "cpu_used_s", "held_back", "held_back_pressure")
-_LARGEST = ("workers", "queue_bytes", "queue_limit_bytes")
+_LARGEST = ("workers", "queue_bytes", "queue_limit_bytes", "process_bytes")
 _WHOLE = {"items", "rows", "bytes", "batches", "held_back", "held_back_pressure"}
 
 
@@ -64,7 +64,7 @@ class HostMember:
         """Why the member stopped by itself; training goes on with the knobs as they are."""
         self.refused: str | None = None
         """Why the last knobs could not be applied here; the next ones may be."""
-        self._ticker = Ticker("sluice-member", interval_s, self._safe_step)
+        self._ticker = Ticker("sluice-member", lambda: self.interval_s, self._safe_step)
 
     def step(self) -> None:
         """Publishes one snapshot, and applies knobs that are new."""

@@ -11,6 +11,7 @@ from sluice.agent.runtime import knobs_file
 from sluice.agent.runtime.core_sharing import CoreClaims, CoreSharingTunable
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.agent.runtime.settled_knobs import KnobContext, Registry, RegistryEntry, machine_fingerprint
+from sluice.agent.runtime.unfinished_runs import UnfinishedRuns
 from sluice.agent.runtime_settings import RUNTIME
 from sluice.agent.tunable import Tunable
 from sluice.ingest.knobs import Knobs
@@ -59,6 +60,9 @@ class KnobMemory:
             machine=machine_fingerprint(machine or Machine()) + shared, row_bytes=loader.row_bytes,
             schema=" ".join([loader.layout, *loader.knobs.workers]),
             operators={chain: chains.count(chain) for chain in dict.fromkeys(chains)})
+        self._unfinished = None if self._registry is None else UnfinishedRuns(
+            self._registry.local_folder / "running", self.context.name, say=say)
+        self._killed: Knobs | None = None
         self._best = BestChoice()
         self.learned: Mapping[str, Any] | None = None
         """What a policy knew of these stages at the end of an earlier run; None if nothing is known."""
@@ -76,21 +80,39 @@ class KnobMemory:
             self.learned = known.learned
         loader.apply(knobs_file.load(knobs, loader.limits) if knobs_file.is_file_name(knobs)
                      else loader.knobs.parse(knobs))
+        self._killed = None if self._unfinished is None else self._unfinished.killed()
+        if self._killed is None and self.learned is not None and "killed" in self.learned:
+            self._killed = Knobs.from_dict(self.learned["killed"])
+        elif self._killed is not None:
+            self._say(f"an earlier run was killed with these knobs, so this one stays half-way to them: {self._killed}")
+        self.learned = self.with_kill(self.learned)
         return known is not None
+
+    def with_kill(self, learned: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """What was learned, with the knobs at which an earlier run was killed if there was one."""
+        if self._killed is None:
+            return learned
+        nothing = {"other_cpu_s": 0.0, "services": {}, "settled": False}
+        return {**(learned or nothing), "killed": self._killed.to_dict()}
 
     @contextmanager
     def sharing(self, tunable: Tunable) -> Iterator[Tunable]:
-        """The tunable as the agent should see it: with the cores that other jobs of the same registry leave."""
+        """The tunable as the agent should see it: with the cores that other jobs of the same registry leave. Who is
+        killed meanwhile is known to the next run."""
         if self._registry is None:
             yield tunable
             return
-        with CoreClaims(self._registry.local_folder / "claims", say=self._say) as claims:
+        assert self._unfinished is not None, "there is a registry"
+        with (CoreClaims(self._registry.local_folder / "claims", say=self._say) as claims,
+              self._unfinished.running(self._loader.knobs)):
             yield CoreSharingTunable(tunable, claims, ranks=self._ranks)
 
     def observing(self, other: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """A function that takes the controller's events or metrics, notes them here, and passes them on to `other`."""
         def note_and_pass_on(line: dict[str, Any]) -> None:
             self._best.observe(line)
+            if self._unfinished is not None and line.get("kind") == "decision":
+                self._unfinished.note(Knobs.from_dict(line["after"]))
             other(line)
 
         return note_and_pass_on
@@ -113,7 +135,7 @@ class KnobMemory:
                          if c["operators"] in self.context.operators and c["cpu_s"] > 0}
             self._registry.remember(RegistryEntry(
                 context=self.context, knobs=knobs, rows_per_s=rows_per_s, stages=stages, operators=operators,
-                learned=learned))
+                learned=self.with_kill(learned)))
         if self._options.save_knobs:
             knobs_file.save(self._options.save_knobs, knobs, notes=[f"{rows_per_s:,.0f} rows/s with {policy}"])
 

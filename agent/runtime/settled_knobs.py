@@ -38,6 +38,11 @@ class KnobContext:
     operators: Mapping[str, int] = field(default_factory=dict)
     """Operators left to the loader, as `clip+log` → the columns that they are applied to."""
 
+    @property
+    def name(self) -> str:
+        """The same for all runs on such a machine and schema."""
+        return hashlib.sha256(json.dumps([self.machine, self.schema]).encode()).hexdigest()[:32]
+
     def __post_init__(self) -> None:
         _positive("row_bytes", self.row_bytes)
         for name, columns in self.operators.items():
@@ -189,7 +194,7 @@ def machine_fingerprint(machine: Machine) -> str:
 
 
 def _name(entry: RegistryEntry) -> str:
-    return hashlib.sha256(json.dumps([entry.context.machine, entry.context.schema]).encode()).hexdigest()[:32] + _SUFFIX
+    return entry.context.name + _SUFFIX
 
 
 def _files(system: Any, folder: str) -> list[Any]:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Ticker:
-    """Calls `step()` in a thread, at once and then `interval_s` after each call, until it returns False."""
+    """Calls `step()` in a thread, at once and then `wait_s()` seconds after each call, until it returns False."""
 
-    def __init__(self, name: str, interval_s: float, step: Callable[[], bool]) -> None:
-        self._name, self._interval_s, self._step = name, interval_s, step
+    def __init__(self, name: str, wait_s: Callable[[], float], step: Callable[[], bool]) -> None:
+        self._name, self._wait_s, self._step = name, wait_s, step
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -29,5 +29,5 @@ class Ticker:
             self._thread = None
 
     def _run(self) -> None:
-        while self._step() and not self._stop.wait(self._interval_s):
+        while self._step() and not self._stop.wait(self._wait_s()):
             pass

@@ -37,6 +37,8 @@ class SimulatedPipeline:
         self.ready = [float(self._workers_of(n, self._knobs)) for n in names]
         self._starting: list[tuple[float, int, float]] = []  # ready at, stage, workers
         self.backends = [self._knobs.backend.get(n, self._limits.backends_of(n)[0]) for n in names]
+        self._weighed = [0] * count
+        """The memory of a stage's process, once one has worked."""
         self.queue = [0.0] * count
         self.done, self.bytes = [0.0] * count, [0.0] * count
         self.busy_s, self.cpu_s, self.core_wait_s = [0.0] * count, [0.0] * count, [0.0] * count
@@ -100,13 +102,16 @@ class SimulatedPipeline:
 
     def snapshot(self) -> Snapshot:
         limits = self.queue_limits
+        for i, stage in enumerate(self.truth.stages):
+            if self.backends[i] == "process" and self.ready[i] and self.active[i]:
+                self._weighed[i] = max(self._weighed[i], math.ceil(stage.process_bytes), 1)
         stages = tuple(
             StageStats(name=name, items=int(self.done[i] / self.truth.stages[i].rows_per_item), rows=int(self.done[i]),
                        bytes=int(self.bytes[i]), busy_s=self.busy_s[i], cpu_s=self.cpu_s[i],
                        core_wait_s=self.core_wait_s[i], wait_input_s=self.in_s[i], wait_output_s=self.out_s[i],
                        workers=self._knobs.workers[self.names[self._heads[i]]], backend=self.backends[i],
                        queue_bytes=int(self.queue[i] * self._row_bytes[i]),
-                       queue_limit_bytes=int(limits[i] * self._row_bytes[i]))
+                       queue_limit_bytes=int(limits[i] * self._row_bytes[i]), process_bytes=self._weighed[i])
             for i, name in enumerate(self.names))
         machine, batch = self.truth.machine, self.truth.consumer.batch_rows
         snapshot = Snapshot(

@@ -18,6 +18,7 @@ _WINDOW = 10  # intervals over which `worst_score` compares
 _START = 30  # intervals after the start, and after a change, that `worst_score` and `stall` leave out
 _SHORT, _FILL, _LEAN = 0.75, 0.95, 2.0  # of the memory limit: short; filled alone; with the governor
 _BACK = 0.95  # of the reference: recovered
+_MOMENT = 1e-9  # seconds that are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,14 @@ class _Frozen(Policy):
         self._knobs, state, reason = self._policy.decide(snapshot, state)
         return self._knobs, state, reason
 
+    def next_look_s(self, state: object) -> float | None:
+        return self._policy.next_look_s(state)
+
 
 def run(scenario: Scenario, policy: Policy, *, seed: int = 0, governor: bool = True,
         observe: Callable[[Snapshot, Knobs, Reason], None] | None = None) -> Rollout:
-    """Runs a policy, which decides at the start and after every interval, on a fresh simulator."""
+    """Runs a policy, which decides at the start and after every interval, or sooner where it wants to, on a fresh
+    simulator."""
     return _drive(scenario, _simulator(scenario, seed, governor), policy, observe)
 
 
@@ -72,25 +77,31 @@ def _drive(scenario: Scenario, simulator: Simulator, policy: Policy,
     state = policy.initial(scenario.limits, simulator.knobs)
     series, stalls, cpu, workers, changed = [], [], [], [], []
     peak, before = 0.0, simulator.snapshot()
-    decided, state, reason = policy.decide(before, state)
+    seen, wait_s = before, 0.0
     for _ in range(round(scenario.seconds / scenario.interval_s)):
-        knobs = scenario.limits.clamp(decided)
-        changed.append(knobs != simulator.knobs)
-        if changed[-1]:
-            simulator.apply(knobs)
-        if observe:
-            observe(before, knobs, reason)
-        simulator.advance(scenario.interval_s)
-        snapshot = simulator.snapshot()
-        measured = rates(before, snapshot)
+        left_s, turned = scenario.interval_s, False
+        while left_s > _MOMENT:
+            if wait_s <= _MOMENT:
+                decided, state, reason = policy.decide(seen, state)
+                knobs = scenario.limits.clamp(decided)
+                if knobs != simulator.knobs:
+                    simulator.apply(knobs)
+                    turned = True
+                if observe:
+                    observe(seen, knobs, reason)
+                wait_s = policy.next_look_s(state) or scenario.interval_s
+            step_s = min(left_s, wait_s)
+            simulator.advance(step_s)
+            seen, left_s, wait_s = simulator.snapshot(), left_s - step_s, wait_s - step_s
+        measured = rates(before, seen)
         assert measured is not None, "the simulator's clock moves on"
+        changed.append(turned)
         series.append(measured.rows_per_s)
         stalls.append(measured.stall)
         cpu.append(measured.cpu)
-        workers.append(knobs.total_workers)
-        peak = max(peak, snapshot.memory_used / snapshot.memory_limit)
-        before = snapshot
-        decided, state, reason = policy.decide(snapshot, state)
+        workers.append(simulator.knobs.total_workers)
+        peak = max(peak, seen.memory_used / seen.memory_limit)
+        before = seen
     return Rollout(scenario=scenario, rows=simulator.consumed, rates=tuple(series), stalls=tuple(stalls),
                    cpu=tuple(cpu), workers=tuple(workers), changed=tuple(changed), peak_memory=peak,
                    killed=simulator.killed, governor_acted=simulator.governor_acted, knobs=simulator.knobs)

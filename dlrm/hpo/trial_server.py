@@ -52,10 +52,10 @@ def _import() -> None:
     for name in _LATE:
         with suppress(ModuleNotFoundError):  # a trial that needs it says which extra holds it
             import_module(name)
-    from sluice.ingest.read import petastorm_compat
+    from sluice.ingest.read.petastorm import compat
 
     with suppress(ModuleNotFoundError):  # without it, trials read by Arrow
-        petastorm_compat.install()
+        compat.install()
 
 
 def _train(asked: dict[str, Any]) -> NoReturn:

@@ -15,8 +15,9 @@ MANY_ROWS = 40_000
 """From so many rows on, longer steps of the dense layers lead further, whatever the batch; below, they lead astray."""
 
 
-def defaults(rows: int) -> dict[str, Any]:
-    """The settings for so many training rows. docs/training.md tells what they were found from.
+def defaults(rows: int, streams: int = STREAMS) -> dict[str, Any]:
+    """The settings for so many training rows, of which a batch has as many of each stream.
+    docs/training.md tells what they were found from.
 
     | training rows | batch_size            | dense_lr |
     |---------------|-----------------------|----------|
@@ -25,13 +26,13 @@ def defaults(rows: int) -> dict[str, Any]:
     | to 1,640,000  | a 200th of the rows   | .003     |
     | above         | 8,192                 | .003     |
     """
-    return {"batch_size": max(STREAMS, min(MOST_ROWS, rows // LEAST_STEPS) // STREAMS * STREAMS),
+    return {"batch_size": max(streams, min(MOST_ROWS, rows // LEAST_STEPS) // streams * streams),
             "dense_lr": 0.001 if rows < MANY_ROWS else 0.003}
 
 
 def described(rows: int, given: Mapping[str, Any]) -> str:
     """Says what `defaults` chose for the settings that are not given, and why; empty if all of them are given."""
-    chosen = {name: value for name, value in defaults(rows).items() if name not in given}
+    chosen = {name: value for name, value in defaults(rows, given.get("streams", STREAMS)).items() if name not in given}
     if not chosen:
         return ""
     words = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in chosen.items())

@@ -22,6 +22,7 @@ from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.common.settings import Given, make
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.row_order import STREAMS
 
 
 def start_point(given: Given) -> StartPoint:
@@ -56,7 +57,8 @@ def start_point(given: Given) -> StartPoint:
     table = FeatureTable.open(given["data"], given.get("version", first_version), allow_code=permission,
                               transforms=given.get("transforms", ()))
     rows = versions.view(table, given.get("follow", "")).rows_of("train")
-    config = fresh({**defaults(rows), **given}, data=table.uri, version=table.version, ranks=ranks)
+    chosen = defaults(rows, given.get("streams", STREAMS))
+    config = fresh({**chosen, **given}, data=table.uri, version=table.version, ranks=ranks)
     columns = tables_of(table.fields, config.model, profile_of(table))
     config = replace(config, model=spread_out(config.model, columns))
     return StartPoint(run=options.run, config=config, table=versions.view(table, config.follow),

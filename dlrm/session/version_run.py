@@ -85,7 +85,8 @@ class VersionRun:
             if following is not None:
                 return {}, following
             result = self._judge(outcome, validator)
-            result |= {"decisions": controller.decisions if controller else 0, "version": self._table.version,
+            result |= {"decisions": controller.decisions if controller else 0,
+                      "opening": controller.opening if controller else None, "version": self._table.version,
                       "bytes_per_step": self._planned.bytes_per_step,
                       "masked": run_plan.masked(self._planned.layout, self._ranks),
                       "rows_set_aside": sum(self._ranks.gather_objects(loader.quarantined["rows_set_aside"])),
@@ -156,7 +157,7 @@ class VersionRun:
             self._journal.event({"kind": "start", "ranks": self._ranks.ranks,
                                  "steps": start.meta.steps_in_all(len(loader), self._config.epochs),
                                  "resumed_at": start.meta.step, "data": self._table.uri,
-                                 "version": self._table.version, **self._planned.to_dict()})
+                                 "version": self._table.version, "reader": loader.reader, **self._planned.to_dict()})
 
     def _train_and_tune(self, loader: BatchLoader, parts: TrainingParts, knob_memory: KnobMemory, *,
                         checkpoints: save_load.Checkpoints, batches: SyncedBatches, validator: Validator

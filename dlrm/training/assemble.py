@@ -13,6 +13,7 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
+from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.host_ranks import HostMember, HostTunable
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.tunable import Tunable
@@ -70,11 +71,14 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
             return
         member.step()  # the agent's first look finds something, and its last comes after the member's last word
         loading = HostTunable(world.store.clone(), host, loader, ranks={h: hosts.count(h) for h in hosts})
-    policy = policies.make(config.tuning)
+    policy = policies.make(config.tuning, foreknowledge(loader))
     origin = _origin(knob_memory)
     earlier = agent["learned"] if agent.get("machine") == origin["machine"] else None
     if earlier is None or (agent["schema"] != origin["schema"] and knob_memory.learned is not None):
         earlier = knob_memory.learned
+    elif agent["schema"] != origin["schema"]:
+        earlier = {**earlier, "settled": False}  # what it settled on was for another schema
+    earlier = knob_memory.with_kill(earlier)
     with (knob_memory.sharing(loading) as tunable,
           Controller(tunable, policy, record=knob_memory.observing(record), observe=knob_memory.observing(observe),
                      learned=earlier) as controller, member):

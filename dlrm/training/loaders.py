@@ -26,7 +26,7 @@ def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int
              ) -> BatchLoader:
     """The loader of a rank's batches of the train split."""
     return _loader(config, table, rank, local_ranks, split="train", epochs=config.epochs, seed=config.seed,
-                   last=config.last, **conditions.for_loader())
+                   last=config.last, sample=config.sample or None, **conditions.for_loader())
 
 
 def knob_memory(config: Config, loader: BatchLoader, local_ranks: int, say: Callable[[str], None]) -> KnobMemory:
@@ -47,6 +47,6 @@ def _loader(config: Config, table: FeatureTable, rank: int, local_ranks: int, **
         limit = int(Machine().memory_limit() * LOADERS_PART) // local_ranks
     try:
         return BatchLoader(table, batch_size=config.batch_size, rank=rank, ranks=config.ranks, memory_limit=limit,
-                           reader=config.reader, **how)
+                           reader=config.reader, streams=config.streams, window_rows=config.window_rows, **how)
     except LoaderError as error:
         raise ConfigError(str(error)) from None

@@ -29,6 +29,7 @@ _PAIRS_KEY, _PARSED_KEY, _KEPT_KEY, _NULLS_KEY, _REJECT_KEY = -5, -4, -3, -2, -1
 _BETWEEN = "\x1f"  # a character that no keyboard types
 COUNT_ROWS = 1 << 18
 """The number of rows whose values are counted together: the larger, the more of them are equal."""
+_MOST_BYTES = 64 << 20  # of rows that are worked on together
 COUNTS = pa.schema([("key", pa.int32()), ("value", pa.string()), ("count", pa.int64())])
 
 
@@ -180,11 +181,12 @@ def _counts(key: int, values: pa.Array | list[str], counts: pa.Array | list[int]
 
 
 def gathered(batches: Batches, rows: int) -> Iterator[pa.RecordBatch]:
-    """Joins batches to about that many rows: the larger they are, the more equal values a worker counts together."""
+    """Joins batches to about that many rows, or fewer where they are wide: the larger they are, the more equal values a
+    worker counts together."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
-        if sum(b.num_rows for b in held) >= rows:
+        if sum(b.num_rows for b in held) >= rows or sum(b.nbytes for b in held) >= _MOST_BYTES:
             yield pa.concat_batches(held)
             held = []
     if held:

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.etl.apply.failure import step_of
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import as_number, as_text
-from sluice.etl.ops.chain import step
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.lists import packed
 from sluice.etl.ops.user_function import Python
@@ -107,7 +107,7 @@ class Features:
             learned = self.prepared(column.state_key(number), op) if isinstance(op, Fitted) else None
             if isinstance(op, Python):
                 learned = self._functions[op.function]
-            values = step(op, values, learned, extras)
+            values = step_of(column.name, op, values, learned, extras)
         return values
 
     def prepared(self, key: str, op: Fitted) -> Any:

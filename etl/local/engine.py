@@ -19,13 +19,14 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from sluice.etl.apply.counts import Counted, CountsOfRows, selected
+from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.input_checks import headers_of
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.common.machine import memory_limit, processors
-from sluice.etl.jobs.engine import Engine, Learnt, Sums, first_rows
+from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress, Pass
@@ -127,7 +128,14 @@ class LocalEngine(Engine):
     def _over(self, function: Callable[[Any], int], name: str) -> None:
         """Calls a function on each piece of the input, and shows how far it is by the rows that it returns."""
         self._pass = Pass(name, self._input.size, self._input.bytes)
-        deque(self._threads.over(lambda piece: self._pass.add(function(piece), piece.size), self._input.pieces()), 0)
+
+        def counted(piece: Piece | RowGroups) -> None:
+            try:
+                self._pass.add(function(piece), piece.size)
+            except FeatureError as failure:
+                raise JobFailure(f"{piece.file.name}: {failure}; nothing was published") from failure
+
+        deque(self._threads.over(counted, self._input.pieces()), 0)
 
     def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         assert isinstance(new, pa.Table)  # here nothing that is learned goes to files

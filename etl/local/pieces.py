@@ -20,7 +20,7 @@ from sluice.etl.local.input_paths import InputFile
 
 PIECE_BYTES, _CHUNK, _MARK = 16 << 20, 1 << 20, b"\xef\xbb\xbf"
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-_SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
+SPARK_ONLY = (".lz4", ".snappy", ".lzo", ".deflate")
 # What Arrow says of damage, and Spark's jobs say it in these words.
 _FAULTS = {"Truncated": "it is cut short", "": "it is damaged",
            "incorrect header check": "it is no gzip file, or something else follows its end"}
@@ -70,7 +70,7 @@ def pieces_of(files: list[InputFile], piece_bytes: int) -> Iterator[Piece]:
 
 def first_line(file: InputFile) -> str:
     """The first line of a file, without a byte order mark and its end; InputError if only Spark can read it."""
-    if file.path.endswith(_SPARK_ONLY):
+    if file.path.endswith(SPARK_ONLY):
         raise InputError(f"{file.name}: is compressed in a way that Spark alone reads; run it with --engine spark")
     with file.open() as stream:
         held = b""

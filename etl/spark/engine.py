@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -12,10 +13,11 @@ from sluice.etl.apply.counts import Counted, selected
 from sluice.etl.apply.features import FileAssignment
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import Reject
-from sluice.etl.jobs.engine import Engine, Learnt, Sums, first_rows
+from sluice.etl.jobs.engine import Engine, JobFailure, Learnt, Sums, first_rows
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress, drawn
 from sluice.etl.ops import Fitted
+from sluice.etl.spark.errors import cause
 from sluice.etl.spark.fit import sums_of
 from sluice.etl.spark.history_state import write_tails
 from sluice.etl.spark.joins import refuse_unread, side_table
@@ -25,6 +27,7 @@ from sluice.etl.spark.session import fit_partitions
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spark.vocabulary.large import Large, extended
 from sluice.etl.spark.vocabulary.strategy import JOIN, choose_lookup, driver_limit, hot_values
+from sluice.etl.spark.workers.part_of_input import part_in
 from sluice.etl.spark.write import write
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.data_files import folder_of
@@ -64,15 +67,16 @@ class SparkEngine(Engine):
 
     def sample(self, rows: int) -> Mapping[str, pa.Array]:
         self.check()
-        parser = InputParser(self.spec)
-        return first_rows((selected(self.spec, parser.parse(batch))[0]
-                           for batch in self._raw.frame.limit(rows).toArrow().to_batches()), rows)
+        parser, raw = InputParser(self.spec), self._raw
+        some = (raw.frame if self.spec.rows.relational else raw.read()).limit(rows)
+        return first_rows((selected(self.spec, parser.parse(batch))[0] for batch in some.toArrow().to_batches()), rows)
 
     def url(self, relative: str) -> str:
         return self.job.store.spark_url(relative)
 
     def sums(self, level: int | None, state: FittedState, operators: Mapping[int, Learned]) -> Sums:
-        return sums_of(self._raw, level, state, operators, self._large)
+        with self._naming_files():
+            return sums_of(self._raw, level, state, operators, self._large)
 
     def extended(self, level: int, number: int, op: Fitted, old: Learnt, new: Learnt) -> Learnt:
         return extended(op, old, new, self._large.of_level(level), number)
@@ -90,11 +94,27 @@ class SparkEngine(Engine):
     def write(self, state: FittedState, counted: Counted) -> Mapping[str, Mapping[str, Sketch]]:
         job, met = self.job, choose_lookup(self.spec, state, self.job.worker_bytes)
         joins = Joins.of(self.spec, [key for key, way in met.items() if way == JOIN], hot_values(job.worker_bytes))
-        sketches = write(self._raw, state, FileAssignment.of(self.spec, counted.rows, counted.pairs),
-                         job.store.spark_url(folder_of(job.name)), joins, rows=counted.rows, before=job.rule_before)
+        with self._naming_files():
+            sketches = write(self._raw, state, FileAssignment.of(self.spec, counted.rows, counted.pairs),
+                             job.store.spark_url(folder_of(job.name)), joins, rows=counted.rows, before=job.rule_before)
         if self.spec.rows.looks_back:
             write_tails(self._raw, job.store, job.name)
         return sketches
+
+    @contextlib.contextmanager
+    def _naming_files(self) -> Iterator[None]:
+        """Where an operator fails, and a task reads files of the input alone, names them."""
+        from pyspark.errors import PySparkException
+
+        try:
+            yield
+        except PySparkException as error:
+            said, part = part_in(cause(str(error)))
+            if part is None:
+                raise
+            files = [] if self.spec.rows.relational else self._raw.files_of(part)
+            raise JobFailure(f"{' or '.join(files[:2])}{' …' if len(files) > 2 else ''}{': ' if files else ''}{said}"
+                             ) from error
 
     def each(self, function: Callable[[str], Any], paths: Sequence[str]) -> list[Any]:
         """Calls a function on each path in the session's workers, a few paths a task."""

@@ -19,6 +19,8 @@ _KNOWN = (
     (r"No module named '?(pyarrow|numpy|etl)", "workers need pyarrow, numpy and --py-files build/sluice.zip"),
 )
 
+_OURS = re.compile(r"^sluice\.[\w.]+: ")  # our own errors say it all in their words
+
 
 @contextlib.contextmanager
 def clearly() -> Iterator[None]:
@@ -44,5 +46,5 @@ def cause(text: str) -> str:
     python = re.findall(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+)$", text, re.M)
     caused = re.findall(r"^Caused by: (.+)$", text, re.M)
     first = next((line for line in text.splitlines() if line.strip()), "Spark failed")
-    own = [line for line in python if not line.startswith(("java.", "org.", "scala.", "py4j."))]
+    own = [_OURS.sub("", line) for line in python if not line.startswith(("java.", "org.", "scala.", "py4j."))]
     return f"{file}{(own or caused or [first])[-1].strip()}; nothing was published"

@@ -1,7 +1,7 @@
-"""Adds up with Spark what its workers count: `sums_of`, in one pass over the input.
+"""Adds up with Spark what its workers count: `sums_of`, in one pass over the input's rows.
 
-Workers get lines, or columns, as Arrow batches, parse them and run the operators' own code; they give counts per batch
-back to Spark, and the driver keeps what is small.
+Workers get rows that were parsed (`sluice.etl.spark.workers.parsed_rows`) and run the operators' own code; they give
+counts per batch back to Spark, and the driver keeps what is small.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sluice.etl.apply.counts import COUNT_ROWS, Counted, CountsOfRows, counts_of_parsed, gathered
-from sluice.etl.apply.features import Features
+from sluice.etl.apply.counts import COUNT_ROWS, Counted, CountsOfRows, gathered
 from sluice.etl.apply.parse import Batches, InputParser
 from sluice.etl.jobs.engine import Sums
 from sluice.etl.jobs.fitting import too_many_values
 from sluice.etl.ops.base import MAX_VALUES
 from sluice.etl.spark.read_input import Raw
 from sluice.etl.spark.vocabulary.large import Large, may_be_stored
+from sluice.etl.spark.workers.last_features import features_of
+from sluice.etl.spark.workers.parsed_rows import counts_of, rows_of, with_keys
+from sluice.etl.spark.workers.part_of_input import naming_part
 from sluice.etl.spec.spec import Learned, Spec
 from sluice.etl.table.fitted_state import FileBackedState, FittedState, Packed
 
@@ -48,7 +50,7 @@ def sums_of(raw: Raw, level: int | None, state: FittedState, wanted: Mapping[int
     if table is None:
         raise too_many_values(raw.named, MAX_VALUES)
     return Sums(table, stored, None if level or not raw.spec.rows.relational else Counted.of(
-        _summed(raw.read().mapInArrow(partial(_parsed_only, raw.spec), _COUNTS)).toArrow()))
+        _summed(raw.parsed.mapInArrow(partial(counts_of), _COUNTS)).toArrow()))
 
 
 def _kept(counts: DataFrame, wanted: Mapping[int, Learned]) -> DataFrame:
@@ -81,15 +83,16 @@ def _summed(counts: DataFrame) -> DataFrame:
     return counts.groupBy("key", "value").agg(sql.sum("count").alias("count"))
 
 
+@naming_part
 def _count(spec: Spec, level: int | None, packed: Callable[[], Packed], batches: Batches) -> Batches:
-    """In a worker: counts the values that this level learns from, good rows, and rejects."""
-    parser, features = InputParser(spec), Features(spec, FittedState.unpacked(spec.fitted_hash, packed()), ahead=False)
-    counts = CountsOfRows(spec, level, features)
-    for batch in gathered(batches, COUNT_ROWS):
-        yield from counts.of(parser.parse(batch))
-
-
-def _parsed_only(spec: Spec, batches: Batches) -> Batches:
-    parser = InputParser(spec)
-    for batch in batches:
-        yield from counts_of_parsed(spec, parser.parse(batch))
+    """In a worker: counts the values that this level learns from; in the first pass good rows and rejects, too."""
+    counts = CountsOfRows(spec, level, features_of(spec, packed(), ahead=False)[1])
+    if spec.rows.relational:
+        parser = InputParser(spec)
+        for batch in gathered(batches, COUNT_ROWS):
+            yield from counts.of(parser.parse(batch))
+        return
+    parsed: list[pa.RecordBatch] = []
+    for rows in gathered(rows_of(batches, None if level else parsed), COUNT_ROWS):
+        yield from counts.of_selected(*with_keys(rows))
+    yield from parsed

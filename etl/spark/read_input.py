@@ -9,9 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from sluice.etl.apply.input_checks import (
     files_of_delta,
@@ -20,12 +18,12 @@ from sluice.etl.apply.input_checks import (
     refuse_header,
     refuse_missing,
 )
-from sluice.etl.apply.parse import Batches, InputParser
 from sluice.etl.common.errors import InputError
 from sluice.etl.spark.compressed_files import refuse_cut
 from sluice.etl.spark.joins import joined_by, relate
 from sluice.etl.spark.parquet_footers import types_of
 from sluice.etl.spark.time_texts import check_orders
+from sluice.etl.spark.workers.parsed_rows import parsed_cells, rows_of
 from sluice.etl.spec.spec import Spec
 
 if TYPE_CHECKING:
@@ -59,7 +57,6 @@ class Raw:
     earlier: Mapping[str, str] = field(default_factory=dict)
     """Where each history continues from, by its name: what `sluice.etl.spark.history_state` wrote for the rows that are
     there already."""
-    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def named(self) -> str:
@@ -190,28 +187,30 @@ class Raw:
         return {join.path: joined_by(self.spark, join) for join in self.spec.rows.joins}
 
     @cached_property
+    def parsed(self) -> DataFrame:
+        """The input's good rows in cells, see `sluice.etl.spark.workers.parsed_rows`: they are parsed in the first
+        pass."""
+        return parsed_cells(self.read(), self.spec)
+
+    @cached_property
     def frame(self) -> DataFrame:
-        """The rows that fitting and writing start from: those that were read, or, if rows must meet other rows, the
-        good ones after that."""
+        """What fitting and writing start from: cells, or, if rows must meet other rows, the good ones after that."""
         if not self.spec.rows.relational:
-            return self.read()
+            return self.parsed
         kinds = ", ".join(f"`{name}` {SPARK_TYPES[kind]}" for name, kind in self.spec.input.columns.items())
-        typed = self.read().mapInArrow(partial(_typed, self.spec), kinds)
+        typed = self.parsed.mapInArrow(partial(rows_of), kinds)
         check_orders(typed, self.spec)
         return relate(typed, self.spec, self.earlier).persist()
 
+    def files_of(self, part: int) -> list[str]:
+        """The files that a task of this number reads in the first pass."""
+        partition = self.read()._jdf.queryExecution().toRdd().partitions()[part]
+        return [str(file.toPath()) for file in partition.files()]
+
     def release(self) -> None:
         """Lets go of the rows that Spark holds for this input, if any."""
-        if self.spec.rows.relational and "frame" in self.__dict__:
-            self.frame.unpersist()
-
-
-def _typed(spec: Spec, batches: Batches) -> Batches:
-    """In a worker: returns good rows as columns."""
-    parser = InputParser(spec)
-    for batch in batches:
-        parsed = parser.parse(batch)
-        yield pa.record_batch([parsed.columns[name] for name in spec.input.columns], list(spec.input.columns))
+        for name in {"parsed", "frame"} & self.__dict__.keys():
+            getattr(self, name).unpersist()
 
 
 def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,8 @@ DEFAULTS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
     # Splits small enough that cores end together, large enough that a task's start (looking vocabularies up) pays.
     "spark.sql.files.maxPartitionBytes": str(64 * 2**20),
+    # Passes in SQL and calls of plain functions share Python workers, which must be set alike for that.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     # If many rows have one key, a join with a side table or a vocabulary takes them in pieces.
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.sources.commitProtocolClass":
@@ -67,6 +69,7 @@ def open_session(name: str) -> SparkSession:
         defaults["spark.authenticate"] = "true"
         # Workers run what the driver runs, and find our code where the driver found it.
         defaults["spark.executorEnv.PYTHONPATH"] = str(ROOT)
+        defaults["spark.python.daemon.module"] = "sluice.etl.spark.processes.daemon"
         os.environ.setdefault("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable) or sys.executable)
     for key, value in defaults.items():
         conf.setIfMissing(key, value)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sluice.etl.apply.counts import selected
-from sluice.etl.apply.features import Features, FileAssignment
-from sluice.etl.apply.parse import Batches, InputParser
+from sluice.etl.apply.features import FileAssignment
+from sluice.etl.apply.parse import Batches
 from sluice.etl.apply.row_placement import RowPlacement, SketchInputs
 from sluice.etl.spark.read_input import Raw
 from sluice.etl.spark.vocabulary.join import Joins
+from sluice.etl.spark.workers.last_features import features_of
+from sluice.etl.spark.workers.parsed_rows import selected_rows
+from sluice.etl.spark.workers.part_of_input import naming_part
 from sluice.etl.spec.row_identity import Identity
 from sluice.etl.table.data_files import arrow_schema, with_dictionaries
 from sluice.etl.table.fitted_state import FittedState, Packed
@@ -84,17 +86,17 @@ def parquet_options(row_group_rows: int, texts: Sequence[str] = ()) -> dict[str,
     }
 
 
+@naming_part
 def _apply(placement: FileAssignment, joins: Joins, sketching: tuple[SketchInputs, Accumulator[Gathered]],
            packed: Callable[[], Packed], batches: Batches) -> Batches:
     """In a worker: returns finished columns, key and file number of each good row."""
     spec, (look, gathered) = placement.spec, sketching
-    parser, state = InputParser(spec), FittedState.unpacked(spec.fitted_hash, packed())
-    features = Features(spec, state)
+    state, features = features_of(spec, packed(), ahead=True)
     placing = RowPlacement(placement, look, features, state)
     names = [*(c.name for c in spec.columns if c.name not in joins.names), *joins.columns,
              *RowPlacement.order(placement), "_file"]
-    for batch in batches:
-        rows = placing.of(*selected(spec, parser.parse(batch)))
+    for columns, keys in selected_rows(spec, batches):
+        rows = placing.of(columns, keys)
         made = [*features.apply(rows.columns, rows.keys, joins.names, rows.split),
                 *joins.opened(features, rows.columns, rows.keys, rows.split)]
         yield pa.record_batch([*made, *rows.order, pa.array(rows.files)], names)

@@ -1,4 +1,5 @@
-"""Makes the columns of a loader from those of plain Parquet, where a row group is decoded: `MadeColumns`.
+"""Makes the columns of a loader from those of plain Parquet, where a row group is decoded: `MadeColumns`, which also
+knows the rows that are wanted of it.
 
 That is the cheapest place: a text that is stored once is worked on once, and what waits for the shuffle holds four
 bytes a value and no texts.
@@ -23,21 +24,11 @@ class MadeColumns:
     """The columns by their recipes, of the rows that are selected."""
 
     def __init__(self, recipes: Sequence[Recipe], selection: RowSelection | None = None):
-        self._recipes, self._selection = tuple(recipes), selection
+        self._recipes, self.selection = tuple(recipes), selection
+        """The rows that there are; None: all."""
         self._makers = [Making(recipe) for recipe in recipes]
-        more = selection.sources if selection else ()
-        self.sources: tuple[str, ...] = tuple(dict.fromkeys(
-            [*(name for recipe in recipes for name in recipe.sources), *more]))
-        """The columns of the files that are read."""
-
-    def of(self, names: Sequence[str]) -> MadeColumns:
-        """Those of its columns that are named."""
-        return MadeColumns([recipe for recipe in self._recipes if recipe.name in names], self._selection)
-
-    @property
-    def which(self) -> str:
-        """Which rows of a row group these are, for a message that names one by its number."""
-        return f" (of its rows in the split {self._selection.split!r})" if self._selection else ""
+        self.sources: tuple[str, ...] = tuple(dict.fromkeys(name for recipe in recipes for name in recipe.sources))
+        """The columns that they are made from."""
 
     @property
     def more_bytes(self) -> int:
@@ -63,8 +54,6 @@ class MadeColumns:
 
     def table(self, stored: pa.Table) -> pa.Table:
         """The columns made of a row group's. ColumnError if a value cannot be used."""
-        if self._selection is not None:
-            stored = stored.filter(pa.array(self._selection.mask(stored)))
         made = {}
         for recipe, maker in zip(self._recipes, self._makers, strict=True):
             columns = [stored.column(name) for name in recipe.sources]

@@ -26,6 +26,11 @@ class RowSelection:
     spec: Spec
     split: str
 
+    @property
+    def which(self) -> str:
+        """Which rows of a row group these are, for a message that names one by its number."""
+        return f" (of its rows in the split {self.split!r})"
+
     @cached_property
     def sources(self) -> tuple[str, ...]:
         """The columns that decide."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, recipes_of, roles_of
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.read.footers import SEVERAL, Footer, FooterError, footers_of
+from sluice.ingest.read.petastorm.options import retyped
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -67,32 +68,45 @@ class ParquetFiles:
     """Which of the functions that these name may be imported."""
     prefix: str = ""
     """What stands before each path, to open it slowly."""
+    transform_spec: Any = None
+    """Petastorm's TransformSpec that each row group goes through: all that is said of columns is of those after it."""
 
     @classmethod
     def open(cls, source: Paths, roles: Roles | str | None = None, hash: Mapping[str, int] | None = None, *,
-             spec: Spec | str | os.PathLike[str] | None = None, permission: Permission = NOTHING) -> ParquetFiles:
+             spec: Spec | str | os.PathLike[str] | None = None, permission: Permission = NOTHING,
+             transform_spec: Any = None) -> ParquetFiles:
         """Opens the files. Their columns are those of a `spec` of one's own, as the ETL would make them; or have
         `roles`; without either they are guessed, and printed on standard error, once for a source. `hash` maps names,
-        or patterns of names, to numbers of ids."""
+        or patterns of names, to numbers of ids. Roles and hash are of the columns after `transform_spec`."""
         uri, prefix, paths = _paths(source)
         try:
             footers = footers_of(paths)
         except FooterError as error:
             raise ParquetError(str(error)) from error
         types, lacking = _common_types(paths, footers)
+        there = _types_there(paths[0])
+        edited = frozenset[str]()
+        if transform_spec is not None:
+            there, edited = retyped(there, transform_spec)
+            types = {name: str(kind) if name in edited else types[name] for name, kind in there.items()
+                     if name in edited or name in types}
         hashed, fill = dict(hash or {}), dict[str, float]()
         if spec is not None:
             if roles is not None or hash:
                 raise ParquetError("a spec says itself which roles the columns have and what is hashed: give either "
                                    "spec, or roles and hash")
+            if transform_spec is not None:
+                raise ParquetError("a spec makes the columns by its operators, a TransformSpec by its function: give "
+                                   "one of them; with a TransformSpec, roles and hash")
             spec = spec if isinstance(spec, Spec) else Spec.read(spec)
             recipes = recipes_of_spec(spec, types, lacking)
             permission = Permission(permission.modules, permission.functions | spec.permission.functions)
         else:
             if roles is None:
                 by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
-                found = proposals(_probed(paths, types), sum(sum(footer.row_groups) for footer in footers),
-                                  hashed=by_caller)
+                facts = _probed(paths, {name: kind for name, kind in types.items() if name not in edited})
+                facts |= {name: ColumnFacts(there[name]) for name in edited}
+                found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), hashed=by_caller)
                 hashed |= {one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller}
                 roles, fill = _guessed(uri, found, lacking)
             elif isinstance(roles, str):
@@ -100,9 +114,8 @@ class ParquetFiles:
             recipes, hashed = recipes_of(roles, hashed, types, lacking)
         used = dict.fromkeys([*(name for recipe in recipes for name in recipe.sources),
                               *((name for name in spec.input.columns if name not in spec.unused) if spec else ())])
-        _check_types(list(used), paths, footers)
+        _check_types([name for name in used if name not in edited], paths, footers)
         _say_left_out(uri, [name for name in (*types, *lacking) if name not in used])
-        there = _types_there(paths[0])
         fields = []
         for recipe in recipes:
             kinds = [there[name] for name in recipe.sources]
@@ -115,7 +128,7 @@ class ParquetFiles:
                 if recipe.role == "id_list" and recipe.sources[0] in footers[0].ids}
         opened = cls(uri, tuple(fields), files,
                     {name: sum(f.ids[stored] for f in footers) / rows for name, stored in bags.items()}, hashed,
-                    recipes, spec, fill, permission=permission, prefix=prefix)
+                    recipes, spec, fill, permission=permission, prefix=prefix, transform_spec=transform_spec)
         return opened if spec is None else opened.transformed(spec.transforms)
 
     @cached_property
@@ -163,12 +176,12 @@ class ParquetFiles:
         return tuple(replace(file, rows=sum(rows), row_group_rows=rows)
                      for file, rows in zip(self.files, counts, strict=True))
 
-    def made(self, split: str) -> MadeColumns | None:
-        """What makes the columns of a split's rows of what is stored; None if they are read as they are."""
-        selection = self._selection(split)
-        if selection is None and all(recipe.as_it_is for recipe in self.recipes):
+    def made(self, split: str, names: Container[str]) -> MadeColumns | None:
+        """What makes these columns of a split's rows of what is stored; None if they are read as they are."""
+        selection, recipes = self._selection(split), [recipe for recipe in self.recipes if recipe.name in names]
+        if selection is None and all(recipe.as_it_is for recipe in recipes):
             return None
-        return MadeColumns(self.recipes, selection)
+        return MadeColumns(recipes, selection)
 
     def check(self, columns: Columns) -> None:
         """Raises ColumnError if a footer shows a value that a loader of these columns would stop at."""
@@ -317,14 +330,20 @@ def _check_types(names: Sequence[str], paths: Sequence[str], footers: Sequence[F
 
 def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | str | None = None,
              allow_code: Permission | Iterable[str] = (), hash: Mapping[str, int] | None = None,
-             spec: Spec | str | os.PathLike[str] | None = None) -> FeatureTable | ParquetFiles:
-    """Returns what a loader was given as a table: a feature table by its folder or its URI, other Parquet as files."""
+             spec: Spec | str | os.PathLike[str] | None = None, *, transform_spec: Any = None
+             ) -> FeatureTable | ParquetFiles:
+    """Returns what a loader was given as a table: a feature table by its folder or its URI, other Parquet as files,
+    whose row groups go through `transform_spec`."""
     if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
         from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
 
         source = FeatureTable.open(source, allow_code=allow_code)
     if isinstance(source, (str, os.PathLike, Iterable)):
-        return ParquetFiles.open(source, roles, hash, spec=spec, permission=Permission.of(allow_code))
+        return ParquetFiles.open(source, roles, hash, spec=spec, permission=Permission.of(allow_code),
+                                 transform_spec=transform_spec)
+    if isinstance(source, ParquetFiles) and source.transform_spec is not transform_spec:
+        raise ParquetError("these files were opened without this TransformSpec, which says what their columns are: "
+                           "give the loader their paths, or ParquetFiles.open the transform_spec")
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")
     if spec is not None:

@@ -1,7 +1,8 @@
 """Where decoded row groups come from: `RowGroupSource`, with Petastorm's Reader and a plain Arrow reader behind the
 same interface.
 
-Both decode with `RowGroupReader` and run in the pool that the pipeline makes; they differ in who drives it.
+Both take stored columns from a `RowGroupReader` and run in the pool that the pipeline makes. Between the two stands
+Petastorm's own worker (`sluice.ingest.read.petastorm.source`), or nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -29,12 +32,15 @@ from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, metadata_of
+from sluice.ingest.read.petastorm.options import PetastormOptions
+from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.retry import DeliveryError
-from sluice.ingest.row_order import Read
+from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 
 _KEPT_OPEN = 32
+_COPIES = 3  # of a row group: pandas' of what was read, what a function makes of it, and Arrow's of that
 
 Rescue = Callable[[Exception, Read, pa.Schema], pa.Table]
 """A function that returns what takes the place of a row group that cannot be read, or raises."""
@@ -50,6 +56,10 @@ class SourceError(LoadingError):
 class RowGroupSource(Protocol):
     """Decodes the row groups of tasks, in their order."""
 
+    name: str
+    row_groups: tuple[tuple[int, ...], ...]
+    """The rows that each row group gives, file by file: none, if it is not read at all."""
+
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         """Starts reading, and yields the pool's results. `make_pool` takes the tasks and a function that makes a
         worker's work."""
@@ -60,13 +70,18 @@ class RowGroupReader:
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
                  before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None, *,
-                 bags: Mapping[str, float] | None = None, made: MadeColumns | None = None):
+                 bags: Mapping[str, float] | None = None, given: pa.Schema | None = None,
+                 made: MadeColumns | None = None, sample: str | None = None,
+                 folders: Sequence[Mapping[str, int | str]] = ()):
         """`before_read` imitates a store's latency; it runs in the worker that reads. `opened` opens files; it is
-        closed with this. `bags` says how many ids a row of a column has. `made` makes the columns of others, which are
-        stored."""
-        self._made = made.of(columns) if made else None
-        self.files, self._before = tuple(files), before_read
-        self.columns = self._made.sources if self._made else tuple(columns)
+        closed with this. `bags` says how many ids a row of a column has. `given` is the schema of what Petastorm's
+        worker makes of the stored columns, `made` makes the columns of a loader of these. By the column `sample`, which
+        is read besides, rows are drawn. `folders` holds the columns that stand in the names of each file's folders."""
+        self.files, self._before, self._sample, self._folders = tuple(files), before_read, sample, folders
+        self._made, self._selection = made, made.selection if made else None
+        self._wanted = tuple(columns)
+        self._deciding = self._selection.sources if self._selection else ()
+        self.columns = tuple(dict.fromkeys([*columns, *self._deciding, *([sample] if sample else ())]))
         self._opened = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
@@ -74,66 +89,112 @@ class RowGroupReader:
         self._lock = threading.Lock()
         self._check_sizes()
         self.row_groups = self._row_groups()
-        self._stored = self._schema()
-        self.schema = self._made.schema(self._stored) if self._made else self._stored
+        named = pa.table({name: [value] for name, value in (folders[0] if folders else {}).items()}).schema
+        self._in_files = self._schema([name for name in self.columns if name not in named.names])
+        self.stored = pa.schema([*self._in_files, *(f for f in named if f.name in self.columns)])
+        """The schema of the columns that are read, as the first file has them."""
+        self.given = given
+        before = pa.schema([self.stored.field(name) for name in self._wanted]) if given is None else given
+        self.schema = made.schema(before) if made else before
         """The schema of what `read` returns."""
-        texts = [f.name for f in self._stored if pa.types.is_string(f.type)]  # each value is then worked on once
-        self._dictionaries = self._made.repeated(self._stored, self._footer(0)) if self._made else texts
-        self.decoding = self._decoding(bags or {})
-        self._usual: pa.Schema | None = None  # the schema of a row group whose columns were checked
+        texts = [f.name for f in self._in_files if pa.types.is_string(f.type)]  # each value is then worked on once
+        self._dictionaries = [] if given is not None else texts if made is None else \
+            made.repeated(self._in_files, self._footer(0))
+        self.decoding = self._decoding(bags or {}, copies=_COPIES if given is not None else int(sample is not None))
+        self.compare: Callable[[pa.Schema], str | None] = self._difference
+        """Says how a file's schema differs from the first one's, so that it cannot be loaded with it; None: it can."""
+        self._usual: pa.Schema | None = None  # the schema of a row group whose columns were compared
 
-    def read(self, read: Read) -> pa.Table:
+    def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
+        """Reads a row group. `decode` makes a table of it in the place of `decoded`, which it may call."""
         if self._before is not None:
             self._before(read)
         try:
-            return self._read(read)
+            try:
+                table = self.decoded(read.file, read.group) if decode is None else decode(read)
+            except SourceError:
+                raise
+            except Exception as error:  # of a user's transform or predicate, or of Petastorm
+                raise SourceError(f"{self.describe(read)}: {error or type(error).__name__}") from error
+            if read.draw:
+                rows = drawn_rows(self._weights(read.file, read.group, table), read.draw)
+                table = table.select(self._wanted).take(pa.array(rows))
+            try:
+                return table if self._made is None else self._made.table(table)
+            except ColumnError as error:
+                raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
         except SourceError as error:
             if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
             return self.rescue(error, read, self.schema)
 
-    def _read(self, read: Read) -> pa.Table:
-        file = None
+    def chances(self) -> tuple[tuple[float, ...], ...]:
+        """The sum of the weights in each row group. The column of weights is read for it, once."""
+        places = [(file, group) for file, counts in enumerate(self.row_groups) for group in range(len(counts))]
+
+        def summed(place: tuple[int, int]) -> float:
+            weights = self._weights(*place, self.decoded(*place, columns=[str(self._sample)]))
+            return float(np.cumsum(weights)[-1]) if len(weights) else 0.0  # the same sum on every machine
+
+        with ThreadPoolExecutor(os.cpu_count() or 1, "sluice-weights") as threads:
+            found = iter(list(threads.map(summed, places)))
+        return tuple(tuple(next(found) for _ in counts) for counts in self.row_groups)
+
+    def _weights(self, file: int, group: int, table: pa.Table) -> npt.NDArray[np.float64]:
+        column = table.column(self._sample)
+        if not _is_number(column.type):
+            raise SourceError(f"{self._where(file, group)}: column {self._sample!r} holds {column.type}, and rows are "
+                              "sampled by numbers")
+        weights: npt.NDArray[np.float64] = column.to_numpy().astype(np.float64)
+        if column.null_count or not ((weights >= 0) & (weights < np.inf)).all():
+            raise SourceError(f"{self._where(file, group)}: column {self._sample!r} holds empty values, or weights "
+                              "that are not finite and 0 or more; rows cannot be sampled by it")
+        return weights
+
+    def decoded(self, number: int, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The stored columns of a row group, or some of them."""
+        where, file = self._where(number, group), None
         try:
-            file = self._take(read.file)
-            table = self._decoded(file, read.group)
+            file = self._take(number)
+            table = self._table(file, group) if columns is None else flattened(file.read_row_group(
+                group, columns=list(dict.fromkeys([*columns, *self._deciding])), use_threads=False))
+            for name, value in self._folders[number].items() if self._folders else ():
+                if name in (self.columns if columns is None else columns):
+                    table = table.append_column(self.stored.field(name), pa.repeat(value, table.num_rows))
         except Exception as error:  # a flipped bit may cause any error: invalid text, an endless length
             if file is not None:
                 file.close(force=True)
-            raise SourceError(f"{self.describe(read)}: {error or type(error).__name__}") from error
-        self._give_back(read.file, file)
-        if table.schema != self._usual:
-            self._check_columns(read, table.schema)
-        if self._made:
-            try:
-                table = self._made.table(table)
-            except ColumnError as error:
-                raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
-        if table.num_rows != read.rows:
-            raise SourceError(f"{self.describe(read)}: {table.num_rows} rows where the table has {read.rows}; "
+            raise SourceError(f"{where}: {error or type(error).__name__}") from error
+        self._give_back(number, file)
+        if columns is None and table.schema != self._usual:
+            if wrong := self.compare(table.schema):
+                raise SourceError(f"{where}: {wrong}")
+            self._usual = table.schema
+        if self._selection:
+            table = table.filter(pa.array(self._selection.mask(table)))
+        if table.num_rows != self.row_groups[number][group]:
+            raise SourceError(f"{where}: {table.num_rows} rows where the table has {self.row_groups[number][group]}; "
                               "the file was replaced")
         return table
 
-    def _decoded(self, file: pq.ParquetFile, group: int) -> pa.Table:
+    def _table(self, file: pq.ParquetFile, group: int) -> pa.Table:
         """Decodes a row group; one of large columns is not decoded all at once, because the reader also holds all that
         it reads together in its stored form until it is done."""
-        read = [file.read_row_group(group, columns=list(some), use_threads=False) for some in self.decoding.portions]
-        if self._made:
-            read = [flattened(part) for part in read]
-        if len(read) == 1:
-            return read[0]
-        return pa.table({name: part.column(name) for part in read for name in part.column_names})
+        tables = [flattened(file.read_row_group(group, columns=list(some), use_threads=False))
+                  for some in self.decoding.portions or ((),)]
+        if len(tables) == 1:
+            return tables[0]
+        return pa.table({name: part.column(name) for part in tables for name in part.column_names})
 
-    def _check_columns(self, read: Read, schema: pa.Schema) -> None:
-        """Checks a file's columns: they may hold numbers of other types, as long as they are numbers; and each file has
-        all columns."""
-        for field in self._stored:
-            _check_there(self.describe(read), field.name, schema.names)
+    def _difference(self, schema: pa.Schema) -> str | None:
+        """Files may hold numbers of other types, as long as they are numbers; and each has all columns."""
+        for field in self._in_files:
+            if wrong := _missing(field.name, schema.names):
+                return wrong
             there = schema.field(field.name).type
             if there != field.type and _is_number(there) != _is_number(field.type):
-                raise SourceError(f"{self.describe(read)}: column {field.name!r} holds {there}, in "
-                                  f"{self.files[0].path} it holds {field.type}")
-        self._usual = schema
+                return f"column {field.name!r} holds {there}, in {self.files[0].path} it holds {field.type}"
+        return None
 
     def stats(self) -> dict[str, int]:
         """Counts what stores did: reads, bytes, retries."""
@@ -181,7 +242,10 @@ class RowGroupReader:
             oldest.close(force=True)
 
     def describe(self, read: Read) -> str:
-        return f"{self.files[read.file].path}, row group {read.group}{self._made.which if self._made else ''}"
+        return self._where(read.file, read.group) + (self._selection.which if self._selection else "")
+
+    def _where(self, file: int, group: int) -> str:
+        return f"{self.files[file].path}, row group {group}"
 
     def _footer(self, file: int) -> pq.FileMetaData:
         if file not in self._footers:  # two threads may both read it: they get the same value
@@ -226,19 +290,20 @@ class RowGroupReader:
         footer = self._footer(file)
         return tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
 
-    def _schema(self) -> pa.Schema:
-        """The schema of the columns that are read, taken from the first file."""
+    def _schema(self, names: Sequence[str]) -> pa.Schema:
+        """The schema of these columns, taken from the first file."""
         if not self.files:
             raise SourceError("there are no files to read")
         there = list(parts(self._footer(0).schema.to_arrow_schema()))
-        names = [part.name for part in there]
-        for name in self.columns:
-            _check_there(self.files[0].path, name, names)
-        return pa.schema([there[names.index(name)] for name in self.columns])
+        known = [part.name for part in there]
+        for name in names:
+            if wrong := _missing(name, known):
+                raise SourceError(f"{self.files[0].path}: {wrong}")
+        return pa.schema([there[known.index(name)] for name in names])
 
-    def _decoding(self, bags: Mapping[str, float]) -> Decoding:
+    def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
         """Computes the memory for decoding by the largest row group. Rows that take more of the disk in other files are
-        assumed to take more memory."""
+        assumed to take more memory. Of the result there are so many `copies` besides."""
         largest = max(((rows, -n, -g) for n, counts in enumerate(self.row_groups) for g, rows in enumerate(counts)),
                       default=None)
         if largest is None:
@@ -250,8 +315,9 @@ class RowGroupReader:
         scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
         group = min(group, footer.num_row_groups - 1)
         try:
-            found = decoding_of(footer, group, self._stored, bags, scale=scale,
+            alone = decoding_of(footer, group, self._in_files, bags, scale=scale,
                                 file_bytes=self.files[number].bytes or 2**62)
+            found = replace(alone, beside=alone.beside + copies * alone.decoded(largest[0]))
         except Exception as error:
             raise SourceError(f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
                               f"{error}); the file is damaged") from error
@@ -261,12 +327,26 @@ class RowGroupReader:
         return replace(found, row_bytes=share * (found.row_bytes + self._made.more_bytes))
 
 
-def _check_there(where: str, name: str, names: Sequence[str]) -> None:
+def first_schema(files: Sequence[DataFile], opened: FileOpener) -> pa.Schema:
+    """All columns of the first file."""
+    if not files:
+        raise SourceError("there are no files to read")
+    try:
+        source = opened.open(files[0].path)
+        try:
+            return metadata_of(files[0].path, source)[1]
+        finally:
+            if not isinstance(source, str):
+                source.close()
+    except (FooterError, OSError, pa.ArrowException) as error:
+        raise SourceError(f"{files[0].path}: {error}") from error
+
+
+def _missing(name: str, names: Sequence[str]) -> str | None:
     if name not in names:
-        raise SourceError(f"{where}: no column {name!r}{nearest(name, names)}")
-    if names.count(name) > 1:
-        raise SourceError(f"{where}: {names.count(name)} columns are called {name!r}; write the file with "
-                          "one of each name")
+        return f"no column {name!r}{nearest(name, names)}"
+    several = names.count(name)
+    return f"{several} columns are called {name!r}; write the file with one of each name" if several > 1 else None
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -276,8 +356,10 @@ def _is_number(kind: pa.DataType) -> bool:
 class ArrowSource:
     """Decodes with Arrow's own reader, nothing between."""
 
+    name = "arrow"
+
     def __init__(self, groups: RowGroupReader):
-        self._groups = groups
+        self._groups, self.row_groups = groups, groups.row_groups
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
         def work(task: ReadTask, charge: Charge) -> Decoded:
@@ -286,66 +368,7 @@ class ArrowSource:
         return make_pool(tasks, lambda: work)
 
 
-class PetastormSource:
-    """Decodes with Petastorm's Reader with our pool, worker and ventilator: it opens the dataset, holds the row groups
-    and hands out what they decode to; the order is the plan's."""
-
-    def __init__(self, groups: RowGroupReader):
-        from sluice.ingest.read import petastorm_compat
-
-        petastorm_compat.install()
-        self._groups = groups
-
-    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
-        from petastorm.reader import Reader
-        from petastorm.workers_pool.ventilator import Ventilator
-        from petastorm.workers_pool.worker_base import WorkerBase
-
-        firsts = [0]
-        for counts in self._groups.row_groups:
-            firsts.append(firsts[-1] + len(counts))
-
-        class RowGroupWorker(WorkerBase):  # type: ignore[misc]
-            """Decodes one row group. The Reader passes its arguments: its file system (our row groups) and its
-            pieces."""
-
-            def process(self, task: ReadTask) -> None:
-                groups, _path, _schema, _ngram, pieces, *_ = self.args
-                piece = pieces[firsts[task.read.file] + task.read.group]
-                assert (piece.path, piece.row_group) == (groups.files[task.read.file].path, task.read.group)
-                self.publish_func(groups.read(task.read))
-
-            @staticmethod
-            def new_results_queue_reader() -> Any:
-                return _Results()
-
-        class PlanVentilator(Ventilator):  # type: ignore[misc]
-            """Hands out the plan's tasks when a worker asks, so it needs no thread and no queue of its own."""
-
-            def start(self) -> None:
-                pass
-
-            def __iter__(self) -> Iterator[ReadTask]:
-                return tasks
-
-            def processed_item(self) -> None:
-                pass
-
-            def completed(self) -> bool:
-                return False  # the pool sees the end of the tasks
-
-            def stop(self) -> None:
-                pass
-
-        class PlanReader(Reader):  # type: ignore[misc]
-            def _create_ventilator(self, *_arguments: Any) -> PlanVentilator:
-                return PlanVentilator(None)
-
-        return PlanReader(self._groups, [f.path for f in self._groups.files], reader_pool=_PoolOfReader(make_pool),
-                          worker_class=RowGroupWorker, is_batched_reader=True)
-
-
-READERS: dict[str, Callable[[RowGroupReader], RowGroupSource]] = {"petastorm": PetastormSource, "arrow": ArrowSource}
+READERS = ("petastorm", "arrow")
 AUTO = "auto"
 """Petastorm where it is installed, else Arrow."""
 
@@ -374,66 +397,19 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def source_of(reader: str | None, groups: RowGroupReader) -> RowGroupSource:
+def source_of(reader: str | None, groups: RowGroupReader, options: PetastormOptions = PetastormOptions()
+              ) -> RowGroupSource:
     """The source that a user names, or (None, `auto`) the best that is installed."""
     reader = reader_of(reader)
     if reader not in READERS:
         raise SourceError(f"reader {reader!r} is none of {', '.join(READERS)}")
+    if reader == "arrow":
+        if options.asked_for:
+            raise SourceError(f"{', '.join(options.asked_for)}: this is Petastorm's; take reader='petastorm'")
+        return ArrowSource(groups)
     try:
-        return READERS[reader](groups)
+        return PetastormSource(groups, options)
     except ModuleNotFoundError as error:
         raise SourceError(f"reader {reader!r} needs {error.name}, which is not installed: "
                           "pip install \"sluice[petastorm]\", or take reader='arrow', which gives the same rows"
                           ) from None
-
-
-class _Results:
-    """Reads results for Petastorm's Reader from a pool: unchanged."""
-
-    batched_output = True
-
-    def read_next(self, pool: _PoolOfReader, _schema: Any, _ngram: Any) -> Any:
-        return pool.get_results()
-
-
-class _PoolOfReader:
-    """Our pool, behind the protocol of workers' pools that Petastorm's Reader expects."""
-
-    workers_count = 1  # the Reader sizes its own ventilator by it, which is not used here
-
-    def __init__(self, make_pool: MakePool):
-        self._make_pool = make_pool
-        self._pool: Pool[ReadTask, Any] | None = None
-        self._ids = iter(range(2**62))
-        self._lock = threading.Lock()
-
-    def start(self, worker_class: Any, worker_args: Any = None, ventilator: Any = None) -> None:
-        def make_work() -> Work:
-            published: list[pa.Table] = []
-            with self._lock:
-                worker = worker_class(next(self._ids), published.append, worker_args)
-
-            def work(task: ReadTask, charge: Charge) -> Decoded:
-                worker.process(task)
-                return Decoded(task, published.pop(), charge)
-
-            return work
-
-        ventilator.start()
-        self._pool = self._make_pool(iter(ventilator), make_work)
-
-    def get_results(self) -> Any:
-        assert self._pool is not None
-        return next(self._pool)
-
-    def stop(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-
-    def join(self) -> None:
-        if self._pool is not None:
-            self._pool.join(5.0)
-
-    @property
-    def diagnostics(self) -> dict[str, Any]:
-        return {} if self._pool is None else self._pool.stats().__dict__

@@ -21,7 +21,7 @@ class StageCounters:
         self._at = clock()
         self._busy = self._waiting = 0
         self._blocked = False
-        self.items = self.rows = self.bytes = 0
+        self.items = self.rows = self.bytes = self.process_bytes = 0
         self.busy_s = self.cpu_s = self.core_wait_s = self.wait_input_s = self.wait_output_s = 0.0
 
     def change(self, *, busy: int = 0, waiting: int = 0, blocked: bool | None = None) -> None:
@@ -49,7 +49,7 @@ class StageCounters:
         return StageStats(name=self.name, items=self.items, rows=self.rows, bytes=self.bytes, busy_s=self.busy_s,
                           cpu_s=self.cpu_s, core_wait_s=self.core_wait_s, wait_input_s=self.wait_input_s,
                           wait_output_s=self.wait_output_s, workers=workers, backend=backend, queue_bytes=queue_bytes,
-                          queue_limit_bytes=queue_limit_bytes)
+                          queue_limit_bytes=queue_limit_bytes, process_bytes=self.process_bytes)
 
 
 class WorkerClock:

@@ -51,6 +51,7 @@ class TransformStage:
         self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
         self._lock = threading.RLock()  # a garbage collector may close a forgotten loader's stages within it
         self._workers: dict[Worker, None] = {}  # in the order in which they were started
+        self.process_bytes = 0  # the most memory that one of its processes was seen to take for itself
         self._closed = False
 
     def runner(self) -> TransformWorker:
@@ -64,7 +65,8 @@ class TransformStage:
                 raise Closed
             worker = Worker(WorkerProcess(
                 self.transform.function, limit_s=self.transform.limit_s, memory_limit=self.transform.memory_limit,
-                budget=self._budget, charge=lambda size: self._charge(size, False)), self._charge)
+                budget=self._budget, charge=lambda size: self._charge(size, False)), self._charge,
+                self.process_bytes or WORKER_PROCESS_BYTES)
             self._workers[worker] = None
         return worker
 
@@ -88,15 +90,16 @@ class TransformStage:
 class Worker:
     """A process, and the memory that it is charged with besides the shared memory."""
 
-    def __init__(self, process: WorkerProcess, charge: Callable[[int, bool], None]):
+    def __init__(self, process: WorkerProcess, charge: Callable[[int, bool], None], expected: int):
         self.process, self._charge = process, charge
-        self._charged = 0
+        self._charged = self.bytes = 0
         self._spent = (-1, 0.0, 0.0)
-        self._weigh(WORKER_PROCESS_BYTES)
+        self._weigh(expected)
 
     def call(self, arrays: Arrays, label: str, memory_limit: int | None) -> Given:
         result = self.process.call(arrays, label, memory_limit)
-        self._weigh(max(self._charged, anonymous_bytes(self.process.pid)))
+        self.bytes = max(self.bytes, anonymous_bytes(self.process.pid))
+        self._weigh(max(self._charged, self.bytes))
         return result
 
     def spent(self) -> tuple[float, float]:
@@ -179,6 +182,7 @@ class TransformWorker:
             limit = stage.transform.memory_limit
             return self._worker.call(arrays, where, limit and free and max(limit, free))
         finally:
+            stage.process_bytes = max(stage.process_bytes, self._worker.bytes)
             stage.spent(*self._worker.spent())
 
     def _declared(self, arrays: Arrays) -> Arrays:

@@ -18,6 +18,7 @@ from sluice.agent.report.beside import shown
 from sluice.agent.report.format import line
 from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.etl.common.settings import setting
@@ -32,7 +33,7 @@ from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, 
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.transform import Transform
 from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
-from sluice.ingest.tools.options import RunOptions, function_of, table_named
+from sluice.ingest.tools.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.tools.run_conditions import RunConditions
 from sluice.ingest.tools.terminal import View
 
@@ -79,7 +80,7 @@ class BenchInput(KnobOptions, TransformOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(BenchRows, BenchInput):
+class BenchOptions(BenchRows, OrderOptions, BenchInput):
     """What is loaded and how, which trainer and store are pretended, and what is left behind."""
 
     title = "measurement"
@@ -118,12 +119,14 @@ class BenchSession:
                 self._table, batch_size=options.batch_size, split=options.split, seed=options.seed, epochs=sys.maxsize,
                 memory_limit=options.memory_limit, reader=self._reader, transforms=_transforms(options),
                 before_read=self._before_read if self._latency_s else None, shuffle=options.shuffle, fill=options.fill,
-                **self._conditions.for_loader()))
+                streams=options.streams, window_rows=options.window_rows,
+                sample=options.sample or None, **self._conditions.for_loader()))
+            self._policy = policies.make(options.tuning, foreknowledge(loader))
             self._knob_memory = KnobMemory(loader, options, say=self._say)
             self._knob_memory.start()
             if options.run:
                 self._run = stack.enter_context(RunFolder.create(options.run, {
-                    **options.to_dict(), "version": self._table.version}))
+                    **options.to_dict(), "version": self._table.version, "reader": loader.reader}))
             left = f" ({loader.plan.dropped:,} rows fill no batch, other ones each time)" if loader.plan.dropped else ""
             self._say(f"{self._table.uri} version {self._table.version}: {loader.plan.rows:,} rows, {len(loader)} "
                       f"steps an epoch{left}; needs at least {loader.memory_need}; {loader.knobs}")
@@ -155,7 +158,8 @@ class BenchSession:
         loader.close()
         limit.measure()
         outcome = {**_figures(found), "decode_rows_per_s": round(limit.rows_per_s), "decode_threads": limit.threads,
-                   "peak_bytes": peak_bytes, "decisions": controller.decisions, "knobs": knobs.to_dict(),
+                   "peak_bytes": peak_bytes, "decisions": controller.decisions,
+                   "opening": controller.opening, "knobs": knobs.to_dict(),
                    "tuning": self._policy.name, "reader": self._reader, **self._conditions.outcome(loader)}
         if self._run is not None:
             told = summary(Run.read(self._run.path), outcome)
@@ -180,10 +184,10 @@ class BenchSession:
         return outcome
 
     def _decode_limit(self) -> DecodeLimit:
-        split = self._options.split
-        groups = RowGroupReader(self._table.files_of(split), Columns.of(self._table.fields).names,
-                                self._before_read if self._latency_s else None, self._conditions.files(),
-                                made=self._table.made(split) if isinstance(self._table, ParquetFiles) else None)
+        split, names = self._options.split, Columns.of(self._table.fields).names
+        made = self._table.made(split, names) if isinstance(self._table, ParquetFiles) else None
+        groups = RowGroupReader(self._table.files_of(split), made.sources if made else names,
+                                self._before_read if self._latency_s else None, self._conditions.files(), made=made)
         self._stack.callback(groups.close)
         return DecodeLimit(source_of(self._reader, groups), groups)
 

@@ -15,6 +15,7 @@ from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
 from sluice.ingest.process.child_main import load
 from sluice.ingest.read.parquet_files import ParquetFiles, is_table, table_of
+from sluice.ingest.row_order import STREAMS, WINDOW_ROWS
 from sluice.ingest.stages.quarantine import ON_ERROR, Errors
 
 if TYPE_CHECKING:
@@ -48,6 +49,20 @@ def table_named(name: str, roles: str | None, code: CodeOptions, transforms: Seq
     with what is guessed."""
     spec = code.own_spec if code.own_spec and not is_table(name) else None
     return table_of(name, roles, code.permission_with(transforms), spec=spec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions:
+    """How rows are mixed. Another value is another order of rows (docs/shuffle.md tells what each costs)."""
+
+    title = "order of rows"
+    streams: int = setting(STREAMS, "parts of an epoch of which every batch has rows; ranks must divide it, and it the "
+                           "batch. More: better mixed, more memory, a later first batch", least=1)
+    window_rows: int = setting(WINDOW_ROWS, "rows of a part that are mixed with each other. More: better mixed where "
+                               "row groups are smaller, more memory, slower beyond a core's cache", metavar="ROWS",
+                               least=1)
+    sample: str = setting("", "draw rows with replacement, by the weights in this column (default: each row once)",
+                          metavar="COLUMN")
 
 
 _DEFAULT = Errors()

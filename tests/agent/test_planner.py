@@ -55,7 +55,7 @@ def test_a_slow_store_is_found_from_one_worker_within_eight_decisions():
     assert _score(pipeline) >= 0.95
     assert controller.decisions <= 8
     assert pipeline.knobs.workers["read"] > pipeline.cores  # its workers wait, so there may be more than cores
-    assert "read 1 → 8" in events[0]["reason"]["text"]
+    assert "read 1 → 16" in events[0]["reason"]["text"]
     assert events[0]["reason"]["bottleneck"] == "read"
 
 

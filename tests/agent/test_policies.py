@@ -21,7 +21,8 @@ class TestEachOfTheProducts(PolicyContract):
 
 
 @pytest.mark.parametrize("scenario", [s for s in shipped() if s.name[:2] in ("04", "06")], ids=lambda s: s.name[:2])
-def test_auto_is_the_planner_to_the_decision(scenario):
+def test_auto_is_the_planner_to_the_decision_where_no_opening_came_with_the_package(monkeypatch, scenario):
+    monkeypatch.setattr(policies, "_OPENER", "sluice.agent.policies.opening.none")
     scenario = dataclasses.replace(scenario, seconds=60)
     found = {}
     for name in ("auto", "planner"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sluice.agent.costs.rates import rates
-from sluice.agent.learn.train import learn, save
+from sluice.agent.learn.intune_teacher import learn, save
 from sluice.agent.policies.intune import (
     HIDDEN,
     INPUTS,

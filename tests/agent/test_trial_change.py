@@ -20,7 +20,8 @@ def _seen(rate, stall=1.0, read=None):
 
 
 def _attempt(kind="grow", hoped=2.0, **more):
-    return TrialChange(kind=kind, before=Knobs(workers={"read": 1}), rows_per_s=100.0, predicted=100.0 * hoped, **more)
+    return TrialChange(kind=kind, before=Knobs(workers={"read": 1}), rows_per_s=100.0, predicted=100.0 * hoped,
+                       start_up=3 * (kind == "switch"), **more)
 
 
 @pytest.mark.parametrize(("kind", "rate", "age", "verdict"), [

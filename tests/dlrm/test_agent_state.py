@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.policies.planner.planner import Planner
 from sluice.dlrm.checkpoint.meta import CheckpointMeta
 from sluice.dlrm.options import Config
 from sluice.dlrm.ranks import world
@@ -20,8 +21,16 @@ from sluice.etl.synth.small_table import small_table
 @pytest.mark.parametrize(("machine", "schema", "registry"), [
     ("same", "same", True), ("another", "same", False), ("same", "another", False), ("same", "another", True)])
 def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_knows_no_better(
-        tmp_path, machine, schema, registry):
-    """Also across schemas, without a registry: stages that are still there are known, and those that are gone left."""
+        tmp_path, monkeypatch, machine, schema, registry):
+    """Also across schemas, without a registry: stages that are still there are known, and those that are gone left; but
+    nothing counts as settled there, so that the new pipeline is opened anew."""
+    settled, recall = [], Planner.recall
+
+    def noted(self, state, learned):
+        settled.append(learned.get("settled", True))
+        return recall(self, state, learned)
+
+    monkeypatch.setattr(Planner, "recall", noted)
     table = small_table(tmp_path / "table", rows=2000, values=20, row_group_rows=512)
     config = Config(data=table.uri, version=table.version, batch_size=256, reader="arrow")
     conditions = loaders.conditions(config, tmp_path, 0)
@@ -41,10 +50,13 @@ def test_it_goes_on_with_what_it_knew_on_the_same_machine_where_the_registry_kno
             assert controller is not None
             assert not any(thread.name == "sluice-member" for thread in threading.enumerate()), "it is the only rank"
             next(iter(loader))
-            controller.step()
+            while controller.reason is None:  # its thread may be at the first look, and be slow
+                controller.step()
+                threading.Event().wait(0.01)
             after = json.loads(json.dumps(assemble.agent_of(controller, kept)))
     assert (after["machine"], after["schema"]) == (kept.context.machine, kept.context.schema)
     points = after["learned"]["services"].get("read", {"points": {}})["points"]
     assert ("7" in points) == (machine == "same" and not (registry and schema != "same"))
     assert ("5" in points) == (registry and schema != "same")
+    assert settled == ([] if machine == "another" else [registry or schema == "same"])
     assert "gone" not in after["learned"]["services"]

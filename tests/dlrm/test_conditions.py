@@ -84,9 +84,11 @@ def test_rows_set_aside_leave_two_ranks_in_step(tmp_path):
     assert "needs at least" in process.stderr
     assert "read = 3" in (tmp_path / "best.toml").read_text()
     table = FeatureTable.open(tmp_path / "table")
-    config = Config(data=table.uri, version=0, batch_size=256, ranks=2, registry=str(tmp_path / "registry"))
+    config = Config(data=table.uri, version=0, batch_size=256, ranks=2, registry=str(tmp_path / "registry"),
+                    streams=4, window_rows=90)
     with loaders.training(config, table, rank=1, local_ranks=2,
                           conditions=loaders.conditions(config, tmp_path, 1)) as loader:
+        assert (loader.plan.streams, loader.plan.window_rows) == (4, 90)
         assert loaders.knob_memory(config, loader, 2, print).start()
         assert loader.knobs.workers["read"] == 3  # where the next run of two ranks on this machine begins
 

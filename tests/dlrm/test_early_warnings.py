@@ -71,6 +71,7 @@ def test_what_is_given_is_not_said_to_be_chosen():
     assert described(6400, {"batch_size": 256}) == "chosen for 6,400 training rows: --dense-lr 0.001"
     assert described(6400, dict.fromkeys(defaults(6400))) == ""
     assert "--batch-size 32" in described(6400, {})
+    assert "--batch-size 24" in described(6400, {"streams": 12}), "a batch has as many rows of each stream"
 
 
 def test_rows_that_are_left_out_are_counted():

@@ -83,6 +83,8 @@ def test_the_version_that_a_run_began_with_does_not_take_one_that_follows_back()
 
 @pytest.mark.parametrize(("words", "message"), [
     (("--seed", "1"), "seed was 0 and cannot become 1"), (("--batch-size", "64"), "batch_size was"),
+    (("--streams", "4"), "streams was 8 and cannot become 4"),
+    (("--window-rows", "100"), "window_rows was 32768 and cannot become 100"),
     (("--last", "drop"), "last was 'pad' and cannot become 'drop'"),
     (("--over-layers", "3"), "model was"), (("--dense-optimiser", "{other}"), "the dense optimiser was")])
 def test_what_would_train_another_model_is_refused_on_resume(words, message):

@@ -16,7 +16,8 @@ import pytest
 
 from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
-from sluice.dlrm.demo import has_java
+from sluice.dlrm.demo import has_java, main
+from sluice.etl.common.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -24,9 +25,10 @@ pytestmark = pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywhere(tmp_path):
-    """Its terminal, its last line, the run's page, its last event and `explain`."""
+    """Its terminal, its last line, the run's page, its last event and `explain`; on a Spark cluster, and with a
+    torchrun agent for each rank."""
     result = subprocess.run(
-        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "100000"],
+        [sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "100000", "--cluster"],
         capture_output=True, text=True, timeout=390, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert result.returncode == 0, result.stderr[-4000:]
     last = json.loads(result.stdout.splitlines()[-1])
@@ -46,7 +48,10 @@ def test_the_demo_shows_its_training_tuned_and_each_figure_is_the_same_everywher
     assert last["results"] == {one["label"]: one["result"] for one in end["occasions"]}
     assert {e["order_hash"] for e in (run.of("epoch")[0], Run.read(
         Path(last["report_one_worker"]).parent).of("epoch")[0])} == {last["order_hash"]}
-    for sentence in ("the local engine: the same fingerprint", "One worker a stage: waiting for input",
+    workers = sorted((tmp_path / "out" / "cluster").glob("*worker.Worker.log"))
+    assert [log.read_text().count("Asked to launch executor") for log in workers] == [1, 1]
+    for sentence in ("torchrun --nnodes=2 --nproc-per-node=1", "the local engine: the same fingerprint",
+                     "One worker a stage: waiting for input",
                      "of the way from chance", last["report"], "--tuning shadow"):
         assert sentence in result.stderr
 
@@ -62,6 +67,12 @@ def test_java_counts_from_version_17_on(tmp_path, monkeypatch, told, there):
     assert has_java() is there
 
 
+def test_a_cluster_without_java_is_refused_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("sluice.dlrm.demo.has_java", lambda: False)
+    with pytest.raises(UsageError, match="--cluster: Spark needs Java 17 or newer"):
+        main(["--out", str(tmp_path / "out"), "--cluster"])
+    assert not (tmp_path / "out").exists()
+
 
 def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
     (tmp_path / "precious").write_text("mine")
@@ -74,8 +85,9 @@ def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_an_interrupt_leaves_nothing_running(tmp_path):
-    """In the middle of the Spark step: the demo's own log says when that has begun."""
-    process = subprocess.Popen([sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "20000"],
+    """In the middle of the Spark step, when its cluster is up: the demo's own log says when that has begun."""
+    process = subprocess.Popen([sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "20000",
+                                "--cluster"],
                                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
                                env={**os.environ, "TMPDIR": str(tmp_path)})
     with process.stderr as lines:
@@ -83,6 +95,7 @@ def test_an_interrupt_leaves_nothing_running(tmp_path):
             if "spark-submit" in line:
                 break
         children = psutil.Process(process.pid).children(recursive=True)
+        assert len([child for child in children if "spark.deploy" in " ".join(child.cmdline())]) >= 3
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(20) == 130
     _, alive = psutil.wait_procs(children, timeout=5)

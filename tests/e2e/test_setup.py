@@ -71,16 +71,21 @@ esac""")
     assert not (machine / ".venv/.stamp").exists()
 
 
+def stamp(home: Path) -> None:
+    """As if set-up had been there."""
+    of = "requirements.lock requirements-dev.lock pyproject.toml setup.py .ci/setup"
+    key = subprocess.run(f"cat {of} | sha256sum | cut -c1-16",
+                         shell=True, cwd=home, capture_output=True, text=True, check=True).stdout
+    (home / ".venv/.stamp").write_text(key)
+
+
 def test_a_second_call_does_nothing(machine):
     add(machine, "java", JAVA_17)
     (machine / ".venv/bin").mkdir(parents=True)
     python = machine / ".venv/bin/python"
     python.write_text("#!/bin/bash\necho called >> calls\n")
     python.chmod(0o755)
-    of = "requirements.lock requirements-dev.lock pyproject.toml setup.py .ci/setup"
-    key = subprocess.run(f"cat {of} | sha256sum | cut -c1-16",
-                         shell=True, cwd=machine, capture_output=True, text=True, check=True).stdout
-    (machine / ".venv/.stamp").write_text(key)
+    stamp(machine)
     assert set_up(machine).returncode == 0
     assert not (machine / "calls").exists()
     (machine / "requirements.lock").write_text("changed")
@@ -88,3 +93,53 @@ def test_a_second_call_does_nothing(machine):
     (machine.parent / "bin/python3.11").chmod(0o755)
     set_up(machine)
     assert (machine / "calls").exists(), "changed locks were not noticed"
+
+
+def test_spark_of_the_environment_is_told_once_how_to_start(machine, repo):
+    """And again after its Java has changed; where noting Spark's classes down fails, everything else goes on."""
+    add(machine, "java", JAVA_17)
+    for tool in ("mkdir", "cp", "cmp", "mv", "mktemp", "readlink", "touch"):
+        (machine.parent / "bin" / tool).symlink_to(shutil.which(tool))
+    conf = machine / ".venv/lib/python3.11/site-packages/pyspark/conf"
+    conf.parent.mkdir(parents=True)
+    (machine / ".venv/bin").mkdir()
+    for name, script in (("python", "true"), ("spark-submit", 'echo called >> calls\ntouch "${SPARK_SUBMIT_OPTS#*=}"')):
+        (machine / ".venv/bin" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (machine / ".venv/bin" / name).chmod(0o755)
+    for name in (".ci/spark-env.sh", "etl/log4j2.properties"):
+        (machine / name).parent.mkdir(exist_ok=True)
+        shutil.copy(repo / name, machine / name)
+    stamp(machine)
+    for _ in range(2):
+        assert set_up(machine).returncode == 0
+    assert (machine / "calls").read_text() == "called\n"
+    assert sorted(path.name for path in conf.iterdir()) == ["log4j2.properties", "spark-env.sh", "spark.jsa",
+                                                           "spark.jsa.java"]
+    (machine / ".ci/spark-env.sh").write_text("# another")
+    (conf / "spark.jsa.java").write_text("another")
+    (machine / ".venv/bin/spark-submit").write_text("#!/bin/bash\nexit 1\n")
+    again = set_up(machine)
+    assert (again.returncode, (conf / "spark-env.sh").read_text()) == (0, "# another")
+    assert "starts take a little longer" in again.stderr
+    assert "having Java note down" not in set_up(machine).stderr
+
+
+def test_sparks_own_start_loses_the_module_that_java_warns_of_and_nothing_else_changes(repo, tmp_path):
+    script = '''
+set -a; . "$1"; set +a
+bash -c 'type -t exec; echo "$SPARK_CONF_DIR $SPARK_SUBMIT_OPTS"'
+exec printf "<%s>" a "b c" --add-modules=jdk.incubator.vector -Dx=y
+'''
+    def started() -> list[str]:
+        done = subprocess.run(["bash", "-c", script, "bash", repo / ".ci/spark-env.sh"], capture_output=True, text=True,
+                              check=True, env={"PATH": os.environ["PATH"], "SPARK_CONF_DIR": str(tmp_path),
+                                               "SPARK_SUBMIT_OPTS": "-Xmine"})
+        return done.stdout.splitlines()
+
+    kind, settings, words = started()
+    assert (kind, words) == ("builtin", "<a><b c><-Dx=y>")
+    assert settings == f"{tmp_path}/none -Dlog4j2.configurationFile={tmp_path}/log4j2.properties -Xmine"
+    (tmp_path / "spark.jsa").touch()
+    assert f"-XX:SharedArchiveFile={tmp_path}/spark.jsa " in started()[1]
+    (tmp_path / "spark-defaults.conf").touch()  # somebody's settings: Spark must find them on its class path
+    assert started()[1].startswith(f"{tmp_path} -Dlog4j2")

@@ -22,6 +22,7 @@ def spark():
     conf = SparkConf().setMaster("local[2]").setAppName("tests").setAll(list(DEFAULTS.items()))
     conf.setAll([("spark.driver.host", "127.0.0.1"), ("spark.driver.bindAddress", "127.0.0.1"),
                  ("spark.executorEnv.PYTHONPATH", str(ROOT)), ("spark.sql.shuffle.partitions", "2"),
+                 ("spark.python.daemon.module", "sluice.etl.spark.processes.daemon"),
                  ("spark.ui.showConsoleProgress", "false"), ("spark.pyspark.python", sys.executable),
                  # What is short-lived is compiled quickly rather than well.
                  ("spark.driver.extraJavaOptions", " ".join([

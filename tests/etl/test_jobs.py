@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import uuid
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -23,7 +24,7 @@ from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.explain import explain
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
-from sluice.etl.table.fitted_state import StateError
+from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import NO_PARTITION
 from sluice.etl.table.new_files import CommitError
 from sluice.etl.table.profile import DriftError
@@ -164,6 +165,32 @@ ops = [{op = "python", function = "tests.etl.test_jobs:noted", inputs = "text", 
     assert len(list(passes.iterdir())) == 1
 
 
+@pytest.mark.parametrize("rules", ["", '[dedup]\nby = ["at"]\n'])
+def test_what_was_read_and_parsed_is_kept_for_the_passes_after_the_first(spark, raw, tmp_path, rules):
+    """The input is gone by then."""
+    shutil.copy(raw[0], tmp_path / "rows.parquet")
+    text = HEAD + rules + LABEL + ITEM + COUNTED + """
+[[column]]
+name = "mean_price"
+from = ["item", "price"]
+role = "dense"
+ops = [{op = "group", of = "mean"}, {op = "fill", value = -1}, {op = "standardise"}]
+"""
+    job = Job(spec=Spec.own(text), inputs=(str(tmp_path / "rows.parquet"),), store=TableStore(tmp_path / "t"))
+    engine = SparkEngine(spark, job, JobProgress(Said()))
+    sums = engine.sums(0, FittedState(), {})
+    (tmp_path / "rows.parquet").unlink()
+    state, counted = fit(engine)
+    assert (counted.rows, counted.parsed) == (sums.counted.rows, sums.counted.parsed) == (900, 900)
+    assert job.spec.levels == 2
+    engine.write(state, counted)
+    assert sum(pq.read_metadata(path).num_rows for path in (tmp_path / "t").rglob("*.parquet")) == 900
+    held = spark.sparkContext._jsc.getPersistentRDDs
+    before = len(held())
+    engine.close()
+    assert len(held()) < before
+
+
 def test_fitting_takes_as_many_jobs_for_40_columns_as_for_one(spark, raw, tmp_path, monkeypatch):
     """And the driver collects no more than it says, with nothing taken from it in another way."""
     from pyspark.sql.classic.dataframe import DataFrame
@@ -199,7 +226,11 @@ ops = [{op = "count"}, {op = "fill"}]
 
 def fitted(spark, tmp_path, path, text):
     job = Job(spec=Spec.own(text), inputs=(str(path),), store=TableStore(tmp_path / "fitted"))
-    return fit(SparkEngine(spark, job, JobProgress(Said())))
+    engine = SparkEngine(spark, job, JobProgress(Said()))
+    try:
+        return fit(engine)
+    finally:
+        engine.close()
 
 
 def _noted_rows(taken: list[int], table: pa.Table) -> pa.Table:
@@ -486,15 +517,26 @@ name = "price"
 role = "dense"
 ops = [{op = "python", function = "tests.etl.test_jobs:broken", inputs = "number", output = "number"}, {op = "fill"}]
 """
-    with pytest.raises(JobFailure, match=r"broken returned 899 values, not an Arrow array for 900 rows") as error, \
-            clearly():
-        run(spark, tmp_path / "t", raw[0], text=text)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "t" / "data").exists() or not list((tmp_path / "t" / "data").rglob("*.parquet"))
+    for name, words in (("broken", "broken returned 899 values, not an Arrow array for 900 rows"),
+                        ("refusing", f"refusing fails at '{dear(raw)}': ValueError: too dear, by far")):
+        said = rf"^\S*/rows\.parquet: column 'price': tests\.etl\.test_jobs:{words}; nothing was published$"
+        with pytest.raises(JobFailure, match=said), clearly():
+            run(spark, tmp_path / "t", raw[0], text=text.replace("broken", name))
+        assert not (tmp_path / "t" / "data").exists() or not list((tmp_path / "t" / "data").rglob("*.parquet"))
 
 
 def broken(values: pa.Array) -> pa.Array:
     return values.slice(1)
+
+
+def dear(raw) -> float:
+    return next(price for price in raw[1]["price"].to_pylist() if price is not None and price > 9)
+
+
+def refusing(values: pa.Array) -> pa.Array:
+    if any(value is not None and value > 9 for value in values.to_pylist()):
+        raise ValueError("too dear,\nby far")
+    return values
 
 
 def test_a_full_disk_is_one_line():

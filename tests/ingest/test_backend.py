@@ -16,6 +16,7 @@ import pytest
 
 from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.memory.governor import Governor
 from sluice.ingest.process.worker import WorkerCrashed
 from sluice.ingest.stages.quarantine import Errors, QuarantineError
 from sluice.ingest.stages.transform import Transform, TransformError
@@ -108,6 +109,32 @@ def test_a_stage_gives_its_processes_back_when_it_goes_over_to_threads(table):
         while loader.worker_pids:
             next(stream)
         assert loader.worker_restarts == 0
+        stream.close()
+
+
+def test_a_process_is_weighed_and_the_next_one_is_charged_with_that(table, monkeypatch):
+    charged, hold = [], Governor.hold
+
+    def noted(self, change, outside=False):
+        if outside and change > 0:
+            charged.append(change)
+        hold(self, change, outside)
+
+    monkeypatch.setattr(Governor, "hold", noted)
+    with loading(table, NAME + "keep_100_mib", epochs=50) as loader:
+        assert loader.snapshot().stage("mine").process_bytes == 0
+        stream = (batch for _ in range(50) for batch in loader)
+        while not loader.snapshot().stage("mine").process_bytes:
+            next(stream)
+        weighed = loader.snapshot().stage("mine").process_bytes
+        assert 100 * 2**20 < weighed < 400 * 2**20
+        assert sum(charged) >= weighed
+        first = len(charged)
+        loader.apply(Knobs(workers={"mine": 2}))
+        while max(charged[first:], default=0) < weighed:  # at once, not bit by bit as it takes it
+            next(stream)
+        loader.apply(Knobs(backend={"mine": "thread"}))
+        assert loader.snapshot().stage("mine").process_bytes >= weighed  # that is known from now on
         stream.close()
 
 

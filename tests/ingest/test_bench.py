@@ -30,7 +30,7 @@ def bench(repo, *arguments):
 def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     code, out, err = bench(repo, "bench", table.uri, "--batch-size", 160, "--seconds", 1.5, "--tuning", "auto",
                            "--knobs", "read=1", "--store-latency-ms", 5, "--run-dir", tmp_path / "run",
-                           "--udf", "tests.ingest.twin:halve")
+                           "--udf", "tests.ingest.twin:halve", "--streams", 16, "--window-rows", 300)
     assert code == 0, err
     found = json.loads(out.splitlines()[-1])
     assert {"rows_per_s", "rows_per_s_settled", "decode_rows_per_s", "stall_fraction", "stall_fraction_settled",
@@ -42,7 +42,9 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     assert (tmp_path / "run" / "report.html").stat().st_size > 0
     last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
     assert (last["kind"], last["order_hash"]) == ("end", found["order_hash"])
-    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+    begun = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (begun["reader"], begun["streams"], begun["window_rows"]) == ("petastorm", 16, 300)
+    with BatchLoader(table, batch_size=160, reader="arrow", streams=16, window_rows=300) as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
 

@@ -83,8 +83,7 @@ def test_each_fault_happens_once_and_is_recorded():
 def test_a_fault_without_a_victim_waits_for_one_and_is_missed_at_last():
     victims = []
     injector = Injector(parse("kill-worker@0s"), {"kill-worker": lambda _: victims.pop() if victims else None},
-                        clock=lambda: 0.0, epochs=lambda: 0.0,
-                 record=lambda _: None)
+                        clock=lambda: 0.0, epochs=lambda: 0.0, record=lambda _: None)
     injector.step()
     assert injector.missed == ["kill-worker=1@0s"]
     victims.append("a worker")

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 
 import pytest
 
-from sluice.ingest.read.petastorm_compat import _included, compat
-from tests.petastorm_own import STAND_IN, Result, Suite, results_of
+from tests.petastorm_folders import _included, compat
+from tests.petastorm_own import ROOT, Result, Suite, results_of
 
 pytestmark = pytest.mark.slow
 
 READ = """
 import json, sys
-from petastorm_compat import compat
+from tests.petastorm_folders import compat
 compat(trust=True)
 import pyarrow as pa, pyarrow.parquet as pq
 from petastorm import make_batch_reader
@@ -45,8 +44,7 @@ def test_compat_refuses_to_unpickle_without_trust():
 
 
 def test_petastorms_public_reader_runs_on_this_arrow(tmp_path):
-    shutil.copy(STAND_IN, tmp_path)  # alone: it needs nothing else of ours
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", READ, str(tmp_path / "data")], text=True, cwd=tmp_path,
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", READ, str(tmp_path / "data")], text=True, cwd=ROOT,
                           capture_output=True, timeout=120, check=True)
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))  # it says more itself
     every = [[10 * day + n, day] for day in (1, 2, 3) for n in range(10)]

@@ -199,6 +199,12 @@ def shifted_without_memory_at_first(columns):
     return {"C1": columns["C1"] ^ 1}
 
 
+def keep_100_mib(columns, _kept=[]):  # noqa: B006  what lies here stays
+    """Takes 100 MiB with its first item, and keeps them."""
+    if not _kept:
+        _kept.append(np.ones(100 * 2**20, np.uint8))
+
+
 def boundless(columns):
     _attempt()
     np.ones(2**45, np.uint8)
@@ -225,3 +231,8 @@ def only_two(columns):
 
 def no_such_name(columns):
     return undefined  # noqa: F821
+
+
+def process(columns):
+    """The process that it runs in, in the place of a number."""
+    return {"I1": np.full_like(columns["I1"], os.getpid())}

@@ -13,7 +13,6 @@ import pyarrow as pa
 from sluice.etl.schema import DataFile
 from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.row_order import Read
@@ -71,12 +70,12 @@ class MemoryGroups(RowGroupReader):
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
                  before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None,
-                 *, bags: Mapping[str, float] | None = None, hashed: HashedIds | None = None):
+                 **options: Any):
         run = current()
         self._weather: Weather = run.world.weather
         self._clock = Clock()
         self._retrier = Retrier(RetryPolicy(), self._clock, run.chance.random)
-        super().__init__(files, columns, before_read, opened, bags=bags, hashed=hashed)
+        super().__init__(files, columns, before_read, opened, **options)
 
     def interrupt(self) -> None:
         self._clock.stop()
@@ -96,11 +95,11 @@ class MemoryGroups(RowGroupReader):
     def _check_sizes(self) -> None:
         """They are as they are."""
 
-    def _schema(self) -> pa.Schema:
+    def _schema(self, names: Sequence[str]) -> pa.Schema:
         whole = TABLES[self.files[0].path][0].schema
-        return pa.schema([whole.field(name) for name in self.columns])
+        return pa.schema([whole.field(name) for name in names])
 
-    def _decoding(self, bags: Mapping[str, float]) -> Decoding:
+    def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
         return decoding(self.files, self.columns)
 
 

@@ -15,29 +15,51 @@ from sluice.ingest.stats import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """A snapshot, and the tick at which it was taken."""
+
+    tick: float
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerCap:
     """The fewest and most workers that a stage may have until a tick."""
 
     least: int
     most: int
-    until: int
+    until: float
     slow: float = 0.0
-    """How slow the cores were for us, if that was the cause; `before` is the most workers once the cores are much
-    freer."""
+    """How slow the cores were for us, as that may have been the cause; `before` is the most workers once the cores are
+    much freer: as many as there were, where we may have made them freer ourselves."""
     before: int = 0
+    judged_from: float = 0
+    """The tick until which the slowness is the lowest that is seen: at first what the change left behind is part of
+    it."""
+    cost_s: float = 0.0
+    """What a row cost before the change that failed, if workers were added; 0: nothing is known of that."""
 
-    def eased(self, slow: float, tick: int, settings: PlannerSettings) -> WorkerCap:
-        """The cap as it should be with the cores as they are now. They may be freer only because we have fewer
-        workers."""
-        freer = slow * settings.contended < self.slow
+    def outdated(self, cost: StageCost, workers: int) -> bool:
+        """Whether a row is clearly dearer, with as few workers again, than it was before the change that failed. Then
+        that failed because the workload changed meanwhile."""
+        return 0 < self.cost_s * cost.settings.relieved < cost.busy_s(workers)
+
+    def eased(self, slow: float, tick: float, settings: PlannerSettings) -> WorkerCap:
+        """The cap as it should be with the cores as they are now. After a failed change we have as many workers as
+        before it, and see it at once if the others leave; after workers were taken away, the cores may be freer only
+        because of that."""
+        if tick < self.judged_from:
+            return replace(self, slow=min(self.slow, slow))
+        left = self.judged_from and self.slow >= settings.worth_saying and slow - 1 < settings.freer * (self.slow - 1)
+        freer = left or slow * settings.contended < self.slow
         return WorkerCap(self.least, self.before, tick + settings.doubt) if freer else self
 
 
-def caps_after_failure(state: PlannerState, before: Knobs, recent: PipelineRates) -> dict[str, WorkerCap]:
+def caps_after_failure(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> dict[str, WorkerCap]:
     """The caps that follow from a failed change. Stages that grew until their workers disturbed each other may grow at
     most half-way to that, by ratio, and so may all if other programs may have been the cause. If there are none, each
     stage that was changed stays on the side it was on."""
-    settings = state.settings
+    settings, before = state.settings, trial.before
     contended = Contention.of(recent, settings).slow >= settings.contended
     doubt = min(settings.forgive, settings.doubt * 2**state.failures)
     caps, until = dict(state.caps), state.tick + (doubt if contended else settings.forgive)
@@ -45,7 +67,9 @@ def caps_after_failure(state: PlannerState, before: Knobs, recent: PipelineRates
     bent = {n: between(count_before, count) for n, (count_before, count) in grown.items()
             if (cost := state.services[n]).points and cost.busy_s(count) * settings.bent > cost.busy_s(count_before)}
     for name, most in (bent or {n: between(*both) if contended else both[0] for n, both in grown.items()}).items():
-        caps[name] = WorkerCap(state.limits.workers[name][0], most, until)
+        least, limit = state.limits.workers[name]
+        caps[name] = WorkerCap(least, most, until, trial.slow, limit, state.tick + settings.pause,
+                               trial.costs.get(name, 0.0))
     for name, count in state.knobs.workers.items():
         if count < before.workers[name]:
             caps[name] = WorkerCap(before.workers[name], state.limits.workers[name][1], until)
@@ -54,18 +78,20 @@ def caps_after_failure(state: PlannerState, before: Knobs, recent: PipelineRates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerState:
-    """All that the planner knows. Times are counted in snapshots."""
+    """All that the planner knows. Times are counted in ticks (`PlannerSettings`)."""
 
     limits: Limits
     knobs: Knobs
     services: Mapping[str, StageCost]
     settings: PlannerSettings = DEFAULT
     last: Snapshot | None = None
-    window: tuple[Snapshot, ...] = ()
-    """The latest snapshots that show the present knobs alone."""
-    age: int = 0
-    """Snapshots since the last change."""
-    tick: int = 0
+    window: tuple[Look, ...] = ()
+    """The latest looks that show the present knobs alone."""
+    age: float = 0
+    """Ticks since the last change."""
+    reverted: bool = False
+    """Whether the last change went back to what was in force before."""
+    tick: float = 0
     other_cpu: float = 0.0
     passed: float = 0.0
     """Recent averages: `other_cpu`, the cores in use that no stage accounts for, such as the trainer's, and the rows a
@@ -77,9 +103,9 @@ class PlannerState:
     caps: Mapping[str, WorkerCap] = field(default_factory=dict)
     """Stage → limits on its workers, because a change failed or workers were taken away."""
     tried: frozenset[tuple[str, int | str]] = frozenset()  # stages at so many workers, or on a back end
-    quiet_until: int = 0
+    quiet_until: float = 0
     failures: int = 0
-    spare: int = 0
+    spare: float = 0
     spare_needed: int = DEFAULT.spare
     released: bool = False
     """Whether the last change of size was a release. If it has to be taken back, the next one waits longer."""
@@ -92,6 +118,19 @@ class PlannerState:
     def undecided(self, before: PlannerState) -> PlannerState:
         """This state with all that was learned, but as if nothing had been changed; `before` is the state before the
         decision."""
-        window = (*before.window, *((self.last,) if self.last else ()))[-self.settings.window:]
-        return replace(before, services=self.services, last=self.last, tick=self.tick, age=before.age + 1,
-                       window=window, other_cpu=self.other_cpu, passed=self.passed)
+        assert self.last is not None, "a decision comes after a look"
+        return replace(before, services=self.services, last=self.last, tick=self.tick,
+                       age=before.age + self.tick - before.tick,
+                       window=seen(before.window, self.last, self.tick, self.settings),
+                       other_cpu=self.other_cpu, passed=self.passed)
+
+
+def ticks(seconds: float) -> float:
+    """How far a look takes the planner's time: its seconds (to a hundredth), but one at most: a longer interval was
+    waited for as items took so long, and says no more than a second does where they are short."""
+    return min(1.0, round(seconds, 2))
+
+
+def seen(window: tuple[Look, ...], snapshot: Snapshot, tick: float, settings: PlannerSettings) -> tuple[Look, ...]:
+    """The window with one more look, without those that are too old."""
+    return tuple(look for look in (*window, Look(tick, snapshot)) if look.tick > tick - settings.window)

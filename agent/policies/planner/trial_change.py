@@ -13,7 +13,8 @@ from sluice.ingest.knobs import Knobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialChange:
-    """A change whose effect is being measured. `kind` is grow, probe, switch, fuse, split, release or memory."""
+    """A change whose effect is being measured. `kind` is opening, grow, probe, switch, fuse, split, release or
+    memory."""
 
     kind: str
     before: Knobs
@@ -22,11 +23,19 @@ class TrialChange:
     predicted: float
     stages: Mapping[str, float] = field(default_factory=dict)
     """Stage that got more workers → rows a second that it passed on before."""
+    costs: Mapping[str, float] = field(default_factory=dict)
+    """The same stages → what a row cost before."""
+    slow: float = 0.0
+    """How many times slower than with free cores our threads ran before the change."""
+    start_up: float = 0
+    """Ticks that its workers take to start, as processes do."""
+    then: Knobs | None = None
+    """What follows once one process of each stage was weighed; None: this is the whole change."""
     settings: PlannerSettings = DEFAULT
 
     @property
     def rises(self) -> bool:
-        return self.kind in ("grow", "probe", "switch", "fuse", "split")
+        return self.kind in ("opening", "grow", "probe", "switch", "fuse", "split")
 
     @property
     def hoped(self) -> float:
@@ -35,26 +44,30 @@ class TrialChange:
     def gain(self, recent: PipelineRates) -> float:
         return recent.rows_per_s / self.rows_per_s
 
-    def verdict(self, age: int, recent: PipelineRates) -> bool | None:
-        """True: keep the change; False: undo it; None: wait and see. `age` counts snapshots since the change."""
+    def verdict(self, age: float, recent: PipelineRates) -> bool | None:
+        """True: keep the change; False: undo it; None: wait and see. `age` counts ticks since the change."""
         gain, nearer, limits = self.gain(recent), self._nearer(recent), self.settings
         fed = recent.stall <= limits.smooth
         clear = (max(gain, nearer) >= 1 + min(limits.clear_share * (self.hoped - 1), limits.clear) if self.rises
                  else gain >= limits.clear_kept)
-        patience = limits.patience + limits.start_up * (self.kind == "switch")
+        patience = limits.patience + self.start_up
         if age < (limits.settle if clear or fed else limits.hurt if self._hurts(recent) else patience):
             return None
         enough = 1 + limits.least_gain * max(1.0, self.hoped - 1) if self.rises else limits.least_kept
         return clear or fed or self.kind == "memory" or gain >= enough
 
+    def fulfilled(self, recent: PipelineRates) -> bool:
+        """Whether growing brought what was promised."""
+        return self.kind == "grow" and self.gain(recent) >= 1 + self.settings.fulfilled * (self.hoped - 1)
+
     def _hurts(self, recent: PipelineRates) -> bool:
         gain = max(self.gain(recent), self._nearer(recent))
-        return (self.rises and self.kind != "switch" and gain < self.settings.harm
+        return (self.rises and not self.start_up and gain < self.settings.harm
                 and Contention.of(recent, self.settings).slow < self.settings.contended)
 
     def crashed(self, rates: PipelineRates) -> bool:
         """Whether the latest interval alone shows that the change does harm. Workers that start up are given time."""
-        return (self.rises and self.kind != "switch" and rates.stall > self.settings.smooth
+        return (self.rises and not self.start_up and rates.stall > self.settings.smooth
                 and max(self.gain(rates), self._nearer(rates)) < self.settings.crash)
 
     def _nearer(self, recent: PipelineRates) -> float:

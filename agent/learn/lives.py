@@ -1,0 +1,133 @@
+"""Many simulated pipelines at once as an opening sees them: `Lives`, with what the clairvoyant would have set in each:
+`Clairvoyance`.
+
+A look holds nothing that a run's own snapshots and schema would not: costs, locks, cliffs and neighbours stay hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sluice.agent.learn.pipeline_batch import BatchKnobs, PipelineBatch
+from sluice.agent.policies.opening.policy import Glimpse, Setting
+from sluice.agent.simulator.optimum import best_knobs
+from sluice.agent.simulator.physics import steady
+from sluice.agent.simulator.scenario import Scenario
+
+_OF_STAGES = ("done", "bytes", "busy_s", "cpu_s", "core_wait_s", "in_s", "out_s")
+_OF_PIPELINES = ("consumed", "wait_s", "compute_s", "used_s")
+_SAID = 0.7
+"""How often a run knows something before its first row …"""
+_WRONG = 0.1
+"""… how often a stage's class says the wrong thing about its lock …"""
+_MEASURED = 0.25
+"""… and how often a worker process has been measured before."""
+
+
+class Clairvoyance(NamedTuple):
+    """The best settings of some pipelines, by one who knows how they truly are. Arrays are pipeline × stage, or of
+    pipelines; a pipeline's last stage is in the last column."""
+
+    workers: np.ndarray
+    process: np.ndarray
+    read_ahead_bytes: np.ndarray
+    prefetch_bytes: np.ndarray
+    rows_per_s: np.ndarray
+
+    @classmethod
+    def of(cls, scenarios: Sequence[Scenario], stages: int) -> Clairvoyance:
+        workers, process = np.ones((len(scenarios), stages)), np.zeros((len(scenarios), stages))
+        sizes, rates = np.zeros((2, len(scenarios))), np.zeros(len(scenarios))
+        for b, scenario in enumerate(scenarios):
+            truth, own = scenario.truth_at(0.0), slice(stages - len(scenario.stages), None)
+            best = best_knobs(truth, scenario.limits)
+            workers[b, own] = [best.workers[s.name] for s in truth.stages]
+            process[b, own] = [best.backend[s.name] == "process" for s in truth.stages]
+            sizes[:, b] = best.read_ahead_bytes, best.prefetch_bytes
+            rates[b] = steady(truth, list(workers[b, own]), [best.backend[s.name] for s in truth.stages]).rates[-1]
+        return cls(workers, process, sizes[0], sizes[1], rates)
+
+
+class Lives:
+    """Some pipelines from their start on. One seed gives one course."""
+
+    def __init__(self, scenarios: Sequence[Scenario], *, seed: int = 0, alike: int = 1) -> None:
+        """Each pipeline is lived so many times, `alike`, side by side and with the same chance."""
+        everyone = [s for s in scenarios for _ in range(alike)]
+        self._batch = PipelineBatch(everyone, seed=seed, alike=alike)
+        self._known = {name: np.repeat(values, alike, axis=0)
+                       for name, values in _foreknowledge(scenarios, self._batch.real.shape[0], seed).items()}
+        self._batch_rows = np.array([float(s.consumer.batch_rows) for s in everyone])
+        self._before = self._counters()
+
+    @property
+    def knobs(self) -> BatchKnobs:
+        return self._batch.knobs
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows that each trainer took so far; none at all where the pipeline was killed."""
+        return np.where(self._batch.killed, 0.0, self._batch.consumed)
+
+    @property
+    def killed(self) -> np.ndarray:
+        return self._batch.killed
+
+    def pass_time(self, seconds: float) -> None:
+        self._batch.advance(seconds)
+
+    def look(self, seconds: float) -> Glimpse:
+        """Lets so many seconds pass, and looks at what happened since the last look."""
+        self._batch.advance(seconds)
+        batch, now, then = self._batch, self._counters(), self._before
+        self._before = now
+        spent = {name: now[name] - then[name] for name in now if name not in ("done", "bytes", "at")}
+        rows, items = np.floor(now["done"]), np.maximum(1.0, np.floor(now["done"] / batch.rows_per_item.T))
+        limits = np.maximum(1e-9, batch.queue_limits().T)
+        return Glimpse(
+            seconds=float(now["at"] - then["at"]), real=batch.real.T.copy(), rows=rows - np.floor(then["done"]),
+            item_bytes=now["bytes"] / items, row_bytes=now["bytes"] / np.maximum(1.0, rows),
+            fill=np.minimum(1.0, batch.queue.T / limits), workers=batch.knobs.workers.T.copy(), most=batch.most.T,
+            process=batch.knobs.process.T.copy(), movable=batch.movable.T,
+            read_ahead_bytes=batch.knobs.read_ahead_bytes.copy(), prefetch_bytes=batch.knobs.prefetch_bytes.copy(),
+            cores=batch.cores.copy(),
+            memory_used=batch.memory.copy(), memory_limit=batch.memory_limit.copy(), batch_rows=self._batch_rows,
+            **spent, **self._known)
+
+    def act(self, setting: Setting) -> None:
+        self._batch.apply(BatchKnobs(setting.workers.T, setting.process.T.astype(bool), setting.read_ahead_bytes,
+                                     setting.prefetch_bytes))
+
+    def _counters(self) -> dict[str, np.ndarray]:
+        return {**{name: getattr(self._batch, name).T.copy() for name in _OF_STAGES},
+                **{name: getattr(self._batch, name).copy() for name in _OF_PIPELINES},
+                "at": np.float64(self._batch.now)}
+
+
+def _foreknowledge(scenarios: Sequence[Scenario], stages: int, seed: int) -> dict[str, np.ndarray]:
+    """What runs of these pipelines would know before the first row; NaN where they do not."""
+    draw = np.random.default_rng((8, seed))
+
+    def said(share: float, *shape: int) -> np.ndarray:
+        return np.where(draw.random(shape) < share, 1.0, np.nan)
+
+    count = len(scenarios)
+    lock, sizes = np.full((count, stages), np.nan), np.full(count, np.nan)
+    for b, scenario in enumerate(scenarios):
+        first = stages - len(scenario.stages)
+        for i, stage in enumerate(scenario.stages, first):
+            if i > first and stage.cpu > 0.5:
+                lock[b, i] = stage.lock
+            if len(stage.backends) > 1:
+                sizes[b] = stage.process_bytes
+    wrong = draw.random((count, stages)) < _WRONG
+    python = np.where(np.isnan(lock), np.nan, ((lock > 0.3) != wrong).astype(float))
+    store = np.array([float(s.stages[0].cpu < 0.5) for s in scenarios])
+    width = np.array([s.stages[0].bytes_per_row for s in scenarios]) * np.exp(0.2 * draw.standard_normal(count))
+    rows = np.array([float(s.stages[0].rows_per_item) for s in scenarios])
+    return {"python": python * said(_SAID, count, stages), "remote": store * said(_SAID, count),
+            "known_row_bytes": width * said(_SAID, count), "group_rows": rows * said(_SAID, count),
+            "process_bytes": sizes * said(_MEASURED, count)}

@@ -1,0 +1,1 @@
+"""Opens a pipeline: chooses all knobs at the first look, by a network that was taught in simulated pipelines."""

@@ -1,0 +1,48 @@
+"""What a loader knows of its pipeline before the first row, as the opening takes it: `foreknowledge`."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge
+from sluice.agent.tunable import Tunable
+from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.stage_spec import ONLINE
+
+
+class Foreseeing(Tunable, Protocol):
+    """What is asked of a loader."""
+
+    @property
+    def dense_names(self) -> Sequence[str]: ...
+
+    @property
+    def sparse_names(self) -> Sequence[str]: ...
+
+    @property
+    def row_bytes(self) -> int: ...
+
+    @property
+    def store(self) -> Mapping[str, int]: ...
+
+    @property
+    def plan(self) -> RowsPlan: ...
+
+
+def foreknowledge(loader: Foreseeing) -> Foreknowledge:
+    """Columns by the type that they have in a batch, where the files lie, and how large row groups are. The table's own
+    operators are vectorised; of a user's function nobody knows."""
+    dense, sparse, number = len(loader.dense_names), len(loader.sparse_names), struct.calcsize("f")
+    columns = {"float32": ColumnGroup(count=dense, bytes_per_row=dense * number)} if dense else {}
+    if sparse:
+        columns["int32"] = ColumnGroup(count=sparse,
+                                       bytes_per_row=max(0, loader.row_bytes - dense * number))
+    groups = [rows for rows in itertools.chain(*loader.plan.groups) if rows]
+    rows = sum(groups) // len(groups) if groups else None
+    return Foreknowledge(
+        columns=columns or None, store="remote" if loader.store else "local", row_group_rows=rows,
+        row_group_bytes=None if rows is None else max(1, rows * loader.row_bytes),
+        operators={name: "vectorised" for name in loader.limits.workers if name.startswith(ONLINE)})

@@ -1,0 +1,78 @@
+"""What Petastorm's Reader and worker cost beside plain Arrow: processor time a row of whole loaders, in pairs.
+
+    python -m benchmarks.readers [TABLE] [--batch-size 8192] [--epochs 3] [--pairs 9]
+
+Each turn is a process of its own that loads some epochs with fixed knobs; the two readers take turns, which of them is
+first changes from pair to pair, and the ratio is taken within a pair. Processor time hardly depends on what else runs,
+as far as it does not share the caches: the median of the ratios is quoted with its quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from sluice.etl.common.program import run, say
+from sluice.etl.synth.small_table import small_table
+
+_TURN = """
+import json, sys, time
+from collections import deque
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader
+
+table, reader, batch_size, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+with BatchLoader(table, batch_size=batch_size, reader=reader, epochs=epochs + 1,
+                 knobs=Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))) as loader:
+    deque(loader, maxlen=0)  # imports, compiled code and the files' pages are there after it
+    began = time.process_time()
+    for _ in range(epochs):
+        deque(loader, maxlen=0)
+    print(json.dumps({"ns": 1e9 * (time.process_time() - began) / (epochs * loader.plan.used),
+                      "order_hash": loader.order_hash, "reader": loader.reader}))
+"""
+
+
+def turn(table: str, reader: str, batch_size: int, epochs: int) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", _TURN, table, reader, str(batch_size), str(epochs)], check=True,
+                          capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["reader"] == reader
+    return found
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.readers", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", nargs="?", help="a feature table (default: one of 1.6 M rows is made)")
+    parser.add_argument("--batch-size", type=int, default=8192)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=9)
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        table = args.table or small_table(os.path.join(folder, "clicks"), rows=2_000_000, files=4,
+                                          row_group_rows=32768).uri
+        ratios, times = [], {"petastorm": [], "arrow": []}
+        for pair in range(args.pairs):
+            found = {name: turn(table, name, args.batch_size, args.epochs)
+                     for name in (("arrow", "petastorm") if pair % 2 else ("petastorm", "arrow"))}
+            assert found["arrow"]["order_hash"] == found["petastorm"]["order_hash"]
+            for name, one in found.items():
+                times[name].append(one["ns"])
+            ratios.append(found["petastorm"]["ns"] / found["arrow"]["ns"])
+            say(f"pair {pair + 1}: petastorm {found['petastorm']['ns']:6.1f}, arrow {found['arrow']['ns']:6.1f} ns of "
+                f"processor time a row: {ratios[-1]:.3f}")
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    say(f"Petastorm's Reader and worker cost {middle:.3f} times plain Arrow (quartiles {low:.3f} and {high:.3f})")
+    return {"ratio": round(middle, 4), "quartiles": [round(low, 4), round(high, 4)],
+            **{f"{name}_ns_a_row": round(statistics.median(values), 1) for name, values in times.items()}}
+
+
+if __name__ == "__main__":
+    run(main)

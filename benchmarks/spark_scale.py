@@ -1,0 +1,248 @@
+"""Spark at its scale, and at what goes wrong there: a job on a standalone cluster of this machine, undisturbed and
+disturbed, and what it took.
+
+    python -m benchmarks.spark_scale --work DIR [--rows 50000000] [--values 20000000] [--files 10000]
+    python -m benchmarks.spark_scale --work DIR --kills 30
+
+Two workers have an executor of 512 MiB each. A share of 30 % of the rows has one value of a column whose vocabulary is
+too large for the driver and for a worker; all rows lie in many small files. Disturbed, an executor is killed with
+SIGKILL in the middle of fitting, and in the middle of writing a worker with its executor, which does not come back:
+the table must have the same fingerprint, learned state, rows and files. With --kills, a job in local mode is killed
+with SIGKILL at so many moments, chosen from a seed, and each time the table must have the version before, or the new
+one, whole. The last line is JSON: seconds of each stage and of the commit, and the most MiB that the driver's processes
+and those of all executors had, JVM and Python together."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.csv
+
+from benchmarks.results import ROOT
+from sluice.etl.common.program import run, say
+from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
+from sluice.etl.table.table import FeatureTable
+
+MIB, HOT = 2**20, 0.3
+SPEC = """
+[input]
+columns = ["label:int", "user:text", "page:text", "price:float"]
+[table]
+split = {train = 0.9, test = 0.1}
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+name = "user"
+role = "sparse"
+ops = [{op = "categorify", max_size = 100000000, oov = 8}]
+[[column]]
+name = "page"
+role = "sparse"
+ops = [{op = "categorify"}]
+[[column]]
+name = "price"
+role = "dense"
+ops = [{op = "fill_mean"}, {op = "standardise"}]
+"""
+_OF_EXECUTORS = {"org.apache.spark.executor.CoarseGrainedExecutorBackend", "pyspark.daemon"}
+_BIN = Path(sys.executable).parent
+
+
+def write_input(folder: Path, rows: int, values: int, files: int) -> None:
+    """Rows in so many files; all values are there, if the rows do, and one of them in `HOT` of the rows."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(4)
+    options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    bounds = [rows * number // files for number in range(files + 1)]
+    for number, (first, last) in enumerate(itertools.pairwise(bounds)):
+        place = np.arange(first, last)
+        user = np.where(draw.random(len(place)) < HOT, 0, place % values)
+        part = pa.table({"label": draw.integers(0, 2, len(place), np.int8), "user": user,
+                         "page": draw.integers(0, 1000, len(place)), "price": np.round(draw.random(len(place)), 3)})
+        pa.csv.write_csv(part, folder / f"{number:05}.tsv", options)
+
+
+@dataclass(slots=True)
+class Submitted:
+    """A job at work, seen from outside: when its stages began and ended, and the most memory that its processes had."""
+
+    process: subprocess.Popen[str]
+    began: float = field(default_factory=time.monotonic)
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_mib: dict[str, int] = field(default_factory=lambda: {"driver": 0, "executors": 0})
+
+    def followed(self, meanwhile: Callable[[str], None] = lambda _line: None) -> dict[str, Any]:
+        """The job's last line; `meanwhile` gets each line that it says."""
+        sampler = threading.Thread(target=self._sample, daemon=True)
+        sampler.start()
+        said, name, last = [], "", self.began
+        with self.process as process:
+            assert process.stderr is not None
+            assert process.stdout is not None
+            for line in process.stderr:
+                said.append(line)
+                meanwhile(line)
+                if line.endswith(" …\n"):
+                    name, last = line.split()[0], time.monotonic()
+                elif ": done in " in line:
+                    self.seconds[name] = round(time.monotonic() - last, 1)
+                    last = time.monotonic()
+                elif line.startswith("version "):
+                    self.seconds["commit"] = round(time.monotonic() - last, 1)
+            out = process.stdout.read()
+        if process.returncode:
+            raise RuntimeError(f"the job ended with {process.returncode}: {''.join(said)[-2000:]}")
+        sampler.join()
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return found
+
+    def _sample(self) -> None:
+        while self.process.poll() is None:
+            driver = {one.pid for one in _family(self.process.pid)}
+            now = dict.fromkeys(self.peak_mib, 0)
+            for one in _family(os.getpid()):
+                try:
+                    if one.pid in driver and one.name().startswith(("java", "python")):
+                        now["driver"] += one.memory_full_info().pss // MIB
+                    elif _OF_EXECUTORS & set(one.cmdline()):
+                        now["executors"] += one.memory_full_info().pss // MIB
+                except psutil.Error:  # it has just ended
+                    continue
+            self.peak_mib = {side: max(peak, now[side]) for side, peak in self.peak_mib.items()}
+            time.sleep(0.5)
+
+
+def _family(root: int) -> list[psutil.Process]:
+    try:
+        first = psutil.Process(root)
+        return [first, *first.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def submit(place: Path, output: Path, *words: str, then: Sequence[str] = ()) -> Submitted:
+    """A job, with these words for spark-submit, and `then` these for the job."""
+    command = [_BIN / "spark-submit", "--properties-file", ROOT / "spark-defaults.conf", *words, ROOT / "etl/job.py",
+               "--spec", place / "spec.toml", "--input", place / "in", "--output", output, *then]
+    env = {**os.environ, "PATH": f"{_BIN}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    return Submitted(subprocess.Popen([str(word) for word in command], cwd=place, text=True, stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE, env=env, start_new_session=True))
+
+
+def on_cluster(place: Path, name: str, options: argparse.Namespace, disturb: dict[str, float] | None = None
+               ) -> dict[str, Any]:
+    """One job on a cluster of its own; `disturb` says how long after the beginning of a stage something goes wrong."""
+    begun: list[str] = []
+    came: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="cluster-", dir=place) as folder, \
+            StandaloneCluster(Path(folder)) as cluster:
+        for _ in range(2):
+            cluster.add_worker(cores=1, memory="512m")
+        settings = {"spark.pyspark.python": sys.executable, "spark.executor.memory": "512m",
+                    "spark.driver.memory": options.driver_memory}
+        job = submit(place, place / name, "--master", cluster.url, "--py-files", str(ROOT / "build/sluice.zip"),
+                     *[word for key, value in settings.items() for word in ("--conf", f"{key}={value}")],
+                     then=["--worker-memory", str(options.worker_memory)])
+
+        def disturbing(line: str) -> None:
+            for stage, whom in (("fitting", "executor"), ("writing", "worker")):
+                if disturb is not None and line.startswith(stage) and stage not in begun:
+                    begun.append(stage)
+                    threading.Timer(disturb[stage], kill, (whom, stage, came)).start()
+
+        result = job.followed(disturbing)
+        table = FeatureTable.open(place / name)
+        return {"seconds": round(time.monotonic() - job.began, 1), "stages": job.seconds, "peak_mib": job.peak_mib,
+                "fingerprint": result["fingerprint"], "state": table.record.state, "ways": result["ways"],
+                "rows": table.rows, "files": [file.rows for file in table.files], "disturbed": came}
+
+
+def kill(whom: str, stage: str, came: list[str]) -> None:
+    """Ends one executor of this process's cluster, or one worker with its executor, as a machine that is gone would;
+    `came` is added to if there was one."""
+    executors = [one for one in _family(os.getpid()) if one.name() == "java" and _OF_EXECUTORS & set(one.cmdline())]
+    if executors:
+        for one in [executors[0].parent(), executors[0]][whom == "executor":]:
+            one.send_signal(signal.SIGKILL)
+        came.append(f"{whom} killed while {stage}")
+        say(f"{came[-1]}: {executors[0].pid}")
+
+
+def killed(place: Path, count: int, seed: int) -> dict[str, Any]:
+    """Overwrites a table again and again, each job killed at a moment of its own; returns how often what was there."""
+    first = submit(place, place / "killed", "--master", "local[2]").followed()
+    whole = submit(place, place / "killed", "--master", "local[2]", then=["--mode", "overwrite"])
+    whole.followed()
+    took, draw, versions = time.monotonic() - whole.began, random.Random(seed), [1]
+    moments = []
+    for number in range(count):
+        job = submit(place, place / "killed", "--master", "local[2]", then=["--mode", "overwrite"])
+        # Half of them anywhere, half about the commit, which comes last.
+        after = took * (draw.random() if number % 2 else 0.8 + 0.3 * draw.random())
+        threading.Event().wait(after)
+        os.killpg(job.process.pid, signal.SIGKILL)
+        job.process.communicate()
+        table = FeatureTable.open(place / "killed")
+        problems = [problem for problem in table.check() if "orphan" not in problem]
+        if problems or table.version - versions[-1] not in (0, 1) or table.rows != first["rows_out"]:
+            raise RuntimeError(f"killed after {after:.2f} s: version {table.version} of {table.rows} rows: {problems}")
+        versions.append(table.version)
+        moments.append(round(after, 2))
+        say(f"{number + 1} of {count}: killed after {after:.1f} s of about {took:.1f}: version {table.version}")
+    return {"killed": count, "published": versions[-1] - 1, "nothing": count - versions[-1] + 1, "moments": moments}
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder for input, tables and clusters; it is kept")
+    parser.add_argument("--rows", type=int, default=50_000_000, help="(default: %(default)s)")
+    parser.add_argument("--values", type=int, default=20_000_000, help="of the large vocabulary (default: %(default)s)")
+    parser.add_argument("--files", type=int, default=10_000, help="of the input (default: %(default)s)")
+    parser.add_argument("--driver-memory", default="640m", help="the JVM's heap (default: %(default)s)")
+    parser.add_argument("--worker-memory", type=int, default=256, metavar="MIB", help="as etl/job.py has it (default: "
+                        "%(default)s); the less, the smaller a vocabulary that is joined with the rows")
+    parser.add_argument("--kills", type=int, default=0, help="kill so many jobs in local mode, and nothing else")
+    parser.add_argument("--seed", type=int, default=7, help="of the moments of --kills (default: %(default)s)")
+    args = parser.parse_args(argv)
+    place = args.work.resolve() / f"{args.rows}-{args.values}-{args.files}"
+    if not (place / "spec.toml").exists():  # written last
+        shutil.rmtree(place, ignore_errors=True)
+        write_input(place / "in", args.rows, args.values, args.files)
+        (place / "spec.toml").write_text(SPEC)
+    for name in ("calm", "disturbed", "killed"):
+        shutil.rmtree(place / name, ignore_errors=True)
+    if args.kills:
+        return killed(place, args.kills, args.seed)
+    subprocess.run(["make", "-s", "dist"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    calm = on_cluster(place, "calm", args)
+    say(f"undisturbed: {calm}")
+    halves = {stage: calm["stages"][stage] / 2 for stage in ("fitting", "writing")}
+    disturbed = on_cluster(place, "disturbed", args, halves)
+    say(f"disturbed: {disturbed}")
+    same = all(calm[key] == disturbed[key] for key in ("fingerprint", "state", "rows", "files"))
+    return {"rows": args.rows, "values": args.values, "files": args.files, "same": same,
+            "calm": {**calm, "files": len(calm["files"])},
+            "disturbed": {**disturbed, "files": len(disturbed["files"])}}
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,50 @@
+"""An operator that fails at its work, as a user's function may: `FeatureError` names the column, and a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from sluice.etl.ops import Operator
+from sluice.etl.ops.base import OperatorError
+from sluice.etl.ops.chain import step
+
+_SHOWN = 100  # how many characters of a value are quoted
+
+
+class FeatureError(RuntimeError):
+    """The message says it all in one line."""
+
+
+def step_of(column: str, op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Array]) -> pa.Array:
+    """`step` on a column's values; FeatureError if the operator fails."""
+    try:
+        return step(op, values, state, extras)
+    except (MemoryError, OSError):
+        raise
+    except OperatorError as error:  # it says itself what is wrong, and that is not in a value
+        raise FeatureError(f"column {column!r}: {error}") from error
+    except Exception as error:
+        def fails(start: int, count: int) -> bool:
+            try:
+                step(op, values.slice(start, count), state, {name: v.slice(start, count) for name, v in extras.items()})
+            except Exception:
+                return True
+            return False
+
+        place, what = _alone(fails, len(values)), " ".join(str(error).split())
+        at = "" if place is None else f" at {str(values[place].as_py())[:_SHOWN]!r}"
+        raise FeatureError(f"column {column!r}: {getattr(op, 'function', op.name)} fails{at}: "
+                              f"{type(error).__name__}{f': {what}' if what else ''}") from error
+
+
+def _alone(fails: Callable[[int, int], bool], count: int) -> int | None:
+    """The number of a value at which an operator fails even if there is no other; None if only several fail
+    together."""
+    start = 0
+    while count > 1:
+        half = count // 2
+        start, count = (start, half) if fails(start, half) else (start + half, count - half)
+    return start if count and fails(start, 1) else None

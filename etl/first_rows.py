@@ -1,0 +1,97 @@
+"""What the first rows of an input show of a job before Spark starts: `refuse_by_first_rows`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.apply.failure import FeatureError
+from sluice.etl.apply.features import Features
+from sluice.etl.apply.input_checks import headers_of, refuse_header
+from sluice.etl.apply.parse import InputParser
+from sluice.etl.apply.rejected import texts_of
+from sluice.etl.common.errors import InputError
+from sluice.etl.jobs.engine import JobFailure
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.ops import Fitted
+from sluice.etl.spec.input_values import converted
+from sluice.etl.spec.nested_columns import flattened
+from sluice.etl.spec.spec import Input
+from sluice.etl.table.fitted_state import FittedState
+
+ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    file: str
+    batch: pa.RecordBatch
+    share: float
+    """The share of the input's bytes that the rows take."""
+
+
+def refuse_by_first_rows(job: Job, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuses a job if the first file's header is another, if none of so many of its first rows parses that there are
+    too many rejects in any case, or if a function of the user's fails on them. What is not on this machine, or of a
+    form that Spark alone reads, is left to Spark."""
+    elsewhere = any("://" in path for path in job.inputs) or any(
+        environment.get(name) for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
+    if elsewhere or importlib.util.find_spec("sluice.etl.local") is None:
+        return
+    if (first := _first_rows(job.spec.input, job.inputs)) is None:
+        return
+    spec, parser = job.spec, InputParser(job.spec)
+    parsed = parser.parse(first.batch.slice(0, ROWS))
+    if first.batch.num_rows and not parsed.rows and first.share > job.max_rejects:
+        every = parser.parse(first.batch)
+        if not every.rows:
+            number, reason, text, _ = next(iter(texts_of(first.batch, every)))
+            raise InputError(f"{first.file}: none of its first {first.batch.num_rows:,} rows parses, more than "
+                             f"--max-rejects {job.max_rejects:g} allows (row {number + 1}: {reason}: {text[:200]!r}); "
+                             f"mend input in {spec.name}, or the file")
+    features = Features(spec, FittedState(), ahead=False)
+    try:
+        for column in spec.columns:
+            learning = (n for n, op in enumerate(column.ops) if isinstance(op, Fitted) or op.needs)
+            before = column.left_to_spark[:next(learning, len(column.ops))]
+            if any(op.name == "python" for op in before) and set(column.sources) <= parsed.columns.keys():
+                features.run(column, before, parsed.columns, {})
+    except FeatureError as failure:
+        raise JobFailure(f"{first.file}: {failure}; nothing was published") from failure
+
+
+def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
+    """The rows at the beginning of the first file, as `InputParser` takes them; None if Spark alone reads it."""
+    from sluice.etl.local.input_paths import files_of
+    from sluice.etl.local.pieces import PIECE_BYTES, SPARK_ONLY, first_line, pieces_of
+
+    if source.format == "delta" or source.multiline:
+        return None
+    try:
+        files = files_of(paths)
+    except InputError:  # whoever reads all of them says so, if it is an error there
+        return None
+    file = next((file for file in files if file.size), None)
+    if file is None or file.path.endswith(SPARK_ONLY):
+        return None
+    if source.format == "parquet":
+        try:
+            with file.open() as stream:
+                rows = flattened(next(pq.ParquetFile(stream).iter_batches(ROWS, columns=list(source.columns))))
+            typed = {name: converted(rows[name], kind) for name, kind in source.columns.items()}
+            if any(lost is not None and lost.any() for _, lost in typed.values()):
+                return None
+            columns = {name: values for name, (values, _) in typed.items()}
+            return FirstRows(file.name, pa.RecordBatch.from_pydict(columns), 0.0)
+        except (pa.ArrowException, KeyError, StopIteration):
+            return None
+    if source.header:
+        refuse_header(file.name, first_line(file), source)
+    piece = next(pieces_of([file], PIECE_BYTES))
+    heads = tuple(header.encode() for header in headers_of(source))
+    return FirstRows(file.name, next(piece.batches(heads)), piece.size / sum(file.size for file in files))

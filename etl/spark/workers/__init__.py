@@ -1,0 +1,1 @@
+"""What Spark's Python workers do in every pass, and keep between two of its tasks."""

@@ -1,0 +1,115 @@
+"""What the first pass parsed, kept for the passes after it: `parsed_cells`, a frame of few, large cells.
+
+A cell holds some rows as an Arrow stream, so that Spark moves bytes and not values. Cells lie on the executors' disks
+(`spark.local.dir`); what is lost with an executor is parsed again, and comes out the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.etl.apply.counts import COUNTS, CountsOfRows, counts_of_parsed, gathered, selected
+from sluice.etl.apply.features import Features
+from sluice.etl.apply.parse import Batches, InputParser, Parsed
+from sluice.etl.spark.workers.part_of_input import naming_part
+from sluice.etl.spec.row_split import Keys, row_keys
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CELL_BYTES = 4 << 20  # Java holds a cell five times on its way to the disk
+ROWS = 1 << 15
+"""How many rows operators are applied to at once."""
+_CELLS = "rows binary, counts binary"
+_NO_COUNTS: list[pa.RecordBatch] = []
+
+
+def parsed_cells(lines: DataFrame, spec: Spec) -> DataFrame:
+    """Parses what was read, once: whoever takes `rows_of` or `counts_of` it in a later pass finds it on a disk."""
+    from pyspark import StorageLevel
+
+    return lines.mapInArrow(partial(_parsed, spec), _CELLS).persist(StorageLevel.DISK_ONLY)
+
+
+def rows_of(batches: Batches, counts: list[pa.RecordBatch] | None = None) -> Batches:
+    """In a worker: the rows of cells. What was counted of them when they were parsed is added to `counts`."""
+    for batch in batches:
+        for rows, counted in zip(batch["rows"], batch["counts"], strict=True):
+            if counts is not None:
+                counts += _opened(counted)
+            yield from _opened(rows)
+
+
+def counts_of(batches: Batches) -> Batches:
+    """In a worker: what was counted of cells when they were parsed."""
+    for batch in batches:
+        for counted in batch["counts"]:
+            yield from _opened(counted)
+
+
+def with_keys(rows: pa.RecordBatch) -> tuple[dict[str, pa.Array], Keys]:
+    """The columns of a cell's rows, and their keys."""
+    return dict(zip(rows.schema.names[:-1], rows.columns[:-1], strict=True)), rows.columns[-1].to_numpy()
+
+
+def selected_rows(spec: Spec, batches: Batches) -> Iterator[tuple[dict[str, pa.Array], Keys | None]]:
+    """In a worker: the rows that filters and the sample leave, of cells, or of columns where rows met other rows."""
+    if spec.rows.relational:
+        parser = InputParser(spec)
+        yield from (selected(spec, parser.parse(batch)) for batch in batches)
+    else:
+        yield from map(with_keys, gathered(rows_of(batches), ROWS))
+
+
+@naming_part
+def _parsed(spec: Spec, batches: Batches) -> Batches:
+    """In a worker: parses, and counts what can be counted of all rows before any is left out. Rows that are going to
+    meet other rows are kept all; of the others those that filters and the sample leave, with their keys."""
+    parser = InputParser(spec)
+    counts = CountsOfRows(spec, None, Features(spec, FittedState(), ahead=False))
+    for batch in batches:
+        parsed = parser.parse(batch)
+        if spec.rows.relational:
+            yield from _cells(_columns(spec, parsed), list(counts_of_parsed(spec, parsed)))
+        else:
+            columns, keys = selected(spec, parsed)
+            keys = row_keys(columns, spec) if keys is None else keys
+            rows = pa.record_batch([*columns.values(), pa.array(keys)], [*columns, "_key"])
+            yield from _cells(rows, list(counts.of_parsed(parsed)))
+
+
+def _columns(spec: Spec, parsed: Parsed) -> pa.RecordBatch:
+    return pa.record_batch([parsed.columns[name] for name in spec.input.columns], list(spec.input.columns))
+
+
+def _cells(rows: pa.RecordBatch, counts: Sequence[pa.RecordBatch]) -> Batches:
+    """Cuts rows that are wide, so that no cell is much larger than `CELL_BYTES`; the first has the counts."""
+    step = max(1, -(-rows.num_rows // max(1, -(-rows.nbytes // CELL_BYTES))))
+    for start in range(0, max(1, rows.num_rows), step):
+        cells = [_stream([rows.slice(start, step)], rows.schema),
+                 _stream(_NO_COUNTS if start else counts, COUNTS)]
+        yield pa.record_batch([_of_one(cell) for cell in cells], ["rows", "counts"])
+
+
+def _stream(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def _of_one(cell: pa.Buffer) -> pa.Array:
+    """An array of one value, which is not copied."""
+    return pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.array([0, cell.size], np.int32)), cell])
+
+
+def _opened(cell: pa.BinaryScalar) -> Iterator[pa.RecordBatch]:
+    # Copied, as a cell may begin anywhere in its batch, and arithmetic wants its numbers aligned.
+    yield from pa.ipc.open_stream(cell.as_py())

@@ -1,0 +1,216 @@
+"""What Petastorm's Reader is asked for: `PetastormOptions`; its schemas, and what a TransformSpec makes of them.
+
+Petastorm is imported where it is used: without it, row groups are read by Arrow.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.etl.common.errors import UsageError
+from sluice.etl.schema import Field
+from sluice.etl.spec.nested_columns import parts
+from sluice.ingest.knobs import nearest
+from sluice.ingest.read.petastorm import compat
+
+
+class PetastormError(UsageError):
+    """What Petastorm's Reader cannot be asked for here: the message names it and says what would do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PetastormOptions:
+    """What Petastorm's Reader is asked for besides columns, in Petastorm's own terms."""
+
+    transform_spec: Any = None
+    """A `petastorm.transform.TransformSpec`: a function over each row group as a DataFrame, and the fields that it
+    edits, removes or selects. Its function gives back a row for each row."""
+    predicate: Any = None
+    """A `petastorm.predicates.PredicateBase`: the rows that it leaves out are no part of the order. Its columns are
+    read once when the loader is made, to count the others."""
+    rowgroup_selector: Any = None
+    """A `petastorm.selectors.RowGroupSelectorBase` that needs no stored index, since nothing is unpickled here."""
+    cache: Any = None
+    """A `petastorm.cache.CacheBase`, which keeps decoded row groups."""
+    schema: Any = None
+    """A `petastorm.unischema.Unischema` that the files must have; None: it is inferred from the first one."""
+
+    def __post_init__(self) -> None:
+        if not any((self.transform_spec, self.predicate, self.rowgroup_selector, self.cache, self.schema)):
+            return
+        compat.install()
+        from petastorm.cache import CacheBase
+        from petastorm.local_disk_cache import LocalDiskCache
+        from petastorm.predicates import PredicateBase
+        from petastorm.selectors import RowGroupSelectorBase
+        from petastorm.transform import TransformSpec
+        from petastorm.unischema import Unischema
+
+        kinds = {"transform_spec": TransformSpec, "predicate": PredicateBase, "schema": Unischema,
+                 "rowgroup_selector": RowGroupSelectorBase, "cache": CacheBase}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise PetastormError(f"{name}: {value!r} is no {kind.__module__}.{kind.__name__}")
+        if isinstance(self.cache, LocalDiskCache):
+            raise PetastormError("cache: Petastorm's LocalDiskCache unpickles what lies on the disk, which can run any "
+                                 "program; FileOpener(cache=FileCache(…)) keeps what was read from a store")
+        if self.cache is not None and self.predicate is not None:
+            raise PetastormError("cache: Petastorm keeps no row groups in a cache of which a predicate takes rows")
+        if self.rowgroup_selector is not None and list(self.rowgroup_selector.get_index_names()):
+            raise PetastormError(f"rowgroup_selector: it needs the indexes {self.rowgroup_selector.get_index_names()}, "
+                                 "which lie pickled in _common_metadata, and nothing is unpickled here; give one that "
+                                 "selects by the numbers of row groups, or a predicate")
+
+    @property
+    def asked_for(self) -> list[str]:
+        return [name for name in self.__slots__ if getattr(self, name) is not None]
+
+    def columns(self, wanted: Sequence[str], stored: pa.Schema) -> tuple[Sequence[str], pa.Schema]:
+        """The columns to read for those that are wanted, and the schema of these. A TransformSpec's function gets all
+        columns that files hold, and that Petastorm has a name for."""
+        spec, fields = self.transform_spec, () if self.predicate is None else sorted(self.predicate.get_fields())
+        stored = pa.schema(list(parts(stored)))
+        after = stored if spec is None else transformed(stored, spec)
+        for what, names, there in (("predicate", fields, stored.names), ("files", wanted, after.names)):
+            if lacking := [name for name in names if name not in there]:
+                raise PetastormError(f"{what}: no column {lacking[0]!r}{nearest(lacking[0], there)}")
+        read = list(unischema_of(stored).fields) if spec is not None and spec.func else \
+            dict.fromkeys([*(name for name in wanted if name in stored.names), *fields])
+        return tuple(read), pa.schema([after.field(name) for name in wanted])
+
+
+# ---- the schema, and what a TransformSpec makes of it
+
+def unischema_of(schema: pa.Schema) -> Any:
+    """The Unischema that Petastorm infers. Columns of types that it has no name for are left out, as it does."""
+    compat.install()
+    from petastorm.unischema import Unischema
+
+    known = compat.named(schema)
+    footer = types.SimpleNamespace(schema=types.SimpleNamespace(to_arrow_schema=lambda: known))
+    piece = types.SimpleNamespace(get_metadata=lambda: footer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Unischema.from_arrow_schema(types.SimpleNamespace(pieces=[piece], partitions=None))
+
+
+def difference(expected: Any, found: Any) -> str | None:
+    """How a file's schema differs from the one that is expected, so that its rows cannot come together with others:
+    a column is missing, or holds no numbers where numbers are expected, or lists where single values are."""
+    for name, field in expected.fields.items():
+        if name not in found.fields:
+            return f"no column {name!r}{nearest(name, list(found.fields))}"
+        there = found.fields[name]
+        if _kind(field) != _kind(there):
+            return f"column {name!r} holds {_told(there)}, where the schema has {_told(field)}"
+    return None
+
+
+def _kind(field: Any) -> tuple[bool, int]:
+    kind = field.numpy_dtype
+    return isinstance(kind, type) and issubclass(kind, (np.number, np.bool_)), len(field.shape)
+
+
+def _told(field: Any) -> str:
+    return ("lists of " if field.shape else "") + getattr(field.numpy_dtype, "__name__", str(field.numpy_dtype))
+
+
+def transformed(stored: pa.Schema, spec: Any) -> pa.Schema:
+    """The schema of what a TransformSpec makes of these columns. PetastormError if it names fields that are not
+    there."""
+    compat.install()
+    from petastorm.transform import transform_schema
+
+    before = unischema_of(stored)
+    edited = {field[0] for field in spec.edit_fields}
+    check_names(spec, list(before.fields))
+    return pa.schema([_edited(field) if name in edited else stored.field(name)
+                      for name, field in transform_schema(before, spec).fields.items()])
+
+
+def check_names(spec: Any, there: Sequence[str]) -> None:
+    """PetastormError if a TransformSpec names fields that are not there."""
+    edited = [field[0] for field in spec.edit_fields]
+    for what, known in (("removed_fields", there), ("selected_fields", [*there, *edited])):
+        for name in getattr(spec, what) or ():
+            if name not in known:
+                raise PetastormError(f"TransformSpec: {what} names {name!r}, which is not there{nearest(name, known)}")
+
+
+def _edited(field: Any) -> pa.Field:
+    try:
+        kind = pa.string() if field.numpy_dtype is np.str_ else pa.from_numpy_dtype(np.dtype(field.numpy_dtype))
+    except (TypeError, pa.ArrowException):
+        raise PetastormError(f"TransformSpec: edit_fields gives {field.name!r} the type {field.numpy_dtype!r}, which "
+                             "is none of Arrow's; take one of numpy's") from None
+    return pa.field(field.name, pa.list_(kind) if field.shape else kind)
+
+
+def retyped(stored: Mapping[str, pa.DataType], spec: Any) -> tuple[dict[str, pa.DataType], frozenset[str]]:
+    """The types of columns after a TransformSpec, and which of these it makes: no file says anything of them."""
+    after = {f.name: f.type for f in transformed(pa.schema(stored), spec)}
+    return after, frozenset(field[0] for field in spec.edit_fields) & after.keys()
+
+
+def reshaped(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Field, ...]:
+    """The columns that a table's readers get after a TransformSpec. An edited column keeps its role, but not how many
+    ids it has; a new one has the role of its type."""
+    after, found = transformed(stored, spec), []
+    there = {f.name: f for f in fields}
+    edited = {field[0] for field in spec.edit_fields}
+    for column in after:
+        kind, several = column.type, pa.types.is_list(column.type)
+        if column.name in edited:
+            inner = kind.value_type if several else kind
+            role = "id_list" if several else "dense" if pa.types.is_floating(inner) else "sparse"
+            known = there.get(column.name) or Field(name=column.name, role=role, type="")
+            found.append(replace(known, type=str(kind), layout="list" if several else "scalar", cardinality=None))
+        elif column.name in there:
+            found.append(there[column.name])
+    return (*found, *(f for f in there.values() if f.made))
+
+
+def without_spec(transforms: Iterable[Any]) -> tuple[Iterable[Any], Any]:
+    """A user's transforms over batches, and the TransformSpec that stands before them, or None."""
+    given = list(transforms) if isinstance(transforms, Sequence) and not isinstance(transforms, str) else transforms
+    known = sys.modules.get("petastorm.transform")
+    if known is None or not isinstance(given, list):
+        return given, None
+    at = [n for n, one in enumerate(given) if isinstance(one, known.TransformSpec)]
+    if len(at) > 1:
+        raise PetastormError("transforms: Petastorm's worker takes one TransformSpec; put their functions into one")
+    if at and at != [0]:
+        raise PetastormError("transforms: a TransformSpec works on row groups as they are read, before any function "
+                             "over batches: give it first")
+    return (given[1:], given[0]) if at else (given, None)
+
+
+def checked(spec: Any, same_rows: bool) -> Any:
+    """The same spec, with a function that says what is wrong with what it gave back."""
+    function, spec = spec.func, copy.copy(spec)
+
+    def call(frame: Any) -> Any:
+        rows = len(frame)
+        try:
+            found = function(frame)
+        except Exception as error:
+            raise ValueError(f"the function of the TransformSpec failed: {type(error).__name__}: {error}") from error
+        if not hasattr(found, "columns"):
+            raise ValueError(f"the function of the TransformSpec gave back {type(found).__name__}, not a DataFrame")
+        if same_rows and len(found) != rows:
+            raise ValueError(f"the function of the TransformSpec gave back {len(found)} rows for {rows}: each row "
+                             "needs one, or the order of rows is lost; leave rows out by a predicate")
+        return found
+
+    spec.func = call if function else None
+    return spec

@@ -1,0 +1,181 @@
+"""Row groups one after the other, in an exact order, decoded ahead by workers that may be resized: `RowGroupStage`.
+
+It is what `sluice.petastorm.make_batch_reader` stands on: no windows, no batches, no places; a row group comes whole,
+as arrays by column name, through Petastorm's worker.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import math
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.ingest.errors import LoadingError
+from sluice.ingest.knobs import Knobs, Limits
+from sluice.ingest.machine import Machine
+from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
+from sluice.ingest.read.petastorm.source import PetastormSource
+from sluice.ingest.row_order import EpochSchedule, Read, WindowPart, permutation
+from sluice.ingest.stage_spec import READ, limits_of
+from sluice.ingest.stages.counters import StageCounters
+from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stages.shuffle import Decoded, ReadTask
+from sluice.ingest.stats import StageStats
+
+if TYPE_CHECKING:
+    from sluice.ingest.read.reader import RowGroupReader, Work
+
+_open: weakref.WeakSet[RowGroupStage] = weakref.WeakSet()
+
+
+class RowGroupError(LoadingError):
+    """An order of row groups that cannot be, or a position of another one: the message says which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroupOrder:
+    """In which order row groups come, and their rows in them. A pure function of these values and the epoch."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """The rows of each row group, file by file; those of none do not come."""
+    seed: int = 0
+    shuffle_groups: bool = True
+    shuffle_rows: bool = False
+
+    def reads(self, epoch: int) -> list[Read]:
+        there = [Read(file, group, rows, (WindowPart(0, 0, 0, rows),)) for file, counts in enumerate(self.groups)
+                 for group, rows in enumerate(counts) if rows]
+        if not self.shuffle_groups:
+            return there
+        return [there[n] for n in permutation(len(there), "row groups", self.seed, epoch)]
+
+    def rows(self, epoch: int, read: Read, rows: int) -> npt.NDArray[np.int64]:
+        """The order of so many rows that a row group gave, if they are shuffled."""
+        return permutation(rows, "rows", self.seed, epoch, read.file, read.group)
+
+    @property
+    def digest(self) -> str:
+        text = json.dumps([self.groups, self.seed, self.shuffle_groups, self.shuffle_rows])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def state(self, epoch: int, number: int) -> dict[str, Any]:
+        """A position, the next row group's, as JSON holds it."""
+        return {"epoch": epoch, "row_group": number, "order": self.digest}
+
+    def position(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        if state.get("order") != self.digest:
+            raise RowGroupError(f"this state belongs to another order of row groups ({state.get('order')!r}, here "
+                                f"{self.digest!r}): other files, seed, shard, predicate or shuffling")
+        return int(state["epoch"]), int(state["row_group"])
+
+
+class RowGroupStage:
+    """Reads row groups ahead. Its one stage has the knobs of every pipeline's `read`."""
+
+    def __init__(self, groups: RowGroupReader, source: PetastormSource, order: RowGroupOrder, *, machine: Machine,
+                 memory_limit: int | None, workers: int):
+        self._groups, self._source, self._order, self._machine = groups, source, order, machine
+        self._cores = max(1, math.ceil(machine.cores()))
+        self.knobs = Knobs(workers={READ.name: 1})
+        self._tally = StageCounters(READ.name)
+        self._pool: Pool[ReadTask, Decoded] | None = None
+        self._base, self._own = machine.memory_used(), machine.memory_own()
+        self._limit = machine.memory_limit(memory_limit)
+        largest = max((rows for counts in groups.row_groups for rows in counts), default=0)
+        self._minimum = groups.decoding.at_work(largest)
+        self._governor = self._new_governor()
+        self._turning = threading.RLock()
+        self.apply(self.limits.clamp(Knobs(workers={READ.name: workers})))
+        _open.add(self)
+
+    @property
+    def limits(self) -> Limits:
+        self._cores = max(self._cores, math.ceil(self._machine.cores()))
+        return limits_of((READ,), self._cores, ("thread",))
+
+    def apply(self, knobs: Knobs) -> None:
+        self.limits.check(knobs)
+        with self._turning:
+            self.knobs = knobs
+            if self._pool is not None:
+                self._pool.resize(knobs.workers[READ.name])
+                self._pool.limit(knobs.read_ahead_bytes)
+
+    def start(self, epoch: int, number: int, epochs: int | None) -> Iterator[Decoded]:
+        """Yields the row groups from `number` on of an epoch to the end of the last one; without one, for ever."""
+        self.close()
+        with self._turning:
+            self._governor = self._new_governor()
+            found: Iterator[Decoded] = self._source.open(self._tasks(epoch, number, epochs), self._make_pool)
+        return found
+
+    def _tasks(self, epoch: int, number: int, epochs: int | None) -> Iterator[ReadTask]:
+        while epochs is None or epoch < epochs:
+            reads, schedule = self._order.reads(epoch), EpochSchedule(epoch, 0, (), (), ())
+            if not reads:
+                return
+            for read in reads[number:]:
+                yield ReadTask(schedule, read)
+            epoch, number = epoch + 1, 0
+
+    def _make_pool(self, tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, Decoded]:
+        def work_of(_clock: Any) -> Work:
+            work = make_work()
+
+            def shuffled(task: ReadTask, charge: Charge) -> Decoded:
+                decoded = work(task, charge)
+                if self._order.shuffle_rows:
+                    order = self._order.rows(task.schedule.epoch, task.read, rows_of(decoded.table))
+                    decoded.table = {name: values[order] for name, values in decoded.table.items()}
+                return decoded
+
+            return shuffled
+
+        self._pool = Pool(self._tally, tasks, work_of, workers=self.knobs.workers[READ.name],
+                          limit_bytes=self.knobs.read_ahead_bytes, governor=self._governor,
+                          size=lambda task: self._groups.decoding.at_work(task.read.rows), measure=_measured)
+        return self._pool
+
+    def _new_governor(self) -> Governor:
+        return Governor(self._limit, self._minimum, self._base, MemoryReadings(
+            used=lambda: self._base + self._machine.memory_own() - self._own, pressure=self._machine.memory_pressure))
+
+    def stats(self) -> tuple[StageStats, ...]:
+        workers, room = self.knobs.workers[READ.name], self.knobs.read_ahead_bytes
+        return (self._tally.stats(workers, "thread", 0, room) if self._pool is None else self._pool.stats(),)
+
+    @property
+    def held_back(self) -> Counter[str]:
+        return self._governor.reasons
+
+    def close(self) -> None:
+        """Sends the workers home; `start` begins anew."""
+        with self._turning:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+            pool.join(2.5)
+
+
+def rows_of(columns: Mapping[str, npt.NDArray[Any]]) -> int:
+    return len(next(iter(columns.values()), ()))
+
+
+def _measured(decoded: Decoded) -> tuple[int, int]:
+    return rows_of(decoded.table), sum(values.nbytes for values in decoded.table.values())
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in list(_open):
+        one.close()

@@ -1,0 +1,248 @@
+"""Row groups through Petastorm's Reader and worker, in the order of the plan: `PetastormSource`.
+
+Petastorm owns what a row group means: the schema (Unischema), which row groups and rows a selector and a predicate
+leave, the contract of a user's transform (TransformSpec), the worker protocol and the cache's interface. Its own worker
+goes through all that, and asks us for a row group's stored columns alone. Order, pool and memory are ours.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.read.petastorm import compat
+from sluice.ingest.read.petastorm.options import PetastormError, PetastormOptions, checked, difference, unischema_of
+from sluice.ingest.row_order import Read
+from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stages.shuffle import Decoded, ReadTask
+
+if TYPE_CHECKING:
+    from sluice.ingest.read.reader import MakePool, RowGroupReader, Work
+
+_COUNTED_AT_ONCE = 4
+
+
+class PetastormSource:
+    """Decodes with Petastorm's Reader and a worker of its Arrow reader."""
+
+    name = "petastorm"
+
+    def __init__(self, groups: RowGroupReader, options: PetastormOptions = PetastormOptions(), *,
+                 whole: Mapping[str, Any] | None = None):
+        """With `whole`, row groups come as Petastorm gives them, as arrays by name, also if a function changes their
+        rows; it holds what Petastorm's Reader is told of shards."""
+        compat.install()
+        self._groups, self._options = groups, options
+        spec = options.transform_spec
+        self._how = {"transform_spec": None if spec is None else checked(spec, same_rows=whole is None),
+                     "predicate": options.predicate, "rowgroup_selector": options.rowgroup_selector,
+                     "cache": options.cache, "convert_early_to_numpy": whole is not None, **(whole or {})}
+        self.stored = unischema_of(groups.stored)
+        """What Petastorm infers from the first file."""
+        if options.schema is not None and (wrong := difference(options.schema, self.stored)):
+            raise PetastormError(f"{groups.files[0].path}: {wrong}; the schema was given")
+        groups.compare = self._compare
+        self.row_groups = self._selected()
+
+    def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
+        reader: Iterator[Any] = self._reader(tasks, _PoolOfReader(self._groups, make_pool))
+        return reader
+
+    def idle(self) -> Any:
+        """Petastorm's Reader, which reads nothing: it says what it would."""
+        return self._reader(iter(()), _PoolOfReader(self._groups, None))
+
+    def _reader(self, tasks: Iterator[ReadTask], pool: _PoolOfReader) -> Any:
+        return _reader_class()(tasks, self._groups, [f.path for f in self._groups.files], reader_pool=pool,
+                               worker_class=_worker_class(), is_batched_reader=True, shuffle_row_groups=False,
+                               **self._how)
+
+    def _compare(self, schema: pa.Schema) -> str | None:
+        return difference(self.stored, unischema_of(schema))
+
+    def _selected(self) -> tuple[tuple[int, ...], ...]:
+        """The rows of each row group that selector and predicate leave."""
+        every, predicate = self._groups.row_groups, self._options.predicate
+        if predicate is None and self._options.rowgroup_selector is None and self._how.get("shard_count") is None:
+            return every
+        places = pieces_at(every)
+        chosen = [places[index] for index in self.idle().ventilator.row_groups]
+
+        def rows(at: tuple[int, int]) -> int:
+            if predicate is None:
+                return every[at[0]][at[1]]
+            return int(_mask(predicate, self._groups.decoded(*at, columns=sorted(predicate.get_fields()))).sum())
+
+        with ThreadPoolExecutor(min(_COUNTED_AT_ONCE, os.cpu_count() or 1), "sluice-predicate") as threads:
+            counted = dict(zip(chosen, threads.map(rows, chosen), strict=True))
+        return tuple(tuple(counted.get((file, group), 0) for group in range(len(groups)))
+                     for file, groups in enumerate(every))
+
+
+def pieces_at(row_groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """For each of Petastorm's pieces its file and row group."""
+    return [(file, group) for file, groups in enumerate(row_groups) for group in range(len(groups))]
+
+
+def _mask(predicate: Any, table: pa.Table) -> Any:
+    """Which rows of a table a predicate takes."""
+    mask = np.asarray(predicate.do_include(table.to_pandas()))
+    if mask.shape != (table.num_rows,):
+        raise ValueError(f"predicate: it gave back {mask.shape} values for {table.num_rows} rows; it takes a DataFrame "
+                         "and gives back a value for each row")
+    return mask.astype(bool)
+
+
+def _worker_class() -> Any:
+    from petastorm.arrow_reader_worker import ArrowReaderWorker
+
+    class PlanWorker(ArrowReaderWorker):  # type: ignore[misc]
+        """Petastorm's worker: only how stored columns are read, and which rows of them, is ours."""
+
+        def __init__(self, worker_id: int, publish: Callable[[pa.Table], None], args: Sequence[Any]):
+            super().__init__(worker_id, publish, args)
+            self._dataset = compat.GIVEN
+            self._dataset_path_or_paths: Any = args[1][0]  # of a cache's key, with the piece
+            self._places, self._at, self._predicate = pieces_at(self._filesystem.row_groups), (0, 0), None
+
+        def process(self, piece_index: int, *args: Any, **options: Any) -> None:
+            self._at = self._places[piece_index]
+            super().process(piece_index, *args, **options)
+
+        def _load_rows_with_predicate(self, file: Any, piece: Any, predicate: Any, part: Any) -> Any:
+            self._predicate = predicate
+            return self._load_rows(file, piece, part)
+
+        def _read_with_shuffle_row_drop(self, _piece: Any, _file: Any, _columns: Any, _part: Any) -> pa.Table:
+            table = self._filesystem.decoded(*self._at)
+            return table if self._predicate is None else table.filter(pa.array(_mask(self._predicate, table)))
+
+        def _load_rows(self, file: Any, piece: Any, part: Any) -> pa.Table:
+            table = super()._load_rows(file, piece, part)
+            wanted = self._filesystem.given
+            return table if wanted is None or self._convert_early_to_numpy else table.select(wanted.names).cast(wanted)
+
+        @staticmethod
+        def new_results_queue_reader() -> Any:
+            return _Results()
+
+    return PlanWorker
+
+
+def _reader_class() -> Any:
+    from petastorm.reader import Reader
+    from petastorm.workers_pool.ventilator import Ventilator
+
+    class PlanVentilator(Ventilator):  # type: ignore[misc]
+        """Hands out the plan's tasks when a worker asks, so it needs no thread and no queue of its own."""
+
+        def __init__(self, tasks: Iterator[ReadTask], row_groups: Sequence[int], predicate: Any):
+            super().__init__(None)
+            self._tasks, self.row_groups, self._predicate = tasks, row_groups, predicate
+
+        def start(self) -> None:
+            pass
+
+        def __iter__(self) -> Iterator[ReadTask]:
+            return self._tasks
+
+        def item(self, number: int) -> dict[str, Any]:
+            """What Petastorm's workers are told of a row group."""
+            return {"piece_index": number, "worker_predicate": self._predicate, "shuffle_row_drop_partition": (0, 1)}
+
+        def processed_item(self) -> None:
+            pass
+
+        def completed(self) -> bool:
+            return False  # the pool sees the end of the tasks
+
+        def stop(self) -> None:
+            pass
+
+    class PlanReader(Reader):  # type: ignore[misc]
+        def __init__(self, tasks: Iterator[ReadTask], *args: Any, **options: Any):
+            self._tasks = tasks
+            super().__init__(*args, **options)
+
+        def _create_ventilator(self, row_groups: Any, _shuffle: Any, _parts: Any, _epochs: Any, predicate: Any,
+                               *_others: Any) -> PlanVentilator:
+            return PlanVentilator(self._tasks, row_groups, predicate)
+
+        def _apply_row_group_selector(self, _dataset: Any, selector: Any, row_groups: Sequence[int]) -> list[int]:
+            chosen = selector.select_row_groups({})  # it needs no index, as its options have made sure
+            return [number for number in row_groups if number in chosen]
+
+    return PlanReader
+
+
+class _Results:
+    """Reads results for Petastorm's Reader from a pool: unchanged."""
+
+    batched_output = True
+
+    def read_next(self, pool: _PoolOfReader, _schema: Any, _ngram: Any) -> Any:
+        return pool.get_results()
+
+
+class _PoolOfReader:
+    """Our pool, behind the protocol of workers' pools that Petastorm's Reader expects. Without `make_pool` nothing is
+    read: the Reader only says what it would read."""
+
+    workers_count = 1  # the Reader sizes its own ventilator by it, which is not used here
+
+    def __init__(self, groups: RowGroupReader, make_pool: MakePool | None):
+        self._groups, self._make_pool = groups, make_pool
+        self._pool: Pool[ReadTask, Any] | None = None
+        self._ids = iter(range(2**62))
+        self._lock = threading.Lock()
+        self._firsts = [0]
+        for counts in groups.row_groups:
+            self._firsts.append(self._firsts[-1] + len(counts))
+
+    def start(self, worker_class: Any, worker_args: Any = None, ventilator: Any = None) -> None:
+        if self._make_pool is None:
+            return
+
+        def make_work() -> Work:
+            published: list[pa.Table] = []
+            with self._lock:
+                worker = worker_class(next(self._ids), published.append, worker_args)
+
+            def decode(read: Read) -> pa.Table:
+                worker.process(**ventilator.item(self._firsts[read.file] + read.group))
+                table = published.pop() if published else ()  # a worker publishes no table without rows
+                if not isinstance(table, dict) and len(table) != read.rows:
+                    raise ValueError(f"{len(table)} rows where {read.rows} are due: a predicate chooses the same rows "
+                                     "each time, and a cache gives back what it was given")
+                return table
+
+            def work(task: ReadTask, charge: Charge) -> Decoded:
+                return Decoded(task, self._groups.read(task.read, decode), charge)
+
+            return work
+
+        ventilator.start()
+        self._pool = self._make_pool(iter(ventilator), make_work)
+
+    def get_results(self) -> Any:
+        assert self._pool is not None
+        return next(self._pool)
+
+    def stop(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def join(self) -> None:
+        if self._pool is not None:
+            self._pool.join(5.0)
+
+    @property
+    def diagnostics(self) -> dict[str, Any]:
+        return {} if self._pool is None else self._pool.stats().__dict__

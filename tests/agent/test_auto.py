@@ -1,0 +1,248 @@
+"""`auto` with an opener: when it opens, what it is held against, and what is left of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.machinery
+import json
+import math
+import sys
+import types
+from typing import ClassVar
+
+import pytest
+
+from sluice.agent import policies
+from sluice.agent.controller import Controller
+from sluice.agent.policies.auto import Auto
+from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, Opening
+from sluice.agent.policies.opening.record import OpeningRecord
+from sluice.agent.policies.planner.planner import Planner
+from sluice.agent.report.narrative import tell
+from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.agent.runtime.foreknowledge import foreknowledge
+from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import GIB, MIB, SimMachine, SimStage
+from sluice.agent.simulator.rollout import run
+from sluice.agent.simulator.scenario import Scenario
+
+STAGES = [FakeStage(name="read", cpu_s=0.002, wait_s=0.05), FakeStage(name="bid", cpu_s=0.004),
+          FakeStage(name="collate", cpu_s=0.001)]
+GOOD = {"read": 24, "bid": 2, "collate": 1}
+
+
+class Says:
+    """An opener that says what its test wants, and remembers what it was asked."""
+
+    def __init__(self, workers=None, *, rows_per_s=math.inf, inside=True, **more):
+        self.workers, self.rate, self.inside, self.more, self.asked = workers or GOOD, rows_per_s, inside, more, []
+
+    def open(self, given):
+        self.asked.append(given)
+        knobs = dataclasses.replace(given.knobs, workers=self.workers, **self.more)
+        return Opening(knobs=knobs, inside=self.inside, reason="what it was taught",
+                       rows_per_s=min(self.rate, 3e6) if self.inside else None)
+
+
+def _run(policy, seconds, pipeline=None, **more):
+    pipeline = pipeline or FakePipeline(STAGES)
+    events, until = [], pipeline.now + seconds
+    controller = Controller(pipeline, policy, record=events.append, clock=lambda: pipeline.now, **more)
+    looks = []
+    while pipeline.now < until - 1e-6:
+        controller.step()
+        looks.append(round(pipeline.now, 2))
+        pipeline.advance(controller.wait_s)
+    assert controller.frozen is None, controller.frozen
+    return pipeline, controller, events, looks
+
+
+def test_it_opens_a_quarter_of_a_second_after_the_first_look_and_only_once():
+    opener = Says()
+    pipeline, _, events, looks = _run(Auto(opener), 12)
+    assert looks[:4] == [0.0, 0.25, 1.25, 2.25]
+    assert pipeline.applied[0].workers == GOOD
+    decision = next(e for e in events if e["kind"] == "decision")
+    assert decision["reason"]["text"].startswith("the opening, by what it was taught: read 1 → 24, bid 1 → 2;")
+    assert "by the planner's own choice" in decision["reason"]["text"]
+    (given,) = opener.asked
+    assert (given.begun.at, given.knobs.workers["read"], given.process_bytes) == (0.0, 1, None)
+    assert pipeline.knobs.workers["read"] >= 24
+    assert not any("undone" in e["reason"]["text"] for e in events if e["kind"] == "decision")
+
+
+def test_a_start_that_takes_its_time_is_waited_for_and_then_it_opens_at_once():
+    class Late(FakePipeline):
+        """Its first rows come in the sixth second."""
+
+        def advance(self, seconds):
+            if self.now < 5:
+                self.now += seconds
+            else:
+                super().advance(seconds)
+
+    opener = Says()
+    pipeline, _, _, _ = _run(Auto(opener), 7, Late(STAGES))
+    (given,) = opener.asked
+    assert given.begun.rows > 0
+    assert given.seen.at <= 5.75
+    assert pipeline.applied[0].workers == GOOD
+
+
+def test_an_opening_that_brings_less_than_the_planners_choice_promised_gives_way_to_that():
+    planned, _, _, _ = _run(Planner(), 1.5)
+    pipeline, _, events, _ = _run(Auto(Says({"read": 2, "bid": 8, "collate": 8})), 6)
+    assert pipeline.applied[0].workers["bid"] == 8
+    assert pipeline.applied[1].workers == planned.applied[0].workers
+    assert "the opening brought" in [e for e in events if e["kind"] == "decision"][1]["reason"]["text"]
+
+
+def test_nobody_opens_outside_what_was_taught_and_the_reason_says_so():
+    alone, _, _, _ = _run(Planner(), 8)
+    pipeline, controller, _, _ = _run(Auto(Says(inside=False)), 8)
+    assert pipeline.knobs == alone.knobs
+    controller, events = _run(Auto(Says(inside=False)), 0.5)[1:3]
+    assert "(no opening: what it was taught)" in controller.reason.text
+    assert "(no opening: what it was taught)" in events[0]["reason"]["text"]
+
+
+def test_an_opening_takes_no_more_than_its_share_of_the_memory_that_is_free():
+    stages = [dataclasses.replace(s, item_bytes=64 * MIB) for s in STAGES]
+    roomy, _, _, _ = _run(Auto(Says({"read": 40, "bid": 30, "collate": 1})), 0.5, FakePipeline(stages))
+    tight, _, _, _ = _run(Auto(Says({"read": 40, "bid": 30, "collate": 1})), 0.5,
+                          FakePipeline(stages, memory_limit=3 * GIB))
+    assert roomy.applied[0].workers["read"] == 40
+    opened = tight.applied[0].workers
+    assert 4 < opened["read"] < 20
+    assert opened["read"] / opened["bid"] == pytest.approx(40 / 30, rel=0.3)
+    assert sum(64 * 1.5 * count for count in opened.values()) <= 0.6 * 3 * 1024
+
+
+def _python(process_bytes, memory_limit=8 * GIB):
+    stages = (SimStage(name="read", cost_s=0.005, rows_per_item=4096),
+              SimStage(name="udf", cost_s=0.08, lock=0.8, rows_per_item=4096, backends=("thread", "process"),
+                       process_bytes=process_bytes))
+    return Scenario(name="python", seconds=30, machine=SimMachine(cores=16, memory_limit=memory_limit), stages=stages)
+
+
+def test_one_process_comes_before_many_and_they_are_as_many_as_their_weight_allows():
+    for process_bytes, fits in ((80 * MIB, 12), (700 * MIB, 6)):
+        scenario, seen = _python(process_bytes), []
+        opener = Says({"read": 2, "udf": 12}, backend={"udf": "process"})
+        outcome = run(scenario, Auto(opener), observe=lambda s, k, r, seen=seen: seen.append(
+            (s.at, k.backend["udf"], k.workers["udf"], r.text)))
+        assert not outcome.killed
+        opened = [(count, text) for _, backend, count, text in seen if backend == "process"]
+        assert opened[0][0] == 1
+        assert "one process of udf is weighed before others follow" in opened[0][1]
+        count, text = next((count, text) for count, text in opened if count > 1)
+        assert f"a process takes {process_bytes // MIB} MiB in udf" in text
+        assert count == fits
+        assert seen[1][0] == 0.25
+
+
+def test_where_an_earlier_run_has_settled_it_starts_from_there_and_the_opening_is_tried_once():
+    capped = [dataclasses.replace(STAGES[0], bend=lambda n: 1.0 if n <= 8 else n / 6), *STAGES[1:]]
+    settled, first, _, _ = _run(Planner(), 60, FakePipeline(capped))
+    for rate, tries in ((1e6, 1), (1.0, 0)):
+        opener = Says({"read": 40, "bid": 2, "collate": 1}, rows_per_s=rate)
+        pipeline, _, events, _ = _run(Auto(opener), 90, FakePipeline(capped, workers=settled.knobs.workers),
+                                      learned=first.learned())
+        opened = [e for e in events if e["kind"] == "decision" and "the opening, by" in e["reason"]["text"]]
+        assert len(opened) == tries
+        assert not opened or opened[0]["before"]["workers"] == settled.knobs.workers
+        assert pipeline.knobs.workers == settled.knobs.workers
+    opener = Says()
+    carried_over = {**first.learned(), "settled": False}  # as of another schema
+    pipeline, _, _, _ = _run(Auto(opener), 2, FakePipeline(STAGES), learned=carried_over)
+    assert len(opener.asked) == 1
+    assert pipeline.applied[0].workers == GOOD
+
+
+def test_a_run_leaves_a_record_of_its_opening_without_names_and_explain_begins_with_it(tmp_path):
+    known = Foreknowledge(operators={"bid": "python"}, store="remote")
+    with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
+        pipeline = FakePipeline(STAGES)
+        controller = Controller(pipeline, Auto(Says(), known=known), record=folder.event, observe=folder.metric,
+                                clock=lambda: pipeline.now)
+        for _ in range(60):
+            controller.step()
+            pipeline.advance(controller.wait_s)
+        controller.stop()
+    assert controller.opening["text"].startswith("the opening, by what it was taught")
+    assert (controller.opening["tried"], controller.opening["rows_per_s"]) == (True, 3e6)
+    told = Run.read(tmp_path / "run")
+    assert tell(told).startswith("At ")
+    assert "the agent opened with read 1 → 24, bid 1 → 2" in tell(told).splitlines()[0]
+    assert "promised" in tell(told).splitlines()[0]
+    assert "effect: " in tell(told).splitlines()[0]
+    (event,) = told.of("opening")
+    values = event["record"]
+    assert not {"read", "bid", "collate"} & set(json.dumps(values).replace('"', " ").split())
+    record = OpeningRecord.from_dict(values)
+    assert record.given.knobs.workers == {"stage0": 1, "stage1": 1, "stage2": 1}
+    assert record.given.known.operators == {"stage1": "python"}
+    assert record.opening.knobs.workers == {"stage0": 24, "stage1": 2, "stage2": 1}
+    assert record.tried
+    assert list(record.settled.workers.values()) == list(pipeline.knobs.workers.values())
+    seconds, rows = record.came[-1]
+    assert 25 < seconds <= 30
+    assert rows / seconds == pytest.approx(record.rows_per_s, rel=0.2)
+    assert json.loads(json.dumps(record.to_dict())) == values
+
+
+def test_a_run_that_did_not_open_says_first_why(tmp_path):
+    with RunFolder.create(tmp_path / "run", {"kind": "load"}) as folder:
+        pipeline = FakePipeline(STAGES)
+        controller = Controller(pipeline, Auto(Says(inside=False)), record=folder.event, clock=lambda: pipeline.now)
+        for _ in range(8):
+            controller.step()
+            pipeline.advance(controller.wait_s)
+        controller.stop()
+    assert tell(Run.read(tmp_path / "run")).startswith("No opening: what it was taught.")
+
+
+def test_the_policy_called_auto_is_the_planner_unless_an_opener_came_with_the_package(monkeypatch):
+    known, opener = Foreknowledge(store="local"), Says()
+    module = types.ModuleType("an_opener")
+    monkeypatch.setitem(sys.modules, "an_opener", module)
+    module.__spec__ = importlib.machinery.ModuleSpec("an_opener", None)
+    monkeypatch.setattr(policies, "_OPENER", "an_opener")
+    for shipped, kind in ((None, Planner), (opener, Auto)):
+        module.OpeningPolicy = types.SimpleNamespace(shipped=lambda shipped=shipped: shipped)
+        policy = policies.make("auto", known)
+        assert (type(policy), policy.name) == (kind, "auto")
+    _run(policy, 1)
+    assert opener.asked[0].known == known
+
+
+def test_what_a_loader_knows_before_its_first_row_reaches_the_opener():
+    class Loading(FakePipeline):
+        dense_names, sparse_names, row_bytes = ("a", "b"), ("c",), 40
+        store: ClassVar = {"reads": 0}
+        plan = types.SimpleNamespace(groups=((1000, 3000), (2000, 0)))
+
+    known = foreknowledge(Loading([FakeStage(name="read"), FakeStage(name="online 1")]))
+    assert known == Foreknowledge(
+        columns={"float32": ColumnGroup(count=2, bytes_per_row=8), "int32": ColumnGroup(count=1, bytes_per_row=32)},
+        store="remote", row_group_rows=2000, row_group_bytes=80_000, operators={"online 1": "vectorised"})
+    assert known.row_bytes == 40
+
+
+def test_patience_counts_seconds_and_a_quick_look_does_not_use_it_up():
+    """Four looks a second at the same trial: it is judged as late as by one."""
+    judged = []
+    for looks_a_second in (1, 4):
+        scenario = Scenario(name="one", stages=(SimStage(name="read", cost_s=0.1, sigma=1.0, rows_per_item=1024),),
+                            machine=SimMachine(cores=8, timer_noise=0.0))
+        simulator, policy, at = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs), Planner(), 0
+        state = policy.initial(scenario.limits, simulator.knobs)
+        while "undone" not in (decided := policy.decide(simulator.snapshot(), state))[2].text:
+            knobs, state, _ = decided
+            if knobs != simulator.knobs:
+                simulator.apply(knobs)
+                at = simulator.now
+            simulator.advance(1 / looks_a_second)
+        judged.append(simulator.now - at)
+    assert judged[1] == pytest.approx(judged[0], abs=1.0)

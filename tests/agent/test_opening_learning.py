@@ -1,0 +1,176 @@
+"""How an opening is taught: that it learns, that it goes on where it was interrupted, and how it is judged."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+
+import numpy as np
+import pytest
+
+from sluice.agent.learn import curriculum, opening_teacher, train
+from sluice.agent.learn.curriculum import Curriculum, teach
+from sluice.agent.learn.lives import Clairvoyance, Lives
+from sluice.agent.learn.opening_env import OpeningEnv
+from sluice.agent.learn.opening_judgement import Course, OpeningTable
+from sluice.agent.learn.opening_pipelines import pipeline
+from sluice.agent.learn.student import Student
+from sluice.agent.policies.opening.policy import Answers, OpeningPolicy, answer, observe, setting
+from sluice.agent.policies.opening.weights import OpeningWeightsError
+from sluice.agent.simulator.optimum import best_knobs
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """As the teacher has it: so small a network is slower on several."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+SMALL = Curriculum(lives=24, rounds=2, imitations=8, gradients=4, exams=4)
+
+
+def test_both_forms_of_the_network_say_the_same():
+    import torch
+
+    look = Lives([pipeline("training", n) for n in range(8)]).look(0.25)
+    inputs, student = observe(look), Student.fresh(4)
+    plain = answer(student.arrays(), inputs, look.real)
+    with torch.no_grad():
+        said = student.answers(*(torch.from_numpy(a) for a in (inputs.stages, inputs.pipelines, look.real)))
+    for one, other in zip(plain, said, strict=True):
+        own = look.real if one.shape == look.real.shape else slice(None)
+        assert one[own] == pytest.approx(other.numpy()[own], abs=1e-5)
+
+
+def test_pipelines_that_are_alike_meet_the_same_chance_and_differ_by_their_settings():
+    lives = Lives([pipeline("training", n) for n in range(6)], seed=2, alike=3)
+    look = lives.look(0.5)
+    assert np.array_equal(look.rows[0::3], look.rows[2::3])
+    assert np.array_equal(look.busy_s[0::3], look.busy_s[1::3])
+    inputs = observe(look)
+    answers = Answers(np.zeros(look.real.shape), np.zeros(look.real.shape), np.zeros((18, 3)))
+    answers.workers[2::3] = -3.0
+    lives.act(setting(look, inputs, answers))
+    lives.pass_time(2.0)
+    assert np.array_equal(lives.rows[0::3], lives.rows[1::3])
+    assert not np.array_equal(lives.rows[0::3], lives.rows[2::3])
+
+
+def test_the_clairvoyant_s_arrays_are_what_the_simulator_s_search_finds():
+    scenarios = [pipeline("training", n) for n in range(4)]
+    best = Clairvoyance.of(scenarios, 9)
+    for b, scenario in enumerate(scenarios):
+        knobs = best_knobs(scenario.truth_at(0.0), scenario.limits)
+        own = slice(9 - len(scenario.stages), None)
+        assert best.workers[b, own].tolist() == list(knobs.workers.values())
+        assert [bool(p) for p in best.process[b, own]] == [knobs.backend[s.name] == "process" for s in scenario.stages]
+        assert best.read_ahead_bytes[b] == knobs.read_ahead_bytes
+
+
+def test_imitation_comes_nearer_to_the_clairvoyant():
+    looks = list(opening_teacher.lessons(None, range(60), seed=0))
+    taught = {name: np.concatenate([look[name] for look in looks]) for name in looks[0]}
+    student = Student.fresh(0)
+    first = opening_teacher.imitate(student, taught, 10, seed=0, number=0)
+    assert opening_teacher.imitate(student, taught, 60, seed=0, number=1) < 0.8 * first
+
+
+def test_policy_gradient_moves_towards_what_brought_more(monkeypatch):
+    """One pipeline, again and again: the student learns to give its stages workers."""
+    monkeypatch.setattr(opening_teacher, "PIPELINES", 8)
+    scenarios = range(1)
+    units = Clairvoyance.of([pipeline("training", 0)], 9).rows_per_s
+    student = Student.fresh(0)
+    student.weights["stage.bias"].data[0] = -1.0
+    before = opening_teacher.opened(student.arrays(), scenarios, units, 0)[0]
+    anchor = Student(student.arrays())
+    for step in range(12):
+        opening_teacher.improve(student, anchor, units, 0, step)
+    assert opening_teacher.opened(student.arrays(), scenarios, units, 0)[0] > before + 0.03
+
+
+def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
+    monkeypatch.setattr(curriculum, "_SAVED_EVERY", 2)
+    monkeypatch.setattr(opening_teacher, "PIPELINES", 4)
+    whole, record = teach(SMALL, tmp_path / "whole", lambda text: None)
+
+    class Interrupted(Exception):
+        pass
+
+    for times in (1, 3):  # in the first round, and between two steps of policy gradient
+        said: list[str] = []
+
+        def say(text: str, times: int = times, said: list[str] = said) -> None:
+            said.append(text)
+            if len(said) == times:
+                raise Interrupted
+
+        with pytest.raises(Interrupted):
+            teach(SMALL, tmp_path / "parts", say)
+    assert "policy gradient: 2 of 4 steps" in said[-1]
+    parts, same = teach(SMALL, tmp_path / "parts", lambda text: None)
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    assert record == same
+    assert OpeningPolicy(parts, record).record["lives"] == 24 + 4 * opening_teacher.PIPELINES * opening_teacher.GROUP
+    with pytest.raises(OpeningWeightsError, match="give another folder"):
+        teach(Curriculum(lives=25, rounds=2, imitations=8, gradients=4, exams=4), tmp_path / "parts", print)
+
+
+def test_the_verb_writes_weights_that_say_how_they_came_about(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening_teacher, "PIPELINES", 4)
+    monkeypatch.setattr(curriculum, "Curriculum", functools.partial(Curriculum, exams=4))
+    command = ["--policy", "opening", "--seed", "3", "--lives", "24", "--rounds", "2", "--imitations", "4",
+               "--gradients", "1", "--judged", "2", "--folder", str(tmp_path)]
+    found = train.main(command)
+    assert found["weights"] == str(tmp_path / "opening.safetensors")
+    record = OpeningPolicy.load(tmp_path / "opening.safetensors").record
+    assert (record["seed"], record["lives"]) == (3, 24 + 4 * opening_teacher.GROUP)
+    assert record["command"] == f"sluice teach {shlex.join(command)}"
+    assert record["date"][:2] == "20"
+    assert record["table"] == found["table"]
+    assert found["table"]["pipelines"] == 2
+
+
+def test_gymnasium_finds_nothing_wrong_with_the_environment():
+    from gymnasium.utils.env_checker import check_env
+
+    env = OpeningEnv(pipelines=50)
+    check_env(env, skip_render_check=True)
+    _, found = env.reset(seed=1, options={"number": 7})
+    assert found["number"] == 7
+    action = {**env.action_space.sample(), "workers": np.zeros(9, np.float32), "buffers": np.zeros(2, np.float32)}
+    brought, ends = [], []
+    for _ in range(8):
+        _, reward, terminated, truncated, _ = env.step(action)
+        brought.append(reward)
+        ends.append(terminated or truncated)
+    assert ends == [False] * 7 + [True]
+    assert 0.2 < np.mean(brought) < 1.2
+
+
+def courses(*whole: float, killed: int = 0) -> tuple[Course, ...]:
+    return tuple(Course(start=w, whole=w, back_s=2, killed=i < killed) for i, w in enumerate(whole))
+
+
+def test_it_ships_where_it_is_not_inferior_and_kills_no_more():
+    even = np.linspace(0.9, 1.0, 50)
+    assert OpeningTable(courses(*even), courses(*even)).ships
+    assert OpeningTable(courses(*(even + 0.02)), courses(*even)).ships
+    assert not OpeningTable(courses(*(even - 0.006)), courses(*even)).ships
+    assert not OpeningTable(courses(*even, killed=1), courses(*even)).ships
+    few = even.copy()
+    few[::10] -= 0.02  # a tenth of the pipelines are worse, though the mean hardly moves
+    table = OpeningTable(courses(*few), courses(*even))
+    assert table.worse == pytest.approx(0.1)
+    assert not table.ships
+    assert "does not ship" in table.verdict()
+    assert "lose more than 1 %" in table.text()
+    mean, low, high = OpeningTable(courses(*(even + 0.02)), courses(*even)).gain("whole")
+    assert low <= mean <= high == pytest.approx(0.02)

@@ -1,0 +1,99 @@
+"""What Spark's workers parse is kept in cells, and what they make ready for one task serves the next."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from sluice.etl.apply.counts import Counted, CountsOfRows, counts_of_parsed, gathered, selected
+from sluice.etl.apply.features import Features
+from sluice.etl.apply.parse import InputParser
+from sluice.etl.spark.workers import parsed_rows
+from sluice.etl.spark.workers.last_features import features_of
+from sluice.etl.spec.row_split import row_keys
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.fitted_state import FittedState
+
+TEXT = """
+[input]
+columns = ["label:int", "I1:int", "C1:text"]
+%s
+[table]
+split = {train = 0.8, test = 0.2}
+[[column]]
+name = "label"
+role = "label"
+[[column]]
+name = "C1"
+role = "sparse"
+ops = [{op = "categorify", oov = 2}]
+"""
+FILTERED = '[[filter]]\ncolumn = "I1"\nop = ">="\nvalue = 10'
+WIDE = 2_000_000
+
+
+def lines(count: int, text: str = "é") -> pa.RecordBatch:
+    rows = [f"{n % 2}\t{n}\t{text}{n}\n".encode() for n in range(count)]
+    rows[3], rows[5] = b"one\tbad\n", b"7\t1\tx\n"
+    return pa.record_batch([pa.array(rows, pa.binary())], ["line"])
+
+
+@pytest.mark.parametrize("rules", [FILTERED, "", "[sample]\nnegatives = 0.3\nweight = \"w\"", "[dedup]"])
+def test_cells_hold_what_parsing_gave_and_what_was_counted_of_it(rules):
+    spec, batch = Spec.parse(TEXT % rules), lines(60)
+    cells = list(parsed_rows._parsed(spec, iter([batch, lines(8)])))
+    parsed = InputParser(spec).parse(batch)
+    counts: list[pa.RecordBatch] = []
+    rows = next(parsed_rows.rows_of(iter(cells), counts))
+    if spec.rows.relational:  # which rows are left is decided after they have met others
+        assert rows.to_pydict() == pa.table(parsed.columns).to_pydict()
+        want = list(counts_of_parsed(spec, parsed))
+    else:
+        columns, keys = parsed_rows.with_keys(rows)
+        kept, known = selected(spec, parsed)
+        assert {name: values.to_pylist() for name, values in columns.items()} == \
+            {name: values.to_pylist() for name, values in kept.items()}
+        assert keys.tolist() == (row_keys(kept, spec) if known is None else known).tolist()
+        want = list(CountsOfRows(spec, None, Features(spec, FittedState())).of_parsed(parsed))
+    assert [one.to_pydict() for one in counts] == [one.to_pydict() for one in want]
+    every = Counted.of(pa.concat_tables([pa.Table.from_batches(list(parsed_rows.counts_of(iter(cells))))]).group_by(
+        ["key", "value"]).aggregate([("count", "sum")]).rename_columns(["key", "value", "count"]))
+    assert every.parsed == 58 + 6
+    assert sum(every.rejected.values()) == 4
+
+
+def test_wide_rows_lie_in_several_cells_of_which_the_first_has_the_counts(monkeypatch):
+    monkeypatch.setattr(parsed_rows, "CELL_BYTES", WIDE)
+    spec = Spec.parse(TEXT % "")
+    cells = list(parsed_rows._parsed(spec, iter([lines(1000, "x" * 8000)])))
+    assert len(cells) == 5
+    assert max(len(cell["rows"][0].as_buffer()) for cell in cells) < 1.2 * WIDE  # a slice is written without its whole
+    rows = list(parsed_rows.rows_of(iter(cells)))
+    assert [number for batch in rows for number in batch["I1"].to_pylist()] == \
+        [n for n in range(1000) if n not in (3, 5)]
+    assert len({one.num_rows for one in rows[:-1]}) == 1
+    assert [sum(1 for _ in parsed_rows.counts_of(iter([cell]))) > 0 for cell in cells] == [True] + 4 * [False]
+
+
+def test_rows_are_worked_on_together_up_to_a_number_and_a_size():
+    few, wide = (pa.record_batch([pa.array([size * "x"] * 10)], ["t"]) for size in (1, 4_000_000))
+    assert [one.num_rows for one in gathered(iter(5 * [few]), 20)] == [20, 20, 10]
+    assert [one.num_rows for one in gathered(iter(3 * [wide]), 1 << 30)] == [20, 10]
+
+
+def test_a_batch_of_which_nothing_is_left_is_still_counted():
+    spec = Spec.parse(TEXT % FILTERED)
+    cells = list(parsed_rows._parsed(spec, iter([lines(9)])))
+    assert [batch.num_rows for batch in parsed_rows.rows_of(iter(cells))] == [0]
+    assert list(parsed_rows.counts_of(iter(cells)))
+
+
+def test_a_worker_makes_a_state_ready_once_for_all_tasks_that_are_sent_it():
+    spec = Spec.parse(TEXT % "")
+    table = spec.fitted[0].op.learn(pa.table({"value": ["a", "b"], "count": pa.array([2, 1], pa.int64())}))
+    packed = FittedState(spec=spec.fitted_hash, tables={spec.fitted[0].key: table}).packed()
+    state, features = features_of(spec, packed, ahead=True)
+    assert state[spec.fitted[0].key].equals(table)
+    assert features_of(spec, packed, ahead=True)[1] is features
+    assert features_of(spec, dict(packed), ahead=True)[1] is not features
+    assert features_of(spec, packed, ahead=False)[1] is not features

@@ -1,0 +1,266 @@
+"""`sluice.petastorm`: Petastorm's doors, with our loader behind them: exact, resumable, tuned. `make test-petastorm`
+runs Petastorm's own tests of both against them."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import itertools
+import json
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.agent import policies
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.read.petastorm.options import PetastormError
+from sluice.ingest.read.petastorm.row_groups import RowGroupError
+from sluice.ingest.read.reader import SourceError
+from sluice.petastorm import TransformSpec, make_batch_reader, make_spark_converter
+
+pytestmark = pytest.mark.slow
+
+ROWS, GROUP = 90, 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Three files of three row groups, with columns of many types, and names that are passed over."""
+    folder = tmp_path_factory.mktemp("data")
+    for part in range(3):
+        rows = np.arange(part * 30, part * 30 + 30)
+        table = pa.table({
+            "id": rows, "half": (rows / 2).astype(np.float32), "name": [f"row {n}" for n in rows],
+            "pair": [[n, -n] for n in rows.tolist()],
+            "day": [datetime.date(2026, 1, 1) + datetime.timedelta(int(n)) for n in rows],
+            "at": pa.array(rows * 10**6, pa.timestamp("us"))})
+        pq.write_table(table, folder / f"part-{part}.parquet", row_group_size=GROUP)
+    (folder / "_SUCCESS").write_text("")
+    (folder / ".hidden").write_text("no Parquet")
+    return f"file://{folder}"
+
+
+def ids(reader) -> list[list[int]]:
+    return [batch.id.tolist() for batch in reader]
+
+
+def test_batches_are_row_groups_with_every_type(folder):
+    with make_batch_reader(folder, shuffle_row_groups=False) as reader:
+        batches = list(reader)
+        assert reader.last_row_consumed
+    assert [b.id.tolist() for b in batches] == [list(range(n, n + GROUP)) for n in range(0, ROWS, GROUP)]
+    first = batches[0]
+    assert set(first._fields) == {"id", "half", "name", "pair", "day", "at"}
+    assert (first.half.dtype, first.half[3]) == (np.float32, 1.5)
+    assert first.name.tolist() == [f"row {n}" for n in range(GROUP)]
+    assert first.pair.tolist() == [[n, -n] for n in range(GROUP)]
+    assert first.day[2] == datetime.date(2026, 1, 3)
+    assert first.at[7] == np.datetime64(7, "s")
+
+
+def test_the_order_follows_from_files_seed_and_epoch_alone(folder):
+    with make_batch_reader(folder, num_epochs=2, seed=4, workers_count=1) as reader:
+        whole = ids(reader)
+    assert sorted(itertools.chain(*whole[:9])) == sorted(itertools.chain(*whole[9:])) == list(range(ROWS))
+    assert whole[:9] != whole[9:], "each epoch has an order of its own"
+    with make_batch_reader(folder, num_epochs=2, seed=4, workers_count=7) as reader:
+        assert ids(reader) == whole
+    with make_batch_reader(folder, num_epochs=2, seed=5) as reader:
+        assert ids(reader) != whole
+    with make_batch_reader(folder, num_epochs=2, seed=4, shuffle_rows=True) as reader:
+        mixed = ids(reader)
+    assert [sorted(batch) for batch in mixed] == whole
+    assert mixed != whole
+
+
+def test_knobs_that_are_turned_change_no_order(folder):
+    with make_batch_reader(folder, num_epochs=6, shuffle_rows=True, tuning="fixed") as reader:
+        whole = ids(reader)
+    with make_batch_reader(folder, num_epochs=6, shuffle_rows=True, tuning="fixed") as reader:
+        found = []
+        for number, batch in enumerate(reader):
+            reader.apply(Knobs(workers={"read": 1 + number % 5}, read_ahead_bytes=2**20))
+            found.append(batch.id.tolist())
+    assert found == whole
+
+
+@pytest.mark.parametrize("done", [0, 4, 9, 10, 17, 18])
+def test_a_reader_goes_on_where_another_one_was(folder, done):
+    with make_batch_reader(folder, num_epochs=2, seed=1, shuffle_rows=True) as reader:
+        whole = ids(reader)
+    with make_batch_reader(folder, num_epochs=2, seed=1, shuffle_rows=True) as reader:
+        for _ in range(done):
+            next(reader)
+        state = json.loads(json.dumps(reader.state_dict()))
+    with make_batch_reader(folder, num_epochs=2, seed=1, shuffle_rows=True, workers_count=1) as reader:
+        reader.load_state_dict(state)
+        assert ids(reader) == whole[done:]
+    with make_batch_reader(folder, seed=2) as reader, pytest.raises(RowGroupError, match="another order of row groups"):
+        reader.load_state_dict(state)
+
+
+def test_epochs_without_end_and_a_reset(folder):
+    with make_batch_reader(folder, num_epochs=None) as reader:
+        assert len({tuple(b.id.tolist()) for b in itertools.islice(reader, 40)}) == 9
+        with pytest.raises(NotImplementedError, match="only after all samples were consumed"):
+            reader.reset()
+    with make_batch_reader(folder) as reader:
+        first = ids(reader)
+        reader.reset()
+        second = ids(reader)
+    assert sorted(map(tuple, first)) == sorted(map(tuple, second))
+    assert first != second
+
+
+def test_shards_share_all_row_groups(folder):
+    from petastorm.errors import NoDataAvailableError
+
+    found = []
+    for shard in range(4):
+        with make_batch_reader(folder, cur_shard=shard, shard_count=4, seed=3) as reader:
+            found.append(ids(reader))
+    assert sorted(itertools.chain(*itertools.chain(*found))) == list(range(ROWS))
+    assert [len(one) for one in found] == [3, 2, 2, 2]
+    with pytest.raises(NoDataAvailableError):
+        make_batch_reader(folder, cur_shard=0, shard_count=10)
+
+
+def test_columns_predicates_and_transforms_are_petastorms(folder):
+    from petastorm.predicates import in_lambda
+
+    with make_batch_reader(folder, schema_fields=["id", "na.*"]) as reader:
+        assert set(next(reader)._fields) == {"id", "name"}
+    with pytest.raises(RuntimeError, match=r"No fields matching the criteria '\['nothing'\]' were found"):
+        make_batch_reader(folder, schema_fields=["nothing"])
+
+    def function(frame):
+        frame["twice"] = frame["id"] * 2
+        return frame[frame["id"] % 2 == 0]  # a row group may have other rows here: it comes whole
+
+    spec = TransformSpec(function, edit_fields=[("twice", np.int64, (), False)], removed_fields=["half"])
+    odd = in_lambda(["id"], lambda id: (id >= 20) & (id < 34))
+    with make_batch_reader(folder, schema_fields=["id", "half"], transform_spec=spec, predicate=odd,
+                           shuffle_row_groups=False) as reader:
+        batches = list(reader)
+    assert [b.id.tolist() for b in batches] == [[20, 22, 24, 26, 28], [30, 32]]
+    assert [b.twice.tolist() for b in batches] == [[40, 44, 48, 52, 56], [60, 64]]
+    assert set(batches[0]._fields) == {"id", "twice"}
+
+
+def test_the_best_policy_tunes_a_pipeline_of_one_stage(folder):
+    policy = policies.make("auto")
+    with make_batch_reader(folder, num_epochs=None, tuning="fixed") as reader:
+        tunable = reader._progress
+        state, began = policy.initial(tunable.limits, reader.knobs), tunable.snapshot().at
+        for second in range(30):
+            for _ in range(3):
+                next(reader)
+            knobs, state, reason = policy.decide(replace(tunable.snapshot(), at=began + second), state)
+            tunable.limits.check(knobs)
+            tunable.apply(knobs)
+            assert reason.text
+
+
+def test_it_is_tuned_and_leaves_a_record(folder, tmp_path):
+    with make_batch_reader(folder, num_epochs=None, run_dir=tmp_path / "run") as reader:
+        assert len(list(itertools.islice(reader, 30))) == 30
+        assert reader.tuning.mode in str(reader.tuning)
+        assert reader.tuning.stopped is None
+    begun = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (begun["reader"], begun["tuning"]) == ("petastorm", reader.tuning.mode)
+    last = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["kind"], last["rows"]) == ("end", 30 * GROUP)
+    with make_batch_reader(folder, reader_pool_type="dummy") as reader:
+        assert (reader.tuning.mode, reader.knobs.workers) == ("fixed", {"read": 1})
+
+
+def test_a_reader_that_is_left_leaves_nothing_and_says_so(folder):
+    before = set(threading.enumerate())
+    with make_batch_reader(folder, num_epochs=None) as reader:
+        next(reader)
+    assert not {t for t in threading.enumerate() if t.is_alive()} - before
+    with pytest.raises(RuntimeError, match="Trying to read a sample after this reader has stopped"):
+        next(reader)
+    reader.stop()
+    reader.join()
+
+
+def test_a_function_that_fails_is_named_with_its_row_group(folder):
+    def function(frame):
+        return frame["nothing"]
+
+    with make_batch_reader(folder, transform_spec=TransformSpec(function), shuffle_row_groups=False) as reader, \
+            pytest.raises(SourceError, match=r"part-0.parquet, row group 0: .* failed: KeyError: 'nothing'"):
+        next(reader)
+
+
+def test_signatures_are_petastorms(folder):
+    import petastorm.reader
+
+    theirs = inspect.signature(petastorm.reader.make_batch_reader).parameters
+    ours = inspect.signature(make_batch_reader).parameters
+    assert list(ours)[:len(theirs)] == list(theirs)
+    assert all(ours[name].default == one.default for name, one in theirs.items())
+    assert list(ours)[len(theirs):] == ["tuning", "run_dir", "memory_limit"]
+    assert list(inspect.signature(make_spark_converter).parameters) == \
+        ["df", "parquet_row_group_size_bytes", "compression_codec", "dtype"]
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"reader_pool_type": "process"}, "reader_pool_type='process' has no meaning here"),
+    ({"results_queue_size": 9}, "results_queue_size=9 has no meaning here: what is read ahead is bounded in bytes"),
+    ({"shuffle_row_drop_partitions": 2}, "shuffle_row_drop_partitions=2 has no meaning here"),
+    ({"cache_type": "local-disk"}, "unpickles what lies on the disk"),
+    ({"filters": [("day", ">", 2)]}, "filters=.* has no meaning here: take a predicate"),
+    ({"shard_seed": 3}, "shard_seed=3 has no meaning here: take seed"),
+    ({"filesystem": object()}, "filesystem=.*files are opened by Arrow"),
+    ({"transform_spec": TransformSpec(removed_fields=["idd"])}, "removed_fields names 'idd', .*did you mean 'id'")])
+def test_what_is_not_taken_is_refused_by_its_name(folder, options, message):
+    with pytest.raises(PetastormError, match=message):
+        make_batch_reader(folder, **options)
+
+
+def test_addresses_that_lead_nowhere_are_named(folder, tmp_path):
+    with pytest.raises(PetastormError, match="write a URL, for instance file:///"):
+        make_batch_reader("some/folder")
+    for name in ("nothing", "."):
+        with pytest.raises(PetastormError, match="no such file, or a folder without files"):
+            make_batch_reader(f"file://{tmp_path}/{name}")
+
+
+def test_names_of_folders_hold_columns(tmp_path):
+    from petastorm.predicates import in_lambda
+
+    for day, place in itertools.product((1, 2), ("se", "no")):
+        (tmp_path / f"day={day}" / f"place={place}").mkdir(parents=True)
+        pq.write_table(pa.table({"id": [day * 10 + n for n in range(4)]}),
+                       tmp_path / f"day={day}" / f"place={place}" / "part.parquet")
+    url = f"file://{tmp_path}"
+    with make_batch_reader(url, shuffle_row_groups=False) as reader:
+        found = [(b.day.tolist(), b.place.tolist(), b.id.tolist()) for b in reader]
+    assert found[0] == ([1] * 4, ["no"] * 4, [10, 11, 12, 13])
+    assert [(day[0], place[0]) for day, place, _ in found] == [(1, "no"), (1, "se"), (2, "no"), (2, "se")]
+    second = in_lambda(["day"], lambda day: day == 2)
+    with make_batch_reader(url, predicate=second, schema_fields=["day", "id"]) as reader:
+        assert sorted(n for batch in reader for n in batch.id.tolist()) == sorted([20, 21, 22, 23] * 2)
+    with make_batch_reader(url, schema_fields=["place"]) as reader:
+        assert {name for batch in reader for name in batch.place.tolist()} == {"se", "no"}
+    (tmp_path / "day=1" / "elsewhere").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "day=1" / "elsewhere" / "part.parquet")
+    with pytest.raises(PetastormError, match="whose names hold other columns"):
+        make_batch_reader(url)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # so are those of Petastorm's own Reader
+def test_petastorms_torch_loader_takes_it(folder):
+    from petastorm.pytorch import BatchedDataLoader, DataLoader
+
+    fields = ["id", "half"]
+    with DataLoader(make_batch_reader(folder, schema_fields=fields), batch_size=30) as loader:
+        assert sorted(int(n) for batch in loader for n in batch["id"]) == list(range(ROWS))
+    with BatchedDataLoader(make_batch_reader(folder, schema_fields=fields), batch_size=30) as loader:
+        assert sorted(int(n) for batch in loader for n in batch["id"]) == list(range(ROWS))
