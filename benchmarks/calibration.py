@@ -55,7 +55,7 @@ class Prediction:
 
 def measure(setups: Sequence[Setup], feature_table: FeatureTable, results: Results, options: argparse.Namespace
             ) -> dict[str, dict[str, list[Sighting]]]:
-    """By set-up and setting, a sighting a round; None of a set-up for which time ran out."""
+    """Returns a sighting a round, by set-up and setting; None of a set-up for which time ran out."""
     end = time.monotonic() + options.most
     found: dict[str, dict[str, list[Sighting]]] = {}
     for round_ in range(options.rounds):

@@ -228,7 +228,7 @@ class TimeUp(Exception):
 
 
 def _cpu_s() -> float:
-    """Of all commands that ended so far."""
+    """The processor seconds of all commands that ended so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -247,7 +247,7 @@ def _run(*words: str | os.PathLike[str]) -> tuple[Row, float]:
 
 
 def _shown(row: Row) -> Row:
-    """With four places of an AUC, and bytes as a person reads them."""
+    """The row as it is printed: an AUC with four places, bytes as a person reads them."""
     how: dict[str, Callable[[Any], str]] = {"auc": "{:.4f}".format, "AUC": "{:.4f}".format,
                                             **dict.fromkeys(("table_bytes", "state_bytes", "bytes_per_step"),
                                                             format_bytes)}

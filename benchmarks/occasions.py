@@ -78,7 +78,7 @@ class After:
         return float("inf") if found is None else found
 
     def rows(self, until_s: float) -> float:
-        """Of all that was taken in these seconds."""
+        """The rows of all that was taken in these seconds."""
         total, before = 0.0, 0.0
         for at, rate in self.rates:
             total += rate * max(0.0, min(at, until_s) - before)

@@ -68,7 +68,7 @@ def clicks(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def autocorrelation(labels: np.ndarray) -> float:
-    """Of the batches' click rates, one batch on."""
+    """How the batches' click rates go along with those one batch on."""
     rates = labels[:len(labels) // BATCH * BATCH].reshape(-1, BATCH).mean(1)
     return float(np.corrcoef(rates[:-1], rates[1:])[0, 1])
 

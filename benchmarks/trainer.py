@@ -91,7 +91,7 @@ def synthetic(rows: int, count: int) -> list[Batch]:
 
 
 def step(parts: TrainingParts, batch: Batch, number: int, here: Ranks) -> None:
-    """As the trainer takes it."""
+    """One step, as the trainer takes it."""
     parts.rates.begin(number)
     parts.dense.zero_grad()
     logits = parts.model(*parts.layout.features(batch, here.device))

@@ -40,7 +40,7 @@ class PipelineBatch:
     course."""
 
     def __init__(self, scenarios: Sequence[Scenario], *, seed: int = 0, governor: bool = True, alike: int = 1) -> None:
-        """Of the scenarios, so many neighbours each time meet the same chance, whatever their knobs: they show what
+        """So many neighbouring scenarios each time meet the same chance, whatever their knobs: they show what
         another setting would have brought."""
         fused = [s.name for s in scenarios if s.first_knobs.fused]
         if fused or not scenarios:

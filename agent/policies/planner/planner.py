@@ -173,6 +173,18 @@ def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> Pl
                    demands=(*state.demands, demand)[-settings.spare:] if demand else state.demands)
 
 
+def _resting(state: PlannerState, recent: PipelineRates) -> set[str]:
+    """The stages that have worked ahead and now wait for room, or have nothing left to read: they bound nothing, and
+    may not report again for long."""
+    assert state.last is not None, "a plan comes after a look"
+    source = state.last.stages[0].name
+    heads = {name for name, stage in recent.stages.items()
+             if stage.busy < state.settings.matters * stage.workers
+             and (name == source or stage.blocked >= state.settings.mostly * stage.workers)}
+    return {stage.name for stage in state.last.stages
+            if stage.items > 0 and state.limits.head(state.knobs, stage.name) in heads}
+
+
 def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates,
           obstacle: str = "") -> tuple[Knobs, PlannerState, Reason]:
     """Goes back to the setting before, and keeps what was learned. An `obstacle` has stopped it half-way."""
@@ -196,7 +208,8 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates,
 
 def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
     forecast, settings = forecast_of(state, latest), state.settings
-    if not forecast.services or (len(forecast.each) < len(state.services) and state.tick <= state.settings.patience):
+    unknown = state.services.keys() - forecast.each.keys() - _resting(state, recent)
+    if not forecast.services or (unknown and state.tick <= settings.patience):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
     state = replace(state, caps={n: cap.eased(forecast.slow, state.tick, settings) for n, cap in state.caps.items()
                                  if not cap.outdated(state.services[n], state.knobs.workers[n])})
