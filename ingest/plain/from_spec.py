@@ -44,8 +44,7 @@ def selection_of(spec: Spec, split: str) -> RowSelection | None:
     """The rows of a split; None if all rows are of one."""
     table = spec.table
     if split not in table.split:
-        raise ColumnError(f"{spec.name}: no split {split!r}{nearest(split, table.split)}; its table.split has "
-                          f"{', '.join(table.split)}")
+        raise ColumnError(f"{spec.name}: table.split has no {split!r}{nearest(split, table.split)}")
     if len(table.split) == 1 and not table.split_column:
         return None
     if not (table.split_by or table.split_column or table.split_time or table.key):

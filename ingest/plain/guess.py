@@ -74,6 +74,8 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         as_they_are = _fits(facts) and (role == "id_list" or not facts.nulls)
         return Proposal(name=name, facts=facts, role=role, hash=None if as_they_are else _size(facts, rows))
     if pa.types.is_string(inner) or pa.types.is_large_string(inner):
+        if not facts.values:
+            return Proposal(name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it")
         if role == "sparse" and facts.values >= _MANY and facts.distinct >= _UNIQUE * facts.values:
             return Proposal(name=name, facts=facts, why="text that differs in nearly every row")
         return Proposal(name=name, facts=facts, role=role, hash=_size(facts, rows))

@@ -184,7 +184,7 @@ def _refuse(name: str, source: str, kind: Any, place: Place, filled: bool) -> No
     where = f"{path}, row group {group}"
     if values.null_count and not filled:
         raise ColumnError(f"{where}: column {name!r} has {values.null_count} empty values; fill them in the spec (op = "
-                          f"\"fill\"), or give the loader a fill, for instance fill={{{name!r}: 0}}")
+                          f"\"fill\"), or give the loader a fill, for instance fill={{{name!r}: 0}} (--fill 0)")
     if values.null_count:
         values = values.fill_null(pa.scalar(0).cast(values.type))
     try:

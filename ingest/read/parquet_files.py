@@ -90,7 +90,7 @@ class ParquetFiles:
             there, edited = retyped(there, transform_spec)
             types = {name: str(kind) if name in edited else types[name] for name, kind in there.items()
                      if name in edited or name in types}
-        hashed, fill = dict(hash or {}), dict[str, float]()
+        hashed, fill, guessed = dict(hash or {}), dict[str, float](), spec is None and roles is None
         if spec is not None:
             if roles is not None or hash:
                 raise ParquetError("a spec says itself which roles the columns have and what is hashed: give either "
@@ -104,18 +104,22 @@ class ParquetFiles:
         else:
             if roles is None:
                 by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
-                facts = _probed(paths, {name: kind for name, kind in types.items() if name not in edited})
+                facts = _probed(paths, {name: kind for name, kind in types.items() if name not in edited}, footers)
                 facts |= {name: ColumnFacts(there[name]) for name in edited}
                 found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), hashed=by_caller)
                 hashed |= {one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller}
-                roles, fill = _guessed(uri, found, lacking)
+                others = {name: "of several types" for name in types if name not in found}
+                roles, fill = _guessed(uri, found, others | dict.fromkeys(lacking, "not in every file"))
             elif isinstance(roles, str):
                 roles = roles_of(roles)
             recipes, hashed = recipes_of(roles, hashed, types, lacking)
         used = dict.fromkeys([*(name for recipe in recipes for name in recipe.sources),
                               *((name for name in spec.input.columns if name not in spec.unused) if spec else ())])
         _check_types([name for name in used if name not in edited], paths, footers)
-        _say_left_out(uri, [name for name in (*types, *lacking) if name not in used])
+        unused = [name for name in (*types, *lacking) if name not in used]
+        if unused and not guessed:  # what was guessed has named them
+            more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
+            _tell(f"{uri}: columns that nobody asked for are left out: {', '.join(unused[:20])}{more}")
         fields = []
         for recipe in recipes:
             kinds = [there[name] for name in recipe.sources]
@@ -214,12 +218,16 @@ def _tell(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-def _probed(paths: Sequence[str], types: Mapping[str, str]) -> dict[str, ColumnFacts]:
-    return probe(paths, [name for name, kind in types.items() if kind != SEVERAL])
+def _probed(paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]) -> dict[str, ColumnFacts]:
+    """What those of the columns hold that have one type in all files."""
+    there = [footer.types for footer in footers if any(footer.row_groups)]
+    return probe(paths, [name for name, kind in types.items()
+                         if kind != SEVERAL and all(one[name] == kind for one in there)])
 
 
-def _guessed(uri: str, found: Mapping[str, Proposal], lacking: Mapping[str, str]) -> tuple[Roles, dict[str, float]]:
-    """The roles that were guessed, and what is filled. Says so once, with what is left out and why."""
+def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str]) -> tuple[Roles, dict[str, float]]:
+    """The roles that were guessed, and what is filled. Says so once, with what is left out and why; `others` holds that
+    of columns that were not looked at."""
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
     for one in found.values():
         if one.role:
@@ -227,12 +235,11 @@ def _guessed(uri: str, found: Mapping[str, Proposal], lacking: Mapping[str, str]
     fill = {one.name: 0.0 for one in found.values() if one.fill}
     taken = "; ".join(f"{role}: {', '.join(_said(found[name].hash, name) for name in names)}"
                       for role, names in roles.items() if names)
-    left = [f"{one.name} ({one.why})" for one in found.values() if not one.role]
-    left += [f"{name} (not in every file)" for name in lacking]
+    why = {one.name: one.why for one in found.values() if not one.role} | dict(others)
+    left = [f"{name} ({reason})" for name, reason in why.items()]
     filled = f"; empty values of {', '.join(fill)} become 0" if fill else ""
     _tell(f"{uri}: roles guessed ({taken}{filled}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to "
           "choose, or let `sluice guess` write a spec")
-    _told.add(_left_out(uri, [one.name for one in found.values() if not one.role] + list(lacking)))
     return roles, fill
 
 
@@ -244,23 +251,14 @@ def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int]:
     except FooterError as error:
         raise ParquetError(str(error)) from error
     types, lacking = _common_types(paths, footers)
-    if lacking:
-        _tell(f"{uri}: columns that are not in every file are left out: {', '.join(lacking)}")
-    return _probed(paths, types), sum(sum(footer.row_groups) for footer in footers)
+    facts = _probed(paths, types, footers)
+    if others := [name for name in (*types, *lacking) if name not in facts]:
+        _tell(f"{uri}: columns that are not the same in every file are left out: {', '.join(others)}")
+    return facts, sum(sum(footer.row_groups) for footer in footers)
 
 
 def _said(size: int | None, name: str) -> str:
     return name if size is None else f"{name}%{size}"
-
-
-def _say_left_out(uri: str, names: Sequence[str]) -> None:
-    if names:
-        _tell(_left_out(uri, names))
-
-
-def _left_out(uri: str, names: Sequence[str]) -> str:
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return f"{uri}: columns that nobody asked for are left out: {', '.join(names[:20])}{more}"
 
 
 def _types_there(path: str) -> dict[str, pa.DataType]:
@@ -319,7 +317,7 @@ def _common_types(paths: Sequence[str], footers: Sequence[Footer]) -> tuple[dict
 def _check_types(names: Sequence[str], paths: Sequence[str], footers: Sequence[Footer]) -> None:
     types = footers[0].types
     for path, footer in zip(paths, footers, strict=True):
-        for name in names:
+        for name in names if any(footer.row_groups) else ():  # without rows it may know no types
             if footer.types[name] == SEVERAL:
                 raise ParquetError(f"{path}: several columns are called {name!r}; write the file with one of "
                                    "each name, or leave them out of the roles")

@@ -36,7 +36,7 @@ from sluice.ingest.process.worker import WorkerError, WorkerProcess
 from sluice.ingest.read import cache
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.footers import REMEMBERED
-from sluice.ingest.read.parquet_files import GuessError, ParquetFiles, parquet_paths
+from sluice.ingest.read.parquet_files import GuessError, ParquetFiles, is_table, parquet_paths
 from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.tools.options import table_named
 
@@ -177,7 +177,7 @@ def table(uri: str, code: CodeOptions) -> Iterator[Finding]:
         yield from files(found, plain=True)
         return
     except (UsageError, OSError) as error:
-        yield Finding("table", str(error), False, "check the path; sluice show TABLE tells more")
+        yield Finding("table", str(error), False, "sluice show TABLE tells more" if is_table(uri) else "")
         return
     paths = [file.path for file in opened.files]
     if isinstance(opened, ParquetFiles):

@@ -107,7 +107,7 @@ class TestPlainFiles:
         assert "✓ columns" in text
         assert "a loader takes 1 label, 1 dense, 1 sparse by its guess; empty values of price become 0" in text
         found = headroom_cli.main([str(tmp_path), "--batch-size", "80", "--seconds", "0.05"])
-        assert found["loading"] > 0
+        assert found["loading_rows_per_s"] > 0
 
     def test_a_label_that_is_missing_stops_both(self, tidy, tmp_path, capsys):
         folder = self.written(tmp_path, label=pa.array([None] * 100 + [1] * 200))

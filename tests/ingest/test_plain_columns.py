@@ -147,7 +147,7 @@ ops = [{op = "hash", size = 100}]
 def rows_of(source, split: str, **options) -> dict[int, tuple]:
     """Each row by its `score`: label, dense values, ids, and bags."""
     found = {}
-    with BatchLoader(source, batch_size=32, split=split, last="pad", reader="arrow", **options) as loader:
+    with BatchLoader(source, batch_size=32, split=split, **{"last": "pad", "reader": "arrow"} | options) as loader:
         for batch in loader:
             columns = {name: np.split(one.values, np.cumsum(one.lengths)[:-1]) if isinstance(one, tuple) else one
                        for name, one in batch.numpy().items()}
@@ -262,7 +262,7 @@ class TestSpecs:
             self.changed(clicks, *changes)
 
     def test_a_split_that_is_not_there_is_refused(self, clicks):
-        with pytest.raises(ColumnError, match=r"no split 'tset' .did you mean 'test'"):
+        with pytest.raises(ColumnError, match=r"table.split has no 'tset' .did you mean 'test'"):
             self.changed(clicks, split="tset")
 
     def test_a_label_is_0_or_1(self, clicks):
@@ -335,6 +335,19 @@ class TestGuesses:
         assert "#   event: text that differs in nearly every row" in text
         assert 'name = "site"\nrole = "sparse"\nops = [{op = "hash", size = 1000}]' in text
         assert "split = {train = 1}" in text
+
+    def test_columns_that_are_not_the_same_in_every_file_are_left_out(self, tmp_path, capsys):
+        for part, more in enumerate(({"price": [1, 2], "site": ["a", "b"]}, {"price": [1.5, 2.0], "shop": ["a", "b"]})):
+            pq.write_table(pa.table({"y": [0, 1], "user_id": [1, 2], **more}), tmp_path / f"{part}.parquet")
+        with BatchLoader(str(tmp_path), batch_size=2, streams=1) as loader:
+            assert loader.sparse_names == ("user_id",)
+        said = capsys.readouterr().err
+        assert "left out: price (of several types), site (not in every file), shop (not in every file))" in said
+        assert said.count("left out") == 1
+        assert "price" not in guessed_spec(tmp_path)
+        assert "not the same in every file are left out: price, site, shop" in capsys.readouterr().err
+        with pytest.raises(ParquetError, match=r"1.parquet: column 'price' holds double, in .*0.parquet it holds int"):
+            ParquetFiles.open(tmp_path, "label=y;dense=price")
 
     def test_a_label_of_another_name_is_asked_for(self, tmp_path, capsys):
         pq.write_table(pa.table({"bought": [0, 1], "user_id": [1, 2]}), tmp_path / "a.parquet")
