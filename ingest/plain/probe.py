@@ -117,7 +117,7 @@ class _FileLook:
 
     def sample(self, rows: int) -> None:
         """Adds what the first rows hold: how many values differ, and what the footer did not say."""
-        names = [name for name in self._names if not pa.types.is_binary(self._types[name])]  # they may be large
+        names = [name for name in self._names if _is_looked_at(self._types[name])]
         batches, taken = [], 0
         for batch in self._file.iter_batches(rows, columns=names):  # none reaches over the end of a row group
             batches.append(batch)
@@ -141,6 +141,14 @@ class _FileLook:
             if name not in self._known and len(values) and not pa.types.is_boolean(values.type):
                 bounds = pc.min_max(values)
                 one.widen(_plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), (self._path, 0))
+
+
+def _is_looked_at(kind: pa.DataType) -> bool:
+    """Whether values of a column are read. Bytes may be large, and of what is nested deeper nobody makes a feature."""
+    several = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if several and (pa.types.is_nested(kind.value_type) or pa.types.is_dictionary(kind.value_type)):
+        return False
+    return several or not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _upwards(path: str) -> Iterable[str]:
@@ -209,4 +217,4 @@ def facts_text(one: ColumnFacts) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, datetime.datetime):
         return f"{value:%Y-%m-%d %H:%M}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value + 0.0:g}" if isinstance(value, float) else str(value)

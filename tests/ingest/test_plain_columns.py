@@ -349,6 +349,15 @@ class TestGuesses:
         with pytest.raises(ParquetError, match=r"1.parquet: column 'price' holds double, in .*0.parquet it holds int"):
             ParquetFiles.open(tmp_path, "label=y;dense=price")
 
+    def test_what_is_nested_deeper_is_left_out_unread(self, tmp_path):
+        words = pa.list_(pa.dictionary(pa.int8(), pa.string()))  # Arrow cannot read it in pieces
+        pq.write_table(pa.table({"y": [0, 1], "price": [-0.0, 2.5], "words": pa.array([["a"], []], words),
+                                 "visits": [[{"page": 1}], []]}), tmp_path / "a.parquet")
+        text = guessed_spec(tmp_path)
+        assert "#   words: list<element: dictionary<" in text
+        assert "#   visits: list<element: struct<" in text
+        assert "# double, 0 to 2.5, 2 different among 2" in text
+
     def test_a_label_of_another_name_is_asked_for(self, tmp_path, capsys):
         pq.write_table(pa.table({"bought": [0, 1], "user_id": [1, 2]}), tmp_path / "a.parquet")
         with pytest.raises(ParquetError, match="say which is the label"):
