@@ -47,7 +47,7 @@ ACTIVATED = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{BIN}{os.pathsep}{o
 
 def _disturbances(cores: float) -> str:
     """The faults that the demo injects into the first epoch, as --inject takes them."""
-    return f"slow-transform=3@30%,kill-worker@62%,cores={cores / 4:g}@70%,cores={cores:g}@82%"
+    return f"slow-transform=3@30%,kill-worker@62%,cores={cores / 2:g}@70%,cores={cores:g}@82%"
 
 
 class StepFailed(RuntimeError):
@@ -162,7 +162,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     say("\nThe table is the parsed log: all operators are left to the loader. It lies behind a store that takes 20 ms\n"
         "a read, and counts are looked up at a service that takes 12 ms for 64 rows. First one worker a stage, left\n"
         "alone; then the same start, tuned while it trains. Later the lookups become 3 times dearer, worker processes\n"
-        "are killed (-9), and each rank gets a quarter of the cores.")
+        "are killed (-9), and both ranks together get half of the cores.")
     hosts = args.ranks if args.cluster else 1
     train: list[str | Path] = ["-m", "dlrm.train", "--data", f"{STORE}{made.table}", "--transform", TRANSFORM, "--seed",
                                str(args.seed), "--width", "32", "--log-every", "10"]

@@ -49,7 +49,7 @@ class VersionRun:
         ranks = self._ranks
         self._planned = run_plan.plan_run(self._config, self._table, machine(ranks.ranks, ranks.local_ranks))
         check_files(self._table, ranks.rank, ranks.ranks)
-        self._conditions = loaders.conditions(self._config, start.run, ranks.rank)
+        self._conditions = loaders.conditions(self._config, start.run, ranks.rank, ranks.local_ranks)
 
     def train(self) -> tuple[dict[str, Any], StartPoint | None]:
         """Returns the result, and the start on the next version, if there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from sluice.ingest.tools.run_conditions import RunConditions
 LOADERS_PART = 0.5
 
 
-def conditions(config: Config, run: Path, rank: int) -> RunConditions:
-    """How a rank's training treats bad rows, remote stores and injected faults."""
-    return RunConditions(config.data, config.conditions, run / f"quarantine.rank{rank}.jsonl")
+def conditions(config: Config, run: Path, rank: int, local_ranks: int = 1) -> RunConditions:
+    """How a rank's training treats bad rows, remote stores and injected faults. All ranks of a host are children of
+    torchrun's agent there."""
+    return RunConditions(config.data, config.conditions, run / f"quarantine.rank{rank}.jsonl",
+                         launcher=os.getppid() if local_ranks > 1 else None)
 
 
 def training(config: Config, table: FeatureTable, *, rank: int, local_ranks: int, conditions: RunConditions

@@ -1,4 +1,5 @@
-"""Gives this process and its children a smaller share of the cores, on purpose: `CoreShare`.
+"""Gives this process and its children a smaller share of the cores, on purpose: `CoreShare`. The ranks of a host share
+what is left.
 
 This is done by a control group's quota where one can be made (version 2 or 1; it takes root), otherwise by affinity,
 which can allow no less than one core.
@@ -20,14 +21,16 @@ _TRIES, _WAIT_S = 20, 0.05
 
 
 class CoreShare:
-    def __init__(self, groups: Path = Path("/sys/fs/cgroup")) -> None:
-        self._machine, self._groups = Machine(), groups
+    def __init__(self, groups: Path = Path("/sys/fs/cgroup"), *, launcher: int | None = None) -> None:
+        """Processes of one `launcher` (its pid) have the cores together."""
+        self._machine, self._groups, self._launcher = Machine(), groups, launcher
         self._group: Path | None = None
+        self._cores: float | None = None
         self._affinity = os.sched_getaffinity(0)
 
     def set(self, cores: float) -> str:
         """Limits the cores, and says in words what was done."""
-        before = self._machine.cores()
+        before, self._cores = self._machine.cores() if self._cores is None else self._cores, cores
         if self._quota(cores):
             return f"a quota of {cores:g} cores instead of {before:g}"
         kept = set(sorted(self._affinity)[:max(1, round(cores))])
@@ -46,9 +49,15 @@ class CoreShare:
                     self._group.rmdir()
                     break
                 except OSError as error:
-                    if error.errno != errno.EBUSY:
+                    if error.errno != errno.EBUSY or self._others_are_in(self._group):
                         break
                     time.sleep(_WAIT_S)
+
+    def _others_are_in(self, group: Path) -> bool:
+        """Whether a rank of the same launcher still needs the group; the last one removes it."""
+        with contextlib.suppress(OSError):
+            return self._launcher is not None and bool((group / "cgroup.procs").read_text().strip())
+        return False
 
     def _quota(self, cores: float) -> bool:
         """Sets the quota of a group of our own, and says whether that worked. Processes in a group's middle are not
@@ -66,9 +75,9 @@ class CoreShare:
 
     def _made(self) -> Path | None:
         for parent, limit in ((self._groups, "cpu.max"), (self._groups / "cpu", "cpu.cfs_quota_us")):
-            group = parent / f"sluice-{os.getpid()}"
+            group = parent / f"sluice-{self._launcher or os.getpid()}"
             try:
-                group.mkdir()
+                group.mkdir(exist_ok=self._launcher is not None)
             except OSError:
                 continue
             try:

@@ -43,7 +43,7 @@ KINDS: Mapping[str, Kind] = {
     "stall-store": Kind("lets every read from the store wait", "seconds", 5),
     "corrupt": Kind("flips one bit in the next read of a file whose name holds what follows the @", ""),
     "slow-transform": Kind("lets every transform do its work so many times over", "times", 4),
-    "cores": Kind("leaves this process so many cores", "cores", 1),
+    "cores": Kind("leaves this process, or all ranks of this host together, so many cores", "cores", 1),
     "memory-spike": Kind("takes memory in this process for five seconds", "bytes", 256 * 2**20),
 }
 

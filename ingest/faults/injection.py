@@ -32,9 +32,10 @@ class Injection:
 
     def __init__(self, faults: Sequence[Fault], loader: BatchLoader, files: FileOpener,
                  record: Callable[[dict[str, Any]], None],
-                 clock: Callable[[], float] = time.monotonic):
+                 clock: Callable[[], float] = time.monotonic, *, launcher: int | None = None):
+        """All that one `launcher` started have the same cores."""
         self._timers: list[threading.Timer] = []
-        self._files, self._share = files, CoreShare()
+        self._files, self._share = files, CoreShare(launcher=launcher)
         self.injector = Injector(faults, {
             "kill-worker": signal_workers(lambda: loader.worker_pids, signal.SIGKILL),
             "stop-worker": signal_workers(lambda: loader.worker_pids, signal.SIGSTOP),

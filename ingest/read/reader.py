@@ -35,6 +35,7 @@ from sluice.ingest.read.footers import FooterError, metadata_of
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.retry import DeliveryError
+from sluice.ingest.read.verified_file import PageMemory, StoreFile, VerifiedFile
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
@@ -85,7 +86,8 @@ class RowGroupReader:
         self._opened = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
-        self._idle: deque[tuple[int, pq.ParquetFile]] = deque()
+        self._idle: deque[tuple[int, VerifiedFile | StoreFile]] = deque()
+        self._threads = threading.local()  # each has its memory for what is stored
         self._lock = threading.Lock()
         self._check_sizes()
         self.row_groups = self._row_groups()
@@ -156,14 +158,14 @@ class RowGroupReader:
         where, file = self._where(number, group), None
         try:
             file = self._take(number)
-            table = self._table(file, group) if columns is None else flattened(file.read_row_group(
-                group, columns=list(dict.fromkeys([*columns, *self._deciding])), use_threads=False))
+            table = self._table(file, group, self.decoding.portions or ((),) if columns is None else
+                                (tuple(dict.fromkeys([*columns, *self._deciding])),))
             for name, value in self._folders[number].items() if self._folders else ():
                 if name in (self.columns if columns is None else columns):
                     table = table.append_column(self.stored.field(name), pa.repeat(value, table.num_rows))
         except Exception as error:  # a flipped bit may cause any error: invalid text, an endless length
             if file is not None:
-                file.close(force=True)
+                file.close()
             raise SourceError(f"{where}: {error or type(error).__name__}") from error
         self._give_back(number, file)
         if columns is None and table.schema != self._usual:
@@ -177,11 +179,13 @@ class RowGroupReader:
                               "the file was replaced")
         return table
 
-    def _table(self, file: pq.ParquetFile, group: int) -> pa.Table:
+    def _table(self, file: VerifiedFile | StoreFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
         """Decodes a row group; one of large columns is not decoded all at once, because the reader also holds all that
         it reads together in its stored form until it is done."""
-        tables = [flattened(file.read_row_group(group, columns=list(some), use_threads=False))
-                  for some in self.decoding.portions or ((),)]
+        memory = getattr(self._threads, "memory", None)
+        if memory is None:
+            memory = self._threads.memory = PageMemory()
+        tables = [flattened(file.read(group, some, memory)) for some in portions]
         if len(tables) == 1:
             return tables[0]
         return pa.table({name: part.column(name) for part in tables for name in part.column_names})
@@ -209,37 +213,36 @@ class RowGroupReader:
         with self._lock:
             idle, self._idle = self._idle, deque()
         for _, file in idle:
-            file.close(force=True)
+            file.close()
         self._opened.close()
 
     # Opening a file takes 0.1 ms, and 5 ms if it has a thousand columns: so files stay open, each for one reader at a
     # time.
 
-    def _take(self, number: int) -> pq.ParquetFile:
+    def _take(self, number: int) -> VerifiedFile | StoreFile:
         with self._lock:
             for at, (held, file) in enumerate(self._idle):
                 if held == number:
                     del self._idle[at]
                     return file
-        opened = self._opened.open(self.files[number].path)
-        # Ranges are fetched ahead from a store; for local files the hand-over to Arrow's own threads costs more.
-        file = pq.ParquetFile(opened, metadata=self._footers.get(number), pre_buffer=not isinstance(opened, str),
-                              read_dictionary=self._dictionaries, page_checksum_verification=True)
-        self._footers[number] = file.metadata
-        return file
+        path, footer = self.files[number].path, self._footers.get(number)
+        local = self._opened.local(path)
+        opened = StoreFile(self._opened.open(path), footer, self._dictionaries) if local is None else \
+            VerifiedFile(local, footer, self._dictionaries)
+        self._footers[number] = opened.metadata
+        return opened
 
-    def _give_back(self, number: int, file: pq.ParquetFile) -> None:
-        if self._opened.local(self.files[number].path) is None:  # it keeps what it fetched until the next request
-            try:
-                file.read_row_group(0, columns=[], use_threads=False)
-            except Exception:  # that row group is damaged: whoever reads it gets the error
-                file.close(force=True)
-                return
+    def _give_back(self, number: int, file: VerifiedFile | StoreFile) -> None:
+        try:
+            file.rest()
+        except Exception:  # its first row group is damaged: whoever reads that gets the error
+            file.close()
+            return
         with self._lock:
             self._idle.append((number, file))
             oldest = self._idle.popleft()[1] if len(self._idle) > _KEPT_OPEN else None
         if oldest is not None:
-            oldest.close(force=True)
+            oldest.close()
 
     def describe(self, read: Read) -> str:
         return self._where(read.file, read.group) + (self._selection.which if self._selection else "")

@@ -76,9 +76,10 @@ def chunks_with_crc(file: pa.NativeFile, metadata: pq.FileMetaData) -> tuple[int
 
 
 # (package, lowest version, who needs it). Older torch and pyarrow run code from files that they are given.
-PACKAGES = (("numpy", "2", ""), ("pyarrow", "18", ""), ("torch", "2.8", ""), ("deltalake", "1.6", "feature tables"),
-            ("petastorm", "0.13.1", "reader=petastorm"), ("pyspark", "4.1", "the ETL job"),
-            ("torchrec", "1.8", "the trainer"), ("fsspec", "", "other stores than local and s3"))
+PACKAGES = (("numpy", "2", ""), ("pyarrow", "18", ""), ("zlib-ng", "1", ""), ("torch", "2.8", ""),
+            ("deltalake", "1.6", "feature tables"), ("petastorm", "0.13.1", "reader=petastorm"),
+            ("pyspark", "4.1", "the ETL job"), ("torchrec", "1.8", "the trainer"),
+            ("fsspec", "", "other stores than local and s3"))
 _NEEDED_FILES = 1024
 _SMALL = 2**30
 _FILES = 8

@@ -21,9 +21,12 @@ _LATENCY = "latency://"
 class RunConditions:
     """The conditions of one rank. `table` is the table's name without the way it is disturbed."""
 
-    def __init__(self, table: str, wishes: RunOptions, quarantine: str | os.PathLike[str]):
-        """`quarantine` is the file that lists rows set aside."""
+    def __init__(self, table: str, wishes: RunOptions, quarantine: str | os.PathLike[str], *,
+                 launcher: int | None = None):
+        """`quarantine` is the file that lists rows set aside; `launcher` the process that started all ranks of this
+        host, if there are several."""
         self.table, self._disturbed = _apart(table)
+        self._launcher = launcher
         self._wishes, self._quarantine = wishes, quarantine
         if not self._disturbed and any(fault.kind in ON_STORES for fault in wishes.faults):
             self._disturbed = "latency_ms=0"
@@ -44,7 +47,8 @@ class RunConditions:
         if not self._wishes.faults:
             yield
             return
-        with Injection(self._wishes.faults, loader, self._files, record) as self._injection:
+        with Injection(self._wishes.faults, loader, self._files, record,
+                       launcher=self._launcher) as self._injection:
             yield
 
     def give_back(self) -> None:

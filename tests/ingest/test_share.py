@@ -88,3 +88,34 @@ def test_a_group_that_is_busy_for_a_moment_goes_all_the_same(tmp_path, monkeypat
     share.set(0.5)
     share.restore()
     assert [name for name in os.listdir(tmp_path) if name.startswith("sluice-")] == []
+
+
+def test_the_ranks_of_a_host_share_what_is_left(tmp_path, monkeypatch):
+    """They have one group, and whoever leaves it last removes it."""
+    make, gone = os.mkdir, os.rmdir
+
+    def filled(path, *more, **how):
+        make(path, *more, **how)
+        open(f"{path}/cpu.max", "w").close()
+
+    def remove(path, *more, **how):
+        if (tmp_path / "sluice-77" / "cgroup.procs").read_text():
+            raise OSError(errno.EBUSY, "busy")
+        for name in os.listdir(path):
+            os.remove(f"{path}/{name}")
+        gone(path, *more, **how)
+
+    monkeypatch.setattr(os, "mkdir", filled)
+    monkeypatch.setattr(os, "rmdir", remove)
+    first, second = (CoreShare(tmp_path, launcher=77) for _ in range(2))
+    cores = Machine().cores()
+    for share in (first, second):
+        assert share.set(0.5) == f"a quota of 0.5 cores instead of {cores:g}"
+    assert [share.set(cores) for share in (first, second)] == [f"a quota of {cores:g} cores instead of 0.5"] * 2
+    [group] = tmp_path.glob("sluice-*")
+    assert (group / "cpu.max").read_text() == f"{round(cores * 100_000)} 100000"
+    first.restore()
+    assert group.exists(), "the second one is in it"
+    (group / "cgroup.procs").write_text("")  # as the kernel does when the last process has left
+    second.restore()
+    assert not group.exists()

@@ -52,16 +52,15 @@ class Weather:
 
 
 class _File:
-    """Where a reader has a ParquetFile."""
+    """Where a reader has a VerifiedFile."""
 
     def __init__(self, path: str, read: Callable[[str, int], pa.Table]):
         self._path, self._read = path, read
 
-    def read_row_group(self, group: int, columns: list[str], use_threads: bool) -> pa.Table:
-        assert not use_threads
+    def read(self, group: int, columns: Sequence[str], _memory: Any) -> pa.Table:
         return self._read(self._path, group).select(columns)
 
-    def close(self, force: bool = False) -> None:
+    def close(self) -> None:
         """Nothing is open."""
 
 
