@@ -5,7 +5,7 @@ PYTEST_ARGS ?=
 TOGETHER = -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-petastorm check bench bench-peers race dist clean
+.PHONY: help setup demo test test-petastorm check docs bench bench-peers race dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -42,6 +42,16 @@ policy: setup  ## teach the opening in simulated pipelines; goes on where it was
 check: setup  ## style and types
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
+
+docs: .venv-docs/made  ## the documentation as a site, build/docs/index.html; dead links and foreign scripts are errors
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs --quiet build --clean
+	@.venv-docs/bin/python docs/site/built.py build/docs
+	@echo build/docs/index.html
+
+.venv-docs/made: requirements-docs.lock | setup
+	@rm -rf .venv-docs && $(PY) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r $<
+	@touch $@
 
 bench: setup  ## the loader beside the decoder's limit and a hand-written DataLoader
 	@$(PY) -m benchmarks.loaders

@@ -162,14 +162,17 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def dense_names(self) -> tuple[str, ...]:
+        """The columns of numbers, in the order of `batch.dense`."""
         return self._columns.dense
 
     @property
     def sparse_names(self) -> tuple[str, ...]:
+        """The columns of ids, in the order of `batch.values`."""
         return self._columns.sparse
 
     @property
     def cardinalities(self) -> Mapping[str, int]:
+        """The number of rows that an embedding of each column of ids needs."""
         return self._columns.cardinalities
 
     @property
@@ -276,6 +279,7 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def knobs(self) -> Knobs:
+        """The knobs in force."""
         return self._pipeline.knobs
 
     @property

@@ -106,13 +106,10 @@ def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[A
 
 
 def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.array([[]] * rows, kind)
-    if pa.types.is_string(kind):
-        return pa.nulls(rows, kind)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return pa.array([b""] * rows, kind)
-    return pa.array([False if pa.types.is_boolean(kind) else 0] * rows, pa.int8()).cast(kind)
+    is_a = pa.types
+    one: object = [] if is_a.is_list(kind) or is_a.is_large_list(kind) else None if is_a.is_string(kind) else \
+        b"" if is_a.is_binary(kind) or is_a.is_large_binary(kind) else False if is_a.is_boolean(kind) else 0
+    return pa.array([one] * rows, kind)
 
 
 class Origin(NamedTuple):

@@ -6,9 +6,19 @@ import json
 import threading
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
-from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, Errors, Quarantine, QuarantineError, isolate, kinds_of
+from sluice.ingest.row_order import Read
+from sluice.ingest.stages.quarantine import (
+    PROGRAM_ERRORS,
+    Errors,
+    Quarantine,
+    QuarantineError,
+    RowQuarantine,
+    isolate,
+    kinds_of,
+)
 
 SET_ASIDE = Errors(on_error="quarantine", max_rows=10, max_rate=0.1, probation_rows=50)
 
@@ -171,3 +181,14 @@ def test_an_error_of_the_program_ends_the_search_at_once(kind):
     with pytest.raises(getattr(__import__("builtins"), kind)):
         isolate(attempt, 100, max_rows=100)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.int64(), pa.float32(), pa.string(), pa.binary(),
+                                  pa.list_(pa.int32()), pa.timestamp("us"), pa.decimal128(9, 2), pa.date32()])
+def test_something_of_every_kind_stands_for_a_row_group_that_cannot_be_read(tmp_path, kind):
+    books = Quarantine(replace(SET_ASIDE, quarantine=tmp_path / "aside.jsonl"))
+    aside = RowQuarantine(books, None, lambda file: f"{file}.parquet")
+    table = aside.group(OSError("damaged"), Read(file=0, group=1, rows=3, parts=()), pa.schema([("x", kind)]))
+    assert (table.num_rows, table.schema.field("x").type) == (3, kind)
+    assert books.summary()["rows_set_aside"] == 3
+    books.close()

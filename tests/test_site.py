@@ -1,0 +1,172 @@
+"""The site's pages: examples run, quoted messages are the sources', links lead somewhere. `make docs` builds it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import sluice
+from docs.site import built, pages
+from docs.site.argument_list import as_list
+from tests.e2e.test_readme import blocks
+from tests.optional_folders import OPTIONAL
+from tests.test_architecture import tree
+
+ROOT = Path(__file__).resolve().parent.parent
+HOW_TO = sorted(f"docs/how-to/{page.name}" for page in (ROOT / "docs" / "how-to").glob("*.md") if page.stem != "index")
+FEWER = {"rows = 50_000": "rows = 5_000", "seconds=0.5": "seconds=0.1", "range(8)": "range(2)"}
+
+OF_OPTIONAL = {"what waits already takes longer than … s; try again in … s": "serving"}
+"""Messages of folders that may be left out."""
+
+
+# ---- examples
+
+@pytest.mark.slow
+def test_the_tutorial_and_the_pages_after_it_work_in_the_order_of_a_reader(tmp_path):
+    """In one process, for the imports; each page anew, but with the tutorial's files."""
+    sources = ["\n".join(blocks("python", page)) for page in ("docs/tutorial.md", *HOW_TO)]
+    assert all(sources)
+    for many, few in FEWER.items():
+        assert many in "".join(sources)
+        sources = [source.replace(many, few) for source in sources]
+    script = tmp_path / "reader.py"
+    script.write_text("".join(f"exec(compile({source!r}, {page!r}, 'exec'), {{'__name__': 'page'}})\n"
+                              for page, source in zip(("tutorial", *HOW_TO), sources, strict=True)))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+                          check=False, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "of 19 steps were left" in done.stdout
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+# ---- troubleshooting
+
+@cache
+def messages() -> str:
+    """Every text of the product's sources but docstrings, with … where values stand; a zero byte parts them."""
+    found = set()
+    for room in ("sluice", "etl", "ingest", "agent", "dlrm"):
+        for path in (ROOT / room).rglob("*.py"):
+            nodes = list(ast.walk(tree(path)))
+            docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+            for node in nodes:
+                if isinstance(node, ast.JoinedStr):
+                    found.add("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                    found.add(node.value)
+    return "\0".join(found)
+
+
+def quoted() -> list[str]:
+    return re.findall(r"^### `(.*)`$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+
+
+def holds(texts: str, message: str) -> bool:
+    """Whether one of the texts has a quoted message in it: its parts in their order, each … where a value stands (and
+    whatever lies behind that, as a quotation may leave out words)."""
+    return re.search("…[^\0]*?".join(map(re.escape, message.split("…"))), texts) is not None
+
+
+@pytest.mark.parametrize("message", quoted())
+def test_each_message_of_troubleshooting_is_one_of_ours(message):
+    if message in OF_OPTIONAL and not OPTIONAL[OF_OPTIONAL[message]].is_there:
+        pytest.skip(f"{OF_OPTIONAL[message]} is left out")
+    assert holds(messages(), message), "the sources say this no more"
+
+
+def test_troubleshooting_says_of_each_message_what_to_do():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    answers = re.findall(r"^### `[^\n]*`\n\n(.+?)\n(?=\n#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert len(answers) == len(quoted()) >= 40
+    assert len(set(quoted())) == len(quoted())
+
+
+@pytest.mark.parametrize(("message", "found"), [
+    ("no column …", True), ("roles: there is no column …", True), ("no column … (did", False), ("… columns", False),
+    ("there is no column", True), ("roles: … no column", False), ("… row", False)])
+def test_a_message_is_found_by_its_parts_in_order(message, found):
+    assert holds("roles: there is no column …: …\0no row (did", message) is found
+
+
+# ---- links and navigation
+
+def test_every_link_between_pages_leads_somewhere():
+    """Also those of README and the rooms; a heading that is named must be there (`make docs` looks at all of them)."""
+    found = pages.outside()
+    assert {"README.md", "CONTRIBUTING.md", "etl/README.md", "docs/decisions"} <= found
+    assert all((ROOT / path).exists() for path in found)
+
+
+def test_a_link_that_leads_nowhere_is_an_error():
+    with pytest.raises(pages.LinkError, match=r"docs/tuning.md: the link 'lost.md' leads to no file"):
+        list(pages.links_of("docs/tuning.md", "[x](lost.md)"))
+
+
+@pytest.mark.parametrize(("page", "text", "placed"), [
+    ("docs/architecture.md", "[etl](../etl/README.md)", "[etl](source/etl/README.md)"),
+    ("docs/how-to/resume.md", "[all](../../README.md#on-gpus)", "[all](../source/README.md#on-gpus)"),
+    ("docs/launch.md", "[env](../.ci/spark-env.sh)", "[env](source/ci/spark-env.sh.md)"),
+    ("README.md", "[loader](docs/loader.md#tuning) [why](docs/decisions)",
+     "[loader](../loader.md#tuning) [why](../decisions/index.md)"),
+    ("docs/loader.md", "[up](#tuning) [site](https://example.org/x) `[code](lost.md)`",
+     "[up](#tuning) [site](https://example.org/x) `[code](lost.md)`")])
+def test_a_link_is_written_once_and_works_in_checkout_and_site(page, text, placed):
+    assert pages.with_places(page, text) == placed
+
+
+def test_what_is_no_page_is_shown_as_text_and_a_folder_as_a_list():
+    assert pages.page_of("features/criteo.toml").startswith("# features/criteo.toml\n\n```toml\n")
+    assert "(0001-dependencies.md)" in pages.page_of("docs/decisions")
+
+
+def test_the_navigation_has_every_page():
+    named = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2], re.MULTILINE))
+    there = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in there if not page.startswith("decisions/")} - named == {"LOG.md"}
+    assert {page for page in named if not page.startswith("source/")} <= there
+
+
+# ---- the reference
+
+def test_what_a_docstring_says_of_arguments_becomes_a_list():
+    said = ["Rows.", "`source` is a folder, a*; or", "`seed` of it.", "`seed` is a `number*`.", "`x` is none."]
+    listed = ["Rows.", "", r"- `source` is a folder, a\*; or", "  `seed` of it.", "- `seed` is a `number*`.",
+              "  `x` is none."]
+    assert as_list("\n".join(said), {"source", "seed"}).splitlines() == listed
+
+
+def test_the_reference_names_what_is_there():
+    named = re.findall(r"^::: (sluice\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    homes = {f"{home}.{name}" for name, home in sluice._HOMES.items()}
+    assert homes <= set(named), "each public name has its place"
+
+
+# ---- what was built
+
+@pytest.mark.parametrize(("body", "said"), [
+    ('<script src="https://example.org/x.js"></script>', "fetches https://example.org/x.js"),
+    ('<link rel="stylesheet" href="//example.org/x.css">', "fetches //example.org/x.css"),
+    ('<p style="background: url(https://example.org/x.png)">', "fetches https://example.org/x.png"),
+    ('<img src="lost.png">', "fetches lost.png, which is not there"),
+    ('<a href="lost.html">', "links lost.html, which is not there"),
+    ('<a href="other.html#lost">', "links other.html#lost, which has no such part"),
+    ('<a href="other.html#there"></a><a href="https://example.org"></a><link rel="canonical" href="https://example.org">',
+     None)])
+def test_a_built_page_that_fetches_from_elsewhere_or_links_nowhere_is_found(tmp_path, body, said):
+    (tmp_path / "index.html").write_text(body)
+    (tmp_path / "other.html").write_text('<h1 id="there"></h1>')
+    assert built.mistakes(tmp_path) == ([] if said is None else [f"index.html: {said}"])
+
+
+def test_a_style_sheet_that_fetches_from_elsewhere_is_found(tmp_path):
+    (tmp_path / "index.html").write_text("")
+    (tmp_path / "x.css").write_text("@import 'https://example.org/font.css';")
+    assert built.mistakes(tmp_path) == ["x.css: fetches https://example.org/font.css"]
