@@ -25,13 +25,13 @@ from sluice.agent.report.bounds import Bounds
 from sluice.agent.report.operator_choice import Foretold
 from sluice.agent.report.run_folder import Run
 from sluice.etl.apply.column_costs import Form, forms
-from sluice.etl.apply.features import row_keys
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
 from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import pieces_of
 from sluice.etl.placing import piece_rows
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
 

@@ -13,12 +13,14 @@ import pyarrow.parquet as pq
 from sluice.etl.apply.failure import FeatureError
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.input_checks import headers_of, refuse_header
-from sluice.etl.apply.parse import ARROW_TYPES, InputParser
+from sluice.etl.apply.parse import InputParser
 from sluice.etl.apply.rejected import texts_of
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.engine import JobFailure
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops import Fitted
+from sluice.etl.spec.input_values import converted
+from sluice.etl.spec.nested_columns import flattened
 from sluice.etl.spec.spec import Input
 from sluice.etl.table.fitted_state import FittedState
 
@@ -80,9 +82,12 @@ def _first_rows(source: Input, paths: tuple[str, ...]) -> FirstRows | None:
     if source.format == "parquet":
         try:
             with file.open() as stream:
-                rows = next(pq.ParquetFile(stream).iter_batches(ROWS, columns=list(source.columns)))
-            columns = [rows[name].cast(ARROW_TYPES[kind]) for name, kind in source.columns.items()]
-            return FirstRows(file.name, pa.record_batch(columns, list(source.columns)), 0.0)
+                rows = flattened(next(pq.ParquetFile(stream).iter_batches(ROWS, columns=list(source.columns))))
+            typed = {name: converted(rows[name], kind) for name, kind in source.columns.items()}
+            if any(lost is not None and lost.any() for _, lost in typed.values()):
+                return None
+            columns = {name: values for name, (values, _) in typed.items()}
+            return FirstRows(file.name, pa.RecordBatch.from_pydict(columns), 0.0)
         except (pa.ArrowException, KeyError, StopIteration):
             return None
     if source.header:

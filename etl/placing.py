@@ -14,13 +14,13 @@ from sluice.agent.report.format import count
 from sluice.agent.report.operator_choice import Choice, Outlook, choose, table_of
 from sluice.agent.report.run_folder import Run
 from sluice.etl.apply.column_costs import Form, forms, ways
-from sluice.etl.apply.features import row_keys
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.text_table import aligned
 from sluice.etl.jobs.engine import Engine
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spec.placement import SECTION, placement_of, with_placement
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.table import FeatureTable, TableError

@@ -1,4 +1,4 @@
-"""The commands `sluice bench`, `headroom` and `doctor`."""
+"""The commands `sluice bench`, `headroom`, `doctor` and `guess`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run
 from sluice.ingest.knobs import nearest
-from sluice.ingest.tools import bench, doctor, headroom_cli
+from sluice.ingest.tools import bench, doctor, guess, headroom_cli
 
-COMMANDS = {"bench": bench.main, "doctor": doctor.main, "headroom": headroom_cli.main}
+COMMANDS = {"bench": bench.main, "doctor": doctor.main, "guess": guess.main, "headroom": headroom_cli.main}
 USAGE = """\
 usage: sluice COMMAND …
 
@@ -18,6 +18,7 @@ commands:
   bench TABLE      load a feature table as a trainer would, and say how fast
   headroom TABLE   would faster loading help, and where?
   doctor [TABLE]   is this machine, and this table, fit for loading?
+  guess FILES      write a spec for plain Parquet, to edit
 
 sluice COMMAND --help tells more."""
 

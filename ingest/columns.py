@@ -66,6 +66,8 @@ class Columns:
                           f"plain Parquet, Loader(hash={{{f.name!r}: 1_000_000}}))")
                 better = "give it the role id_list" if ids and _BAGS.fullmatch(f.type) else \
                     "leave the column out, or give it another role"
+                if f.type.startswith(("timestamp", "date")):
+                    better = "its hour or weekday can be a feature: `sluice guess` writes a spec that makes them"
                 raise ColumnError(f"column {f.name!r} holds {f.type} in the role {f.role}, which takes {wanted}: "
                                   f"{better}")
         most = max((f for f in used if f.role in ("sparse", "id_list") and not f.made),

@@ -22,7 +22,6 @@ from sluice.ingest.pipeline import Pipeline, PipelineParts
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
 from sluice.ingest.read.reader import RowGroupReader, SourceError, first_schema, source_of
@@ -92,14 +91,15 @@ class BatchLoader(IterableDataset[Batch]):
         machine = machine or Machine()
         self._books = Quarantine(errors)
         transforms, transform_spec = without_spec(transforms)
-        source = table_of(source, roles, allow_code, spec=transform_spec)
+        source = table_of(source, roles, allow_code, transform_spec=transform_spec)
+        plain = source if isinstance(source, ParquetFiles) else None
         given = transforms_of(transforms)
         self._code = {t.name: t.code for t in given}
         read, files, fields = source.files_of(split), files or FileOpener(), source.fields
         if transform_spec is not None:
             petastorm = replace(petastorm, transform_spec=transform_spec)
             self._code = {"TransformSpec": address_of(transform_spec.func), **self._code}
-            if not isinstance(source, ParquetFiles) or source.spec is not transform_spec:
+            if not plain:
                 fields = reshaped(fields, first_schema(read, files), transform_spec)
         if sample is not None and petastorm.asked_for:
             raise LoaderError(f"sample={sample!r} with {', '.join(petastorm.asked_for)}: rows are sampled as they are "
@@ -111,16 +111,20 @@ class BatchLoader(IterableDataset[Batch]):
         left = [Transform(ONLINE, self.operators, pure=True)] if self.operators.chains else []
         left += bound(source.transforms, source.stored, source.permission)
         self.layout = source.fingerprint.layout if transform_spec is None else Fingerprint.of(fields).layout
-        hashed = source.hash if isinstance(source, ParquetFiles) else {}
         self.stored_bytes = sum(f.bytes for f in read) / max(1, sum(f.rows for f in read))
         """The average size of a row in the table's files, in bytes."""
-        self._columns = Columns.of(fields, fill, source.bags if isinstance(source, ParquetFiles) else None)
-        names: Sequence[str] = self._columns.names
+        if plain and fill is None:
+            fill = plain.fill
+        self._columns = Columns.of(fields, fill, plain.bags if plain else None)
+        if plain and not petastorm.asked_for:  # which may change values, and leave rows out
+            plain.check(self._columns)
+        made = plain.made(split, self._columns.names) if plain else None
+        names: Sequence[str] = made.sources if made else self._columns.names
         given_columns = None
         if petastorm.transform_spec is not None or petastorm.predicate is not None:
             names, given_columns = petastorm.columns(names, first_schema(read, files))
         self._groups = groups = RowGroupReader(read, names, before_read, files, bags=self._columns.bags, sample=sample,
-                                               hashed=HashedIds(hashed) if hashed else None, given=given_columns)
+                                               given=given_columns, made=made)
         rows = source_of(reader, groups, petastorm)
         self.reader = rows.name
         """Who decodes: `petastorm` or `arrow`."""

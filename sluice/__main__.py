@@ -13,6 +13,7 @@ VERBS = {
     "vacuum": ("sluice.etl.__main__", "vacuum", "remove the files that no kept or pinned version needs"),
     "bench": ("sluice.ingest.__main__", "bench", "load a table as a trainer would, and say how fast"),
     "headroom": ("sluice.ingest.__main__", "headroom", "say whether faster loading would help, and where"),
+    "guess": ("sluice.ingest.__main__", "guess", "look at plain Parquet, and write a spec for it to edit"),
     "doctor": ("sluice.ingest.__main__", "doctor", "say whether this machine and this table are fit for loading"),
     "train": ("sluice.dlrm.train", None, "train a model (on several ranks: torchrun … -m sluice.dlrm.train)"),
     "evaluate": ("sluice.dlrm.evaluate", None, "judge a run's checkpoint on a split"),

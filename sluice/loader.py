@@ -32,6 +32,7 @@ from sluice.ingest.stages.table_operators import Operators
 from sluice.ingest.stages.transform import UserTransform
 
 if TYPE_CHECKING:
+    from sluice.etl.spec.spec import Spec
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.read.parquet_files import Paths, Roles
 
@@ -89,7 +90,8 @@ class Loader(BatchLoader):
                  tuning: str | Policy | None = None, run_dir: str | os.PathLike[str] | None = None,
                  live: int | None = None,
                  transforms: Iterable[UserTransform] = (), roles: Roles | str | None = None,
-                 hash: Mapping[str, int] | None = None, fill: Mapping[str, float] | float | None = None,
+                 hash: Mapping[str, int] | None = None, spec: Spec | str | os.PathLike[str] | None = None,
+                 fill: Mapping[str, float] | float | None = None,
                  split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1,
                  memory_limit: int | None = None, knobs: Knobs | None = None, order: Order = Order(),
                  errors: Errors = Errors(), reading: Reading = Reading(), as_: str = "batch",
@@ -111,9 +113,11 @@ class Loader(BatchLoader):
         process could import is recorded as code without a name: a resumed run must be given it again, and nobody can
         tell whether it still does the same.
         `roles` says what the columns of plain Parquet are, as {"label": "click", "dense": ["I*"], …} or as
-        "label=click;dense=I*"; without it they are guessed, and printed once.
+        "label=click;dense=I*;sparse=user%1000000"; without it they are guessed, and printed once.
         `hash` makes ids of whole numbers or texts: {"user": 1_000_000} spreads the values over so many ids, from 2 on,
         exactly as the operator `hash` of a feature table does; 1 is for missing values.
+        `spec` says all that of plain Parquet instead, and how rows are split: a file such as `sluice guess` writes,
+        which `sluice etl --spec` takes as well.
         `fill` replaces a missing number, for all columns or by name.
         `epochs` says how far the pipeline may read ahead over the end of an epoch; more may be asked for.
         `memory_limit` is in bytes for the whole process tree, and never more than the machine's.
@@ -130,7 +134,7 @@ class Loader(BatchLoader):
         self._page = ExitStack()
         tuning = tuning if tuning is not None else "auto" if knobs is None else "fixed"
         policy = policy_of(tuning)
-        table = table_of(source, roles, allow_code, hash, without_spec(transforms)[1])
+        table = table_of(source, roles, allow_code, hash, spec, transform_spec=without_spec(transforms)[1])
         sharers = _sharers(ranks)
         machine = SharedMachine(sharers) if sharers > 1 else Machine()
         if sharers > 1:

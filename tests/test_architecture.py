@@ -26,6 +26,8 @@ FOR_EVERY_ROOM = {"sluice.etl.common.arguments", "sluice.etl.common.control_grou
                   "sluice.etl.common.suggest"}
 CONTRACTS_OF_ETL = ("sluice.etl.table.table", "sluice.etl.spec.spec", "sluice.etl.spec.permission",
                     "sluice.etl.spec.code_options", "sluice.etl.spec.table_transform",
+                    "sluice.etl.spec.input_values", "sluice.etl.spec.nested_columns",
+                    "sluice.etl.spec.row_split",
                     "sluice.etl.ops", "sluice.etl.schema")
 # Composition roots: they may import every room, and nobody imports them.
 PROGRAMS = {"sluice.etl.job", "sluice.etl.__main__", "sluice.ingest.__main__", "sluice.ingest.tools.bench",

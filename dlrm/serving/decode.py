@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.apply.features import MODEL_ROLES
-from sluice.etl.apply.parse import ARROW_TYPES, WRONG, fits
+from sluice.etl.apply.parse import WRONG, fits
 from sluice.etl.common.suggest import nearest
+from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.spec import Spec
 
 JSON, ARROW = "application/json", "application/vnd.apache.arrow.stream"

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.etl import ops
-from sluice.etl.apply.features import Features, Keys, cardinalities, stored
+from sluice.etl.apply.features import Features, cardinalities, stored
 from sluice.etl.schema import Field
 from sluice.etl.spec.columns import ColumnSpec
 from sluice.etl.spec.placement import left_from
+from sluice.etl.spec.row_split import Keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.data_files import arrow_schema, with_dictionaries

@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.features import Features, FileAssignment, Keys, in_training, row_keys
+from sluice.etl.apply.features import Features, FileAssignment, in_training
 from sluice.etl.apply.parse import Batches, Parsed
 from sluice.etl.apply.unreadable import unread
 from sluice.etl.ops.chain import lifted, shaped
 from sluice.etl.ops.lists import flat
+from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned, Spec
 
 _TRAINING_KEY, _EXAMPLE_KEY, _UNREAD_KEY = -8, -7, -6

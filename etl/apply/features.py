@@ -6,7 +6,7 @@ Both are arithmetic on Arrow arrays: Spark's workers, the tests' slow reference 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,60 +18,18 @@ import pyarrow.compute as pc
 from sluice.etl.apply.failure import step_of
 from sluice.etl.ops import Fitted, Operator
 from sluice.etl.ops.base import as_number, as_text
-from sluice.etl.ops.hashing import hash_rows, mix
+from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.lists import packed
 from sluice.etl.ops.user_function import Python
 from sluice.etl.spec.columns import ColumnSpec
-from sluice.etl.spec.row_identity import KeyColumn
+from sluice.etl.spec.row_split import Keys, split_of
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.job_record import NO_PARTITION
 
-Keys = npt.NDArray[np.uint64]
-_SPLIT = np.uint64(0x5EED5EED00000001)
 _BETWEEN = "\x1f"
 _FLOAT = np.finfo(np.float32)
 MODEL_ROLES = ("dense", "sparse", "id_list")
-
-
-def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
-    """One key for each row, from the columns that the table's rule names: splits, files, folds and samples depend on
-    it."""
-    return hash_of(columns, spec.rule.columns, spec.rule.seed)
-
-
-def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
-    """One hash for each row, from some columns, each as the type that it had in the table's first version."""
-    return hash_rows([_joined(as_first(columns[column.name], column)) for column in by], seed)
-
-
-def whole_rows(columns: Mapping[str, pa.Array]) -> Keys:
-    """One hash for each row, from all its columns, whatever their order: it decides between rows that have the same
-    key."""
-    return hash_rows([_joined(columns[name]) for name in sorted(columns)], 0)
-
-
-def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:
-    """Converts values to the type that the column had in the table's first version. A value that this type cannot hold
-    was not in the first version, and counts as missing."""
-    if column.type == column.first_type:
-        return values
-    kind = pa.int64() if column.first_type == "int" else pa.float64()
-    if column.type == "int":
-        return values.cast(kind, safe=False)  # rounded, as a text of that many digits is
-    if column.type == "text":
-        values = pc.utf8_trim_whitespace(values)
-    try:
-        return values.cast(kind)
-    except pa.ArrowInvalid:
-        return pa.array([_cast(value, kind) for value in values], kind)
-
-
-def _cast(value: pa.Scalar, kind: pa.DataType) -> Any:
-    try:
-        return value.cast(kind).as_py()
-    except pa.ArrowInvalid:
-        return None
 
 
 def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec, split: npt.NDArray[np.int32] | None = None
@@ -82,11 +40,6 @@ def in_training(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec, split: 
         return np.ones(len(keys), bool)
     number = list(spec.table.split).index(spec.table.training)
     return np.asarray((FileAssignment(spec, ()).split(keys, columns) if split is None else split) == number)
-
-
-def _joined(column: pa.Array) -> pa.Array:
-    """Joins a list into one text, for its hash."""
-    return pc.binary_join(column.cast(pa.list_(pa.string())), "\x1f") if pa.types.is_list(column.type) else column
 
 
 def _times(column: pa.Array) -> npt.NDArray[np.float64]:
@@ -264,18 +217,7 @@ class FileAssignment:
 
     def split(self, keys: Keys, columns: Mapping[str, pa.Array]) -> npt.NDArray[np.int32]:
         """The number of each row's split; -1 where `split_column` names none."""
-        table = self.spec.table
-        if table.split_column:
-            place = pc.index_in(columns[table.split_column].cast(pa.string()), pa.array(list(table.split)))
-            return np.asarray(pc.fill_null(place, -1).to_numpy(zero_copy_only=False), np.int32)
-        if table.split_time:
-            at = pc.fill_null(as_number(columns[table.split_time]), -np.inf).to_numpy(zero_copy_only=False)
-            return np.asarray(np.searchsorted(np.array(table.split_from[1:]), at, side="right"), np.int32)
-        if table.split_by:
-            keys = hash_of(columns, self.spec.rule.split_by, self.spec.rule.seed)
-        share = (mix(keys ^ _SPLIT) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        bounds = np.cumsum(list(table.split.values()))[:-1]
-        return np.asarray(np.searchsorted(bounds, share, side="right"), np.int32)
+        return split_of(columns, keys, self.spec)
 
     def file(self, keys: Keys, split: npt.NDArray[np.int32], shares: npt.NDArray[np.float64] | None = None
              ) -> npt.NDArray[np.int32]:

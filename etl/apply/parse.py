@@ -13,13 +13,12 @@ import pyarrow.compute as pc
 
 from sluice.etl.apply.json_lines import Objects, fits
 from sluice.etl.apply.lines import FIELDS, Delimited, in_order
+from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.spec import Spec
 
-__all__ = ["ARROW_TYPES", "WRONG", "Batches", "InputParser", "Parsed", "fits"]
+__all__ = ["WRONG", "Batches", "InputParser", "Parsed", "fits"]
 
 Batches = Iterator[pa.RecordBatch]
-ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "texts": pa.list_(pa.string()),
-               "floats": pa.list_(pa.float64())}
 WRONG = {"int": "not a whole number of 64 bits", "float": "not a number", "text": "not UTF-8 text",
          "texts": "not a list of texts", "floats": "not a list of numbers"}
 _SPACE = " \t"  # spaces around a number are not part of it

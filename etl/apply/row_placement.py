@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sluice.etl.apply.features import Features, FileAssignment, Keys, hash_of, row_keys, whole_rows
+from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.spec.row_identity import Identity
+from sluice.etl.spec.row_split import Keys, hash_of, row_keys, whole_rows
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.sketch import Gathered, HashBounds, gather
 

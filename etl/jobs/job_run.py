@@ -141,6 +141,8 @@ class Job:
     def _run(self, engine: Engine, progress: JobProgress) -> Result:
         start = time.monotonic()
         engine.check()
+        if self.spec.unused:
+            progress.say(f"note: nothing is made of the input columns {', '.join(self.spec.unused)}")
         learning, named, judged = self.before is None or self.update_state, False, False
         if self.before is not None and saw_others(self.before, self.spec):
             progress.say(f"note: what is applied here was learned from {learned_from(self.before.fitted_on)}, so tests "

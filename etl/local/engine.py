@@ -20,7 +20,7 @@ import pyarrow.fs as pafs
 
 from sluice.etl.apply.counts import Counted, CountsOfRows, selected
 from sluice.etl.apply.failure import FeatureError
-from sluice.etl.apply.features import Features, FileAssignment, Keys, row_keys
+from sluice.etl.apply.features import Features, FileAssignment
 from sluice.etl.apply.input_checks import headers_of
 from sluice.etl.apply.parse import InputParser, Parsed
 from sluice.etl.apply.rejected import Reject, refuse_others, texts_of
@@ -39,6 +39,7 @@ from sluice.etl.local.sums import CountSums
 from sluice.etl.local.threads import Threads
 from sluice.etl.ops import Fitted
 from sluice.etl.ops.base import MAX_VALUES
+from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Learned
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.sketch import Gathered, Sketch, gather

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from sluice.etl.ops.base import FIRST, NULL, PADDING, Fitted, Operator, OperatorError
 from sluice.etl.ops.chain import step
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
-from sluice.etl.ops.lists import Bag, FirstX, Overlap, Vectors
+from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, Vectors
 from sluice.etl.ops.numeric import BoxCox, Bucketize, Clip, Fill, Log, Logit, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
-from sluice.etl.ops.text import Concat, Map, Ngram, Split
+from sluice.etl.ops.text import Concat, Lower, Map, Ngram, Replace, Split
 from sluice.etl.ops.timestamps import Hour, ParseTime, Weekday
 from sluice.etl.ops.user_function import Python
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 OPERATORS: dict[str, type[Operator]] = {kind.name: kind for kind in (
     Fill, FillMean, FillMedian, Missing, Clip, Log, BoxCox, Logit, Standardise, MinMax, Bucketize, Quantiles, OneHot,
-    Categorify, Vocabulary, Hash, Cross, Modulus, Map, Concat, Split, Ngram, FirstX, Bag, Overlap, Count, Target, Group,
+    Categorify, Vocabulary, Hash, Cross, Modulus, Map, Lower,
+    Replace, Concat, Split, Ngram, FirstX, Bag, Flags, Overlap, Count, Target, Group,
     ParseTime, Hour, Weekday, Vectors, Python)}
 
 _FLOAT = np.finfo(np.float32)

@@ -1,4 +1,5 @@
-"""Operators on lists, one of them in each row: first_x, bag (a statistic of it), overlap; lookup, which gives lists."""
+"""Operators on lists, one of them in each row: first_x, bag (a statistic of it), overlap; flags and lookup, which give
+lists."""
 
 from __future__ import annotations
 
@@ -117,6 +118,24 @@ class Overlap(Operator):
                         for pairs in (np.unique(np.concatenate(sides), axis=0), *sides))
         both = each[0] + each[1] - every
         return pa.array(both / np.maximum(every, 1) if self.share else both.astype(np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(Operator):
+    """The names of those of several columns of numbers that are neither 0 nor null, as a list."""
+
+    name: ClassVar[str] = "flags"
+    takes: ClassVar[tuple[str, ...]] = ("row",)
+    gives: ClassVar[str] = "texts"
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        wrong = next((f.name for f in column.type if pa.types.is_string(f.type) or pa.types.is_list(f.type)), None)
+        if wrong is not None:
+            raise OperatorError(f"flags takes columns of numbers, and {wrong!r} is {column.type.field(wrong).type}")
+        raised = np.stack([pc.fill_null(pc.not_equal(field, 0), False).to_numpy(zero_copy_only=False)
+                           for field in column.flatten()], axis=1)
+        names = pa.array([field.name for field in column.type], pa.string())
+        return relisted(names.take(pa.array(np.nonzero(raised)[1])), raised.sum(axis=1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Operators that turn text into text (map, concat), and those that make lists of its parts (split, ngram)."""
+"""Operators that turn text into text (map, lower, replace, concat), and those that make lists of its parts (split,
+ngram)."""
 
 from __future__ import annotations
 
@@ -42,6 +43,39 @@ class Map(Operator):
         if self.others == "null":
             return mapped
         return pc.if_else(pc.is_valid(place), mapped, column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lower(Operator):
+    """The text in small letters, of any alphabet; nulls stay."""
+
+    name: ClassVar[str] = "lower"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "text"
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        return pc.utf8_lower(column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replace(Operator):
+    """Replaces whatever the regular expression `pattern` (RE2's) finds by `to`, in which \\1 is what its first group
+    found; nulls stay."""
+
+    name: ClassVar[str] = "replace"
+    takes: ClassVar[tuple[str, ...]] = ("text",)
+    gives: ClassVar[str] = "text"
+    pattern: str
+    to: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            self.apply(pa.array([""]), None)
+        except pa.ArrowInvalid as error:
+            raise OperatorError(f"pattern = {self.pattern!r}, to = {self.to!r}: {error}") from None
+
+    def apply(self, column: pa.Array, _state: Any) -> pa.Array:
+        return pc.replace_substring_regex(column, self.pattern, self.to)
 
 
 @dataclass(frozen=True, kw_only=True)

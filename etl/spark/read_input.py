@@ -76,10 +76,10 @@ class Raw:
         with self._named():
             if self.spec.input.format in ("parquet", "delta"):
                 frame = self._columns()
-                cells = [frame[name] for name in self.spec.input.columns]
-                cast = [cell.try_cast(SPARK_TYPES[kind]).alias(name)
-                        for cell, (name, kind) in zip(cells, self.spec.input.columns.items(), strict=True)]
-                return frame.select(*cast, self._bad(frame).alias("_bad"), *extra)
+                cells = self._cells(frame)
+                typed = [cells[name].try_cast(SPARK_TYPES[kind]).alias(name)
+                         for name, kind in self.spec.input.columns.items()]
+                return frame.select(*typed, self._bad(frame, cells).alias("_bad"), *extra)
             if self.spec.input.multiline:
                 return self._records(*extra)
             # Only a line feed ends a line here: the parser removes a carriage return before it.
@@ -139,17 +139,25 @@ class Raw:
         refuse_missing(self.named, frame.columns, source.columns)
         return frame
 
+    def _cells(self, frame: DataFrame) -> dict[str, Column]:
+        """The input's columns, not cast yet; dates, and times without a zone, as moments in UTC where numbers are
+        wanted."""
+        kinds, wanted = dict(frame.dtypes), self.spec.input.columns
+        moments = {name for name, kind in wanted.items()
+                   if kind in ("int", "float") and kinds[name] in ("date", "timestamp_ntz")}
+        return {name: frame[name].cast("timestamp") if name in moments else frame[name] for name in wanted}
+
     def _parquet(self, **options: str) -> DataFrame:
         return self.spark.read.options(recursiveFileLookup="true", **options).parquet(*self.paths)
 
-    def _bad(self, frame: DataFrame) -> Column:
+    def _bad(self, frame: DataFrame, cells: Mapping[str, Column]) -> Column:
         from pyspark.sql import functions as sql
 
         kinds = dict(frame.dtypes)
         bad = sql.lit(None).cast("string")
         for name, kind in reversed(list(self.spec.input.columns.items())):
             if kinds[name] not in _SAFE.get(kind, (SPARK_TYPES[kind],)):
-                lost = frame[name].isNotNull() & frame[name].try_cast(SPARK_TYPES[kind]).isNull()
+                lost = cells[name].isNotNull() & cells[name].try_cast(SPARK_TYPES[kind]).isNull()
                 bad = sql.when(lost, sql.lit(name)).otherwise(bad)
         return bad
 
@@ -157,6 +165,11 @@ class Raw:
         """Refuses a file whose header differs from the spec's columns, or a Parquet file with other columns; and one
         that is compressed and not whole."""
         source = self.spec.input
+        dotted = next((name for name in source.columns if "." in name), None)
+        if dotted and source.format in ("parquet", "delta"):  # Spark would look for a part of a struct at each step
+            raise InputError(f"{self.spec.name}: input column {dotted!r}: names with dots, as parts of structs have, "
+                             "are read by the local engine alone; run it with --engine local, or write the part as a "
+                             "column of its own")
         if source.format == "parquet":
             with self._named():
                 files = self._parquet().inputFiles()

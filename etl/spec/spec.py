@@ -172,6 +172,18 @@ class Spec:
         return found
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """The input columns that no column of the table is made from, and no rule names."""
+        table, rows = self.table, self.rows
+        named = {*table.key, *table.split_by, table.split_column, table.split_time, table.order, table.partition,
+                 table.together, *(name for column in self.columns for name in column.sources),
+                 *(name for one in rows.histories for name in (one.of, one.by, one.order)),
+                 *(name for join in rows.joins for name in (*join.on, join.time)),
+                 *(one.column for one in rows.filters), rows.negatives.column if rows.negatives else None,
+                 *((*rows.dedup.by, rows.dedup.order) if rows.dedup else ())}
+        return tuple(name for name in self.input.columns if name not in named)
+
+    @property
     def functions(self) -> frozenset[str]:
         """The functions that its `python` operators and its transforms name, as "module:function"."""
         found = {op.function for column in self.columns for op in column.ops if isinstance(op, Python)}

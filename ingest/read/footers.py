@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 
 REMEMBERED = ".sluice-footers.json"
@@ -42,7 +43,7 @@ class Footer:
     modified_ns: int
     row_groups: tuple[int, ...]
     types: Mapping[str, str]
-    """Arrow's name of each column's type."""
+    """Arrow's name of each column's type; parts of structs have dotted names (`sluice.etl.spec.nested_columns`)."""
     ids: Mapping[str, int]
     """For each column that may hold bags, the number of all ids in the file, as far as a footer says."""
     digest: str
@@ -83,9 +84,10 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
                 before.digest == _digest(content, before.row_groups, before.types, before.ids):
             return before
         metadata, schema = metadata_of(path, path)
-        names_there = [f.name for f in schema]
+        there = list(parts(schema))
+        names_there = [f.name for f in there]
         counts = tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
-        types = {f.name: str(f.type) if names_there.count(f.name) == 1 else SEVERAL for f in schema}
+        types = {f.name: str(f.type) if names_there.count(f.name) == 1 else SEVERAL for f in there}
         ids = _ids(path, metadata, schema)
         return Footer(status.st_size, status.st_mtime_ns, counts, types, ids, _digest(content, counts, types, ids))
 
@@ -146,7 +148,7 @@ def _remembered(root: str) -> dict[str, Footer]:
                     about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return {}
             content = json.load(file)
-        types = [dict(t) for t in content["types"]]
+        types = [dict(t) for t in content["columns"]]
         return {name: Footer(size, modified, tuple(groups), types[kind], dict(ids), digest)
                 for name, (size, modified, groups, kind, ids, digest) in content["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
@@ -166,5 +168,5 @@ def _remember(root: str, footers: Mapping[str, Footer]) -> None:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         with open(descriptor, "w") as file:
             os.fchmod(descriptor, 0o644)  # whatever the umask allows the group
-            json.dump({"types": [json.loads(kind) for kind in kinds], "files": files}, file)
+            json.dump({"columns": [json.loads(kind) for kind in kinds], "files": files}, file)
         os.replace(new, target)

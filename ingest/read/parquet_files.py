@@ -4,55 +4,50 @@ column. What the footers say is remembered beside the files."""
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import glob
 import hashlib
 import json
 import os
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.common.errors import UsageError
 from sluice.etl.common.slow_path import plain_path, slow_path
 from sluice.etl.schema import DataFile, Field, Fingerprint
+from sluice.etl.spec.nested_columns import parts
 from sluice.etl.spec.permission import NOTHING, Permission
+from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored, transformed
-from sluice.ingest.knobs import nearest
+from sluice.ingest.columns import Columns
+from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
+from sluice.ingest.plain.guess import Proposal, proposals
+from sluice.ingest.plain.made_columns import MadeColumns
+from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
+from sluice.ingest.plain.recipe import Recipe
+from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, recipes_of, roles_of
+from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.read.footers import SEVERAL, Footer, FooterError, footers_of
-from sluice.ingest.read.hashed_ids import MOST_IDS, can_hash, cardinality
 from sluice.ingest.read.petastorm.options import retyped
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
 
+__all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "roles_of", "table_of"]
+
 ONLY_SPLIT = "train"
-ROLES = ("label", "weight", "dense", "sparse", "id_list")
-_LABELS = ("label", "target", "click", "clicked", "y", "is_click", "conversion")
-_WEIGHTS = ("weight", "sample_weight")
-
-_TIMES = re.compile(r"(^|_)(ts|time|timestamp|datetime|unixtime|epoch)(_?(ms|us|ns|s|utc))?$|_at$", re.IGNORECASE)
-_TEXTS = ("string", "large_string", "binary", "large_binary")
-
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-Roles = Mapping[str, str | Sequence[str]]
-"""Maps a role to the names, or patterns of names, of its columns: `{"label": "click", "dense": "I*", "sparse":
-["C*"]}`."""
-
-
-class ParquetError(UsageError):
-    """Files that cannot be loaded together: the message names the file or the column, and what to do."""
 
 
 @dataclass(frozen=True)
 class ParquetFiles:
-    """Some Parquet files of one schema. A loader takes them in place of a feature table; all files are one split."""
+    """Some Parquet files of one schema. A loader takes them in place of a feature table; without a spec that says
+    otherwise all rows are one split."""
 
     uri: str
     fields: tuple[Field, ...]
@@ -60,49 +55,97 @@ class ParquetFiles:
     bags: Mapping[str, float]
     """The average number of ids of a row in each column of bags."""
     hash: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The columns whose ids are made by hashing what is stored, and over how many ids (`HashedIds`)."""
+    """The columns whose ids are made by hashing what is stored, and over how many ids."""
+    recipes: tuple[Recipe, ...] = ()
+    """How each column is made of what the files hold."""
+    spec: Spec | None = None
+    """The spec that says so, if one does, and which row is in which split."""
+    fill: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What stands for missing numbers in columns whose roles were guessed."""
     transforms: tuple[TableTransform, ...] = ()
     """What the loader does to the columns."""
     permission: Permission = NOTHING
     """Which of the functions that these name may be imported."""
-    spec: Any = None
-    """The TransformSpec that each row group goes through: `fields` are the columns after it."""
+    prefix: str = ""
+    """What stands before each path, to open it slowly."""
+    transform_spec: Any = None
+    """Petastorm's TransformSpec that each row group goes through: all that is said of columns is of those after it."""
 
     @classmethod
     def open(cls, source: Paths, roles: Roles | str | None = None, hash: Mapping[str, int] | None = None, *,
-             permission: Permission = NOTHING, spec: Any = None) -> ParquetFiles:
-        """Opens the files. Without `roles` they are guessed by name and type, and printed on standard error, once for a
-        source. `hash` maps names, or patterns of names, to numbers of ids. Both are of the columns after `spec`."""
+             spec: Spec | str | os.PathLike[str] | None = None, permission: Permission = NOTHING,
+             transform_spec: Any = None) -> ParquetFiles:
+        """Opens the files. Their columns are those of a `spec` of one's own, as the ETL would make them; or have
+        `roles`; without either they are guessed, and printed on standard error, once for a source. `hash` maps names,
+        or patterns of names, to numbers of ids. Roles and hash are of the columns after `transform_spec`."""
         uri, prefix, paths = _paths(source)
         try:
             footers = footers_of(paths)
         except FooterError as error:
             raise ParquetError(str(error)) from error
         types, lacking = _common_types(paths, footers)
-        stored = types
+        there = _types_there(paths[0])
+        edited = frozenset[str]()
+        if transform_spec is not None:
+            there, edited = retyped(there, transform_spec)
+            types = {name: str(kind) if name in edited else types[name] for name, kind in there.items()
+                     if name in edited or name in types}
+        hashed, fill, guessed = dict(hash or {}), dict[str, float](), spec is None and roles is None
         if spec is not None:
-            types = retyped(types, pq.read_schema(paths[0]), spec)
-        sizes = _sizes(hash or {}, types, lacking)
-        if roles is None:
-            roles = _guessed(uri, types, lacking, sizes, _times(stored, paths[0]))
-        elif isinstance(roles, str):
-            roles = roles_of(roles)
-        fields = tuple(_fields(roles, types, lacking, sizes))
-        edited = {field[0] for field in spec.edit_fields} if spec is not None else ()
-        _check_types([f for f in fields if f.name not in edited], paths, footers)
-        fields = tuple(_hashed(f, sizes[f.name]) if f.name in sizes else f for f in fields)
+            if roles is not None or hash:
+                raise ParquetError("a spec says itself which roles the columns have and what is hashed: give either "
+                                   "spec, or roles and hash")
+            if transform_spec is not None:
+                raise ParquetError("a spec makes the columns by its operators, a TransformSpec by its function: give "
+                                   "one of them; with a TransformSpec, roles and hash")
+            spec = spec if isinstance(spec, Spec) else Spec.read(spec)
+            recipes = recipes_of_spec(spec, types, lacking)
+            permission = Permission(permission.modules, permission.functions | spec.permission.functions)
+        else:
+            if roles is None:
+                by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
+                facts = _probed(paths, {name: kind for name, kind in types.items() if name not in edited}, footers)
+                facts |= {name: ColumnFacts(there[name]) for name in edited}
+                found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), hashed=by_caller)
+                hashed |= {one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller}
+                others = {name: "of several types" for name in types if name not in found}
+                roles, fill = _guessed(uri, found, others | dict.fromkeys(lacking, "not in every file"))
+            elif isinstance(roles, str):
+                roles = roles_of(roles)
+            recipes, hashed = recipes_of(roles, hashed, types, lacking)
+        used = dict.fromkeys([*(name for recipe in recipes for name in recipe.sources),
+                              *((name for name in spec.input.columns if name not in spec.unused) if spec else ())])
+        _check_types([name for name in used if name not in edited], paths, footers)
+        unused = [name for name in (*types, *lacking) if name not in used]
+        if unused and not guessed:  # what was guessed has named them
+            more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
+            _tell(f"{uri}: columns that nobody asked for are left out: {', '.join(unused[:20])}{more}")
+        fields = []
+        for recipe in recipes:
+            kinds = [there[name] for name in recipe.sources]
+            recipe.check(kinds)
+            fields.append(recipe.field(kinds))
         files = tuple(DataFile(path=prefix + p, rows=sum(f.row_groups), bytes=f.bytes, row_group_rows=f.row_groups)
                       for p, f in zip(paths, footers, strict=True))
         rows = max(1, sum(f.rows for f in files))
-        bags = [field.name for field in fields if field.role == "id_list" and field.name in footers[0].ids]
-        return cls(uri, fields, files, {name: sum(f.ids[name] for f in footers) / rows for name in bags}, sizes,
-                   permission=permission, spec=spec)
+        bags = {recipe.name: recipe.sources[0] for recipe in recipes
+                if recipe.role == "id_list" and recipe.sources[0] in footers[0].ids}
+        opened = cls(uri, tuple(fields), files,
+                    {name: sum(f.ids[stored] for f in footers) / rows for name, stored in bags.items()}, hashed,
+                    recipes, spec, fill, permission=permission, prefix=prefix, transform_spec=transform_spec)
+        return opened if spec is None else opened.transformed(spec.transforms)
 
     @cached_property
     def version(self) -> str:
         """Hash of names, sizes and row groups: another version means other rows, or another order."""
         named = [[os.path.basename(f.path), f.bytes, f.row_group_rows] for f in self.files]
-        text = json.dumps([named, self.hash] if self.hash else named)
+        made: list[Any] = [self.hash] if self.hash else []
+        if self.spec is not None:
+            table = self.spec.table
+            made = [[recipe.described for recipe in self.recipes],
+                    [table.seed, table.key, dict(table.split), table.split_by, table.split_column, table.split_time,
+                     table.split_from]]
+        text = json.dumps([named, *made] if made else named)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def transformed(self, transforms: Iterable[TableTransform]) -> ParquetFiles:
@@ -123,141 +166,107 @@ class ParquetFiles:
         """None: no operator has learned anything."""
 
     def files_of(self, split: str) -> tuple[DataFile, ...]:
+        """The files with the numbers of rows that belong to a split."""
+        selection = self._selection(split)
+        if selection is None:
+            return self.files
+        try:
+            counts = selection.counts([self._path(file) for file in self.files])
+        except (OSError, pa.ArrowException) as error:
+            raise ParquetError(f"{self.uri}: {error}") from error
+        if not any(map(sum, counts)):
+            raise ParquetError(f"{self.uri}: no row lies in the split {split!r}; look at table.split of "
+                               f"{selection.spec.name}")
+        return tuple(replace(file, rows=sum(rows), row_group_rows=rows)
+                     for file, rows in zip(self.files, counts, strict=True))
+
+    def made(self, split: str, names: Container[str]) -> MadeColumns | None:
+        """What makes these columns of a split's rows of what is stored; None if they are read as they are."""
+        selection, recipes = self._selection(split), [recipe for recipe in self.recipes if recipe.name in names]
+        if selection is None and all(recipe.as_it_is for recipe in recipes):
+            return None
+        return MadeColumns(recipes, selection)
+
+    def check(self, columns: Columns) -> None:
+        """Raises ColumnError if a footer shows a value that a loader of these columns would stop at."""
+        check_values(self.recipes, columns, [self._path(file) for file in self.files])
+
+    def _selection(self, split: str) -> RowSelection | None:
+        if self.spec is not None:
+            return selection_of(self.spec, split)
         if split != ONLY_SPLIT:
             raise ParquetError(f"{self.uri}: no split {split!r}: plain Parquet files are one, {ONLY_SPLIT!r}; give the "
-                               "loader the files of a part")
-        return self.files
+                               "loader the files of a part, or a spec whose [table] says how to split them")
+        return None
+
+    def _path(self, file: DataFile) -> str:
+        return file.path.removeprefix(self.prefix)
 
 
-def roles_of(text: str) -> dict[str, list[str]]:
-    """Parses `label=click;dense=I*,age` into the names or patterns of each role."""
-    roles = {}
-    for part in filter(None, (p.strip() for p in text.split(";"))):
-        role, sign, names = part.partition("=")
-        if not sign:
-            raise ParquetError(f"roles: {part!r} has no '='; write for instance label=click;dense=I*")
-        roles[role.strip()] = [name.strip() for name in names.split(",") if name.strip()]
-    return roles
+def parquet_paths(source: Paths) -> list[str]:
+    """The files that a folder, a glob or a list means."""
+    return _paths(source)[2]
 
 
 _told: set[str] = set()
 
 
-def _guessed(uri: str, types: Mapping[str, str], lacking: Mapping[str, str], sizes: Mapping[str, int],
-             times: Iterable[str]) -> Roles:
-    """Guesses the roles, and says once which, and what was left out and why."""
-    roles = guess({name: kind for name, kind in types.items() if name not in times or name in sizes}, sizes)
-    taken = "; ".join(f"{role}: {', '.join(names)}" for role, names in roles.items() if names)
-    left = []
-    for name in (*types, *lacking):
-        if not any(name in names for names in roles.values()):
-            why = "looks like a time" if name in times else "not in every file" if name in lacking else \
-                "text, hash= makes ids of it" if types[name] in _TEXTS else types[name]
-            left.append(f"{name} ({why})")
-    line = f"{uri}: roles guessed ({taken}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to choose"
+def _tell(line: str) -> None:
+    """Prints a line on standard error, once."""
     if line not in _told:
         _told.add(line)
         print(line, file=sys.stderr)
-    return roles
 
 
-def _times(types: Mapping[str, str], path: str) -> set[str]:
-    """Columns of whole numbers that look like times: by their name, or because all that a file holds lies between the
-    years 2001 and 2100, in seconds or a thousandth, millionth or billionth of one."""
-    found = {name for name, kind in types.items() if kind in ("int64", "uint64", "int32", "uint32")
-             and _TIMES.search(name)}
-    whole = {name for name, kind in types.items() if kind in ("int64", "uint64", "int32", "uint32")}
-    footer = pq.read_metadata(path)
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    for group in map(footer.row_group, range(footer.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            known = column.statistics
-            if column.path_in_schema in whole and known is not None and known.has_min_max:
-                ranges.setdefault(column.path_in_schema, []).append((known.min, known.max))
-    for name, seen in ranges.items():
-        low, high = min(low for low, _ in seen), max(high for _, high in seen)
-        if any(10**9 * unit <= low <= high <= 4102444800 * unit for unit in (1, 10**3, 10**6, 10**9)):
-            found.add(name)
-    return found
+def _probed(paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]) -> dict[str, ColumnFacts]:
+    """What those of the columns hold that have one type in all files."""
+    there = [footer.types for footer in footers if any(footer.row_groups)]
+    return probe(paths, [name for name, kind in types.items()
+                         if kind != SEVERAL and all(one[name] == kind for one in there)])
 
 
-def guess(types: Mapping[str, str], sizes: Mapping[str, int] | None = None) -> dict[str, list[str]]:
-    """Guesses roles by name and type: the label by its name, floats dense, whole numbers sparse, lists of them bags;
-    what is hashed (`sizes`) sparse, or bags."""
-    found: dict[str, list[str]] = {role: [] for role in ROLES}
-    by_name = {name.lower(): name for name in reversed(list(types))}
-    label = next((by_name[n] for n in _LABELS if n in by_name), None)
-    if label is None:
-        raise ParquetError(f"no column is called {', '.join(_LABELS[:-1])} or {_LABELS[-1]}: say which is the label, "
-                           f"roles={{'label': …}} (columns: {', '.join(list(types)[:20])})")
-    for name, kind in types.items():
-        if name == label:
-            found["label"].append(name)
-        elif name in (sizes or {}):
-            found["id_list" if "list<" in kind else "sparse"].append(name)
-        elif name.lower() in _WEIGHTS:
-            found["weight"].append(name)
-        elif kind in ("float", "double", "halffloat"):
-            found["dense"].append(name)
-        elif kind.startswith(("int", "uint")):
-            found["sparse"].append(name)
-        elif kind.startswith(("list<", "large_list<")) and "int" in kind:
-            found["id_list"].append(name)
-    return found
+def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str]) -> tuple[Roles, dict[str, float]]:
+    """The roles that were guessed, and what is filled. Says so once, with what is left out and why; `others` holds that
+    of columns that were not looked at."""
+    roles: dict[str, list[str]] = {role: [] for role in ROLES}
+    for one in found.values():
+        if one.role:
+            roles[one.role].append(one.name)
+    fill = {one.name: 0.0 for one in found.values() if one.fill}
+    taken = "; ".join(f"{role}: {', '.join(_said(found[name].hash, name) for name in names)}"
+                      for role, names in roles.items() if names)
+    why = {one.name: one.why for one in found.values() if not one.role} | dict(others)
+    left = [f"{name} ({reason})" for name, reason in why.items()]
+    filled = f"; empty values of {', '.join(fill)} become 0" if fill else ""
+    _tell(f"{uri}: roles guessed ({taken}{filled}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to "
+          "choose, or let `sluice guess` write a spec")
+    return roles, fill
 
 
-def _fields(roles: Roles, types: Mapping[str, str], lacking: Mapping[str, str], sizes: Mapping[str, int]
-            ) -> Iterable[Field]:
-    role_of: dict[str, str] = {}
-    for role, wanted in roles.items():
-        if role not in ROLES:
-            raise ParquetError(f"roles: {role!r} is no role{nearest(role, ROLES)}")
-        for pattern in [wanted] if isinstance(wanted, str) else wanted:
-            if pattern in lacking:
-                raise ParquetError(f"{lacking[pattern]}: no column {pattern!r}, which other files have")
-            names = [pattern] if pattern in types else fnmatch.filter(types, pattern)
-            if not names:
-                raise ParquetError(f"roles: there is no column {pattern!r}{nearest(pattern, types)}")
-            for name in names:
-                if role_of.setdefault(name, role) != role:
-                    raise ParquetError(f"roles: column {name!r} is asked for as {role_of[name]} and as {role}")
-    for name in sizes:
-        role = role_of.setdefault(name, "id_list" if "list<" in types[name] else "sparse")
-        if role not in ("sparse", "id_list"):
-            raise ParquetError(f"hash: column {name!r} is asked for as {role}; only ids are hashed")
-    for name in types:
-        if name in role_of:
-            kind = types[name]
-            layout = "scalar" if role_of[name] != "id_list" else "bytes" if "binary" in kind else "list"
-            yield Field(name=name, role=role_of[name], type=kind, layout=layout)
+def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int]:
+    """What the columns that all files have hold, as far as it was looked at, and how many rows there are."""
+    uri, _, paths = _paths(source)
+    try:
+        footers = footers_of(paths)
+    except FooterError as error:
+        raise ParquetError(str(error)) from error
+    types, lacking = _common_types(paths, footers)
+    facts = _probed(paths, types, footers)
+    if others := [name for name in (*types, *lacking) if name not in facts]:
+        _tell(f"{uri}: columns that are not the same in every file are left out: {', '.join(others)}")
+    return facts, sum(sum(footer.row_groups) for footer in footers)
 
 
-# ---- hashed ids
-
-def _sizes(wanted: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]) -> dict[str, int]:
-    """The number of ids of each column to be hashed."""
-    found = {}
-    for pattern, size in wanted.items():
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_IDS:
-            raise ParquetError(f"hash: {size!r} for column {pattern!r} is not a number of ids from 1 to {MOST_IDS:,}")
-        if pattern in lacking:
-            raise ParquetError(f"{lacking[pattern]}: no column {pattern!r}, which other files have")
-        names = [pattern] if pattern in types else fnmatch.filter(types, pattern)
-        if not names:
-            raise ParquetError(f"hash: there is no column {pattern!r}{nearest(pattern, types)}")
-        for name in names:
-            if not can_hash(types[name]):
-                raise ParquetError(f"hash: column {name!r} holds {types[name]}; whole numbers, texts and lists of them "
-                                   "can be hashed")
-            found[name] = size
-    return found
+def _said(size: int | None, name: str) -> str:
+    return name if size is None else f"{name}%{size}"
 
 
-def _hashed(column: Field, size: int) -> Field:
-    """The column as it is once its values were hashed."""
-    kind = "list<element: int32>" if column.role == "id_list" else "int32"
-    return dataclasses.replace(column, type=kind, layout="list" if column.role == "id_list" else "scalar",
-                   cardinality=cardinality(size))
+def _types_there(path: str) -> dict[str, pa.DataType]:
+    """The type of each column of a file."""
+    try:
+        return {part.name: part.type for part in parts(pq.read_schema(path))}
+    except (OSError, pa.ArrowException) as error:
+        raise ParquetError(f"{path}: {error}") from error
 
 
 # ---- files
@@ -305,35 +314,44 @@ def _common_types(paths: Sequence[str], footers: Sequence[Footer]) -> tuple[dict
     return types, lacking
 
 
-def _check_types(fields: Sequence[Field], paths: Sequence[str], footers: Sequence[Footer]) -> None:
+def _check_types(names: Sequence[str], paths: Sequence[str], footers: Sequence[Footer]) -> None:
+    types = footers[0].types
     for path, footer in zip(paths, footers, strict=True):
-        for field in fields:
-            if footer.types[field.name] == SEVERAL:
-                raise ParquetError(f"{path}: several columns are called {field.name!r}; write the file with one of "
+        for name in names if any(footer.row_groups) else ():  # without rows it may know no types
+            if footer.types[name] == SEVERAL:
+                raise ParquetError(f"{path}: several columns are called {name!r}; write the file with one of "
                                    "each name, or leave them out of the roles")
-            if footer.types[field.name] != field.type:
-                raise ParquetError(f"{path}: column {field.name!r} holds {footer.types[field.name]}, in {paths[0]} it "
-                                   f"holds {field.type}; write the files with one schema, or load them apart")
+            if footer.types[name] != types[name]:
+                raise ParquetError(f"{path}: column {name!r} holds {footer.types[name]}, in {paths[0]} it "
+                                   f"holds {types[name]}; write the files with one schema, or load them apart")
 
 
 def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | str | None = None,
-             allow_code: Permission | Iterable[str] = (), hash: Mapping[str, int] | None = None, spec: Any = None
+             allow_code: Permission | Iterable[str] = (), hash: Mapping[str, int] | None = None,
+             spec: Spec | str | os.PathLike[str] | None = None, *, transform_spec: Any = None
              ) -> FeatureTable | ParquetFiles:
     """Returns what a loader was given as a table: a feature table by its folder or its URI, other Parquet as files,
-    whose row groups go through `spec`."""
-    if isinstance(source, (str, os.PathLike)) and _is_table(os.fspath(source)):
+    whose row groups go through `transform_spec`."""
+    if isinstance(source, (str, os.PathLike)) and is_table(os.fspath(source)):
         from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
 
         source = FeatureTable.open(source, allow_code=allow_code)
     if isinstance(source, (str, os.PathLike, Iterable)):
-        return ParquetFiles.open(source, roles, hash, permission=Permission.of(allow_code), spec=spec)
+        return ParquetFiles.open(source, roles, hash, spec=spec, permission=Permission.of(allow_code),
+                                 transform_spec=transform_spec)
+    if isinstance(source, ParquetFiles) and source.transform_spec is not transform_spec:
+        raise ParquetError("these files were opened without this TransformSpec, which says what their columns are: "
+                           "give the loader their paths, or ParquetFiles.open the transform_spec")
     if roles is not None:
         raise ParquetError("roles are for plain Parquet files; this table has its own")
+    if spec is not None:
+        raise ParquetError("spec is for plain Parquet files; a feature table was made by one")
     if hash:
         raise ParquetError("hash is for plain Parquet files; a feature table has the operator hash in its spec")
     return source
 
 
-def _is_table(name: str) -> bool:
+def is_table(name: str) -> bool:
+    """Whether a feature table lies there; what lies in a store is taken for one."""
     path = plain_path(name)
     return "://" in path or os.path.isdir(Path(path, "_sluice"))

@@ -23,13 +23,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.etl.schema import DataFile
+from sluice.etl.spec.nested_columns import flattened, parts
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
 from sluice.ingest.memory.governor import Charge
+from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, metadata_of
-from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.retry import DeliveryError
@@ -69,17 +71,19 @@ class RowGroupReader:
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
                  before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None, *,
-                 bags: Mapping[str, float] | None = None, hashed: HashedIds | None = None,
-                 given: pa.Schema | None = None, sample: str | None = None,
+                 bags: Mapping[str, float] | None = None, given: pa.Schema | None = None,
+                 made: MadeColumns | None = None, sample: str | None = None,
                  folders: Sequence[Mapping[str, int | str]] = ()):
         """`before_read` imitates a store's latency; it runs in the worker that reads. `opened` opens files; it is
-        closed with this. `bags` says how many ids a row of a column has. `hashed` makes ids of stored values. `given`
-        is the schema of what a user's transform makes of the stored columns before that. By the column `sample`, which
+        closed with this. `bags` says how many ids a row of a column has. `given` is the schema of what Petastorm's
+        worker makes of the stored columns, `made` makes the columns of a loader of these. By the column `sample`, which
         is read besides, rows are drawn. `folders` holds the columns that stand in the names of each file's folders."""
         self.files, self._before, self._sample, self._folders = tuple(files), before_read, sample, folders
+        self._made, self._selection = made, made.selection if made else None
         self._wanted = tuple(columns)
-        self.columns = self._wanted if sample is None or sample in columns else (*columns, sample)
-        self._opened, self._hashed = opened or FileOpener(), hashed
+        self._deciding = self._selection.sources if self._selection else ()
+        self.columns = tuple(dict.fromkeys([*columns, *self._deciding, *([sample] if sample else ())]))
+        self._opened = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
         self._idle: deque[tuple[int, VerifiedFile | StoreFile]] = deque()
@@ -92,13 +96,12 @@ class RowGroupReader:
         self.stored = pa.schema([*self._in_files, *(f for f in named if f.name in self.columns)])
         """The schema of the columns that are read, as the first file has them."""
         self.given = given
-        made = self.stored if given is None else given
-        made = made if hashed is None else hashed.schema(made)
-        self.schema = made if sample is None else pa.schema([made.field(name) for name in self._wanted])
+        before = pa.schema([self.stored.field(name) for name in self._wanted]) if given is None else given
+        self.schema = made.schema(before) if made else before
         """The schema of what `read` returns."""
         texts = [f.name for f in self._in_files if pa.types.is_string(f.type)]  # each value is then worked on once
-        self._dictionaries = [] if given is not None else texts if hashed is None else \
-            hashed.repeated(self._in_files, self._footer(0))
+        self._dictionaries = [] if given is not None else texts if made is None else \
+            made.repeated(self._in_files, self._footer(0))
         self.decoding = self._decoding(bags or {}, copies=_COPIES if given is not None else int(sample is not None))
         self.compare: Callable[[pa.Schema], str | None] = self._difference
         """Says how a file's schema differs from the first one's, so that it cannot be loaded with it; None: it can."""
@@ -118,7 +121,10 @@ class RowGroupReader:
             if read.draw:
                 rows = drawn_rows(self._weights(read.file, read.group, table), read.draw)
                 table = table.select(self._wanted).take(pa.array(rows))
-            return table if self._hashed is None else self._hashed.table(table)
+            try:
+                return table if self._made is None else self._made.table(table)
+            except ColumnError as error:
+                raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
         except SourceError as error:
             if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
@@ -152,7 +158,8 @@ class RowGroupReader:
         where, file = self._where(number, group), None
         try:
             file = self._take(number)
-            table = self._table(file, group, self.decoding.portions or ((),) if columns is None else (columns,))
+            table = self._table(file, group, self.decoding.portions or ((),) if columns is None else
+                                (tuple(dict.fromkeys([*columns, *self._deciding])),))
             for name, value in self._folders[number].items() if self._folders else ():
                 if name in (self.columns if columns is None else columns):
                     table = table.append_column(self.stored.field(name), pa.repeat(value, table.num_rows))
@@ -165,6 +172,8 @@ class RowGroupReader:
             if wrong := self.compare(table.schema):
                 raise SourceError(f"{where}: {wrong}")
             self._usual = table.schema
+        if self._selection:
+            table = table.filter(pa.array(self._selection.mask(table)))
         if table.num_rows != self.row_groups[number][group]:
             raise SourceError(f"{where}: {table.num_rows} rows where the table has {self.row_groups[number][group]}; "
                               "the file was replaced")
@@ -176,10 +185,10 @@ class RowGroupReader:
         memory = getattr(self._threads, "memory", None)
         if memory is None:
             memory = self._threads.memory = PageMemory()
-        parts = [file.read(group, some, memory) for some in portions]
-        if len(parts) == 1:
-            return parts[0]
-        return pa.table({name: part.column(name) for part in parts for name in part.column_names})
+        tables = [flattened(file.read(group, some, memory)) for some in portions]
+        if len(tables) == 1:
+            return tables[0]
+        return pa.table({name: part.column(name) for part in tables for name in part.column_names})
 
     def _difference(self, schema: pa.Schema) -> str | None:
         """Files may hold numbers of other types, as long as they are numbers; and each has all columns."""
@@ -236,7 +245,7 @@ class RowGroupReader:
             oldest.close()
 
     def describe(self, read: Read) -> str:
-        return self._where(read.file, read.group)
+        return self._where(read.file, read.group) + (self._selection.which if self._selection else "")
 
     def _where(self, file: int, group: int) -> str:
         return f"{self.files[file].path}, row group {group}"
@@ -288,11 +297,12 @@ class RowGroupReader:
         """The schema of these columns, taken from the first file."""
         if not self.files:
             raise SourceError("there are no files to read")
-        whole = self._footer(0).schema.to_arrow_schema()
+        there = list(parts(self._footer(0).schema.to_arrow_schema()))
+        known = [part.name for part in there]
         for name in names:
-            if wrong := _missing(name, whole.names):
+            if wrong := _missing(name, known):
                 raise SourceError(f"{self.files[0].path}: {wrong}")
-        return pa.schema([whole.field(name) for name in names])
+        return pa.schema([there[known.index(name)] for name in names])
 
     def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
         """Computes the memory for decoding by the largest row group. Rows that take more of the disk in other files are
@@ -306,13 +316,18 @@ class RowGroupReader:
         stored = [file.bytes / file.rows for file in self.files if file.rows]
         own = self.files[number].bytes / max(1, self.files[number].rows)
         scale = max(1.0, max(stored, default=0.0) / own) if own else 1.0
+        group = min(group, footer.num_row_groups - 1)
         try:
-            alone = decoding_of(footer, min(group, footer.num_row_groups - 1), self._in_files, bags, scale=scale,
+            alone = decoding_of(footer, group, self._in_files, bags, scale=scale,
                                 file_bytes=self.files[number].bytes or 2**62)
-            return replace(alone, beside=alone.beside + copies * alone.decoded(largest[0]))
+            found = replace(alone, beside=alone.beside + copies * alone.decoded(largest[0]))
         except Exception as error:
             raise SourceError(f"{self.files[number].path}: its footer cannot be read ({type(error).__name__}: "
                               f"{error}); the file is damaged") from error
+        if self._made is None:
+            return found
+        share = footer.row_group(group).num_rows / max(1, largest[0])  # of rows that are decoded to one that is taken
+        return replace(found, row_bytes=share * (found.row_bytes + self._made.more_bytes))
 
 
 def first_schema(files: Sequence[DataFile], opened: FileOpener) -> pa.Schema:

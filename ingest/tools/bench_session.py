@@ -28,12 +28,12 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.stacks import on_signal
-from sluice.ingest.read.parquet_files import table_of
+from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, source_of
 from sluice.ingest.row_order import Read
 from sluice.ingest.stages.transform import Transform
 from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
-from sluice.ingest.tools.options import OrderOptions, RunOptions, function_of, roles_of
+from sluice.ingest.tools.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.tools.run_conditions import RunConditions
 from sluice.ingest.tools.terminal import View
 
@@ -48,9 +48,12 @@ class BenchRows:
     table: str = setting(help="a feature table, as etl/job.py writes it, or any folder, glob or file of Parquet",
                          metavar="TABLE", positional=True)
     roles: str | None = setting(None, "roles of the columns of plain Parquet, for instance "
-                                "'label=click;dense=I*;sparse=C*,user' (default: guessed, and printed)",
+                                "'label=click;dense=I*;sparse=C*,user%1000000' (% hashes to so many ids; default: "
+                                "guessed, and printed, unless --spec says it)",
                                 metavar="ROLE=NAME,…;…")
-    fill: float | None = setting(None, "what stands where a number is missing (default: an error)", metavar="NUMBER")
+    fill: float | None = setting(None, "what stands where a number is missing (default: an error; 0 if roles are "
+                                 "guessed)",
+                                 metavar="NUMBER")
     split: str = setting("train", "which part of the table", metavar="NAME")
     batch_size: int = setting(8192, "rows of a batch")
     seconds: float = setting(10.0, "how long to load, from the first batch on", above=0)
@@ -100,8 +103,7 @@ class BenchSession:
         self._options, self._say = options, say
         self._reader, self._policy = reader_of(options.reader), policies.make(options.tuning)
         self._conditions = RunConditions(options.table, options.conditions, options.quarantine)
-        table = table_of(self._conditions.table, roles_of(options.roles),
-                         options.code.permission_with(options.transforms))
+        table = table_named(self._conditions.table, options.roles, options.code, options.transforms)
         self._table = table.transformed(short_transforms(options.transforms))
         self._latency_s = options.store_latency_ms / 1000
         self._stack = ExitStack()
@@ -180,8 +182,10 @@ class BenchSession:
         return outcome
 
     def _decode_limit(self) -> DecodeLimit:
-        groups = RowGroupReader(self._table.files_of(self._options.split), Columns.of(self._table.fields).names,
-                                self._before_read if self._latency_s else None, self._conditions.files())
+        split, names = self._options.split, Columns.of(self._table.fields).names
+        made = self._table.made(split, names) if isinstance(self._table, ParquetFiles) else None
+        groups = RowGroupReader(self._table.files_of(split), made.sources if made else names,
+                                self._before_read if self._latency_s else None, self._conditions.files(), made=made)
         self._stack.callback(groups.close)
         return DecodeLimit(source_of(self._reader, groups), groups)
 

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
     findings = [*doctor_checks.versions(), *doctor_checks.machine(found), *doctor_checks.shared_memory(),
                 *doctor_checks.workers(),
                 *doctor_checks.leftovers(options.cache, options.table or None, options.clean),
-                *(doctor_checks.table(options.table) if options.table else ())]
+                *(doctor_checks.table(options.table, options.code) if options.table else ())]
     result: dict[str, Any] = {
         "machine": {"system": platform.platform(), "processor": found.model(), "cores": found.cores(),
                     **dataclasses.asdict(speed_of(found.model(), cache_folder()))},

@@ -8,7 +8,6 @@ flipped bit is handed on as data, with compressed pages as well.
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import platform
 import resource
@@ -16,6 +15,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -24,16 +24,21 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.table.table import FeatureTable, TableError
+from sluice.etl.common.errors import UsageError
+from sluice.etl.spec.code_options import CodeOptions
+from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.knobs import format_bytes
 from sluice.ingest.machine import Machine
+from sluice.ingest.plain.roles import ROLES
 from sluice.ingest.process import child
 from sluice.ingest.process.shared_memory import Region, SharedMemoryError
 from sluice.ingest.process.worker import WorkerError, WorkerProcess
 from sluice.ingest.read import cache
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 from sluice.ingest.read.footers import REMEMBERED
+from sluice.ingest.read.parquet_files import GuessError, ParquetFiles, is_table, parquet_paths
 from sluice.ingest.read.remote_files import RemoteFiles
+from sluice.ingest.tools.options import table_named
 
 _HEADER_BYTES = 64
 _CRC_FIELD = 4
@@ -161,24 +166,46 @@ def workers() -> Iterator[Finding]:
         yield Finding("process workers", str(error).splitlines()[0], False, "use backend=thread")
 
 
-def table(uri: str) -> Iterator[Finding]:
-    """Checks a feature table, or a folder or pattern of Parquet files."""
+def table(uri: str, code: CodeOptions) -> Iterator[Finding]:
+    """Checks a feature table, or a folder or pattern of Parquet files: with the columns of one's own spec, or as a
+    loader would take them by itself."""
     try:
-        opened = FeatureTable.open(uri)
-    except (TableError, OSError) as error:
-        paths = sorted(glob.glob(f"{uri}/**/*.parquet" if os.path.isdir(uri) else uri, recursive=True))
-        if not paths:
-            yield Finding("table", str(error), False, "check the path; sluice show TABLE tells more")
-            return
-        yield Finding("table", f"{len(paths)} Parquet files, no feature table", None, "no column has a role here")
+        opened = table_named(uri, None, code)
+    except (GuessError, ColumnError) as error:
+        yield Finding("columns", str(error), False if code.own_spec else None, "a loader needs roles= or spec=")
+        found = parquet_paths(uri)
+        yield Finding("table", f"{len(found)} Parquet files, no feature table", None)
+        yield from files(found, plain=True)
+        return
+    except (UsageError, OSError) as error:
+        yield Finding("table", str(error), False, "sluice show TABLE tells more" if is_table(uri) else "")
+        return
+    paths = [file.path for file in opened.files]
+    if isinstance(opened, ParquetFiles):
+        rows = sum(file.rows for file in opened.files)
+        yield Finding("table", f"{len(paths)} Parquet files of {rows:,} rows, no feature table", None)
+        yield _columns(opened)
     else:
-        paths = [file.path for file in opened.files]
         yield Finding("table", f"version {opened.version}, {opened.rows:,} rows in {len(paths)} files")
-    yield from files(paths)
+    yield from files(paths, plain=isinstance(opened, ParquetFiles))
 
 
-def files(paths: Sequence[str]) -> Iterator[Finding]:
-    """Checks the checksums of some files, spread over all, and how fast their store answers."""
+def _columns(opened: ParquetFiles) -> Finding:
+    """Whether a loader would take the values of plain files' columns, as far as footers show it."""
+    count = Counter(field.role for field in opened.fields)
+    roles = ", ".join(f"{count[role]} {role}" for role in ROLES if count[role])
+    by = "the spec" if opened.spec is not None else "its guess"
+    try:
+        opened.check(Columns.of(opened.fields, opened.fill, opened.bags))
+    except ColumnError as error:
+        return Finding("columns", str(error), False)
+    filled = f"; empty values of {', '.join(opened.fill)} become 0" if opened.fill else ""
+    return Finding("columns", f"a loader takes {roles} by {by}{filled}")
+
+
+def files(paths: Sequence[str], *, plain: bool) -> Iterator[Finding]:
+    """Checks the checksums of some files, spread over all, and how fast their store answers. Those of a feature table
+    have checksums; of plain files few programs' have, so it is only said."""
     chosen = [paths[n * len(paths) // min(_FILES, len(paths))] for n in range(min(_FILES, len(paths)))]
     having = total = 0
     times: list[float] = []
@@ -192,16 +219,19 @@ def files(paths: Sequence[str]) -> Iterator[Finding]:
                 with pq.ParquetFile(file) as parquet:
                     found, of = chunks_with_crc(file, parquet.metadata)
         except (OSError, ValueError) as error:
-            yield Finding("file", f"{path}: {error}", False, "sluice check TABLE looks at every file")
+            yield Finding("file", f"{path}: {error}", False,
+                          "copy it here anew" if plain else "sluice check TABLE looks at every file")
             continue
         having, total = having + found, total + of
         if found < of and not without:
             without = path
     if total:
-        yield Finding("checksums", f"present in {having} of {total} column chunks of {len(chosen)} files (python -m "
-                      "sluice check reads them all)", not without,
-                      f"{without} has none: a flipped bit would be read as data; write it anew with page checksums"
-                      if without else "")
+        advice = f"{without} has none: a flipped bit would be read as data; "
+        advice += "to have them, write with page checksums (pyarrow: write_page_checksum=True)" if plain else \
+            "write it anew with page checksums"
+        every = "" if plain else " (sluice check TABLE reads them all)"
+        yield Finding("checksums", f"present in {having} of {total} column chunks of {len(chosen)} files{every}",
+                      (None if plain else False) if without else True, advice if without else "")
     if times:
         middle = statistics.median(times)
         slow = middle > _SLOW_S

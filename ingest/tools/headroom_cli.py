@@ -14,9 +14,8 @@ from sluice.etl.common.program import say
 from sluice.etl.common.settings import parse, setting
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.parquet_files import table_of
 from sluice.ingest.tools.headroom import measure
-from sluice.ingest.tools.options import function_of, roles_of
+from sluice.ingest.tools.options import function_of, table_named
 
 _EXAMPLES = """\
 examples:
@@ -38,6 +37,9 @@ class HeadroomOptions:
     split: str = setting("train", "which part of the table", metavar="NAME")
     roles: str | None = setting(None, "roles of the columns of plain Parquet (default: guessed, and printed)",
                                 metavar="ROLE=NAME,…;…")
+    fill: float | None = setting(None, "what stands where a number is missing (default: an error; 0 if roles are "
+                                 "guessed)",
+                                 metavar="NUMBER")
     knobs: str = setting("", f"where the knobs start: {KNOBS}", metavar="NAME=N,…")
     step_ms: float = setting(0.0, "how long the consumer takes for a batch", least=0)
     step: str = setting("", "the consumer itself: a function of a batch", metavar="MODULE:FUNCTION")
@@ -54,9 +56,10 @@ def main(argv: list[str]) -> Mapping[str, Any]:
             time.sleep(arguments.step_ms / 1000)
 
     step = function_of(arguments.step, "--step")[1] if arguments.step else sleep
-    table = table_of(arguments.table, roles_of(arguments.roles), arguments.code.permission)
+    table = table_named(arguments.table, arguments.roles, arguments.code)
     files = [file.path for file in table.files_of(arguments.split)]
-    with BatchLoader(table, batch_size=arguments.batch_size, split=arguments.split, epochs=sys.maxsize) as loader:
+    with BatchLoader(table, batch_size=arguments.batch_size, split=arguments.split, fill=arguments.fill,
+                     epochs=sys.maxsize) as loader:
         loader.apply(loader.knobs.parse(arguments.knobs))
         found = measure(loader, step, seconds=arguments.seconds, files=files)
     say(str(found))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import check, setting
+from sluice.etl.spec.code_options import CodeOptions
 from sluice.ingest.faults.faults import KINDS, Fault, parse
 from sluice.ingest.knobs import format_bytes, parse_bytes
 from sluice.ingest.process.child_main import load
-from sluice.ingest.read import parquet_files
+from sluice.ingest.read.parquet_files import ParquetFiles, is_table, table_of
 from sluice.ingest.row_order import STREAMS, WINDOW_ROWS
 from sluice.ingest.stages.quarantine import ON_ERROR, Errors
 
 if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
     from sluice.ingest.stages.transform import Function
 
 
@@ -40,9 +43,12 @@ def function_of(name: str, option: str = "--udf") -> tuple[str, Function]:
     return attribute, function
 
 
-def roles_of(text: str | None) -> dict[str, list[str]] | None:
-    """Parses `--roles`; None: they are guessed."""
-    return None if text is None else parquet_files.roles_of(text)
+def table_named(name: str, roles: str | None, code: CodeOptions, transforms: Sequence[str] = ()
+                ) -> FeatureTable | ParquetFiles:
+    """The table that a command line names, or plain Parquet: with its --roles, with the columns of its own --spec, or
+    with what is guessed."""
+    spec = code.own_spec if code.own_spec and not is_table(name) else None
+    return table_of(name, roles, code.permission_with(transforms), spec=spec)
 
 
 @dataclass(frozen=True, kw_only=True)

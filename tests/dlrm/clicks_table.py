@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.apply.features import Features, cardinalities, row_keys
+from sluice.etl.apply.features import Features, cardinalities
 from sluice.etl.ops.ids import Categorify
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.criteo import Clicks
 from sluice.etl.table.commit import Base, new_job, publish

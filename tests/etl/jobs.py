@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.etl.apply.counts import selected
-from sluice.etl.apply.features import Features, row_keys
+from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.jobs.job_run import Job, Result
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.store import TableStore
 from sluice.etl.table.table import FeatureTable

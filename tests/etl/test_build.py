@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from sluice.etl.apply.features import FileAssignment, row_keys
+from sluice.etl.apply.features import FileAssignment
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.ops.hashing import hash_texts
 from sluice.etl.spark.rejects import check_rejects
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.synth.small_table import small_table

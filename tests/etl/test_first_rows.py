@@ -64,6 +64,9 @@ def test_a_function_that_fails_on_them_is_named_with_file_column_and_value(tmp_p
     (tmp_path / "in" / "a.tsv").unlink()
     with pytest.raises(JobFailure, match=r"fails at '-2\.0'"):
         refuse(tmp_path, 'format = "parquet"')
+    pq.write_table(pa.table({"price": pa.array([3, -5], pa.timestamp("ms")), "click": pa.array([0, 1])}), first)
+    with pytest.raises(JobFailure, match=r"fails at '-0\.005'"):  # a time is seconds, as in the job
+        refuse(tmp_path, 'format = "parquet"')
 
 
 def test_rows_of_which_none_parses_are_refused_if_they_are_too_many_in_any_case(tmp_path, first):

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluice.etl.apply.features import FileAssignment, hash_of, row_keys, whole_rows
+from sluice.etl.apply.features import FileAssignment
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.spec.row_identity import Identity, KeyColumn, SplitMoved
+from sluice.etl.spec.row_split import hash_of, row_keys, whole_rows
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.toml_keys import SpecError
 from sluice.etl.table.job_record import JobRecord

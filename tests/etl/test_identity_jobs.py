@@ -9,8 +9,8 @@ import pytest
 
 from sluice.dlrm import start_options as options
 from sluice.dlrm.session import start
-from sluice.etl.apply.features import hash_of
 from sluice.etl.spec.row_identity import SplitMoved
+from sluice.etl.spec.row_split import hash_of
 from sluice.etl.table.sketch import Sketch
 from sluice.etl.table.split_rows import SplitRows
 from sluice.etl.table.table import FeatureTable

@@ -15,13 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from sluice.etl.apply.features import in_training, row_keys
+from sluice.etl.apply.features import in_training
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.fitting import fit
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.jobs.progress import JobProgress
 from sluice.etl.spark.engine import SparkEngine
 from sluice.etl.spark.explain import explain
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.job_record import NO_PARTITION

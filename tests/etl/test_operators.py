@@ -6,6 +6,7 @@ import datetime
 import itertools
 import math
 import random
+import re
 import statistics
 import zoneinfo
 from collections import Counter
@@ -22,11 +23,11 @@ from sluice.etl.ops.chain import follow, step
 from sluice.etl.ops.exact_sums import parts, total
 from sluice.etl.ops.hashing import hash_rows
 from sluice.etl.ops.ids import Categorify, Cross, Hash, Modulus, Vocabulary
-from sluice.etl.ops.lists import Bag, FirstX, Overlap, packed
+from sluice.etl.ops.lists import Bag, FirstX, Flags, Overlap, packed
 from sluice.etl.ops.numeric import BoxCox, Bucketize, Logit, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian, MinMax, Quantiles, Standardise
 from sluice.etl.ops.statistics import Count, Group, Target
-from sluice.etl.ops.text import Concat, Map, Ngram, Split
+from sluice.etl.ops.text import Concat, Lower, Map, Ngram, Replace, Split
 from sluice.etl.ops.timestamps import Hour, ParseTime, Weekday
 from sluice.etl.ops.user_function import Python
 from sluice.etl.schema import Field
@@ -417,6 +418,34 @@ def test_kinds_follow_each_other_only_where_that_means_something():
     assert follow(FirstX(size=2), "ids") == "ids"
 
 
+@given(st.lists(st.none() | st.text("aB9 Éß-_", max_size=9)))
+def test_small_letters_and_patterns(texts):
+    column = pa.array(texts, pa.string())
+    assert Lower().apply(column, None).to_pylist() == [t if t is None else t.lower() for t in texts]
+    made = Replace(pattern=r"([0-9])|[ _-]+", to=r"<\1>").apply(column, None).to_pylist()
+    assert made == [t if t is None else re.sub(r"([0-9])|[ _-]+", lambda m: f"<{m[1] or ''}>", t) for t in texts]
+
+
+def test_a_pattern_that_is_none_is_refused():
+    for wrong in ({"pattern": "(a"}, {"pattern": "a", "to": r"\1"}):
+        with pytest.raises(OperatorError, match="pattern = "):
+            Replace(**wrong)
+
+
+@given(st.lists(st.tuples(*[st.none() | st.integers(-1, 1)] * 3)))
+def test_flags_are_the_names_of_the_columns_that_are_set(rows):
+    names = ["drama", "comedy", "film noir"]
+    column = pa.StructArray.from_arrays([pa.array([row[n] for row in rows], kind) for n, kind in enumerate(
+        [pa.int64(), pa.float64(), pa.int64()])], names)
+    assert Flags().apply(column, None).to_pylist() == [
+        [name for name, value in zip(names, row, strict=True) if value] for row in rows]
+
+
+def test_flags_of_texts_are_refused():
+    with pytest.raises(OperatorError, match="flags takes columns of numbers, and 'a' is string"):
+        Flags().apply(pa.StructArray.from_arrays([pa.array(["x"])], ["a"]), None)
+
+
 def test_what_is_left_to_the_loader_is_one_pure_function():
     state = FittedState(tables={"I/2": pa.table({"mean": [2.0], "spread": [4.0]})})
     field = Field(name="I", role="dense", type="float", online=(
@@ -437,7 +466,7 @@ def test_what_is_left_to_the_loader_is_one_pure_function():
 NEEDED = {"clip": {"low": 0.0}, "hash": {"size": 3}, "cross": {"size": 3}, "modulus": {"size": 3},
           "boxcox": {"power": 1.0}, "bucketize": {"boundaries": (1.0,)}, "quantiles": {"buckets": 3},
           "one_hot": {"values": ("a",)}, "vocabulary": {"values": ("a",)}, "map": {"values": ("a",), "to": ("b",)},
-          "first_x": {"size": 1}, "lookup": {"width": 3},
+          "replace": {"pattern": "a"}, "first_x": {"size": 1}, "lookup": {"width": 3},
           "python": {"function": f"{__name__}:double", "inputs": ("number",), "output": "number"}}
 EMPTY = {"text": pa.string(), "number": pa.float64(), "texts": pa.list_(pa.string()), "numbers": pa.list_(pa.float64()),
          "id": pa.int32(), "row": pa.struct([("a", pa.string()), ("b", pa.float64())])}
@@ -448,7 +477,8 @@ def test_every_operator_takes_an_empty_column_learns_from_none_and_says_what_it_
     np.save(tmp_path / "v.npy", np.zeros((2, 3)))
     op = OPERATORS[name](**NEEDED.get(name, {}), **({"file": str(tmp_path / "v.npy")} if name == "lookup" else {}))
     kind = EMPTY["number" if name == "python" else op.takes[0]]
-    column = pa.array([], pa.struct([("a", EMPTY["texts"]), ("b", EMPTY["texts"])]) if name == "overlap" else kind)
+    pair = {"overlap": EMPTY["texts"], "flags": EMPTY["number"]}.get(name)
+    column = pa.array([], pa.struct([("a", pair), ("b", pair)]) if pair else kind)
     if op.needs:
         column = clicks([], [], [])
     state = op.prepare(learned(op, column)) if hasattr(op, "learn") else double if name == "python" else None

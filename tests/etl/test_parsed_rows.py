@@ -6,10 +6,11 @@ import pyarrow as pa
 import pytest
 
 from sluice.etl.apply.counts import Counted, CountsOfRows, counts_of_parsed, gathered, selected
-from sluice.etl.apply.features import Features, row_keys
+from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import InputParser
 from sluice.etl.spark.workers import parsed_rows
 from sluice.etl.spark.workers.last_features import features_of
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 

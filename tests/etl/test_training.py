@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.etl.apply.features import Features, row_keys
+from sluice.etl.apply.features import Features
 from sluice.etl.apply.learned_rows import saw_others, why_not
 from sluice.etl.common.errors import InputError
 from sluice.etl.jobs.job_run import Job
 from sluice.etl.show import describe_table
 from sluice.etl.spark.explain import explain
+from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState, StateError
 from sluice.etl.table.store import TableStore

@@ -130,7 +130,7 @@ def test_what_was_remembered_of_footers_is_believed_only_with_its_proof(tmp_path
         kept.write_text(json.dumps(content))
         assert ParquetFiles.open(tmp_path, ROLES) == whole
     content = json.loads(kept.read_text())
-    content["types"][0][2] = ["s", "float"]
+    content["columns"][0][2] = ["s", "float"]
     kept.write_text(json.dumps(content))
     assert ParquetFiles.open(tmp_path, ROLES) == whole
 

@@ -116,7 +116,7 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
     (["bench", "{table}", "--udf", "tests.nothing:f"], "tests.nothing"),
     (["bench", "{table}", "--udf", "nothing"], "write module:function"),
     (["bench", "{table}", "--seconds", "0"], "--seconds: 0.0 is not a positive number"),
-    (["bench", "{table}", "--roles", "label"], "'label' has no '='"),
+    (["bench", "{table}", "--roles", "label"], "roles are for plain Parquet files; this table has its own"),
     (["bench", "{table}", "--roles", "label=label"], "roles are for plain Parquet files"),
     (["bench", "{table}/data/*/*/part-00000.parquet", "--roles", "label=labl"], "did you mean 'label'"),
     (["bench", "{table}", "--batch-size", "4000000"], "larger than an epoch"),

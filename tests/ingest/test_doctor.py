@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.machine import Machine
 from sluice.ingest.process.worker import WorkerProcess
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.tools import doctor_checks
+from sluice.ingest.tools import doctor_checks, headroom_cli
 from sluice.ingest.tools.doctor import main
 from sluice.ingest.tools.doctor_checks import chunks_with_crc, has_crc
+from sluice.ingest.tools.guess import guessed_spec
 
 pytestmark = pytest.mark.slow
 
@@ -65,16 +67,66 @@ def test_json_has_every_finding_and_no_table(tidy, capsys):
     assert {"what": "numpy", "value": __import__("numpy").__version__, "well": True, "advice": ""} in result["findings"]
 
 
-def test_a_file_without_checksums_is_named(tidy, tmp_path, capsys):
+def test_plain_files_without_checksums_are_named_and_no_problem(tidy, tmp_path, capsys):
     parquet(tmp_path / "good.parquet")
     parquet(tmp_path / "plain.parquet", checksums=False)
     code, result, text = said(capsys, str(tmp_path))
+    assert (code, result["problems"]) == (0, [])
+    assert "– checksums" in text
+    assert "present in 2 of 4 column chunks of 2 files\n" in text
+    assert "plain.parquet has none" in text
+    assert "– columns" in text
+    assert "say which is the label" in text
+    assert "✓ checksums" in said(capsys, str(tmp_path / "g*.parquet"))[2]
+
+
+def test_a_file_of_a_table_without_checksums_is_a_problem(tidy, tmp_path, table, capsys):
+    copy = tmp_path / "table"
+    shutil.copytree(table.uri, copy)
+    victim = sorted(copy.rglob("*.parquet"))[0]
+    pq.write_table(pq.ParquetFile(victim).read(), victim)
+    code, result, text = said(capsys, str(copy))
     assert code == 1
-    (problem,) = result["problems"]
-    assert "2 of 4 column chunks" in problem
-    assert "plain.parquet has none" in problem
+    assert victim.name in result["problems"][0]
     assert "✗ checksums" in text
-    assert said(capsys, str(tmp_path / "g*.parquet"))[0] == 0
+
+
+class TestPlainFiles:
+    """The doctor and the loader are of one mind about files that are no table."""
+
+    def written(self, folder, **more):
+        rows = 300
+        pq.write_table(pa.table({"click": [n % 2 for n in range(rows)], "user": range(rows),
+                                 "price": [None if n % 5 == 0 else n / 2 for n in range(rows)], **more}),
+                       folder / "a.parquet", row_group_size=100)
+        return str(folder)
+
+    def test_missing_values_are_filled_by_the_guess_of_both(self, tidy, tmp_path, capsys):
+        code, _, text = said(capsys, self.written(tmp_path))
+        assert code == 0
+        assert "✓ columns" in text
+        assert "a loader takes 1 label, 1 dense, 1 sparse by its guess; empty values of price become 0" in text
+        found = headroom_cli.main([str(tmp_path), "--batch-size", "80", "--seconds", "0.05"])
+        assert found["loading_rows_per_s"] > 0
+
+    def test_a_label_that_is_missing_stops_both(self, tidy, tmp_path, capsys):
+        folder = self.written(tmp_path, label=pa.array([None] * 100 + [1] * 200))
+        code, result, _ = said(capsys, folder)
+        assert code == 1
+        (problem,) = result["problems"]
+        assert "row group 0: column 'label' has 100 empty values" in problem
+        with pytest.raises(ColumnError, match="row group 0: column 'label' has 100 empty values"):
+            headroom_cli.main([folder, "--batch-size", "80", "--seconds", "0.05"])
+
+    def test_a_spec_of_ones_own_says_what_is_loaded(self, tidy, tmp_path, capsys):
+        (tmp_path / "data").mkdir()
+        folder, spec = self.written(tmp_path / "data"), tmp_path / "mine.toml"
+        spec.write_text(guessed_spec(folder))
+        assert "1 label, 1 dense, 1 sparse by the spec" in said(capsys, folder, "--spec", str(spec))[2]
+        spec.write_text(spec.read_text().replace('op = "fill"', 'op = "fill_mean"'))
+        code, result, _ = said(capsys, folder, "--spec", str(spec))
+        assert code == 1
+        assert "fill_mean learns from the data" in result["problems"][0]
 
 
 def test_a_missing_table_and_a_broken_file(tidy, tmp_path, table, capsys):

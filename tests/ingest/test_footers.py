@@ -109,9 +109,9 @@ def change(folder, what) -> None:
     lambda c: c["files"]["part-0.parquet"].__setitem__(2, [100]),
     lambda c: c["files"]["part-0.parquet"].__setitem__(2, []),
     lambda c: c["files"]["part-1.parquet"].__setitem__(4, {"bag": 10**12}),
-    lambda c: c["types"][0].__setitem__(2, ["s", "double"]),
+    lambda c: c["columns"][0].__setitem__(2, ["s", "double"]),
     lambda c: c["files"].update({"part-0.parquet": [*c["files"]["part-0.parquet"][:2], [7], 0, {}, "0" * 32]}),
-    lambda c: c.update(files=[1, 2]), lambda c: c.update(types=3)])
+    lambda c: c.update(files=[1, 2]), lambda c: c.update(columns=3)])
 def test_what_was_remembered_and_changed_is_not_believed(folder, poison):
     good = ParquetFiles.open(folder, ROLES)
     assert ParquetFiles.open(folder, ROLES) == good

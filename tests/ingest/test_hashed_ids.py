@@ -13,7 +13,8 @@ import pytest
 from sluice.etl.ops.ids import Hash
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.read.hashed_ids import HashedIds
+from sluice.ingest.plain.made_columns import MadeColumns
+from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 
 SIZE = 1_000_000
@@ -25,7 +26,8 @@ WHOLE = [0, 7, -1, 10, 12345678, 123456789, 10**17, -2**63, 2**63 - 1, None]
 def hashed(array, size=SIZE):
     """Through a table, as a row group is."""
     stored = pa.table({"x": array})
-    made = HashedIds({"x": size})
+    made = MadeColumns([Recipe.stored("x", "id_list" if pa.types.is_nested(array.type) else "sparse", str(array.type),
+                                      size)])
     table = made.table(stored)
     assert table.schema == made.schema(stored.schema)
     return table.column("x").combine_chunks()
@@ -114,10 +116,10 @@ def test_sizes_belong_to_a_version(files):
 
 def test_patterns_and_guessed_roles_take_hashed_columns(files, capsys):
     source = ParquetFiles.open(files, hash={"[un]*e": 10, "user": 10})
-    assert source.hash == {"note": 10, "user": 10}
+    assert source.hash == {"note": 10, "user": 10, "tags": 1000, "item": 10000}
     assert {f.name: f.role for f in source.fields} == {"label": "label", "user": "sparse", "note": "sparse",
-                                                       "number": "dense", "item": "sparse"}
-    assert "left out: tags (list<element: string>)" in capsys.readouterr().err
+                                                       "number": "dense", "item": "sparse", "tags": "id_list"}
+    assert "tags%1000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("wanted", "said"), [

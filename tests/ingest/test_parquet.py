@@ -128,7 +128,7 @@ def test_roles_are_guessed_and_printed(tmp_path, capsys):
     assert fields == {"click": "label", "number": "dense", "user": "sparse", "b": "id_list", "c": "id_list"}
     told = capsys.readouterr().err
     assert "label: click" in told
-    assert "left out: note" in told
+    assert "left out: note (text that differs in nearly every row)" in told
 
 
 def test_a_glob_and_a_list_and_one_file(tmp_path):
@@ -193,9 +193,8 @@ def test_missing_values_are_filled_as_asked(tmp_path):
         batch = next(iter(loader))
         assert batch.dense[:6, 0].tolist() == [0, -1, -1, 3, -1, -1]
         assert batch.lengths.view(3, -1)[1, :4].tolist() == [1, 0, 1, 0]
-    with BatchLoader(tmp_path, batch_size=400, roles=ASKED) as loader, \
-            pytest.raises(ColumnError, match=r"part-.*'number' has \d+ empty values; .*give the loader a fill"):
-        next(iter(loader))
+    with pytest.raises(ColumnError, match=r"part-.*'number' has \d+ empty values; .*give the loader a fill"):
+        BatchLoader(tmp_path, batch_size=400, roles=ASKED)
     with pytest.raises(ColumnError, match=r"fill: 'nmber' .*did you mean 'number'"):
         BatchLoader(tmp_path, batch_size=400, roles=ASKED, fill={"nmber": 0})
 
@@ -238,11 +237,11 @@ def test_mixed_schemas_are_named(tmp_path):
 
 @pytest.mark.parametrize(("change", "message"), [
     (lambda t: t | {"b": pa.array([{"a": 1}] * len(t["user"]), pa.struct([("a", pa.int32())]))},
-     r"column 'b' holds struct<a: int32> in the role id_list, which takes lists of whole numbers"),
+     r"there is no column 'b' \(did you mean 'b.a'"),
     (lambda t: t | {"number": t["b"]}, r"column 'number' holds list.* in the role dense, which takes one number")])
 def test_other_nested_types_are_refused(tmp_path, change, message):
     write(tmp_path, change)
-    with pytest.raises(ColumnError, match=message):
+    with pytest.raises((ColumnError, ParquetError), match=message):
         BatchLoader(tmp_path, batch_size=8, roles=ASKED)
 
 

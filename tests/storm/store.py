@@ -13,7 +13,6 @@ import pyarrow as pa
 from sluice.etl.schema import DataFile
 from sluice.ingest.read.decoding import Decoding
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.hashed_ids import HashedIds
 from sluice.ingest.read.reader import RowGroupReader
 from sluice.ingest.read.retry import Clock, Retrier, RetryPolicy
 from sluice.ingest.row_order import Read
@@ -53,16 +52,15 @@ class Weather:
 
 
 class _File:
-    """Where a reader has a ParquetFile."""
+    """Where a reader has a VerifiedFile."""
 
     def __init__(self, path: str, read: Callable[[str, int], pa.Table]):
         self._path, self._read = path, read
 
-    def read_row_group(self, group: int, columns: list[str], use_threads: bool) -> pa.Table:
-        assert not use_threads
+    def read(self, group: int, columns: Sequence[str], _memory: Any) -> pa.Table:
         return self._read(self._path, group).select(columns)
 
-    def close(self, force: bool = False) -> None:
+    def close(self) -> None:
         """Nothing is open."""
 
 
@@ -71,12 +69,12 @@ class MemoryGroups(RowGroupReader):
 
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
                  before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None,
-                 *, bags: Mapping[str, float] | None = None, hashed: HashedIds | None = None):
+                 **options: Any):
         run = current()
         self._weather: Weather = run.world.weather
         self._clock = Clock()
         self._retrier = Retrier(RetryPolicy(), self._clock, run.chance.random)
-        super().__init__(files, columns, before_read, opened, bags=bags, hashed=hashed)
+        super().__init__(files, columns, before_read, opened, **options)
 
     def interrupt(self) -> None:
         self._clock.stop()
@@ -96,11 +94,11 @@ class MemoryGroups(RowGroupReader):
     def _check_sizes(self) -> None:
         """They are as they are."""
 
-    def _schema(self) -> pa.Schema:
+    def _schema(self, names: Sequence[str]) -> pa.Schema:
         whole = TABLES[self.files[0].path][0].schema
-        return pa.schema([whole.field(name) for name in self.columns])
+        return pa.schema([whole.field(name) for name in names])
 
-    def _decoding(self, bags: Mapping[str, float]) -> Decoding:
+    def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
         return decoding(self.files, self.columns)
 
 

@@ -17,13 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.apply.features import Features, Keys, stored
+from sluice.etl.apply.features import Features, stored
 from sluice.etl.apply.parse import Batches
 from sluice.etl.ops.base import FIRST
 from sluice.etl.ops.chain import ELEMENTS, follow, step
 from sluice.etl.ops.ids import Categorify
 from sluice.etl.ops.lists import flat, relisted
 from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.spec.row_split import Keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState, FittedState
 from sluice.etl.table.store import TableStore

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.etl.apply.counts import COUNTS, CountsOfRows, counts_of_parsed, gathered, selected
-from sluice.etl.apply.features import Features, Keys, row_keys
+from sluice.etl.apply.features import Features
 from sluice.etl.apply.parse import Batches, InputParser, Parsed
 from sluice.etl.spark.workers.part_of_input import naming_part
+from sluice.etl.spec.row_split import Keys, row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.schema import Field
+from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.knobs import nearest
 from sluice.ingest.read.petastorm import compat
 
@@ -78,6 +79,7 @@ class PetastormOptions:
         """The columns to read for those that are wanted, and the schema of these. A TransformSpec's function gets all
         columns that files hold, and that Petastorm has a name for."""
         spec, fields = self.transform_spec, () if self.predicate is None else sorted(self.predicate.get_fields())
+        stored = pa.schema(list(parts(stored)))
         after = stored if spec is None else transformed(stored, spec)
         for what, names, there in (("predicate", fields, stored.names), ("files", wanted, after.names)):
             if lacking := [name for name in names if name not in there]:
@@ -154,11 +156,10 @@ def _edited(field: Any) -> pa.Field:
     return pa.field(field.name, pa.list_(kind) if field.shape else kind)
 
 
-def retyped(types: Mapping[str, str], stored: pa.Schema, spec: Any) -> dict[str, str]:
-    """The columns of a source, with their types' names, after a TransformSpec. `types` are those of all files."""
-    after, edited = transformed(stored, spec), {field[0] for field in spec.edit_fields}
-    return {f.name: str(f.type) if f.name in edited else types[f.name] for f in after
-            if f.name in edited or f.name in types}
+def retyped(stored: Mapping[str, pa.DataType], spec: Any) -> tuple[dict[str, pa.DataType], frozenset[str]]:
+    """The types of columns after a TransformSpec, and which of these it makes: no file says anything of them."""
+    after = {f.name: f.type for f in transformed(pa.schema(stored), spec)}
+    return after, frozenset(field[0] for field in spec.edit_fields) & after.keys()
 
 
 def reshaped(fields: Iterable[Field], stored: pa.Schema, spec: Any) -> tuple[Field, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 from pathlib import Path
 
@@ -107,7 +108,8 @@ def test_every_mode_makes_the_same_table(spark, tmp_path, name):
 ODD = """
 [input]
 format = "parquet"
-columns = ["click:int", "at:float", "since:int", "word:text", "place:text", "tags:texts", "price:float"]
+columns = ["click:int", "at:float", "since:int", "word:text", "place:text", "tags:texts", "price:float", "seen:float",
+           "day:int", "cost:float", "codes:texts"]
 [table]
 seed = 3
 file_rows = 60
@@ -139,6 +141,21 @@ role = "key"
 name = "price"
 role = "dense"
 ops = [{op = "fill_median", indicator = true}, {op = "min_max"}]
+[[column]]
+name = "seen"
+role = "time"
+[[column]]
+name = "day"
+role = "sparse"
+ops = [{op = "weekday"}, {op = "modulus", size = 7}]
+[[column]]
+name = "cost"
+role = "dense"
+ops = [{op = "fill"}]
+[[column]]
+name = "codes"
+role = "id_list"
+ops = [{op = "hash", size = 99}]
 """
 WAYS = {"order": 'order = "at"\norder_step = 1\n[sample]\nnegatives = 0.7\nweight = "weight"',
         "partition": 'partition = "place"\ntogether = "word"\nplain_lists = true\n[[filter]]\ncolumn = "word"\n'
@@ -148,7 +165,8 @@ WAYS = {"order": 'order = "at"\norder_step = 1\n[sample]\nnegatives = 0.7\nweigh
 
 @pytest.mark.parametrize("way", WAYS)
 def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
-    """NaN, -0.0, infinities, nulls, texts in which bytes and characters differ in order, names that a path escapes."""
+    """NaN, -0.0, infinities, nulls, texts in which bytes and characters differ in order, names that a path escapes;
+    times with and without a zone, dates, decimals, lists of numbers."""
     draw = np.random.default_rng(8)
 
     def of(kind: pa.DataType, *values: object) -> pa.Array:
@@ -159,12 +177,28 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
         "since": of(pa.timestamp("us", "UTC"), -1_500_000, 0, 999_999, 10**15 + 1, None),
         "word": of(pa.string(), "\U0001f600", "\uffee", "é", "e", "E", "", None, "a\x00"),
         "place": of(pa.string(), "a b/c%d", "x=1", "ü", "", None, "__HIVE"),
-        "tags": of(pa.list_(pa.string()), [], ["a", None, "b"], None, ["\U0001f600", "\uffee"])})
+        "tags": of(pa.list_(pa.string()), [], ["a", None, "b"], None, ["\U0001f600", "\uffee"]),
+        "seen": of(pa.timestamp("us"), -1_500_000, 0, 999_999, 10**15 + 1, None),
+        "day": of(pa.date32(), -1, 0, 19_000, None),
+        "codes": of(pa.list_(pa.int64()), [], [2**60, None, -1], None, [7]),
+        "cost": of(pa.decimal128(9, 2), decimal.Decimal("-0.01"), decimal.Decimal("1234567.89"), None)})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=70)
     both = [made(engine, ODD % WAYS[way], [tmp_path / "rows.parquet"], tmp_path / where)
             for engine, where in ((spark, "spark"), (None, "local"))]
     alike(*both)
     assert len(both[0].files) > 2
+
+
+def test_names_with_dots_are_left_to_the_local_engine(spark, tmp_path):
+    table = pa.table({"click": [0, 1] * 20, "device": [{"os": None if n % 3 else f"s{n % 4}"} for n in range(40)]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    text = ('[input]\nformat = "parquet"\ncolumns = ["click:int", "device.os:text"]\n[table]\nsplit = {train = 1}\n'
+            '[[column]]\nname = "click"\nrole = "label"\n[[column]]\nname = "device.os"\nrole = "sparse"\n'
+            'ops = [{op = "categorify"}]\n')
+    local = made(None, text, [tmp_path / "rows.parquet"], tmp_path / "local")
+    assert {one.name: one.cardinality for one in local.fields}["device.os"] == 2 + 1 + 4
+    with pytest.raises(InputError, match=r"input column 'device.os': names with dots, .* run it with --engine local"):
+        made(spark, text, [tmp_path / "rows.parquet"], tmp_path / "spark")
 
 
 ODD_NUMBERS = (-0.0, 0.0, 1.5, -2.25, -1e300, 1e-300, float("nan"), float("inf"), float("-inf"), None)

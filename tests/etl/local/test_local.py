@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from sluice.etl.local.input import only_spark
 from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import pieces_of
 from sluice.etl.local.threads import JobEnded, Threads
+from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FileBackedState
 from sluice.etl.table.store import TableStore
@@ -176,6 +178,25 @@ def test_columns_of_other_types_become_those_of_the_spec_or_are_refused_by_name(
     with pytest.raises(InputError, match=r"rows\.parquet: column 'item' holds binary, which the local engine does not "
                                          r"read as text; run it with --engine spark"):
         build.run(None, tmp_path / "t2", tmp_path / "rows.parquet", text=COLUMNS % "parquet")
+
+
+def test_input_columns_of_which_nothing_is_made_are_named(tmp_path):
+    pq.write_table(pa.table({"click": [0, 1], "at": [1, 2], "price": [1.0, 2.0], "item": ["a", "b"], "day": ["", "x"]}),
+                   tmp_path / "rows.parquet")
+    said = Said()
+    jobs.on(None, job_of(tmp_path / "t", tmp_path / "rows.parquet", text=COLUMNS % "parquet"), said)
+    assert "note: nothing is made of the input columns day\n" in said.text
+
+
+@pytest.mark.parametrize("digits", [15, 30])
+def test_a_decimal_becomes_the_nearest_float(digits):
+    texts = [None, "0", "-0.01", "1234567.89", "0.30", *(f"{n}.{n % 97:02}" for n in range(-999, 999_999, 7919))]
+    texts = [text if text is None or digits == 15 else text.replace(".", "12345678901.") for text in texts]
+    values = pa.array([text and Decimal(text) for text in texts], pa.decimal128(digits, 2))
+    for part in (values, values[3:9], values[:0]):
+        found, lost = converted(part, "float")
+        assert found.to_pylist() == [one if one is None else float(one) for one in part.to_pylist()]
+        assert lost is None
 
 
 def test_what_is_not_asked_for_is_chosen_and_said(repo):

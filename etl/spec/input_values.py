@@ -1,0 +1,80 @@
+"""Values of a Parquet column in the type that a spec gives to it: `converted`, the same in the ETL and in the loader.
+
+They become what Spark's `try_cast` makes of them; a kind of column for which that is not built here is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_Flags = npt.NDArray[np.bool_]
+ARROW_TYPES = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "texts": pa.list_(pa.string()),
+               "floats": pa.list_(pa.float64())}
+_SPARK = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "uint8": "smallint",
+          "uint16": "int", "uint32": "bigint", "uint64": "decimal(20,0)", "halffloat": "float", "bool": "boolean",
+          "large_string": "string", "string_view": "string", "date32[day]": "date"}
+_NUMBERS = ("boolean", "tinyint", "smallint", "int", "bigint")
+_READ = {"int": _NUMBERS, "float": (*_NUMBERS, "float", "double", "decimal(20,0)"),
+         "text": (*_NUMBERS, "decimal(20,0)", "string", "date"),
+         "texts": tuple(f"array<{kind}>" for kind in ("string", *_NUMBERS[1:])),
+         "floats": tuple(f"array<{kind}>" for kind in (*_NUMBERS[1:], "float", "double"))}
+_SECONDS_OF_A_DAY = 86_400
+_EXACT_DIGITS = 15
+"""Whole numbers of so many digits are floats without rounding."""
+
+
+def spark_name(kind: pa.DataType) -> str:
+    """The name that Spark has for a type in a Parquet file."""
+    if pa.types.is_dictionary(kind):
+        return spark_name(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return f"array<{spark_name(kind.value_type)}>"
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    return _SPARK.get(str(kind), str(kind).replace("decimal128", "decimal").replace(", ", ","))
+
+
+def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
+    """The values in the type of a spec's column, and which of them do not fit it, if any may not; ArrowInvalid if this
+    kind of values is not read here. Times are seconds since 1970; without a zone they are taken to be in UTC."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    have, want, name = values.type, ARROW_TYPES[kind], spark_name(values.type)
+    if pa.types.is_decimal(have) and kind in ("int", "float"):
+        values = _floats(values)
+        return _whole(values) if kind == "int" else (values, None)
+    if kind == "int" and (pa.types.is_floating(have) or have == pa.uint64()):
+        return _whole(values)
+    if kind in ("int", "float") and (pa.types.is_timestamp(have) or name == "date"):
+        seconds = _seconds(values)
+        return (pc.floor(seconds).cast(want) if kind == "int" else seconds), None
+    if have == want or pa.types.is_null(have) or name in _READ[kind]:
+        return values.cast(want, safe=not kind.startswith("float")), None  # a float rounds large whole numbers
+    raise pa.ArrowInvalid(f"{name} is not read as {kind}")
+
+
+def _floats(values: pa.Array) -> pa.Array:
+    """The nearest float to each decimal; Arrow's own cast misses the last digit of some."""
+    kind, end = values.type, values.offset + len(values)
+    if not (len(values) and pa.types.is_decimal128(kind) and kind.precision <= _EXACT_DIGITS and kind.scale >= 0):
+        return values.cast(pa.string()).cast(pa.float64())
+    whole = np.frombuffer(values.buffers()[1], np.int64)[2 * values.offset:2 * end:2]  # the lower halves of 128 bits
+    return pa.array(whole / 10.0**kind.scale, mask=values.is_null().to_numpy(zero_copy_only=False))
+
+
+def _seconds(values: pa.Array) -> pa.Array:
+    if not pa.types.is_timestamp(values.type):
+        return pc.multiply(values.cast(pa.int32()).cast(pa.float64()), float(_SECONDS_OF_A_DAY))
+    micros = values.cast(pa.timestamp("us", values.type.tz), safe=False).cast(pa.int64())
+    return pc.divide(micros.cast(pa.float64()), 1e6)
+
+
+def _whole(values: pa.Array) -> tuple[pa.Array, _Flags]:
+    """Numbers cut to whole ones; those that no 64 bits hold do not fit."""
+    nulls = pc.is_null(values).to_numpy(zero_copy_only=False)
+    numbers = pc.fill_null(values, pa.scalar(0, values.type)).to_numpy(zero_copy_only=False)
+    fits = numbers < np.uint64(2**63) if values.type == pa.uint64() else (numbers >= -(2.0**63)) & (numbers < 2.0**63)
+    return pa.array(np.trunc(np.where(fits, numbers, 0)).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls

@@ -1,0 +1,48 @@
+"""The columns of a file by name, parts of structs among them: `user.id` is the part `id` of the struct `user`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def parts(schema: pa.Schema) -> Iterator[pa.Field]:
+    """The columns in their order; in place of a struct its parts, by dotted names."""
+    for field in schema:
+        yield from _parts(field.name, field.type)
+
+
+def _parts(name: str, kind: pa.DataType) -> Iterator[pa.Field]:
+    if not pa.types.is_struct(kind) or not kind.num_fields:
+        yield pa.field(name, kind)
+        return
+    for inner in kind:
+        yield from _parts(f"{name}.{inner.name}", inner.type)
+
+
+def flattened(table: Rows) -> Rows:
+    """A table, or a batch, with the parts of its structs as columns of their own; null where the struct is."""
+    if not any(pa.types.is_struct(kind) for kind in table.schema.types):
+        return table
+    found = [part for name, column in zip(table.schema.names, table.columns, strict=True)
+             for part in _columns(name, column)]
+    return type(table).from_arrays([values for _, values in found], [name for name, _ in found])
+
+
+def _columns(name: str, column: Any) -> Iterator[tuple[str, Any]]:
+    if not pa.types.is_struct(column.type) or not column.type.num_fields:
+        yield name, column
+        return
+    for number, inner in enumerate(column.type):
+        yield from _columns(f"{name}.{inner.name}", pc.struct_field(column, [number]))
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array."""
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)

@@ -1,0 +1,83 @@
+"""The key of each row by the rule of its table, and the split that it lies in: `row_keys` and `split_of`.
+
+Both follow from the row's own values: not from the cluster, nor from other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl.ops.base import as_number
+from sluice.etl.ops.hashing import hash_rows, mix
+from sluice.etl.spec.row_identity import KeyColumn
+from sluice.etl.spec.spec import Spec
+
+Keys = npt.NDArray[np.uint64]
+_SPLIT = np.uint64(0x5EED5EED00000001)
+
+
+def split_of(columns: Mapping[str, pa.Array], keys: Keys, spec: Spec) -> npt.NDArray[np.int32]:
+    """The number of each row's split; -1 where `split_column` names none."""
+    table = spec.table
+    if table.split_column:
+        place = pc.index_in(columns[table.split_column].cast(pa.string()), pa.array(list(table.split)))
+        return np.asarray(pc.fill_null(place, -1).to_numpy(zero_copy_only=False), np.int32)
+    if table.split_time:
+        at = pc.fill_null(as_number(columns[table.split_time]), -np.inf).to_numpy(zero_copy_only=False)
+        return np.asarray(np.searchsorted(np.array(table.split_from[1:]), at, side="right"), np.int32)
+    if table.split_by:
+        keys = hash_of(columns, spec.rule.split_by, spec.rule.seed)
+    share = (mix(keys ^ _SPLIT) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    bounds = np.cumsum(list(table.split.values()))[:-1]
+    return np.asarray(np.searchsorted(bounds, share, side="right"), np.int32)
+
+
+def row_keys(columns: Mapping[str, pa.Array], spec: Spec) -> Keys:
+    """One key for each row, from the columns that the table's rule names: splits, files, folds and samples depend on
+    it."""
+    return hash_of(columns, spec.rule.columns, spec.rule.seed)
+
+
+def hash_of(columns: Mapping[str, pa.Array], by: Iterable[KeyColumn], seed: int) -> Keys:
+    """One hash for each row, from some columns, each as the type that it had in the table's first version."""
+    return hash_rows([_joined(as_first(columns[column.name], column)) for column in by], seed)
+
+
+def whole_rows(columns: Mapping[str, pa.Array]) -> Keys:
+    """One hash for each row, from all its columns, whatever their order: it decides between rows that have the same
+    key."""
+    return hash_rows([_joined(columns[name]) for name in sorted(columns)], 0)
+
+
+def as_first(values: pa.Array, column: KeyColumn) -> pa.Array:
+    """Converts values to the type that the column had in the table's first version. A value that this type cannot hold
+    was not in the first version, and counts as missing."""
+    if column.type == column.first_type:
+        return values
+    kind = pa.int64() if column.first_type == "int" else pa.float64()
+    if column.type == "int":
+        return values.cast(kind, safe=False)  # rounded, as a text of that many digits is
+    if column.type == "text":
+        values = pc.utf8_trim_whitespace(values)
+    try:
+        return values.cast(kind)
+    except pa.ArrowInvalid:
+        return pa.array([_cast(value, kind) for value in values], kind)
+
+
+def _cast(value: pa.Scalar, kind: pa.DataType) -> Any:
+    try:
+        return value.cast(kind).as_py()
+    except pa.ArrowInvalid:
+        return None
+
+
+def _joined(column: pa.Array) -> pa.Array:
+    """Joins a list into one text, for its hash."""
+    return pc.binary_join(column.cast(pa.list_(pa.string())), "\x1f") if pa.types.is_list(column.type) else column

@@ -1,0 +1,65 @@
+"""The columns that a spec makes, by a loader instead of a job: `recipes_of_spec`. What only a job can do is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sluice.etl.ops import Fitted
+from sluice.etl.ops.user_function import Python
+from sluice.etl.spec.spec import Spec
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.knobs import nearest
+from sluice.ingest.plain.recipe import Recipe
+from sluice.ingest.plain.roles import ROLES
+from sluice.ingest.plain.row_selection import RowSelection
+
+_JOB = "make a table of it by `sluice etl --spec`, and load that"
+
+
+def recipes_of_spec(spec: Spec, types: Mapping[str, str], lacking: Mapping[str, str]) -> tuple[Recipe, ...]:
+    """The columns that a model takes, in the spec's order. `types` are those of the files' columns, by name."""
+    _check_rows(spec)
+    for name in spec.input.columns:
+        if name not in types:
+            where = f"{lacking[name]}: no column {name!r}, which other files have" if name in lacking else \
+                f"the files have no column {name!r}, which its input.columns name{nearest(name, types)}"
+            raise ColumnError(f"{spec.name}: {where}")
+    found = []
+    for column in spec.columns:
+        if column.role not in ROLES:
+            continue
+        for op in column.ops:
+            if isinstance(op, Fitted):
+                raise ColumnError(f"{spec.name}: column {column.name!r}: {op.name} learns from the data, which a "
+                                  f"loader of plain files does not; take hash, modulus or bucketize, or {_JOB}")
+            if isinstance(op, Python):
+                raise ColumnError(f"{spec.name}: column {column.name!r}: python is for jobs; name {op.function!r} as "
+                                  "the function of a [[transform]]")
+        found.append(Recipe(name=column.name, role=column.role, sources=column.sources, operators=column.ops,
+                            kinds=tuple(spec.input.columns[name] for name in column.sources)))
+    return tuple(found)
+
+
+def selection_of(spec: Spec, split: str) -> RowSelection | None:
+    """The rows of a split; None if all rows are of one."""
+    table = spec.table
+    if split not in table.split:
+        raise ColumnError(f"{spec.name}: table.split has no {split!r}{nearest(split, table.split)}")
+    if len(table.split) == 1 and not table.split_column:
+        return None
+    if not (table.split_by or table.split_column or table.split_time or table.key):
+        raise ColumnError(f"{spec.name}: a row's split hashes all its columns, which a loader would have to read "
+                          "twice; name the columns that decide as table.key or table.split_by, or a time as "
+                          "table.split_time, or write split = {train = 1}")
+    return RowSelection(spec, split)
+
+
+def _check_rows(spec: Spec) -> None:
+    rows = spec.rows
+    there = {"[dedup]": rows.dedup, "[[join]]": rows.joins, "[[history]] or [[lag]]": rows.histories,
+             "[[filter]]": rows.filters, "[sample]": rows.sample, "[negatives]": rows.negatives}
+    if spec.input.format != "parquet":
+        raise ColumnError(f"{spec.name}: input.format is {spec.input.format!r}, and a loader reads parquet; {_JOB}")
+    for section, asked in there.items():
+        if asked:
+            raise ColumnError(f"{spec.name}: {section} changes which rows there are, which only a job does; {_JOB}")

@@ -1,0 +1,111 @@
+"""Guesses what the columns of plain Parquet are, by their names, types and what a few rows hold: `proposals`, one for
+each column, from which a loader takes its roles, and `sluice guess` writes a spec."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sluice.ingest.plain.probe import ColumnFacts
+from sluice.ingest.plain.roles import GuessError, ParquetError
+
+LABELS = ("label", "target", "click", "clicked", "y", "is_click", "conversion")
+_WEIGHTS = ("weight", "sample_weight")
+_TIMES = re.compile(r"(^|_)(ts|time|timestamp|datetime|unixtime|epoch)(_?(ms|us|ns|s|utc))?$|_at$", re.IGNORECASE)
+_USERS = re.compile(r"(^|[._])(user|uid|member|visitor|customer|account|session)(_?id)?$", re.IGNORECASE)
+_YEAR_2001, _YEAR_2100 = 10**9, 4_102_444_800  # in seconds since 1970
+_UNIQUE, _MANY = 0.95, 1000
+"""The share of values that differ, from which on a column names rows, if so many were seen."""
+_SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+_IDS = 2**31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What one column is taken for."""
+
+    name: str
+    facts: ColumnFacts
+    role: str = ""
+    """Empty: it is left out."""
+    hash: int | None = None
+    """The number of ids to which its values are hashed; None: they are taken as they are."""
+    fill: bool = False
+    """Whether numbers are missing."""
+    time: str = ""
+    """For a time: the type in which a spec reads it as seconds."""
+    why: str = ""
+    """Why it is left out."""
+
+
+def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = None, hashed: Iterable[str] = ()
+              ) -> dict[str, Proposal]:
+    """A proposal for each column. `rows` is how many there are in all; `label` is the label's name, if known; `hashed`
+    are the columns that become ids whatever they hold."""
+    by_name = {name.lower(): name for name in reversed(list(facts))}
+    label = label or next((by_name[n] for n in LABELS if n in by_name), None)
+    if label is None:
+        raise GuessError(f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
+                         f"roles={{'label': …}} (columns: {', '.join(list(facts)[:20])})")
+    if label not in facts:
+        raise ParquetError(f"there is no column {label!r} to be the label (columns: {', '.join(list(facts)[:20])})")
+    hashed = set(hashed)
+    return {name: Proposal(name=name, facts=one, role="label") if name == label else
+            Proposal(name=name, facts=one, role="id_list" if _is_list(one.type) else "sparse") if name in hashed else
+            _proposal(name, one, rows) for name, one in facts.items()}
+
+
+def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
+    kind = facts.type.value_type if pa.types.is_dictionary(facts.type) else facts.type
+    if name.lower() in _WEIGHTS:
+        return Proposal(name=name, facts=facts, role="weight", fill=bool(facts.nulls))
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return Proposal(name=name, facts=facts, time="float", why="a time")
+    if pa.types.is_integer(kind) and (_TIMES.search(name) or (kind.bit_width >= 32 and _looks_like_time(facts))):
+        seconds = isinstance(facts.high, int) and _YEAR_2001 <= facts.low <= facts.high <= _YEAR_2100
+        return Proposal(name=name, facts=facts, time="int" if seconds else "", why="looks like a time")
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
+        return Proposal(name=name, facts=facts, role="dense", fill=bool(facts.nulls))
+    role, inner = ("id_list", kind.value_type) if _is_list(kind) else ("sparse", kind)
+    if pa.types.is_integer(inner):
+        as_they_are = _fits(facts) and (role == "id_list" or not facts.nulls)
+        return Proposal(name=name, facts=facts, role=role, hash=None if as_they_are else _size(facts, rows))
+    if pa.types.is_string(inner) or pa.types.is_large_string(inner):
+        if not facts.values:
+            return Proposal(name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it")
+        if role == "sparse" and facts.values >= _MANY and facts.distinct >= _UNIQUE * facts.values:
+            return Proposal(name=name, facts=facts, why="text that differs in nearly every row")
+        return Proposal(name=name, facts=facts, role=role, hash=_size(facts, rows))
+    return Proposal(name=name, facts=facts, why=str(facts.type))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _fits(facts: ColumnFacts) -> bool:
+    """Whether whole numbers can be ids as they are."""
+    return facts.low is None or 0 <= facts.low <= facts.high < _IDS
+
+
+def _looks_like_time(facts: ColumnFacts) -> bool:
+    """Whether all of it lies between the years 2001 and 2100, in seconds or a thousandth, millionth or billionth."""
+    if not isinstance(facts.low, int):
+        return False
+    return any(_YEAR_2001 * unit <= facts.low <= facts.high <= _YEAR_2100 * unit
+               for unit in (1, 10**3, 10**6, 10**9))
+
+
+def _size(facts: ColumnFacts, rows: int) -> int:
+    """How many ids to hash to: at least four times as many as there seem to be values."""
+    share = facts.distinct / max(1, facts.values)
+    values = facts.distinct if share < 0.1 else share * max(rows, facts.values)
+    return next((size for size in _SIZES if size >= 4 * values), _SIZES[-1])
+
+
+def user_of(found: Mapping[str, Proposal]) -> str | None:
+    """The column by which rows are best split, if one names users."""
+    return next((name for name in found if _USERS.search(name)), None)

@@ -1,0 +1,82 @@
+"""Ids by hashing whole numbers as they are stored: `hashed_ids`, which gives what the operator `hash` gives for their
+decimal digits, without making these."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
+
+from sluice.etl.ops.base import FIRST, MAX_ID, NULL
+from sluice.etl.ops.hashing import A, G, mix
+from sluice.etl.ops.ids import Hash
+
+MOST_IDS = MAX_ID - FIRST
+_KINDS = re.compile(r"(large_)?(string|binary)|u?int(8|16|32|64)|dictionary<values=(large_)?string, .*>")
+_LISTS = re.compile(r"(large_)?list<(\w+: )?(.*?)( not null)?>")
+
+
+def can_hash(kind: str) -> bool:
+    """Whether values of that Arrow type have hashes: whole numbers, texts, and lists of either."""
+    several = _LISTS.fullmatch(kind)
+    return _KINDS.fullmatch(several[3] if several else kind) is not None
+
+
+def hashed_ids(values: pa.Array, operator: Hash) -> pa.Array:
+    """The ids of whole numbers, of texts, or of lists of either, by an operator without a salt."""
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+        offsets = values.offsets
+        inside = values.values.slice(offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py())
+        begins = pc.subtract(offsets, offsets[0]).cast(pa.int32())
+        mask = values.is_null() if values.null_count else None
+        return pa.ListArray.from_arrays(begins, hashed_ids(inside, operator), mask=mask)
+    if pa.types.is_dictionary(values.type):
+        known = hashed_ids(values.dictionary, operator)
+        return known.take(values.indices).fill_null(NULL)
+    if not pa.types.is_integer(values.type):
+        return operator.apply(values, None)
+    signed = not pa.types.is_unsigned_integer(values.type)
+    whole = values.cast(pa.int64() if signed else pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
+    ids = (hash_digits(whole.view(np.uint64), signed) % np.uint64(operator.size)).astype(np.int32) + np.int32(FIRST)
+    if values.null_count:
+        ids[values.is_null().to_numpy(zero_copy_only=False)] = NULL
+    return pa.array(ids)
+
+
+_mix: Any = njit(nogil=True, cache=True)(mix)
+
+
+@njit(nogil=True, cache=True)
+def hash_digits(bits: Any, signed: bool) -> Any:
+    """The hash of each whole number's decimal digits, as `sluice.etl.ops.hashing.hash_texts` has it of the text, which
+    need not be made for it."""
+    digits, found = np.empty(24, np.uint8), np.empty(len(bits), np.uint64)
+    for n in range(len(bits)):
+        rest = bits[n]
+        negative = signed and rest >> np.uint64(63)
+        if negative:
+            rest = ~rest + np.uint64(1)
+        at = 24
+        while True:
+            at -= 1
+            digits[at] = 48 + rest % np.uint64(10)
+            rest //= np.uint64(10)
+            if not rest:
+                break
+        if negative:
+            at -= 1
+            digits[at] = 45
+        h = np.uint64(24 - at) * G
+        while at < 24:
+            word = np.uint64(0)
+            for b in range(min(8, 24 - at)):
+                word |= np.uint64(digits[at + b]) << np.uint64(8 * b)
+            h = (h ^ word) * A
+            h ^= h >> np.uint64(32)
+            at += 8
+        found[n] = _mix(h)
+    return found

@@ -1,0 +1,68 @@
+"""Makes the columns of a loader from those of plain Parquet, where a row group is decoded: `MadeColumns`, which also
+knows the rows that are wanted of it.
+
+That is the cheapest place: a text that is stored once is worked on once, and what waits for the shuffle holds four
+bytes a value and no texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from sluice.etl.spec.nested_columns import whole
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.plain.recipe import Making, Recipe
+from sluice.ingest.plain.row_selection import RowSelection
+
+_FEW_BYTES = 4  # stored bytes of a value, up to which its texts come back often enough to be read as a dictionary
+
+
+class MadeColumns:
+    """The columns by their recipes, of the rows that are selected."""
+
+    def __init__(self, recipes: Sequence[Recipe], selection: RowSelection | None = None):
+        self._recipes, self.selection = tuple(recipes), selection
+        """The rows that there are; None: all."""
+        self._makers = [Making(recipe) for recipe in recipes]
+        self.sources: tuple[str, ...] = tuple(dict.fromkeys(name for recipe in recipes for name in recipe.sources))
+        """The columns that they are made from."""
+
+    @property
+    def more_bytes(self) -> int:
+        """How many bytes a row of the made columns may take beyond that of the stored ones."""
+        return 4 * max(0, len(self._recipes) - len(self.sources))
+
+    def schema(self, stored: pa.Schema) -> pa.Schema:
+        """The schema of `table` for a table of that schema."""
+        return pa.schema([pa.field(recipe.name, recipe.type([stored.field(name).type for name in recipe.sources]))
+                          for recipe in self._recipes])
+
+    def repeated(self, stored: pa.Schema, footer: Any) -> list[str]:
+        """The columns that are best read as dictionaries, by the footer of a file: texts that come back often are then
+        worked on once."""
+        if not footer.num_row_groups:
+            return []
+        made = {name for recipe in self._recipes if recipe.operators for name in recipe.sources}
+        group = footer.row_group(0)
+        chunks = {chunk.path_in_schema: chunk for chunk in map(group.column, range(group.num_columns))}
+        return [f.name for f in stored if f.name in made and f.name in chunks
+                and (pa.types.is_string(f.type) or pa.types.is_binary(f.type))
+                and chunks[f.name].total_uncompressed_size <= _FEW_BYTES * chunks[f.name].num_values]
+
+    def table(self, stored: pa.Table) -> pa.Table:
+        """The columns made of a row group's. ColumnError if a value cannot be used."""
+        made = {}
+        for recipe, maker in zip(self._recipes, self._makers, strict=True):
+            columns = [stored.column(name) for name in recipe.sources]
+            pieces = [(chunk,) for chunk in columns[0].chunks] if len(columns) == 1 else \
+                [tuple(whole(column) for column in columns)]
+            try:
+                made[recipe.name] = pa.chunked_array([maker(piece) for piece in pieces],
+                                                     recipe.type([column.type for column in columns]))
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                why = f"column {recipe.name!r}: {error}"
+                raise ColumnError(str(error) if isinstance(error, ColumnError) else why) from error
+        return pa.table(made)

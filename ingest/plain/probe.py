@@ -1,0 +1,220 @@
+"""What some columns of plain Parquet hold, by the statistics in footers and a few rows: `probe`; and `check_values`,
+which refuses values that would stop a loader later."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sluice.etl.spec.nested_columns import flattened, parts, whole
+from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.plain.recipe import Recipe
+from sluice.ingest.plain.roles import ParquetError
+from sluice.ingest.stages.number_types import ValueRefused, numbers
+
+_FILES, _GROUPS, _ROWS, _CHUNKS = 8, 32, 10_000, 20_000
+"""How many files are looked at, spread over all, how many row groups of each, how many rows of the first and of
+the last, and about how many column chunks in all."""
+_IDS, _LARGEST = np.iinfo(np.int32), float(np.finfo(np.float32).max)
+Place = tuple[str, int]
+"""A file, and the number of a row group in it."""
+
+
+@dataclass(slots=True)
+class ColumnFacts:
+    """What was seen of a column."""
+
+    type: pa.DataType
+    nulls: dict[Place, int] = field(default_factory=dict)
+    """How many values are missing in each place that lacks some."""
+    low: Any = None
+    """The smallest value, of a list's elements too; None if nobody knows."""
+    high: Any = None
+    low_place: Place = ("", 0)
+    high_place: Place = ("", 0)
+    values: int = 0
+    """The values in the rows that were read."""
+    distinct: int = 0
+    """How many of these values differ."""
+    seen: list[pa.Array] = field(default_factory=list, repr=False)
+    """These values, until they are counted."""
+
+    def widen(self, low: Any, high: Any, place: Place) -> None:
+        if self.low is None or low < self.low:
+            self.low, self.low_place = low, place
+        if self.high is None or high > self.high:
+            self.high, self.high_place = high, place
+
+
+def probe(paths: Sequence[str], names: Iterable[str], *, rows: int = _ROWS) -> dict[str, ColumnFacts]:
+    """Looks at some columns, parts of structs by their dotted names. `rows` is how many are read of a file; 0 takes
+    footers alone."""
+    chosen, names = _spread(list(paths), _FILES), list(names)
+    facts: dict[str, ColumnFacts] = {}
+    for path in chosen:
+        try:
+            with pq.ParquetFile(path) as file:
+                look = _FileLook(file, path, names, facts)
+                look.statistics(max(1, min(_GROUPS, _CHUNKS // max(1, len(names) * len(chosen)))))
+                if file.metadata.num_rows and path in (chosen[0], chosen[-1]) and rows:
+                    look.sample(rows)
+        except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
+            raise ParquetError(f"{path}: cannot be read ({type(error).__name__}: {error}); the file is damaged"
+                               ) from error
+    for one in facts.values():
+        if one.seen:
+            one.distinct = len(pc.unique(pa.chunked_array(one.seen)))
+            one.seen = []
+    return facts
+
+
+def _spread(items: list[Any], most: int) -> list[Any]:
+    """Some of the items, at equal distances, with the first and the last."""
+    if len(items) <= most:
+        return items
+    if most == 1:
+        return items[:1]
+    return [items[round(n * (len(items) - 1) / (most - 1))] for n in range(most)]
+
+
+class _FileLook:
+    """Adds what one file says of some columns to what is known of them."""
+
+    def __init__(self, file: pq.ParquetFile, path: str, names: Sequence[str], facts: dict[str, ColumnFacts]):
+        self._file, self._path, self._facts = file, path, facts
+        self._types = {part.name: part.type for part in parts(file.schema_arrow)}
+        self._names = [name for name in names if name in self._types]
+        self._known: set[str] = set()
+        """The columns of which the footer says everything."""
+
+    def statistics(self, groups: int) -> None:
+        """Adds what the footer says of so many row groups."""
+        leaves: dict[str, int] = {}
+        for number in range(len(self._file.schema)):
+            leaf = self._file.schema.column(number).path
+            leaves.setdefault(next((name for name in _upwards(leaf) if name in self._types), leaf), number)
+        self._known = set(self._names)
+        for name in self._names:
+            self._facts.setdefault(name, ColumnFacts(self._types[name]))
+        for group in _spread(list(range(self._file.metadata.num_row_groups)), groups):
+            chunks = self._file.metadata.row_group(group)
+            for name in self._names:
+                one, said = self._facts[name], chunks.column(leaves[name]).statistics
+                if said is None or not (said.has_null_count and (said.has_min_max or not said.num_values)):
+                    self._known.discard(name)
+                if said is not None and said.has_null_count and said.null_count and not pa.types.is_nested(one.type):
+                    one.nulls[self._path, group] = said.null_count  # of a list it would count empty ones, too
+                if said is not None and said.has_min_max:
+                    one.widen(_plain(said.min), _plain(said.max), (self._path, group))
+
+    def sample(self, rows: int) -> None:
+        """Adds what the first rows hold: how many values differ, and what the footer did not say."""
+        names = [name for name in self._names if _is_looked_at(self._types[name])]
+        batches, taken = [], 0
+        for batch in self._file.iter_batches(rows, columns=names):  # none reaches over the end of a row group
+            batches.append(batch)
+            taken += batch.num_rows
+            if taken >= rows:
+                break
+        table = flattened(pa.Table.from_batches(batches))
+        for name in names:
+            one, values = self._facts[name], whole(table.column(name))
+            if values.null_count and (name not in self._known or pa.types.is_nested(values.type)):
+                one.nulls[self._path, 0] = values.null_count
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+                values = pc.list_flatten(values)
+            if pa.types.is_nested(values.type):
+                continue
+            values = values.drop_null()
+            one.values += len(values)
+            one.seen.append(values.cast(one.seen[0].type) if one.seen else values)
+            if name not in self._known and len(values) and not pa.types.is_boolean(values.type):
+                bounds = pc.min_max(values)
+                one.widen(_plain(bounds["min"].as_py()), _plain(bounds["max"].as_py()), (self._path, 0))
+
+
+def _is_looked_at(kind: pa.DataType) -> bool:
+    """Whether values of a column are read. Bytes may be large, and of what is nested deeper nobody makes a feature."""
+    several = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if several and (pa.types.is_nested(kind.value_type) or pa.types.is_dictionary(kind.value_type)):
+        return False
+    return several or not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _upwards(path: str) -> Iterable[str]:
+    """A path, and those of what it lies in, the nearest first."""
+    yield path
+    while "." in path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _plain(value: Any) -> Any:
+    """A value that can be compared with others of its column."""
+    if isinstance(value, datetime.datetime):
+        return value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
+    return float(value) if isinstance(value, decimal.Decimal) else value
+
+
+def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[str]) -> None:
+    """Raises ColumnError if a footer shows a value that a batch cannot hold, in a column that is taken as it is: a
+    missing one without a fill, an id that does not fit, a number that is too large."""
+    scalars = {name for name in (*columns.floats, *columns.scalars) if name not in columns.added}
+    taken = {recipe.name: recipe.sources[0] for recipe in recipes if recipe.name in scalars and not recipe.operators}
+    facts = probe(paths, dict.fromkeys(taken.values()), rows=0) if taken else {}
+    for name, source in taken.items():
+        one, kind = facts[source], np.int32 if name in columns.scalars else np.float32
+        low, high = (_IDS.min, _IDS.max) if kind is np.int32 else (-_LARGEST, _LARGEST)
+        places = list(one.nulls)[:1] if name not in columns.fill else []
+        if isinstance(one.low, (int, float)) and one.low < low:
+            places.append(one.low_place)
+        if isinstance(one.high, (int, float)) and one.high > high:
+            places.append(one.high_place)
+        for place in places:
+            _refuse(name, source, kind, place, name in columns.fill)
+
+
+def _refuse(name: str, source: str, kind: Any, place: Place, filled: bool) -> None:
+    """Raises ColumnError if the values there are as its footer says."""
+    path, group = place
+    with pq.ParquetFile(path) as file:
+        values = flattened(file.read_row_group(group, columns=[source], use_threads=False)).column(source)
+    where = f"{path}, row group {group}"
+    if values.null_count and not filled:
+        raise ColumnError(f"{where}: column {name!r} has {values.null_count} empty values; fill them in the spec (op = "
+                          f"\"fill\"), or give the loader a fill, for instance fill={{{name!r}: 0}} (--fill 0)")
+    if values.null_count:
+        values = values.fill_null(pa.scalar(0).cast(values.type))
+    try:
+        numbers(values.to_numpy(), kind)
+    except ValueRefused as refused:
+        how = f", for instance hash={{{name!r}: 1_000_000}}" if kind is np.int32 else ""
+        raise ColumnError(f"{where}, row {refused.at}: column {name!r} holds {refused}{how}") from None
+
+
+def facts_text(one: ColumnFacts) -> str:
+    """What was seen of a column, for a person."""
+    said = [str(one.type)]
+    if one.low is not None and not isinstance(one.low, (bytes, str)):
+        said.append(f"{_shown(one.low)} to {_shown(one.high)}")
+    if one.nulls:
+        said.append("with empty values")
+    if one.values:
+        said.append(f"{one.distinct:,} different among {one.values:,}")
+    return ", ".join(said)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, datetime.datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
+    return f"{value + 0.0:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,130 @@
+"""How one column of a batch is made of what plain Parquet holds: `Recipe`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluice.etl import ops
+from sluice.etl.ops.ids import Hash
+from sluice.etl.schema import Field
+from sluice.etl.spec.input_values import ARROW_TYPES, converted
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
+
+_GIVEN = {"sparse": pa.int32(), "id_list": pa.list_(pa.int32())}
+"""What operators give, by the column's role; numbers in the others."""
+_DICTIONARIES = tuple(f"dictionary<values={kind}" for kind in ("int", "uint", "float", "double", "halffloat"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One column: what it is made from, and by which operators, which are those of the ETL."""
+
+    name: str
+    role: str
+    sources: tuple[str, ...]
+    """The columns of the files; a part of a struct by its dotted name."""
+    kinds: tuple[str, ...] = ()
+    """The type of each source as a spec has it (`int`, `float`, `text`, `texts`, `floats`); empty: as it is stored."""
+    operators: tuple[ops.Operator, ...] = ()
+    """None: the values as they are."""
+
+    @classmethod
+    def stored(cls, name: str, role: str, kind: str, size: int | None = None) -> Recipe:
+        """A column as files hold it, or hashed to so many ids; `kind` is the name of its Arrow type."""
+        if size is not None:
+            return cls(name=name, role=role, sources=(name,), operators=(Hash(size=size),))
+        numbers = kind.startswith("decimal") or kind.startswith(_DICTIONARIES)
+        return cls(name=name, role=role, sources=(name,), kinds=("float",) if numbers else ())
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether the column is read as any other, under its own name."""
+        return not self.kinds and not self.operators and "." not in self.name
+
+    @property
+    def described(self) -> list[Any]:
+        """What its values depend on, as plain values."""
+        return [self.name, list(self.sources), list(self.kinds), [op.described for op in self.operators]]
+
+    @property
+    def size(self) -> int | None:
+        """The number of rows that an embedding of its ids needs, if operators make them."""
+        sizes = [op.cardinality(None) for op in self.operators if op.gives == "id"]
+        return sizes[-1] if sizes else None
+
+    def type(self, stored: Sequence[pa.DataType]) -> pa.DataType:
+        """The type of its values, made from columns of these types."""
+        if self.operators:
+            return _GIVEN.get(self.role, pa.float32())
+        if self.kinds:
+            return ARROW_TYPES[self.kinds[0]]
+        return stored[0].value_type if pa.types.is_dictionary(stored[0]) else stored[0]
+
+    def field(self, stored: Sequence[pa.DataType]) -> Field:
+        """The column as a loader sees it."""
+        kind = self.type(stored)
+        layout = "scalar" if self.role != "id_list" else "bytes" if pa.types.is_binary(kind) else "list"
+        return Field(name=self.name, role=self.role, type=str(kind).replace("<item:", "<element:"), layout=layout,
+                     cardinality=self.size, inputs=() if self.sources == (self.name,) else self.sources)
+
+    def check(self, stored: Sequence[pa.DataType]) -> None:
+        """Raises ColumnError if columns of these types cannot be what it is made from."""
+        for name, have, kind in zip(self.sources, stored, self.kinds, strict=False):
+            try:
+                converted(pa.array([], have), kind)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                raise ColumnError(f"column {name!r} holds {have}, which is not read as {kind}: give it another type in "
+                                  "input.columns of the spec, or leave it out") from None
+
+
+class Making:
+    """A recipe at work on pieces of columns."""
+
+    def __init__(self, recipe: Recipe):
+        self._recipe = recipe
+        online = tuple({key: list(value) if isinstance(value, tuple) else value for key, value in op.described.items()}
+                       for op in recipe.operators)
+        field = Field(name=recipe.name, role=recipe.role, type="", online=online, nullable=True)
+        self._operators = ops.online(field, None) if online else None
+        only = recipe.operators[0] if len(recipe.operators) == 1 else None
+        self._hash = only if isinstance(only, Hash) and not only.salt else None
+
+    def __call__(self, arrays: Sequence[pa.Array]) -> pa.Array:
+        """The values of one piece, of which `arrays` holds each source."""
+        recipe = self._recipe
+        if self._hash is not None and can_hash(str(arrays[0].type)) and set(recipe.kinds) <= {"int", "text", "texts"}:
+            return hashed_ids(arrays[0], self._hash)
+        columns = [self._typed(name, array, kind) for name, array, kind in
+                   zip(recipe.sources, arrays, recipe.kinds or [""] * len(arrays), strict=True)]
+        if self._operators is None:
+            return self._checked(columns[0])
+        values = columns[0] if len(columns) == 1 else pa.StructArray.from_arrays(columns, list(recipe.sources))
+        made = self._operators(values)
+        return made if isinstance(made, pa.Array) else pa.array(made)
+
+    def _checked(self, values: pa.Array) -> pa.Array:
+        """Refuses labels that are not what a spec says of them."""
+        if self._recipe.role == "label" and self._recipe.kinds == ("int",):
+            wrong = pc.filter(values, pc.invert(pc.is_in(values, pa.array([0, 1, None]))))
+            if len(wrong):
+                raise ColumnError(f"column {self._recipe.sources[0]!r} holds {wrong[0]}, and a label is 0 or 1")
+        return values
+
+    def _typed(self, name: str, array: pa.Array, kind: str) -> pa.Array:
+        texts = kind == "text" and pa.types.is_dictionary(array.type) and array.type.value_type == pa.string()
+        if texts and len(self._recipe.sources) == 1 and self._operators is not None:
+            return array  # each text is worked on once
+        if not kind:
+            return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        values, lost = converted(array, kind)
+        if lost is not None and lost.any():
+            wrong = array[int(lost.argmax())].as_py()
+            raise ColumnError(f"column {name!r} holds {wrong!r}, which is no whole number of 64 bits: read it as float "
+                              "in input.columns of the spec")
+        return values

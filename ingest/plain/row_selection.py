@@ -1,0 +1,83 @@
+"""Which rows of plain Parquet belong to a split: `RowSelection`, by the rule of a spec's [table], as the ETL has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sluice.etl.spec.input_values import converted
+from sluice.etl.spec.nested_columns import flattened, whole
+from sluice.etl.spec.row_split import row_keys, split_of
+from sluice.etl.spec.spec import Spec
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """The rows of one split."""
+
+    spec: Spec
+    split: str
+
+    @property
+    def which(self) -> str:
+        """Which rows of a row group these are, for a message that names one by its number."""
+        return f" (of its rows in the split {self.split!r})"
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """The columns that decide."""
+        table = self.spec.table
+        named = table.split_column or table.split_time
+        return (named,) if named else table.split_by or tuple(column.name for column in self.spec.rule.columns)
+
+    def mask(self, stored: pa.Table) -> npt.NDArray[np.bool_]:
+        """Whether each row of a table belongs to the split."""
+        return np.asarray(self._splits(stored) == list(self.spec.table.split).index(self.split))
+
+    def _splits(self, stored: pa.Table) -> npt.NDArray[np.int32]:
+        types = self.spec.input.columns
+        columns = {name: converted(whole(stored.column(name)), types[name])[0] for name in self.sources}
+        by_hash = not (self.spec.table.split_column or self.spec.table.split_time or self.spec.table.split_by)
+        keys = row_keys(columns, self.spec) if by_hash else np.zeros(stored.num_rows, np.uint64)
+        return split_of(columns, keys, self.spec)
+
+    def counts(self, paths: Sequence[str]) -> list[tuple[int, ...]]:
+        """The number of its rows in each row group of each file. Only the columns that decide are read; where a
+        footer's smallest and largest time lie in one split, nothing is."""
+        with ThreadPoolExecutor(os.cpu_count(), "sluice-splits") as pool:
+            return list(pool.map(self._counts, paths))
+
+    def _counts(self, path: str) -> tuple[int, ...]:
+        with pq.ParquetFile(path) as file:
+            return tuple(self._count(file, number) for number in range(file.metadata.num_row_groups))
+
+    def _count(self, file: pq.ParquetFile, number: int) -> int:
+        group = file.metadata.row_group(number)
+        if self.spec.table.split_time and (bounds := _bounds(file, number, self.sources[0])) is not None:
+            first, last = self._splits(bounds)
+            if first == last:
+                return group.num_rows if list(self.spec.table.split)[first] == self.split else 0
+        read = flattened(file.read_row_group(number, columns=list(self.sources), use_threads=False))
+        return int(np.count_nonzero(self.mask(read)))
+
+
+def _bounds(file: pq.ParquetFile, number: int, name: str) -> pa.Table | None:
+    """The smallest and the largest value of a column in a row group, as its footer says; None if it does not, or if
+    values are missing."""
+    at = file.schema_arrow.get_field_index(name)
+    if at < 0 or pa.types.is_floating(kind := file.schema_arrow.field(at).type):  # a footer knows nothing of NaN
+        return None
+    group = file.metadata.row_group(number)
+    known = next((column.statistics for column in map(group.column, range(group.num_columns))
+                  if column.path_in_schema == name), None)
+    if known is None or not (known.has_min_max and known.has_null_count) or known.null_count:
+        return None
+    return pa.table({name: pa.array([known.min, known.max], kind)})

@@ -1,0 +1,53 @@
+"""Looks at plain Parquet and writes a spec for it, to edit: `sluice guess FILES`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.settings import parse, setting
+from sluice.etl.spec.spec import Spec
+from sluice.ingest.plain.guess import proposals
+from sluice.ingest.read.parquet_files import ParquetFiles, Paths, facts_of
+from sluice.ingest.tools.spec_text import spec_text
+
+_EXAMPLES = """\
+examples:
+  sluice guess 'logs/*.parquet' > clicks.toml
+  sluice guess logs --label bought --out clicks.toml
+  sluice bench logs --spec clicks.toml
+"""
+_DESCRIPTION = ("Reads footers and a few rows, and writes a spec: roles, types, what is hashed, filled or made of "
+                "times, and how rows are split, with what was seen of each column beside it. A Loader takes it as "
+                "spec=, sluice etl as --spec.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuessOptions:
+    """Which files, and where the spec goes."""
+
+    files: str = setting(help="a folder, glob or file of Parquet", metavar="FILES", positional=True)
+    label: str | None = setting(None, "the column that is the label (default: guessed by its name)", metavar="NAME")
+    out: str = setting("", "a new file for the spec (default: it is printed)", metavar="FILE")
+
+
+def guessed_spec(source: Paths, label: str | None = None) -> str:
+    """A spec for these files, as TOML: what `ParquetFiles.open` would guess, and more that a spec can say."""
+    return spec_text(proposals(*facts_of(source), label))
+
+
+def main(argv: list[str]) -> None:
+    options = parse(GuessOptions, argv=argv, prog="sluice guess", epilog=_EXAMPLES, description=_DESCRIPTION)
+    text = guessed_spec(options.files, options.label)
+    ParquetFiles.open(options.files, spec=Spec.own(text, "the guessed spec"))  # both who take it do
+    if not options.out:
+        print(text, end="")
+        return
+    try:
+        with Path(options.out).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"--out {options.out}: {error.strerror}; name a new file") from None
+    print(f"sluice: {options.out} is written: read it, and change what is wrong", file=sys.stderr)

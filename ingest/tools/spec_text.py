@@ -1,0 +1,103 @@
+"""Writes what was guessed of plain Parquet as a spec to edit: `spec_text`, TOML that jobs and loaders take."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+
+from sluice.etl.spec.input_values import converted
+from sluice.ingest.plain.guess import Proposal, user_of
+from sluice.ingest.plain.probe import facts_text
+
+_HEAD = """\
+# Guessed by `sluice guess` from names, types and a few rows: read it, and change what is wrong.
+#   Loader(FILES, spec="this file", batch_size=8192)      loads the files as they are
+#   sluice etl --spec "this file" --input … --output …    makes a table, which may also learn vocabularies
+"""
+_MOST_ROOM = 10_000_000  # ids: whole numbers below are taken as they are, plus two
+
+
+def spec_text(found: Mapping[str, Proposal]) -> str:
+    """The spec, with what was seen of each column as a comment."""
+    used = {name: one for name, one in found.items() if one.role or one.time}
+    left = [f"#   {name}: {one.why}" for name, one in found.items() if name not in used]
+    inputs = ",\n           ".join(json.dumps(f"{name}:{_type(one)}", ensure_ascii=False) for name, one in used.items())
+    lines = [_HEAD, "[input]", 'format = "parquet"', f"columns = [{inputs}]"]
+    if left:
+        lines += ["# Left out:", *left]
+    lines += ["", "[table]", *_split(found), ""]
+    for one in used.values():
+        lines += _columns(one)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _type(one: Proposal) -> str:
+    """The type of an input column of a spec."""
+    kind = one.facts.type.value_type if pa.types.is_dictionary(one.facts.type) else one.facts.type
+    if one.role == "label":
+        return "int"
+    if one.time:
+        return one.time
+    if one.role in ("dense", "weight"):
+        return "float"
+    return "texts" if one.role == "id_list" else "int" if pa.types.is_integer(kind) else "text"
+
+
+def _split(found: Mapping[str, Proposal]) -> Iterator[str]:
+    """How rows are split: by the first time that there is, else by the user, else not at all."""
+    for name, one in found.items():
+        if one.time and one.facts.low is not None and not one.facts.nulls:
+            low, high = (_seconds(value, one) for value in (one.facts.low, one.facts.high))
+            bounds = [int(low + (high - low) * share) for share in (0.8, 0.9)]
+            if low < bounds[0] < bounds[1]:
+                first, second = (f"{datetime.datetime.fromtimestamp(at, datetime.UTC):%Y-%m-%d %H:%M}" for at in bounds)
+                yield f"# Trained on the past: validation begins at {first}, test at {second} (UTC)."
+                yield f"split_time = {json.dumps(name, ensure_ascii=False)}"
+                yield f"split = {{train = 0, validation = {bounds[0]}, test = {bounds[1]}}}"
+                return
+    user = user_of(found)
+    if user is not None and (found[user].role or found[user].time):
+        yield "# All rows of one value of this column lie in one split."
+        yield f"split_by = {json.dumps(user, ensure_ascii=False)}"
+        yield "split = {train = 0.8, validation = 0.1, test = 0.1}"
+        return
+    yield "# All rows are for training; with split_by or split_time there are others."
+    yield "split = {train = 1}"
+
+
+def _seconds(value: object, one: Proposal) -> float:
+    number, _ = converted(pa.array([value], one.facts.type), "float")
+    return float(number[0].as_py())
+
+
+def _columns(one: Proposal) -> list[str]:
+    seen = f"# {facts_text(one.facts)}"
+    if one.time:
+        clock = not pa.types.is_date(one.facts.type)
+        return [line for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)] for line in
+                _column(f"{one.name}_{part}", "sparse", [f'{{op = "{part}"}}', f'{{op = "modulus", size = {size}}}'],
+                        seen, one.name)]
+    return _column(one.name, one.role, _operators(one), seen)
+
+
+def _operators(one: Proposal) -> list[str]:
+    if one.role in ("dense", "weight"):
+        return ['{op = "fill"}']
+    if one.role == "label":
+        return []
+    if one.hash is None and isinstance(one.facts.high, int) and one.facts.high < _MOST_ROOM:
+        return [f'{{op = "modulus", size = {one.facts.high + 1}}}']
+    return [f'{{op = "hash", size = {one.hash or 1_000_000}}}']
+
+
+def _column(name: str, role: str, operators: list[str], seen: str, source: str | None = None) -> list[str]:
+    lines = [seen, "[[column]]", f"name = {json.dumps(name, ensure_ascii=False)}"]
+    if source is not None:
+        lines.append(f"from = {json.dumps(source, ensure_ascii=False)}")
+    lines.append(f'role = "{role}"')
+    if operators:
+        lines.append(f"ops = [{', '.join(operators)}]")
+    return [*lines, ""]

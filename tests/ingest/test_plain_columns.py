@@ -1,0 +1,373 @@
+"""Plain Parquet as it is: every column of a click log has a role, by names or by a spec."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.etl.jobs.job_run import Job
+from sluice.etl.ops.ids import Hash
+from sluice.etl.spec.spec import Spec
+from sluice.etl.table.store import TableStore
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.__main__ import main
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
+from sluice.ingest.tools import guess
+from sluice.ingest.tools.guess import guessed_spec
+from tests.etl.jobs import on
+
+pytestmark = pytest.mark.slow
+
+ROWS, FILES = 600, 2
+FIRST = datetime.datetime(2024, 1, 1)
+
+
+def log(number: np.ndarray) -> pa.Table:
+    """A click log as services write it. Row n can be told by its `score`, which is n."""
+    return pa.table({
+        "clicked": pa.array(number % 3 == 0),
+        "user_id": pa.array((number % 50) * 10**15 - 7 * 10**15, pa.int64()),
+        "country": pa.array([[None, "de", "fr"][n % 3] for n in number]).dictionary_encode(),
+        "price": pa.array([None if n % 7 == 0 else decimal.Decimal(int(n)) / 4 for n in number], pa.decimal128(12, 2)),
+        "score": pa.array(number, pa.float64()),
+        "is_new": pa.array([None if n % 11 == 0 else n % 2 == 0 for n in number], pa.bool_()),
+        "ts": pa.array([FIRST + datetime.timedelta(minutes=int(n) * 7) for n in number], pa.timestamp("ms")),
+        "day": pa.array([FIRST.date() + datetime.timedelta(days=int(n) % 9) for n in number]),
+        "items": pa.array([list(range(n, n + n % 4)) for n in number], pa.list_(pa.int64())),
+        "tags": pa.array([[f"t{k}" for k in range(n % 3)] for n in number], pa.list_(pa.string())),
+        "device": pa.array([{"os": "ios" if n % 2 else "web", "size": {"width": int(n) % 900}} if n % 5 else None
+                            for n in number]),
+        "blob": pa.array([b"x"] * len(number))})
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    for part in range(FILES):
+        pq.write_table(log(np.arange(ROWS) + part * ROWS), folder / f"part-{part}.parquet", row_group_size=130)
+    return folder
+
+
+SPEC = """
+[input]
+format = "parquet"
+columns = ["clicked:int", "user_id:int", "country:text", "price:float", "score:float", "is_new:int", "ts:float",
+           "day:float", "items:texts", "tags:texts", "device.os:text", "device.size.width:int"]
+
+[table]
+split_by = "user_id"
+split = {train = 0.7, test = 0.3}
+
+[[column]]
+name = "clicked"
+role = "label"
+
+[[column]]
+name = "score"
+role = "dense"
+ops = [{op = "fill"}]
+
+[[column]]
+name = "price"
+role = "dense"
+ops = [{op = "fill", value = -1}, {op = "log", shift = 3}]
+
+[[column]]
+name = "is_new"
+role = "dense"
+ops = [{op = "fill", value = 0.5}]
+
+[[column]]
+name = "user_id"
+role = "sparse"
+ops = [{op = "hash", size = 1000}]
+
+[[column]]
+name = "country"
+role = "sparse"
+ops = [{op = "hash", size = 50}]
+
+[[column]]
+name = "hour"
+from = "ts"
+role = "sparse"
+ops = [{op = "hour"}, {op = "modulus", size = 24}]
+
+[[column]]
+name = "weekday"
+from = "day"
+role = "sparse"
+ops = [{op = "weekday"}, {op = "modulus", size = 7}]
+
+[[column]]
+name = "price_band"
+from = "price"
+role = "sparse"
+ops = [{op = "bucketize", boundaries = [10, 100]}]
+
+[[column]]
+name = "os"
+from = "device.os"
+role = "sparse"
+ops = [{op = "map", values = ["web"], to = ["browser"]}, {op = "hash", size = 10}]
+
+[[column]]
+name = "width"
+from = "device.size.width"
+role = "sparse"
+ops = [{op = "modulus", size = 900}]
+
+[[column]]
+name = "user_in_country"
+from = ["user_id", "country"]
+role = "sparse"
+ops = [{op = "cross", size = 5000}]
+
+[[column]]
+name = "items"
+role = "id_list"
+ops = [{op = "first_x", size = 2}, {op = "hash", size = 100}]
+
+[[column]]
+name = "tags"
+role = "id_list"
+ops = [{op = "hash", size = 100}]
+"""
+
+
+def rows_of(source, split: str, **options) -> dict[int, tuple]:
+    """Each row by its `score`: label, dense values, ids, and bags."""
+    found = {}
+    with BatchLoader(source, batch_size=32, split=split, **{"last": "pad", "reader": "arrow"} | options) as loader:
+        for batch in loader:
+            columns = {name: np.split(one.values, np.cumsum(one.lengths)[:-1]) if isinstance(one, tuple) else one
+                       for name, one in batch.numpy().items()}
+            for row in np.flatnonzero(columns.pop("weight")):
+                found[int(columns["score"][row])] = tuple(
+                    (name, tuple(values[row].tolist()) if isinstance(values, list) else values[row].item())
+                    for name, values in sorted(columns.items()))
+    return found
+
+
+def test_a_spec_gives_the_loader_the_rows_that_a_job_makes_of_it(clicks, tmp_path):
+    """Ids, numbers, bags and splits, column by column: two ways to one feature."""
+    spec = Spec.own(SPEC)
+    on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
+    table = FeatureTable.open(tmp_path / "table")
+    plain = ParquetFiles.open(clicks, spec=spec)
+    seen = Counter()
+    for split in ("train", "test"):
+        expected, found = rows_of(table, split), rows_of(plain, split)
+        assert found == expected
+        seen.update(expected.keys())
+    assert seen == Counter(range(ROWS * FILES)), "each row lies in one split"
+    assert {f.name: f.cardinality for f in plain.fields} == {f.name: f.cardinality for f in table.fields}
+
+
+def test_reading_by_petastorm_and_in_any_order_gives_the_same(clicks):
+    source = ParquetFiles.open(clicks, spec=Spec.own(SPEC))
+    hashes = set()
+    for reader in ("arrow", "petastorm"):
+        with BatchLoader(source, batch_size=32, reader=reader) as loader:
+            for _ in loader:
+                pass
+            hashes.add(loader.order_hash)
+    assert len(hashes) == 1
+
+
+def test_roles_take_any_type_of_column(clicks):
+    roles = "label=clicked;dense=score,price,is_new;sparse=device.os%10,user_id%1000,country%50,tags%20,items"
+    with BatchLoader(table_of(clicks, roles), batch_size=40, fill=0, shuffle=False, streams=1) as loader:
+        assert loader.dense_names == ("score", "price", "is_new"), "in the order asked for"
+        assert loader.sparse_names == ("device.os", "user_id", "country", "tags", "items")
+        assert loader.cardinalities == {"device.os": 12, "user_id": 1002, "country": 52, "tags": 22}
+        batch = next(iter(loader))
+        rows = log(np.arange(40))
+        assert batch["price"].tolist() == [float(p or 0) for p in rows["price"].to_pylist()]
+        assert batch["is_new"].tolist() == [float(one or 0) for one in rows["is_new"].to_pylist()]
+        assert batch.label.tolist() == [float(one) for one in rows["clicked"].to_pylist()]
+        systems = pa.array([one and one["os"] for one in rows["device"].to_pylist()], pa.string())
+        assert batch["device.os"].tolist() == Hash(size=10).apply(systems, None).to_pylist()
+        assert batch["items"].lengths.tolist() == [n % 4 for n in range(40)], "a list in the role sparse is a bag"
+
+
+@pytest.mark.parametrize(("roles", "said"), [
+    ("label=clicked;dense=score,score", "'score' is asked for twice, as dense"),
+    ("label=clicked;dense=score;dense=price", "'dense' is given twice"),
+    ("label=clicked;dense=score%10", "'score%10' is asked for as dense; only ids are hashed"),
+    ("label=clicked;dense=score;sparse=device.so%10", "no column 'device.so' .did you mean 'device.os'"),
+    ("label=clicked;dense=score;sparse=blob%0", "0 for column 'blob' is not a number of ids")])
+def test_roles_that_cannot_be_are_refused(clicks, roles, said):
+    with pytest.raises(ParquetError, match=said):
+        table_of(clicks, roles)
+
+
+def test_a_time_says_how_it_becomes_a_feature(clicks):
+    with pytest.raises(ColumnError, match=r"'ts' holds timestamp.*`sluice guess` writes a spec"):
+        BatchLoader(table_of(clicks, "label=clicked;dense=score,ts"), batch_size=32)
+
+
+def test_an_exact_name_beats_a_pattern(clicks):
+    fields = {f.name: f.role for f in ParquetFiles.open(clicks, "dense=s*;label=clicked;sparse=device.*%10").fields}
+    assert fields == {"score": "dense", "clicked": "label", "device.os": "sparse", "device.size.width": "sparse"}
+    assert ParquetFiles.open(clicks, {"dense": ["score"], "label": "clicked", "sparse": "[cst]o*%9"}).hash == {
+        "country": 9}
+
+
+def test_what_nobody_asked_for_is_named_once(clicks, capsys):
+    for _ in range(2):
+        ParquetFiles.open(str(clicks), "label=clicked;dense=score,price,is_new;sparse=*_id%9,country%9,tags%9,items")
+    said = capsys.readouterr().err
+    assert said.count("left out: ts, day, device.os, device.size.width, blob\n") == 1
+
+
+@pytest.mark.parametrize(("roles", "said"), [
+    ("label=clicked;dense=price", r"part-0.parquet, row group 0: column 'price' has 19 empty values; .*fill="),
+    ("label=clicked;dense=score;sparse=user_id",
+     r"part-0.parquet, row group \d, row \d+: column 'user_id' holds -7\d*, which does not fit int32.*hash=")])
+def test_values_are_looked_at_before_the_first_batch(clicks, roles, said):
+    with pytest.raises(ColumnError, match=said):
+        BatchLoader(table_of(clicks, roles), batch_size=32)
+
+
+class TestSpecs:
+    def changed(self, clicks, *changes, split="train"):
+        text = SPEC
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        return BatchLoader(table_of(clicks, spec=Spec.own(text, "mine.toml")), batch_size=32, split=split)
+
+    @pytest.mark.parametrize(("old", "new", "said"), [
+        ('{op = "hash", size = 50}', '{op = "categorify"}', "mine.toml: column 'country': categorify learns from the"),
+        ('format = "parquet"', 'format = "json"', "input.format is 'json', and a loader reads parquet"),
+        ('"day:float"', '"dya:float"', "no column 'dya', which its input.columns name .did you mean 'day'"),
+        ('"tags:texts"', '"tags:floats"', r"column 'tags' holds list<.*string>, which is not read as floats"),
+        ('[[column]]\nname = "clicked"', '[sample]\nnegatives = 0.5\n[[column]]\nname = "clicked"', "sample. changes"),
+        ('split_by = "user_id"', "", "a row's split hashes all its columns")])
+    def test_what_only_a_job_can_do_is_refused(self, clicks, old, new, said):
+        changes = [(old, new)]
+        if "dya" in new:
+            changes.append(('from = "day"', 'from = "dya"'))
+        with pytest.raises(ColumnError, match=said):
+            self.changed(clicks, *changes)
+
+    def test_a_split_that_is_not_there_is_refused(self, clicks):
+        with pytest.raises(ColumnError, match=r"table.split has no 'tset' .did you mean 'test'"):
+            self.changed(clicks, split="tset")
+
+    def test_a_label_is_0_or_1(self, clicks):
+        with self.changed(clicks, ('name = "clicked"', 'name = "clicked"\nfrom = "user_id"')) as loader, \
+                pytest.raises(ColumnError, match=r"row group \d .*: column 'user_id' holds -?\d+, and a label is 0"):
+            next(iter(loader))
+
+    def test_a_split_by_time_reads_only_the_row_groups_on_the_bound(self, clicks, monkeypatch):
+        bound = int((FIRST - datetime.datetime(1970, 1, 1)).total_seconds()) + 7 * 60 * 300
+        by_time = [('split_by = "user_id"\nsplit = {train = 0.7, test = 0.3}',
+                    f'split_time = "ts"\nsplit = {{train = 0, test = {bound}}}')]
+        read = []
+        original = pq.ParquetFile.read_row_group
+        monkeypatch.setattr(pq.ParquetFile, "read_row_group",
+                            lambda *args, **more: read.append(args[1]) or original(*args, **more))
+        with self.changed(clicks, *by_time) as loader:
+            assert loader.plan.rows == 300
+            assert read == [2], "rows 260 to 389"
+        with self.changed(clicks, *by_time, split="test") as loader:
+            assert loader.plan.rows == ROWS * FILES - 300
+
+    def test_the_pages_example_loads(self, clicks, repo):
+        page = (repo / "docs" / "loader.md").read_text()
+        (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+        with BatchLoader(table_of(clicks, spec=Spec.own(text)), batch_size=32, split="test") as loader:
+            assert loader.sparse_names == ("price_band", "hour")
+            assert next(iter(loader)).values.max() < 26
+
+    def test_another_spec_is_another_version(self, clicks):
+        versions = {ParquetFiles.open(clicks, spec=Spec.own(text)).version
+                    for text in (SPEC, SPEC.replace("size = 50", "size = 51"), SPEC.replace("train = 0.7, test = 0.3",
+                                                                                            "train = 0.6, test = 0.4"))}
+        assert len(versions) == 3
+
+    def test_a_spec_stands_alone(self, clicks):
+        with pytest.raises(ParquetError, match="give either spec, or roles and hash"):
+            table_of(clicks, "label=clicked", spec=Spec.own(SPEC))
+
+
+class TestGuesses:
+    def test_the_guessed_spec_is_taken_by_loader_and_job(self, clicks, tmp_path):
+        out = tmp_path / "guessed.toml"
+        guess.main([str(clicks), "--out", str(out)])
+        spec = Spec.read(out)
+        assert spec.table.split_time == "ts"
+        roles = {column.name: column.role for column in spec.columns}
+        assert roles == {
+            "clicked": "label", "price": "dense", "score": "dense", "is_new": "dense", "user_id": "sparse",
+            "country": "sparse", "ts_hour": "sparse", "ts_weekday": "sparse", "day_weekday": "sparse",
+            "device.os": "sparse", "device.size.width": "sparse", "items": "id_list", "tags": "id_list"}
+        assert "blob: binary" in out.read_text()
+        on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
+        assert rows_of(FeatureTable.open(tmp_path / "table"), "test") == rows_of(
+            ParquetFiles.open(clicks, spec=spec), "test")
+
+    def test_a_loader_by_itself_takes_texts_and_fills_what_is_missing(self, clicks, capsys):
+        with BatchLoader(clicks, batch_size=40, shuffle=False, streams=1) as loader:
+            assert set(loader.dense_names) == {"price", "score", "is_new"}
+            assert set(loader.sparse_names) == {"user_id", "country", "device.os", "device.size.width", "items", "tags"}
+            assert next(iter(loader))["price"][0] == 0
+        said = capsys.readouterr().err
+        assert "country%1000" in said
+        assert "empty values of price, is_new become 0" in said
+        assert "left out: ts (a time), day (a time), blob (binary)" in said
+
+    def test_text_that_names_rows_is_left_out(self, tmp_path):
+        pq.write_table(pa.table({"y": [0, 1] * 1000, "event": [f"e{n}" for n in range(2000)],
+                                 "site": [f"s{n % 30}" for n in range(2000)]}), tmp_path / "a.parquet")
+        text = guessed_spec(tmp_path)
+        assert "#   event: text that differs in nearly every row" in text
+        assert 'name = "site"\nrole = "sparse"\nops = [{op = "hash", size = 1000}]' in text
+        assert "split = {train = 1}" in text
+
+    def test_columns_that_are_not_the_same_in_every_file_are_left_out(self, tmp_path, capsys):
+        for part, more in enumerate(({"price": [1, 2], "site": ["a", "b"]}, {"price": [1.5, 2.0], "shop": ["a", "b"]})):
+            pq.write_table(pa.table({"y": [0, 1], "user_id": [1, 2], **more}), tmp_path / f"{part}.parquet")
+        with BatchLoader(str(tmp_path), batch_size=2, streams=1) as loader:
+            assert loader.sparse_names == ("user_id",)
+        said = capsys.readouterr().err
+        assert "left out: price (of several types), site (not in every file), shop (not in every file))" in said
+        assert said.count("left out") == 1
+        assert "price" not in guessed_spec(tmp_path)
+        assert "not the same in every file are left out: price, site, shop" in capsys.readouterr().err
+        with pytest.raises(ParquetError, match=r"1.parquet: column 'price' holds double, in .*0.parquet it holds int"):
+            ParquetFiles.open(tmp_path, "label=y;dense=price")
+
+    def test_what_is_nested_deeper_is_left_out_unread(self, tmp_path):
+        words = pa.list_(pa.dictionary(pa.int8(), pa.string()))  # Arrow cannot read it in pieces
+        pq.write_table(pa.table({"y": [0, 1], "price": [-0.0, 2.5], "words": pa.array([["a"], []], words),
+                                 "visits": [[{"page": 1}], []]}), tmp_path / "a.parquet")
+        text = guessed_spec(tmp_path)
+        assert "#   words: list<element: dictionary<" in text
+        assert "#   visits: list<element: struct<" in text
+        assert "# double, 0 to 2.5, 2 different among 2" in text
+
+    def test_a_label_of_another_name_is_asked_for(self, tmp_path, capsys):
+        pq.write_table(pa.table({"bought": [0, 1], "user_id": [1, 2]}), tmp_path / "a.parquet")
+        with pytest.raises(ParquetError, match="say which is the label"):
+            guess.main([str(tmp_path)])
+        guess.main([str(tmp_path), "--label", "bought"])
+        assert 'name = "bought"\nrole = "label"' in capsys.readouterr().out
+
+
+def test_the_command_line_takes_sizes_and_specs(clicks, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(SPEC)
+    for more in (["--roles", "label=clicked;dense=score;sparse=user_id%1000,tags%9"], ["--spec", str(path)]):
+        assert main(["bench", str(clicks), "--seconds", "0.1", "--batch-size", "32", *more])["rows_per_s"] > 0
