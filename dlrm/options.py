@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
+from sluice.agent.report.beside import PageOptions
 from sluice.agent.runtime.knob_options import KnobOptions
 from sluice.dlrm import lookup_frequencies
 from sluice.dlrm.liveness.activity import MOST_S
@@ -172,8 +173,6 @@ class LoopSettings:
                            metavar="STEPS", least=0)
     metrics_port: str = setting("", "serve figures for Prometheus, on this machine alone unless HOST says otherwise; a "
                                 "machine's rank n takes PORT + n (default: none)", metavar="[HOST:]PORT")
-    live: int | None = setting(None, "show the run's page while it lasts, on this port of 127.0.0.1 (0: any that is "
-                               "free)", metavar="PORT", least=0)
     stall_after: float = setting(MOST_S, "a rank that stands still for so long is named, and all end; less where steps "
                                  "are quick: 20 times the slowest of late, but at least 10 s", metavar="SECONDS",
                                  least=1)
@@ -221,7 +220,7 @@ class InputSettings(KnobOptions, TransformOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationSettings, InputSettings):
+class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationSettings, InputSettings, PageOptions):
     """Everything that decides what a run does: it is written into the run folder and into each checkpoint."""
 
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -47,7 +47,7 @@ def _models(stages: Mapping[str, Any]) -> list[str]:
         old = f"; last seen {model['age']:.0f} looks ago" if model["age"] > 1 else ""
         lines.append(f"{name}: {model['busy_us_a_row']:.3g} µs a row and worker at {model['workers']:.0f}, "
                      f"{model['cpu_us_a_row']:.3g} of it on a core, ± {percent(model['spread'])}; expectations were "
-                     f"{percent(model['residual'])} off{old}.")
+                     f"{_off(model['residual'])} off{old}.")
     return lines
 
 
@@ -58,5 +58,9 @@ def _prediction(run: Run) -> list[str]:
     if not errors:
         return []
     changes = "one change" if len(errors) == 1 else f"{len(errors)} changes"
-    return [(f"What was predicted of {changes} was {percent(errors[len(errors) // 2])} off in the middle, "
-             f"{percent(errors[-1])} at worst.")]
+    return [(f"What was predicted of {changes} was {_off(errors[len(errors) // 2])} off in the middle, "
+             f"{_off(errors[-1])} at worst.")]
+
+
+def _off(share: float) -> str:
+    return percent(share) if share <= 1 else f"a factor of {1 + share:.2g}"

@@ -3,20 +3,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from sluice.etl.common import interpreter
 from sluice.etl.common.errors import UsageError
+from sluice.etl.common.settings import setting
 
 HOST = "127.0.0.1"
 _LEAVE_S = 3.0
-_BOOT = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sluice.agent.report import live; "
-         "live.beside(int(sys.argv[2]), sys.argv[3])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """Where a run's page is shown while it grows."""
+
+    title = "page"
+    live: int | None = setting(None, "show the run's page while it lasts, on this port of 127.0.0.1 (0: any that is "
+                               "free)", metavar="PORT", least=0)
 
 
 class LiveError(UsageError):
@@ -45,7 +53,7 @@ def shown(run: str | os.PathLike[str], port: int | None, say: Callable[[str], No
         raise LiveError(f"--live {port}: there is no run folder to show; name one with --run-dir")
     with listening(port) as sock:
         child = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(sock.fileno()), os.fspath(run)],
+            interpreter.command("sluice.agent.report.live:beside", sock.fileno(), os.fspath(run)),
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(sock.fileno(),),
             process_group=0)  # an interrupt is the run's: this ends with it
         say(f"http://{HOST}:{sock.getsockname()[1]}/ shows this run while it lasts")

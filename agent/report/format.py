@@ -9,14 +9,15 @@ from sluice.ingest.knobs import Knobs, format_bytes
 
 
 def count(value: float) -> str:
+    rounded = float(f"{value:.3g}")
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
+        if abs(rounded) >= size:
+            return f"{rounded / size:.3g} {unit}"
+    return f"{rounded:.3g}"
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.{1 if 0 < value < 0.0995 else 0}f} %"
+    return f"{100 * value:.{1 if 0.0005 <= value < 0.0995 else 0}f} %"
 
 
 def seconds(value: float) -> str:

@@ -14,6 +14,7 @@ _AS_BEFORE = 0.9  # of the rate before: noise, but no more than that, may be mis
 _ALL_CORES = 0.9  # of the cores in use: then more cores are what the rate wants
 _TOGETHER_S = 15.0  # at most between an injected fault and the moment when it is noticed
 _AT_ONCE_S = 2.0  # an event so soon after another shares its outcome
+_MOST_SAID = 4  # changes of knobs in a sentence
 _SMOOTH = 3  # a rate is the mean of so many metrics
 _WHAT = {"slow-transform": "workload", "cores": "cores", "memory-spike": "memory", "kill-worker": "worker",
          "stop-worker": "worker", "stall-store": "store", "corrupt": "store"}
@@ -44,7 +45,9 @@ class Incident:
     @property
     def sentence(self) -> str:
         noticed = f", detected in {seconds(self.noticed_s)}" if self.noticed_s else ""
-        did = f"; then {', then '.join(self.did)}" if self.did else \
+        turned = self.did if len(self.did) <= _MOST_SAID else (
+            self.did[0], f"{len(self.did) - 2} more changes", self.did[-1])
+        did = f"; then {', then '.join(turned)}" if turned else \
             "; no change needed" if self.result in ("", "recovered") else "; no change made"
         rates = f"; {count(self.before)} → {count(self.after)} rows/s" if self.before and self.after else ""
         if self.recovered_s is None:

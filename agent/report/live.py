@@ -20,6 +20,7 @@ from typing import Any
 from sluice.agent.report import narrative, page
 from sluice.agent.report.beside import HOST
 from sluice.agent.report.run_folder import Run
+from sluice.agent.report.tables import table
 from sluice.etl.common.errors import UsageError
 
 _LOOK_S, _SHARE, _LAST_S = 1.0, 0.1, 1.5
@@ -32,38 +33,58 @@ new EventSource("changes").onmessage = async () => {
   document.title = fresh.title;
   document.body.replaceWith(fresh.body);
   document.querySelectorAll("details").forEach((one, n) => one.open = open[n] ?? one.open);
+  drawAll();
   scrollTo(...at);
 };
 </script>
+<link rel="icon" href="data:,">
 """
 
 
-class LiveRun:
-    """One run's page, made anew when its folder has grown."""
+def _following(text: str) -> str:
+    """A page that takes itself anew when something was written."""
+    return text.replace("</head>", f"{_FOLLOW}</head>")
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self.path, self._clock = path, clock
+
+class Kept:
+    """What is made of a growing run: anew when the run has grown, but at most a tenth of the time."""
+
+    def __init__(self, make: Callable[[], str], stamp: Callable[[], tuple[int, ...]],
+                 clock: Callable[[], float]) -> None:
+        self._make, self._stamp, self._clock = make, stamp, clock
         self._lock = threading.Lock()
         self._made: tuple[tuple[int, ...], str] | None = None
         self._not_before = 0.0
 
-    def stamp(self) -> tuple[int, ...]:
-        """The sizes of the run's files: they change with every line that it writes."""
-        return tuple(file.stat().st_size if (file := self.path / f"{name}.jsonl").exists() else -1
-                     for name in ("events", "metrics"))
-
-    def page(self) -> str:
-        """The page as it is now, or as it was a moment ago where making it takes long."""
+    def get(self) -> str:
+        """It as it is now, or as it was a moment ago where making it takes long."""
         with self._lock:
-            stamp, began = self.stamp(), self._clock()
+            stamp, began = self._stamp(), self._clock()
             if self._made is None or (self._made[0] != stamp and began >= self._not_before):
-                text = page.page(Run.read(self.path)) if (self.path / "config.json").exists() else page.filled(
-                    title=self.path.name, name=self.path.name, verdict="The run has not begun yet.", rest="", footer="")
-                self._made = stamp, text.replace("</head>", f"{_FOLLOW}</head>")
+                self._made = stamp, self._make()
                 self._not_before = self._clock() + (self._clock() - began) * (1 / _SHARE - 1)
             return self._made[1]
 
-    def verdict(self) -> str:
+
+class LiveRun:
+    """One run's page and verdict, each made anew when its folder has grown."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self.page = Kept(self._page, self.stamp, clock).get
+        self.verdict = Kept(self._verdict, self.stamp, clock).get
+
+    def stamp(self) -> tuple[int, ...]:
+        """The sizes of the run's files: they change with every line that it writes."""
+        return tuple(file.stat().st_size if (file := self.path / name).exists() else -1
+                     for name in ("config.json", "events.jsonl", "metrics.jsonl"))
+
+    def _page(self) -> str:
+        text = page.page(Run.read(self.path)) if (self.path / "config.json").exists() else page.filled(
+            title=self.path.name, name=self.path.name, headline="The run has not begun yet.", rest="", footer="")
+        return _following(text)
+
+    def _verdict(self) -> str:
         try:
             return narrative.verdict(Run.read(self.path))
         except UsageError as error:
@@ -87,10 +108,15 @@ class LivePages(http.server.ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def index(self) -> str:
-        rows = "".join(f'<tr><td class="m"><a href="{number}/">{escape(str(run.path))}</a></td>'
-                       f"<td>{escape(run.verdict())}</td></tr>" for number, run in self.runs.items())
-        return page.filled(title="runs", name="", verdict=f"{len(self.runs)} runs", rest="", footer="",
-                           charts=f'<section class="wide"><table>{rows}</table></section>')
+        rows = [[f'<a href="{number}/">{escape(str(run.path))}</a>', escape(run.verdict())]
+                for number, run in self.runs.items()]
+        return _following(page.filled(
+            title="runs", name="", headline=f"{len(self.runs)} runs", rest="", footer="",
+            charts=f'<section>{table(("run", "verdict"), rows, kind="story", classes=("m",))}</section>'))
+
+    def stamp(self) -> tuple[int, ...]:
+        """Those of all runs."""
+        return tuple(size for run in self.runs.values() for size in run.stamp())
 
     def end(self) -> None:
         """Lets browsers take the page once more, then ends."""
@@ -110,8 +136,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_error(403, "this page is for 127.0.0.1 alone")
             return
         runs, path = self.server.runs, self.path.partition("?")[0]
-        if path == "/" and len(runs) > 1:
+        if len(runs) > 1 and path == "/":
             self._answer(self.server.index())
+            return
+        if len(runs) > 1 and path == "/changes":
+            self._changes(self.server)
             return
         first, _, rest = path.removeprefix("/").partition("/")
         if len(runs) == 1 and first in ("", "changes"):
@@ -140,8 +169,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _changes(self, run: LiveRun) -> None:
-        """Sends an event whenever the run has written something, until the browser goes or the server ends."""
+    def _changes(self, run: LiveRun | LivePages) -> None:
+        """Sends an event whenever the run, or one of all, has written something, until the browser goes or the server
+        ends."""
         seen, over = run.stamp(), False
         self.close_connection = True
         self.send_response(200)
@@ -163,9 +193,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Says nothing: requests are not what the terminal is for."""
 
 
-def beside(descriptor: int, run: str) -> None:
+def beside(descriptor: str, run: str) -> None:
     """Serves a run's page on this socket until standard input ends: the process beside a run."""
-    with LivePages(socket.socket(fileno=descriptor), [Path(run)]) as pages:
+    with LivePages(socket.socket(fileno=int(descriptor)), [Path(run)]) as pages:
         threading.Thread(target=pages.serve_forever).start()
         os.read(0, 1)
         pages.end()

@@ -12,7 +12,8 @@ from sluice.agent.report.incidents import first_fault, measured, occasions, reco
 from sluice.agent.report.run_folder import Run
 
 SMOOTH = 0.02  # a stall up to this is reported as none
-_HARDLY = 0.1  # up to this stall, more could be gained elsewhere
+HARDLY = 0.1  # up to this stall, more could be gained elsewhere
+_SAME = 0.05  # of the rate: a smaller difference counts as none
 _LEAST = 3  # looks at a run that has started; fewer say nothing
 
 
@@ -28,6 +29,8 @@ class DecisionEffect:
     bottleneck: str
     effect: str
     """`4.1 times the rows (18.5 k → 76.5 k rows/s), stall 100 % → 93 %`, or a note that nothing was measured."""
+    result: str = "not measured"
+    """`faster`, `slower` or `as before`; or why that cannot be said."""
     opens: bool = False
     """Whether it is the opening of a pipeline."""
 
@@ -42,6 +45,7 @@ def changes(run: Run) -> list[DecisionEffect]:
                                     moves=moves(decision.get("before") or {}, decision.get("after") or {}),
                                     reason=reason.get("text") or "no reason given",
                                     effect=_effect(one.effect, one.disturbance),
+                                    result=_result(one.effect, one.disturbance),
                                     opens=(reason.get("details") or {}).get("kind") == "opening"))
     return effects
 
@@ -175,7 +179,7 @@ def _bottleneck(stall: float) -> str:
     """Says what the bottleneck was in the last tenth, from the share of its time that the trainer waited."""
     if stall <= SMOOTH:
         return "The trainer is the bottleneck now."
-    if stall <= _HARDLY:
+    if stall <= HARDLY:
         return f"The trainer is the bottleneck now, but for the {percent(stall)} of its time that it still waits."
     return f"The input is still the bottleneck: the trainer waits {percent(stall)} of its time."
 
@@ -216,9 +220,22 @@ def _effect(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
         return f"not comparable with before, as meanwhile {disturbance}"
     before, after = effect.get("rows_per_s_before"), effect["rows_per_s_after"]
     error = effect.get("prediction_error")
-    off = f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted" if error is not None else ""
+    off = "" if error is None else f", {1 + error:.2g} times what was predicted" if error > 1 else \
+        f", {percent(abs(error))} {'more' if error > 0 else 'less'} than predicted"
     if not before:
         return (f"{count(after)} rows/s from then on, stall {percent(effect['stall_after'])}{off}; before it the "
                 "pipeline only started")
     return (f"{after / before:.2g} times the rows ({count(before)} → {count(after)} rows/s), "
             f"stall {percent(effect['stall_before'])} → {percent(effect['stall_after'])}{off}")
+
+
+def _result(effect: Mapping[str, Any] | None, disturbance: str | None) -> str:
+    """What a change brought, in a word or two."""
+    if effect is None:
+        return "not measured"
+    if disturbance is not None:
+        return "not comparable"
+    if not effect.get("rows_per_s_before"):
+        return "at the start"
+    times = effect["rows_per_s_after"] / effect["rows_per_s_before"]
+    return "as before" if abs(times - 1) <= _SAME else "faster" if times > 1 else "slower"

@@ -30,8 +30,8 @@ class Move:
     @property
     def sentence(self) -> str:
         move = f"Moving {self.what} into the ETL" if self.to_etl else f"Leaving {self.what} to the loader"
-        bytes_ = "" if self.more_bytes is None else f", {_signed(self.more_bytes)} bytes"
-        return f"{move}: {_signed(self.gain)} rows/s{bytes_}."
+        bytes_ = "" if self.more_bytes is None else f", {_compared(self.more_bytes)} bytes"
+        return f"{move}: {_compared(self.gain)} rows/s{bytes_}."
 
 
 def moves(run: Run) -> list[Move]:
@@ -81,5 +81,5 @@ def placement(run: Run) -> list[str]:
     return [m.sentence for m in suggestions]
 
 
-def _signed(value: float) -> str:
-    return f"{'+' if value >= 0 else '−'}{percent(abs(value))}"
+def _compared(more: float) -> str:
+    return f"{1 + more:.2g} times the" if more > 1 else f"{'+' if more >= 0 else '−'}{percent(abs(more))}"

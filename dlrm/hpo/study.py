@@ -20,8 +20,9 @@ import optuna
 from optuna.trial import TrialState, create_trial
 
 from sluice.agent.report import page as report
-from sluice.agent.report.charts import SCORE, Series, chart
+from sluice.agent.report.charts import SCORE, Panel, Series, chart
 from sluice.agent.report.run_folder import read_lines
+from sluice.agent.report.tables import table
 from sluice.dlrm.hpo.space import Space, words
 from sluice.dlrm.options import ConfigError
 
@@ -192,24 +193,23 @@ def picture(trials: Sequence[Found]) -> str:
         return sorted((f.seconds, f.auc) for f in some if f.auc is not None)
 
     end = max((f.seconds for f in trials), default=1.0)
-    return chart("AUC against seconds of a trial", [
+    return chart("AUC against seconds of a trial", Panel(axis=SCORE, series=[
         Series(name="best for its time", points=points(front(trials)), style="step"),
         Series(name="seen to its end", points=points([f for f in trials if f.state == "complete"]), style="dots"),
-        Series(name="set aside", points=points([f for f in trials if f.state == "aside"]), style="dots")],
-        [], end=end, axis=SCORE)
+        Series(name="set aside", points=points([f for f in trials if f.state == "aside"]), style="dots")]), end=end)
 
 
 def write_page(folder: Path, trials: Any) -> Path:
     """Writes the page and says where it is."""
     best = front(trials)
-    rows = "".join(f"<tr><td>{one.number}</td><td>{one.auc:.5f}</td><td>{one.seconds:.1f} s</td><td>"
-                   f"{escape(' '.join(words(one.settings)))}</td></tr>" for one in best)
-    table = f"<table><tr><th>trial</th><th>AUC</th><th>time</th><th>settings</th></tr>{rows}</table>"
+    rows = [[str(one.number), f"{one.auc:.5f}", f"{one.seconds:.1f} s", escape(" ".join(words(one.settings)))]
+            for one in best]
     aside = sum(one.state == "aside" for one in trials)
     page = folder / "search.html"
     page.write_text(report.filled(
         title="Search", name=folder.resolve().name,
-        verdict=f"{len(trials)} trials, AUC up to {best[-1].auc:.5f}" if best else f"{len(trials)} trials",
-        rest=f"{aside} were set aside early.", charts=picture(trials), decisions=table,
+        headline=f"{len(trials)} trials, AUC up to {best[-1].auc:.5f}" if best else f"{len(trials)} trials",
+        rest=f"{aside} were set aside early.", charts=picture(trials),
+        decisions=f"<section>{table(('trial', 'AUC', 'time', 'settings'), rows)}</section>",
         footer=f"{sum(one.seconds for one in trials):.0f} seconds of trials."), encoding="utf-8")
     return page

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from sluice.agent.report.format import line as as_line
+from sluice.agent.report.format import moves
 from sluice.dlrm.options import ConfigError
 from sluice.ingest.stats import Snapshot
 
 _TRAINING = {"step": "Batches trained", "epoch": "Epochs finished", "loss": "Mean loss since the last line of the log",
              "samples_per_s": "Rows a second, of all ranks", "stall": "Share of the time that input was waited for"}
+_EVENTS = ("decision", "fault", "occasion")
 _EVAL = ("auc", "ne", "logloss", "calibration")
 _STAGE_COUNTERS = {"rows": "Rows passed on", "bytes": "Bytes passed on", "busy_s": "Seconds of useful work",
                    "cpu_s": "Seconds of processor time", "wait_input_s": "Seconds without input",
@@ -29,9 +33,11 @@ class Endpoint:
     """A collector of figures, and a context in which it is served. `observe` takes the lines that the trainer's log
     takes."""
 
-    def __init__(self, rank: int, host: str = "127.0.0.1", port: int | None = None) -> None:
-        """Without a port, the endpoint only collects and serves nothing."""
-        self._rank, self._host, self._port = rank, host, port
+    def __init__(self, rank: int, host: str = "127.0.0.1", port: int | None = None,
+                 clock: Callable[[], float] = time.time) -> None:
+        """Without a port, the endpoint only collects and serves nothing. `clock` tells seconds since 1970."""
+        self._rank, self._host, self._port, self._clock = rank, host, port, clock
+        self._last: dict[str, tuple[str, float]] = {}
         self._train: dict[str, float] = {}
         self._evals: dict[str, dict[str, float]] = {}
         self._decisions = 0
@@ -75,13 +81,20 @@ class Endpoint:
             self._train = {name: line[name] for name in _TRAINING if line.get(name) is not None}
         elif line["kind"] == "eval":
             self._evals[line["split"]] = {name: line[name] for name in _EVAL if line.get(name) is not None}
-        elif line["kind"] == "decision":
-            self._decisions += 1
+        if line["kind"] in _EVENTS:
+            self._decisions += line["kind"] == "decision"
+            what = moves(line["before"], line["after"]) if line["kind"] == "decision" else as_line(line)
+            self._last[line["kind"]] = what, self._clock()
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("sluice_train_rank", "Number of this rank", self._rank)
         yield GaugeMetricFamily("sluice_train_table_version", "Version of the table that is trained on", self._version)
         yield CounterMetricFamily("sluice_train_decisions", "Decisions of the agent beside this rank", self._decisions)
+        last = GaugeMetricFamily("sluice_train_last_event_timestamp_seconds", "When such a thing last happened",
+                                 labels=["kind", "what"])
+        for kind, (what, at) in self._last.items():
+            last.add_metric([kind, what], at)
+        yield last
         for name, text in _TRAINING.items():
             yield GaugeMetricFamily(f"sluice_train_{name}", text, self._train.get(name))
         for name in _EVAL:

@@ -8,24 +8,22 @@ this process dies, however that happens (see `sluice.ingest.process.child_main`)
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from sluice.etl.common import interpreter
 from sluice.ingest.process import protocol
 from sluice.ingest.process.shared_memory import Region
 
 _LEAVE_S = 0.5
 _STACK_S = 1.0
-_BOOT = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sluice.ingest.process import child_main; "
-         "child_main.main(*sys.argv[3:])")
+_PROGRAM = "sluice.ingest.process.child_main:main"
 _SETTINGS = {
     # One worker is one thread: the pool's size says how many cores a stage takes.
     "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
@@ -35,8 +33,8 @@ _SETTINGS = {
 
 def owner_of(cmdline: bytes) -> int | None:
     """The process that started the worker with this command line (as /proc has it); None if it is not a worker's."""
-    parts = cmdline.split(b"\0")
-    return int(parts[4]) if len(parts) > 4 and parts[2] == _BOOT.encode() else None
+    arguments = interpreter.arguments_of(cmdline, _PROGRAM)
+    return int(arguments[0]) if arguments else None
 
 
 class Died(Exception):
@@ -53,10 +51,10 @@ class Child:
         self._trace = os.memfd_create("sluice-trace", os.MFD_CLOEXEC)
         self._read_trace = 0
         passed = (theirs.fileno(), lifeline, self._trace)
-        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(os.getpid()), *map(str, passed)]
         try:
             self.process = subprocess.Popen(
-                command, pass_fds=passed, stdin=subprocess.DEVNULL, stdout=2, process_group=0,
+                interpreter.command(_PROGRAM, os.getpid(), *passed), pass_fds=passed, stdin=subprocess.DEVNULL,
+                stdout=2, process_group=0,
                 env={**_SETTINGS, **os.environ})
         except BaseException:
             for fd in (self._lifeline, self._trace):

@@ -26,9 +26,9 @@ from sluice.ingest.process import protocol
 _ROOMS = ("etl", "ingest", "agent", "dlrm")
 
 
-def main(*descriptors: str) -> None:
-    """Serves until the other side closes its end. The parent passes on three descriptors: a socket, the lifeline, and a
-    file for stacks."""
+def main(_owner: str, *descriptors: str) -> None:
+    """Serves until the other side closes its end. The parent names itself, for whoever reads the command line, and
+    passes on three descriptors: a socket, the lifeline, and a file for stacks."""
     control, lifeline, trace = map(int, descriptors)
     _end_with_parent(lifeline)
     trace_faults(trace)  # a segmentation fault, too, leaves the stack where the parent finds it

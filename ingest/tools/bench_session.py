@@ -14,7 +14,7 @@ from typing import Any
 from sluice.agent import policies
 from sluice.agent.controller import Controller
 from sluice.agent.report import page
-from sluice.agent.report.beside import shown
+from sluice.agent.report.beside import PageOptions, shown
 from sluice.agent.report.format import line
 from sluice.agent.report.narrative import summary
 from sluice.agent.report.run_folder import Run, RunFolder
@@ -80,15 +80,13 @@ class BenchInput(KnobOptions, TransformOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(BenchRows, OrderOptions, BenchInput):
+class BenchOptions(BenchRows, OrderOptions, BenchInput, PageOptions):
     """What is loaded and how, which trainer and store are pretended, and what is left behind."""
 
     title = "measurement"
     step_ms: float = setting(0.0, "how long the trainer takes for a batch", least=0)
     store_latency_ms: float = setting(0.0, "how long a store takes before it answers a row group's read", least=0)
     run: str = setting("", "a new folder for events, metrics and a report", flags=("--run-dir", "--run"), metavar="DIR")
-    live: int | None = setting(None, "show that run's page while it lasts, on this port of 127.0.0.1 (0: any that is "
-                               "free)", metavar="PORT", least=0)
     quarantine: str = setting("quarantine.jsonl", "where rows set aside are listed", metavar="FILE")
     conditions: RunOptions = field(default_factory=RunOptions)
     code: CodeOptions = field(default_factory=CodeOptions)

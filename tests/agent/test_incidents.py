@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -84,13 +85,14 @@ def test_the_headline_is_of_the_part_before_the_first_fault_and_page_explain_and
     for where in (text, narrative.tell(run)):
         assert told["headline"] in where
         assert one["sentence"] in where
+    assert "<dt>Rows a second, before the faults</dt>" in text
     assert ">400<small>200 before tuning" in text
     assert ">10 %<small>50 % before tuning" in text
     assert "of all 2 ranks" in text
     (tmp_path / "config.json").write_text(json.dumps({"kind": "load", "ranks": 2}))
     assert "of one rank; there are 2" in page.write(tmp_path).read_text()
     assert narrative.outcome(Run.read(tmp_path)).rows_per_s_settled == 200.0
-    assert "limited by the cores</td>" in text
+    assert '<b class="verdict warn">limited by the cores</b>' in text
 
 
 def test_what_passes_during_an_evaluation_is_no_dip(tmp_path):
@@ -112,9 +114,11 @@ def test_each_ends_where_the_next_begins_and_the_report_marks_them(tmp_path):
     assert (first.did, second.did) == (("udf 1 → 3",), ())
     assert second.text == "version 1 of the table was taken up (new C17; without C9)"
     text = page.write(tmp_path).read_text()
-    assert text.count('<g class="mark occasion">') == 2 * text.count("<figure>")
+    bands = json.loads(re.search(r'class="moments">(.*?)</script>', text)[1])["bands"]
+    assert [(band["label"], band["from"], band["to"], band["tone"]) for band in bands] == [
+        ("A", 5.0, 5.0, "good"), ("B", 15.0, 15.0, "good")], "there was no dip"
     assert "What happened" in text
-    assert "headroom" in text
+    assert "what it would take without waiting" in text
     assert f"B. {second.sentence}" in text
 
 

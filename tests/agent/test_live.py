@@ -11,14 +11,15 @@ import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from sluice.agent.report import page
+from sluice.agent.report import live, page
 from sluice.agent.report.beside import LiveError, listening, shown
 from sluice.agent.report.live import LivePages, LiveRun
-from sluice.agent.report.run_folder import RunFolder
+from sluice.agent.report.run_folder import Run, RunFolder
 
 
 def _line(rate):
@@ -62,16 +63,17 @@ def test_the_page_is_that_of_the_report_and_follows_the_run(tmp_path):
         status, text = _get(pages, "/")
         assert status == 200
         report = page.write(tmp_path / "run").read_text()
-        script = text[text.index("<script>"):text.index("</head>")]
+        script = text[text.rindex("<script>"):text.index("</head>")]
         assert text.replace(script, "") == report
         assert "3 measurements" in text
         folder.metric(_line(5.0))
-        pages.runs["1"]._not_before = 0.0
-        assert "4 measurements" in _get(pages, "/")[1]
+        assert "4 measurements" in LiveRun(tmp_path / "run").page()
 
 
-def test_a_browser_is_told_when_the_run_has_written_something(tmp_path):
-    with _run(tmp_path / "run") as folder, _served(tmp_path / "run") as pages:
+@pytest.mark.parametrize("runs", [["run"], ["other", "run"]])
+def test_a_browser_is_told_when_a_run_has_written_something(tmp_path, runs):
+    with _run(tmp_path / "run") as folder, _served(*(tmp_path / name for name in runs)) as pages:
+        assert "EventSource" in _get(pages, "/")[1]
         connection = http.client.HTTPConnection("127.0.0.1", pages.server_address[1], timeout=20)
         connection.request("GET", "/changes")
         answer = connection.getresponse()
@@ -112,8 +114,22 @@ def test_several_runs_are_listed_with_their_verdicts(tmp_path):
         assert "no run" in text or "config.json" in text
         assert "3 measurements" in _get(pages, "/2/")[1]
         assert "has not begun yet" in _get(pages, "/3/")[1]
-        for path in ("/4/", "/1", "/1/../../etc/passwd", "/1/config.json", "/changes"):
+        for path in ("/4/", "/1", "/1/../../etc/passwd", "/1/config.json"):
             assert _get(pages, path)[0] == 404, path
+
+
+def test_a_run_of_the_list_is_read_again_only_when_it_has_grown(tmp_path, monkeypatch):
+    read, now = [], [0.0]
+    monkeypatch.setattr(live, "Run", SimpleNamespace(read=lambda path: read.append(path.name) or Run.read(path)))
+    with _run(tmp_path / "first") as first, _run(tmp_path / "second"), _served(
+            tmp_path / "first", tmp_path / "second") as pages:
+        pages.runs = {number: LiveRun(run.path, clock=lambda: now[0]) for number, run in pages.runs.items()}
+        _get(pages, "/")
+        _get(pages, "/")
+        assert read == ["first", "second"]
+        first.metric(_line(5.0))
+        _get(pages, "/")
+        assert read == ["first", "second", "first"]
 
 
 @pytest.mark.parametrize(("host", "status"), [

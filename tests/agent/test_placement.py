@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from sluice.agent.report import narrative
-from sluice.agent.report.operator_placement import moves, placement
+from sluice.agent.report.operator_placement import Move, moves, placement
 from sluice.agent.report.run_folder import Run
 from sluice.ingest.loader import BatchLoader
 from tests.dlrm import clicks_table
@@ -78,6 +78,11 @@ def test_the_reverse_costs_rows(tmp_path):
 def test_a_run_that_measured_nothing_is_given_no_advice(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert placement(Run.read(tmp_path)) == []
+
+
+def test_more_than_twice_is_no_percentage():
+    move = Move(what="`log I2`", to_etl=True, gain=1.3, more_bytes=0.25)
+    assert move.sentence == "Moving `log I2` into the ETL: 2.3 times the rows/s, +25 % bytes."
 
 
 def test_what_was_foretold_is_what_the_other_placement_saves(tmp_path):

@@ -15,10 +15,11 @@ from sluice.agent.controller import Controller
 from sluice.agent.policies import make
 from sluice.agent.report import charts, narrative
 from sluice.agent.report import page as report
-from sluice.agent.report.charts import decimate, moments, ticks
-from sluice.agent.report.format import moves
+from sluice.agent.report.charts import decimate
+from sluice.agent.report.format import count, moves
 from sluice.agent.report.run_folder import Run, RunFolder, read_lines
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
+from tests.agent import grown_run
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +56,17 @@ class Page(HTMLParser):
 
     @property
     def figures(self):
-        return [attrs["aria-label"] for tag, attrs in self.tags if tag == "svg"]
+        return [attrs["aria-label"] for tag, attrs in self.tags if attrs.get("class") == "plot"]
+
+
+def data_of(text, kind):
+    """What is embedded for the page's script: of each chart (kind ``), or what happened when (`moments`)."""
+    return [json.loads(one) for one in re.findall(
+        rf'<script type="application/json" class="{kind}">(.*?)</script>', text)]
+
+
+def page_of(path):
+    return report.page(Run.read(path))
 
 
 def _tuned_run(path, ticks=40, end=True):
@@ -86,11 +97,14 @@ def test_the_page_is_whole_offline_and_marks_every_decision(tmp_path):
     page = Page(text)
     assert decisions >= 2
     assert not re.search(r"(https?:)?//[a-z]", text)
-    assert not [t for t, a in page.tags if t in ("script", "link", "img", "iframe") or "src" in a or "href" in a]
-    loader_figures = ["Rows a second", "Time the trainer waits for input", "Workers", "Buffers", "Memory",
-                      "Workers at useful work", "Cores"]
-    assert page.figures == [*loader_figures, "Training loss", "AUC"]
-    assert page.count("g", "mark") == decisions * len(loader_figures)
+    assert not [t for t, a in page.tags if t in ("link", "img", "iframe") or "src" in a or "href" in a]
+    assert page.figures == ["Rows a second, and waiting for input", "read", "collate", "Training loss", "AUC",
+                            "Memory", "Buffers", "Cores"]
+    (moments,), charts_data = data_of(text, "moments"), data_of(text, "")
+    assert [one["label"] for one in moments["decisions"]] == [str(n + 1) for n in range(decisions)]
+    assert len(charts_data) == len(page.figures)
+    (level,) = [one for one in charts_data[0]["panels"][0]["series"] if one["style"] == "level"]
+    assert level["name"] == "with one worker a stage"
     assert page.count("tr", "decision") == decisions
     assert "read is the bottleneck" in text
     assert "row_wise" in text
@@ -180,8 +194,8 @@ def test_a_run_whose_every_look_has_an_evaluation_in_it_is_drawn_by_these(tmp_pa
         for _ in range(3):
             folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5, "away": 0.5})
     text = report.write(tmp_path / "run").read_text()
-    assert "Time the trainer waits for input" in text
-    assert "Rows a second" in text
+    (hero,) = data_of(text, "")[:1]
+    assert [panel["series"][0]["at"] for panel in hero["panels"]] == [[0.0] * 3] * 2
 
 
 def test_what_was_held_back_for_memory_is_told_with_its_reasons(tmp_path):
@@ -226,14 +240,24 @@ def test_thousands_of_points_stay_a_small_page_and_keep_their_peaks(tmp_path):
     assert report.write(tmp_path / "run").stat().st_size < 60_000
 
 
-def test_ticks_are_round_and_cover():
-    assert ticks(0, 0.93) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
-    assert ticks(0, 3 * 2**20, base=2.0)[-1] == 3 * 2**20
-    assert moments(170) == [0, 30, 60, 90, 120, 150]
-    for top in (0.003, 7, 1234, 5e7):
-        found = ticks(0, top)
-        assert found[-1] >= top
-        assert 2 <= len(found) <= 7
+def test_no_share_is_above_all_there_is(tmp_path):
+    """Two clocks make a stall of 100.04 %; three times what was predicted is no percentage."""
+    text = page_of(grown_run.write(tmp_path / "run", 60.0, looks=60, decisions=3))
+    assert max(value for panel in data_of(text, "")[0]["panels"][1:] for value in panel["series"][0]["value"]) <= 1
+    assert not [share for share in re.findall(r"([\d.]+) %", text) if float(share) > 100]
+    assert "2.7 times what was predicted" in text
+
+
+def test_a_long_run_is_folded_and_its_sentences_stay_short(tmp_path):
+    text = page_of(grown_run.write(tmp_path / "run", 600.0, looks=200, decisions=40, faults=3))
+    assert re.search(r"<summary>40 in all: .*faster", text)
+    assert re.search(r"then \d+ more changes, then", text)
+    assert Page(text).count("tr", "decision") == 40
+
+
+@pytest.mark.parametrize(("text", "value"), [("1 k", 999.7), ("1 M", 999_700.0), ("999", 999.4), ("18.5 k", 18_549.0)])
+def test_a_count_is_rounded_before_its_unit_is_chosen(text, value):
+    assert count(value) == text
 
 
 def test_the_program_ends_with_its_line(tmp_path):

@@ -331,7 +331,7 @@ def test_new_columns_with_operators_for_the_loader_are_tuned_while_the_trainer_r
     assert any("online 1 → " in turned for turned in followed.did), followed
     report = (folder / "run" / "report.html").read_text()
     assert f"{followed.label}. At " in report
-    assert '<g class="mark occasion">' in report
+    assert f'"text":"{followed.label}. At ' in report, "in the charts"
     assert "version 1 of the table was taken up" in report
 
 

@@ -1,0 +1,22 @@
+"""A fresh interpreter that finds the modules that this one finds, and calls one function: its command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+_BOOT = ("import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); module, _, name = "
+         "sys.argv[2].partition(':'); getattr(importlib.import_module(module), name)(*sys.argv[3:])")
+
+
+def command(function: str, *arguments: object) -> list[str]:
+    """The command line that calls `module:function` with these arguments, as texts."""
+    return [sys.executable, "-c", _BOOT, json.dumps(sys.path), function, *map(str, arguments)]
+
+
+def arguments_of(cmdline: bytes, function: str) -> list[str] | None:
+    """The arguments in a command line, as /proc has it, that calls this function; None if it does not."""
+    _, *words = cmdline.rstrip(b"\0").split(b"\0")
+    if len(words) < 4 or words[0] != b"-c" or words[1] != _BOOT.encode() or words[3] != function.encode():
+        return None
+    return [word.decode(errors="replace") for word in words[4:]]

@@ -1,0 +1,185 @@
+"""The run's page in a real browser: nothing overlaps or leaves the screen, all text can be read, values are shown."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from sluice.agent.report import page
+from sluice.agent.report.beside import listening
+from sluice.agent.report.format import count, percent, seconds
+from sluice.agent.report.live import LivePages
+from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.ingest.knobs import format_bytes
+from tests.agent import grown_run
+from tests.browser import CHROMIUM, WITHOUT, browser
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)]
+
+PICTURES = os.environ.get("PAGES")
+RUNS = {"five seconds": {"seconds": 5.0, "looks": 5},
+        "a minute": {"seconds": 60.0, "looks": 60, "decisions": 3, "faults": 2},
+        "ten hours": {"seconds": 36_000.0, "looks": 1_800, "decisions": 60, "faults": 14}}
+TEXTS = """
+  document.querySelectorAll("details").forEach(one => one.open = true);
+  charts.forEach(chart => chart.draw());
+  const texts = [], walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode, range = document.createRange();
+    if (!node.data.trim() || node.parentNode.closest("script, noscript")) continue;
+    range.selectNodeContents(node);
+    const style = getComputedStyle(node.parentNode);
+    for (const box of range.getClientRects())
+      if (box.width > 1 && box.height > 1) texts.push({text: node.data.trim(), box, node: node.parentNode, style});
+  }
+"""
+OVERLAPS = """(() => {%s
+  const found = [];
+  texts.sort((a, b) => a.box.top - b.box.top);
+  texts.forEach((a, n) => {
+    for (const b of texts.slice(n + 1)) {
+      if (b.box.top > a.box.bottom - 3) break;
+      if (Math.min(a.box.right, b.box.right) - Math.max(a.box.left, b.box.left) > 1
+          && Math.min(a.box.bottom, b.box.bottom) - b.box.top > 3) found.push(`${a.text} | ${b.text}`);
+    }
+    if (a.box.right > innerWidth || a.box.left < 0) found.push(`off the screen: ${a.text}`);
+  });
+  return {found, texts: texts.length};
+})()""" % TEXTS  # noqa: UP031  the braces are the script's
+CONTRAST = """(() => {%s
+  const parse = colour => { const [r, g, b, a = 1] = colour.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
+  const over = ([r, g, b, a], back) => [r, g, b].map((one, n) => one * a + back[n] * (1 - a));
+  const luminance = colour => colour.map(one => one / 255).map(
+    one => one <= .04045 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4)
+    .reduce((sum, one, n) => sum + one * [.2126, .7152, .0722][n], 0);
+  const back = node => {
+    const behind = node.parentElement ? back(node.parentElement) : [255, 255, 255];
+    return over(parse(getComputedStyle(node).backgroundColor), behind);
+  };
+  const found = {};
+  for (const {node, style, text} of texts) {
+    const behind = back(node), colour = over(parse(node.ownerSVGElement ? style.fill : style.color), behind);
+    const [low, high] = [luminance(colour), luminance(behind)].sort((a, b) => a - b);
+    const ratio = (high + .05) / (low + .05), size = parseFloat(style.fontSize);
+    if (ratio < (size >= 24 || size >= 18.66 && style.fontWeight >= 700 ? 3 : 4.5)) found[text] = ratio.toFixed(2);
+  }
+  return found;
+})()""" % TEXTS  # noqa: UP031
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A browser, and the pages of the runs."""
+    folder = tmp_path_factory.mktemp("pages")
+    pages = {name: page.write(grown_run.write(folder / name.replace(" ", "-"), **made))
+             for name, made in RUNS.items()}
+    with browser(folder / "profile") as chromium:
+        yield chromium, pages
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("name", RUNS)
+def test_no_label_touches_another_all_can_be_read_and_nothing_is_above_100_percent(shown, name, width):
+    chromium, pages = shown
+    chromium.open(pages[name].as_uri(), width=width)
+    found = chromium.value(OVERLAPS)
+    assert not found["found"]
+    assert found["texts"] > 60
+    assert chromium.value("document.documentElement.scrollWidth") <= width
+    assert chromium.value("charts.length > 8 && charts.every(one => one.plot.querySelector('polyline, circle'))")
+    shares = chromium.value("document.body.innerText.match(/[\\d.]+(?=.%)/g).map(Number)")
+    assert shares
+    assert max(shares) <= 100
+    assert chromium.value(CONTRAST) == {}
+    if PICTURES:
+        chromium.open(pages[name].as_uri(), width=width)
+        chromium.picture(Path(PICTURES, f"{name.replace(' ', '-')}-{width}.png"))
+    chromium.dark(True)
+    assert chromium.value("getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 26)"
+    assert chromium.value(CONTRAST) == {}
+    if PICTURES:
+        chromium.picture(Path(PICTURES, f"{name.replace(' ', '-')}-{width}-dark.png"))
+    assert not chromium.complaints
+
+
+def test_values_are_shown_where_one_points_with_the_decision_and_the_fault_there(shown):
+    chromium, pages = shown
+    chromium.open(pages["a minute"].as_uri(), width=1400)
+    run = Run.read(pages["a minute"].parent)
+    decision, fault = run.of("decision")[0], run.of("fault")[0]
+
+    def told(at):
+        x, y = chromium.value(f"(() => {{ const box = charts[0].plot.getBoundingClientRect();"
+                              f"return [box.left + charts[0].x({at}), box.top + 120]; }})()")
+        chromium.point(x, y)
+        return chromium.value("charts[0].plot.querySelector('.tip').innerText").replace("\xa0", " ")
+
+    (look,) = [one for one in run.of("loader") if one["at"] == 30.0]
+    for text in ("30 s", count(float(f"{look['rows_per_s']:.5g}")), percent(look["stall"]), "with one worker a stage"):
+        assert text in told(30.0)
+    assert "1. squash 1 → 2" in told(decision["at"])
+    assert f"A. At {seconds(fault['at'])} {fault['fault']}" in told(fault["at"] + 0.5)
+    assert chromium.value("charts.filter(chart => chart.cross.style.display === '').length") == len(
+        chromium.value("charts.map(chart => 1)")), "the moment is shown in all charts"
+    chromium.point(2, 2)
+    assert chromium.value("document.querySelector('.tip')") is None
+
+
+def test_a_narrow_screen_has_cards_in_place_of_tables(shown):
+    chromium, pages = shown
+    for width, display, name in ((1400, "table-cell", "none"), (400, "flex", '"rows"')):
+        chromium.open(pages["a minute"].as_uri(), width=width)
+        cell = "document.querySelector('td[data-name=rows]')"
+        assert chromium.value(f"getComputedStyle({cell}).display") == display
+        assert chromium.value(f"getComputedStyle({cell}, '::before').content") == name
+
+
+def test_the_script_writes_numbers_as_the_page_does_and_its_ticks_are_round(shown):
+    chromium, pages = shown
+    chromium.open(pages["five seconds"].as_uri(), width=1400)
+    for value in (0, 0.00123, 0.0994, 0.0995, 0.5, 1, 7.236, 59.96, 61, 999.4, 999.7, 3600, 3726, 18_549, 999_700,
+                  5e7):
+        assert chromium.value(f"[count({value}), seconds({value}), bytes({value} * 1000), percent({value} / 5e7)]") == [
+            count(value), seconds(value), format_bytes(value * 1000), percent(value / 5e7)], value
+    assert chromium.value("ticks(0, .93, 10, 4)") == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
+    assert chromium.value("ticks(0, 3 * 2 ** 20, 2, 4)")[-1] == 3 * 2**20
+    assert chromium.value("moments(170, 8)") == [0, 30, 60, 90, 120, 150]
+    for top in (0.003, 7, 1234, 5e7):
+        found = chromium.value(f"ticks(0, {top}, 10, 4)")
+        assert found[-1] >= top
+        assert 2 <= len(found) <= 7
+
+
+def test_the_checks_see_what_overlaps_and_what_is_pale(shown):
+    chromium, pages = shown
+    chromium.open(pages["five seconds"].as_uri(), width=400)
+    chromium.value("""document.querySelector("main").insertAdjacentHTML("beforeend",
+        "<p style='position:absolute;left:12px;top:60px;color:var(--line)'>pale and in the way of all</p>")""")
+    assert any("in the way" in pair for pair in chromium.value(OVERLAPS)["found"])
+    assert chromium.value(CONTRAST).keys() == {"pale and in the way of all"}
+
+
+def test_a_live_page_is_drawn_anew_as_its_run_grows(tmp_path):
+    look = {"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5}
+    with RunFolder.create(tmp_path / "run", {}) as folder, LivePages(
+            listening(0), [tmp_path / "run"]) as pages, browser(tmp_path / "profile") as chromium:
+        server = threading.Thread(target=pages.serve_forever)
+        server.start()
+        try:
+            folder.metric(look)
+            chromium.open(pages.url, width=1400)
+            assert chromium.value("charts[0].data.panels[0].series[0].at.length") == 1
+            chromium.value("window.grown = new Promise(done => new MutationObserver(() => requestAnimationFrame("
+                           "() => done(0))).observe(document.documentElement, {childList: true})), 0")
+            folder.metric(look)
+            chromium.value("grown")
+            assert chromium.value("charts[0].data.panels[0].series[0].at.length") == 2
+            assert chromium.value("charts[0].plot.isConnected && !!charts[0].plot.querySelector('polyline')")
+            assert not chromium.complaints
+        finally:
+            pages.over.set()
+            pages.shutdown()
+            server.join()
