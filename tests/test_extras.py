@@ -281,6 +281,15 @@ helps("policies", "teach", "simulate")
 """)
 
 
+def test_teach_holds_the_environment_of_an_opening(site):
+    run(site("teach"), """
+imports("gymnasium")
+absent("petastorm", "starlette", "torchrec")
+from sluice.agent.learn.opening_env import OpeningEnv
+assert OpeningEnv.metadata == {"render_modes": []}
+""")
+
+
 def test_live_draws(site):
     run(site("live"), """
 imports("rich.live", "rich.table", "sluice.ingest.tools.terminal")

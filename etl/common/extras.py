@@ -7,7 +7,7 @@ EXTRAS = {
     "petastorm": "petastorm", "fsspec": "petastorm", "six": "petastorm", "future": "petastorm", "dill": "petastorm",
     "diskcache": "petastorm", "zmq": "petastorm", "psutil": "petastorm", "pandas": "petastorm",
     "pyspark": "etl", "py4j": "etl",
-    "safetensors": "tuning",
+    "safetensors": "tuning", "gymnasium": "teach",
     "optuna": "search", "scipy": "search",
     "torchrec": "trainer", "fbgemm_gpu": "trainer", "tensorboardX": "trainer", "prometheus_client": "trainer",
     "starlette": "serve", "uvicorn": "serve", "h11": "serve",

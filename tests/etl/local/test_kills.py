@@ -65,10 +65,12 @@ start = time.monotonic()
 os.waitpid(child(f"{folder}/whole"), 0)
 took, draw, ended = time.monotonic() - start, random.Random(5), []
 for number in range(count):
-    begun = child(f"{folder}/{number}")
-    threading.Event().wait(took * (0.8 + 0.4 * draw.random() if number % 2 else draw.random()))
+    begun, share = child(f"{folder}/{number}"), 0.8 + 0.4 * draw.random() if number % 2 else draw.random()
+    threading.Event().wait(took * share)
     os.kill(begun, signal.SIGKILL)
     ended.append(os.waitstatus_to_exitcode(os.waitpid(begun, 0)[1]))
+    if not ended[-1] and share < 1:  # the machine is faster by now
+        took *= share
 print(json.dumps(ended))
 """
 
