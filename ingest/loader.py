@@ -22,6 +22,7 @@ from sluice.ingest.pipeline import Pipeline, PipelineParts
 from sluice.ingest.process.worker import WorkerClosed
 from sluice.ingest.progress import Progress
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.parquet_files import ParquetFiles, table_of
 from sluice.ingest.read.petastorm.options import PetastormOptions, reshaped, without_spec
 from sluice.ingest.read.reader import RowGroupReader, SourceError, first_schema, source_of
@@ -67,7 +68,7 @@ class BatchLoader(IterableDataset[Batch]):
                  petastorm: PetastormOptions = PetastormOptions(),
                  transforms: Iterable[UserTransform] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None, errors: Errors = Errors(),
-                 files: FileOpener | None = None,
+                 files: FileOpener | None = None, packed: PackedCopy | None = None,
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None,
                  allow_code: Permission | Iterable[str] = ()):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
@@ -76,7 +77,8 @@ class BatchLoader(IterableDataset[Batch]):
         functions over a batch (`sluice.ingest.stages.transform.Transform`); operators and transforms that the table
         leaves to the loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never
         more than the machine's. `errors` says what happens to rows that fail (default: the run stops). `files` opens
-        remote files with other retries, or a cache; it is closed with the loader. `before_read` runs in the reader
+        remote files with other retries, or a cache; it is closed with the loader. Row groups of local files are kept in
+        the `packed` copy, and read from it. `before_read` runs in the reader
         before each row group: it imitates a store's latency. `allow_code` names the modules whose functions a table's
         spec may have imported when they must run (`sluice.etl.spec.permission`). `reader` is `petastorm` or `arrow`;
         None takes Petastorm where it is installed, and Arrow elsewhere, which gives the same rows. `sample` is a column
@@ -124,7 +126,7 @@ class BatchLoader(IterableDataset[Batch]):
         if petastorm.transform_spec is not None or petastorm.predicate is not None:
             names, given_columns = petastorm.columns(names, first_schema(read, files))
         self._groups = groups = RowGroupReader(read, names, before_read, files, bags=self._columns.bags, sample=sample,
-                                               given=given_columns, made=made)
+                                               given=given_columns, made=made, packed=packed)
         rows = source_of(reader, groups, petastorm)
         self.reader = rows.name
         """Who decodes: `petastorm` or `arrow`."""
@@ -304,8 +306,14 @@ class BatchLoader(IterableDataset[Batch]):
 
     @property
     def store(self) -> dict[str, int]:
-        """Counts what was read through stores: reads, bytes, retries; empty for plain local files."""
+        """Counts what was read through stores (reads, bytes, retries) and from the packed copy; empty for plain local
+        files."""
         return self._groups.stats()
+
+    def pack(self) -> None:
+        """Makes the packed copies that are missing, as far as their limit goes."""
+        if self._groups.packed is not None:
+            self._groups.packed.make(self._groups.decoded, self._groups.row_groups)
 
     @property
     def quarantined(self) -> dict[str, Any]:

@@ -22,9 +22,13 @@ import stat
 import struct
 import threading
 import uuid
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 from sluice.ingest.knobs import format_bytes
 
@@ -65,48 +69,77 @@ class FileCache:
 
     def get(self, key: str) -> bytes | None:
         """Returns what was put under `key`; None if it is not there, or no longer whole."""
-        path = self._path(key)
         try:
-            with open(path, "rb") as file:
+            with open(self._path(key), "rb") as file:
                 header = file.read(_HEADER.size)
                 data = file.read()
         except OSError:
             self._count("_misses")
             return None
         if header != _header(key, data):
-            self._count("_corrupt", "_misses")
-            with contextlib.suppress(OSError), self._alone():
-                size = path.stat().st_size
-                path.unlink()
-                self._add(-_blocks(size))
+            self.drop(key)
             return None
         self._count("_hits")
         return data
 
-    def put(self, key: str, data: bytes) -> None:
-        """Keeps `data` if there is room. A disk that is full or fails disables the cache, never the run."""
+    def fetch(self, key: str, memory: Callable[[int], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8] | None:
+        """What was put under `key` with checksums of its own, in memory that the caller gives, who compares these.
+        None: it is not there. What cannot be read or is another entry raises an OSError."""
+        try:
+            descriptor = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            self._count("_misses")
+            return None
+        try:
+            size, header = os.fstat(descriptor).st_size - _HEADER.size, bytearray(_HEADER.size)
+            data = memory(max(0, size))
+            done = max(0, os.preadv(descriptor, [header, data.data], 0) - _HEADER.size)
+            while done < size and (count := os.preadv(descriptor, [data.data[done:]], _HEADER.size + done)):
+                done += count
+        finally:
+            os.close(descriptor)
+        if header != _header(key, data[:done], checked=True):
+            raise OSError(errno.EIO, "its header is not that of this entry, or its length")
+        self._count("_hits")
+        return data[:done]
+
+    def drop(self, key: str) -> None:
+        """Removes an entry that is no longer whole."""
+        self._count("_corrupt", "_misses")
+        path = self._path(key)
+        with contextlib.suppress(OSError), self._alone():
+            size = path.stat().st_size
+            path.unlink()
+            self._add(-_blocks(size))
+
+    def put(self, key: str, data: bytes, *, checked: bool = False) -> str:
+        """Keeps `data` if there is room; otherwise it says why not. A disk that is full or fails disables the cache,
+        never the run. `checked` data holds its own checksums, and is only had by `fetch`."""
         if self._full or self._closed:
-            return
+            return "the cache is full, or closed"
         path = self._path(key)
         part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
         size = _blocks(_HEADER.size + len(data))
         reserved = False
         try:
             reserved = self._reserve(size)
-            if reserved:
-                with open(part, "xb") as file:
-                    file.write(_header(key, data))
-                    file.write(data)
-                os.link(part, path)  # unlike a rename, it fails if another rank was first
+            if not reserved:
+                return f"{self._top} has no room within its limit of {format_bytes(self._limit)}"
+            with open(part, "xb") as file:
+                file.write(_header(key, data, checked))
+                file.write(data)
+            os.link(part, path)  # unlike a rename, it fails if another rank was first
         except OSError as error:
             with contextlib.suppress(OSError), self._alone():
                 self._add(-size if reserved else 0)
             if error.errno != errno.EEXIST:
                 self._full = True
                 self._count("_refused")
+                return str(error)
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
+        return ""
 
     def stats(self) -> dict[str, int]:
         with self._counts:
@@ -118,6 +151,11 @@ class FileCache:
         """The number of bytes on disk now, of all data sets."""
         with self._alone():
             return self._total()
+
+    @property
+    def own_bytes(self) -> int:
+        """The number of those of this data set."""
+        return self._ledger(self._home)
 
     def close(self) -> None:
         """Ends this cache's use of the data set; what it holds stays."""
@@ -233,9 +271,9 @@ def half_written(folder: str | os.PathLike[str], remove: bool) -> list[Path]:
     return found
 
 
-def _header(key: str, data: bytes) -> bytes:
+def _header(key: str, data: Any, checked: bool = False) -> bytes:
     """The header of an entry. Its checksum includes the key: data kept under another key is another range."""
-    return _HEADER.pack(_MAGIC, len(data), zlib.crc32(data, zlib.crc32(key.encode())))
+    return _HEADER.pack(_MAGIC, len(data), crc32(b"" if checked else data, crc32(key.encode())))
 
 
 def _blocks(size: int) -> int:

@@ -76,7 +76,7 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
     def footer(path: str, name: str) -> Footer:
         try:
             status = os.stat(path)
-            content = _bytes_of(path, status.st_size)
+            content = stored_footer(path, status.st_size)
         except OSError as error:
             raise FooterError(f"{path}: {error.strerror or error}") from error
         before = known.get(name)
@@ -98,7 +98,7 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
     return found
 
 
-def _bytes_of(path: str, size: int) -> bytes:
+def stored_footer(path: str, size: int) -> bytes:
     """The footer as it is stored in the file, with its length; for a file that is not Parquet, its last bytes."""
     with open(path, "rb", buffering=0) as file:
         tail = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))

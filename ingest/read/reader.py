@@ -32,6 +32,7 @@ from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, metadata_of
+from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.retry import DeliveryError
@@ -42,6 +43,7 @@ from sluice.ingest.stages.shuffle import Decoded, ReadTask
 
 _KEPT_OPEN = 32
 _COPIES = 3  # of a row group: pandas' of what was read, what a function makes of it, and Arrow's of that
+_PACKING = 3  # of a row group while its packed copy is made: Arrow's stream, its packed columns, and the copy
 
 Rescue = Callable[[Exception, Read, pa.Schema], pa.Table]
 """A function that returns what takes the place of a row group that cannot be read, or raises."""
@@ -73,11 +75,12 @@ class RowGroupReader:
                  before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None, *,
                  bags: Mapping[str, float] | None = None, given: pa.Schema | None = None,
                  made: MadeColumns | None = None, sample: str | None = None,
-                 folders: Sequence[Mapping[str, int | str]] = ()):
+                 folders: Sequence[Mapping[str, int | str]] = (), packed: PackedCopy | None = None):
         """`before_read` imitates a store's latency; it runs in the worker that reads. `opened` opens files; it is
         closed with this. `bags` says how many ids a row of a column has. `given` is the schema of what Petastorm's
         worker makes of the stored columns, `made` makes the columns of a loader of these. By the column `sample`, which
-        is read besides, rows are drawn. `folders` holds the columns that stand in the names of each file's folders."""
+        is read besides, rows are drawn. `folders` holds the columns that stand in the names of each file's folders. Row
+        groups are kept in the `packed` copy, and read from it."""
         self.files, self._before, self._sample, self._folders = tuple(files), before_read, sample, folders
         self._made, self._selection = made, made.selection if made else None
         self._wanted = tuple(columns)
@@ -102,7 +105,10 @@ class RowGroupReader:
         texts = [f.name for f in self._in_files if pa.types.is_string(f.type)]  # each value is then worked on once
         self._dictionaries = [] if given is not None else texts if made is None else \
             made.repeated(self._in_files, self._footer(0))
-        self.decoding = self._decoding(bags or {}, copies=_COPIES if given is not None else int(sample is not None))
+        self.packed = None if packed is None else PackedRowGroups(
+            packed, [self._opened.local(file.path) for file in self.files], self._in_files.names, self._dictionaries)
+        copies = _COPIES if given is not None else int(sample is not None)
+        self.decoding = self._decoding(bags or {}, copies=copies + (_PACKING if packed is not None else 0))
         self.compare: Callable[[pa.Schema], str | None] = self._difference
         """Says how a file's schema differs from the first one's, so that it cannot be loaded with it; None: it can."""
         self._usual: pa.Schema | None = None  # the schema of a row group whose columns were compared
@@ -157,9 +163,14 @@ class RowGroupReader:
         """The stored columns of a row group, or some of them."""
         where, file = self._where(number, group), None
         try:
-            file = self._take(number)
-            table = self._table(file, group, self.decoding.portions or ((),) if columns is None else
-                                (tuple(dict.fromkeys([*columns, *self._deciding])),))
+            wanted = self.packed.wanted(number, group) if self.packed and columns is None else None
+            table = self.packed.read(wanted, self._memory()) if self.packed and wanted else None
+            if table is None:
+                file = self._take(number)
+                table = self._table(file, group, self.decoding.portions or ((),) if columns is None else
+                                    (tuple(dict.fromkeys([*columns, *self._deciding])),))
+                if self.packed and wanted:
+                    self.packed.keep(wanted, file, table)
             for name, value in self._folders[number].items() if self._folders else ():
                 if name in (self.columns if columns is None else columns):
                     table = table.append_column(self.stored.field(name), pa.repeat(value, table.num_rows))
@@ -167,7 +178,8 @@ class RowGroupReader:
             if file is not None:
                 file.close()
             raise SourceError(f"{where}: {error or type(error).__name__}") from error
-        self._give_back(number, file)
+        if file is not None:
+            self._give_back(number, file)
         if columns is None and table.schema != self._usual:
             if wrong := self.compare(table.schema):
                 raise SourceError(f"{where}: {wrong}")
@@ -182,13 +194,17 @@ class RowGroupReader:
     def _table(self, file: VerifiedFile | StoreFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
         """Decodes a row group; one of large columns is not decoded all at once, because the reader also holds all that
         it reads together in its stored form until it is done."""
-        memory = getattr(self._threads, "memory", None)
-        if memory is None:
-            memory = self._threads.memory = PageMemory()
-        tables = [flattened(file.read(group, some, memory)) for some in portions]
+        tables = [flattened(file.read(group, some, self._memory())) for some in portions]
         if len(tables) == 1:
             return tables[0]
         return pa.table({name: part.column(name) for part in tables for name in part.column_names})
+
+    def _memory(self) -> PageMemory:
+        """The memory of this thread for what is stored."""
+        memory: PageMemory | None = getattr(self._threads, "memory", None)
+        if memory is None:
+            memory = self._threads.memory = PageMemory()
+        return memory
 
     def _difference(self, schema: pa.Schema) -> str | None:
         """Files may hold numbers of other types, as long as they are numbers; and each has all columns."""
@@ -201,8 +217,8 @@ class RowGroupReader:
         return None
 
     def stats(self) -> dict[str, int]:
-        """Counts what stores did: reads, bytes, retries."""
-        return self._opened.stats()
+        """Counts what stores did (reads, bytes, retries), and the packed copy."""
+        return self._opened.stats() | (self.packed.stats() if self.packed else {})
 
     def interrupt(self) -> None:
         """Ends all waiting for stores. Nothing can be read from them any more."""
@@ -214,6 +230,8 @@ class RowGroupReader:
             idle, self._idle = self._idle, deque()
         for _, file in idle:
             file.close()
+        if self.packed:
+            self.packed.close()
         self._opened.close()
 
     # Opening a file takes 0.1 ms, and 5 ms if it has a thousand columns: so files stay open, each for one reader at a

@@ -69,8 +69,8 @@ class _VerifiedBytes(io.RawIOBase):
 
     def __init__(self, path: str):
         super().__init__()
-        self._descriptor, self._at = os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0
-        self._size = os.fstat(self._descriptor).st_size
+        self.descriptor, self._at = os.open(path, os.O_RDONLY | os.O_CLOEXEC), 0
+        self._size = os.fstat(self.descriptor).st_size
         self._found = np.empty((_PAGES, 3), np.int64)
         self.memory = _NOWHERE
 
@@ -91,9 +91,9 @@ class _VerifiedBytes(io.RawIOBase):
         """What Arrow calls in the place of `read`: nothing is copied."""
         fetched, begin = self.memory.take(size, self._at), self._at
         view = fetched.data
-        done = os.preadv(self._descriptor, [view], begin)
+        done = os.preadv(self.descriptor, [view], begin)
         while done < size:
-            count = os.preadv(self._descriptor, [view[done:]], begin + done)
+            count = os.preadv(self.descriptor, [view[done:]], begin + done)
             if count == 0:
                 raise DamagedPage(f"the file ends at byte {begin + done}, and a column at {begin + size}: it was "
                                   "truncated")
@@ -112,7 +112,7 @@ class _VerifiedBytes(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            os.close(self._descriptor)
+            os.close(self.descriptor)
         super().close()
 
 
@@ -123,6 +123,7 @@ class VerifiedFile:
         """Columns of texts among `dictionaries` are decoded as dictionaries."""
         self.metadata = pq.read_metadata(path) if metadata is None else metadata
         self._bytes = _VerifiedBytes(path)
+        self._described: bool | None = None
         try:
             self._parquet = pq.ParquetFile(pa.PythonFile(self._bytes, mode="r"), metadata=self.metadata,
                                            pre_buffer=False, read_dictionary=list(dictionaries))
@@ -135,6 +136,18 @@ class VerifiedFile:
         memory.clear()
         self._bytes.memory = memory
         return self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
+
+    def status(self) -> os.stat_result:
+        """What the system says of the open file: another one may lie at its path by now."""
+        return os.fstat(self._bytes.descriptor)
+
+    def is_as_described(self) -> bool:
+        """Whether the footer that pages are found by is the open file's own: it may have been read before that was
+        opened."""
+        if self._described is None:
+            with pa.OSFile(f"/dev/fd/{self._bytes.descriptor}") as again:
+                self._described = bool(pq.read_metadata(again).equals(self.metadata))
+        return self._described
 
     def rest(self) -> None:
         """Notes that nothing is read for a while."""

@@ -137,6 +137,7 @@ class BenchSession:
     def run(self) -> dict[str, Any]:
         """Loads for as long as was asked, and returns the figures."""
         loader, stack = self._loader, self._stack
+        loader.pack()
         limit = self._decode_limit()
         limit.measure()
         self._view = View()
@@ -167,6 +168,11 @@ class BenchSession:
                             "stall_fraction_settled": round(told["stall_settled"], 4)}
             self._run.event({"kind": "end", **outcome})
         return outcome
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of the files that are loaded."""
+        return sum(file.bytes for file in self._table.files_of(self._options.split))
 
     def reported(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Writes the report, once the run folder is closed, and returns the figures with what it tells."""

@@ -83,6 +83,10 @@ class RunOptions:
     cache: str = setting("", "keep what was read from remote files on this disk", metavar="DIR")
     cache_limit: int = setting(10 * 2**30, "and never more than this", metavar="BYTES", parse=parse_bytes,
                                show=format_bytes)
+    packed: int | None = setting(None, "keep a packed copy of local files' row groups, from which they are decoded "
+                                 "faster, and never more than so much of the disk (default: no copy; without a number: "
+                                 "10 GiB)", metavar="LIMIT", bare="10GiB", parse=parse_bytes)
+    packed_folder: str = setting("", "where (default: a hidden folder beside the files)", metavar="DIR")
     inject: str = setting("", "faults on purpose, for instance kill-worker@30s,stall-store=5s@10s,corrupt@part-0: "
                           + "; ".join(f"{n} {k.what}" for n, k in KINDS.items()), metavar="FAULT@TIME,…")
 
@@ -95,6 +99,10 @@ class RunOptions:
             raise ArgumentError(f"--on-error, --max-quarantined, --max-quarantined-rate: {error}") from None
         if self.cache_limit < 1:
             raise ArgumentError(f"--cache-limit: {self.cache_limit} bytes hold nothing")
+        if self.packed is not None and self.packed < 1:
+            raise ArgumentError(f"--packed: {self.packed} bytes hold nothing")
+        if self.packed_folder and self.packed is None:
+            raise ArgumentError(f"--packed-folder {self.packed_folder}: give --packed as well")
 
     def errors(self, quarantine: str | os.PathLike[str]) -> Errors:
         """What the loader does about rows that fail; `quarantine` is the file that lists those set aside."""

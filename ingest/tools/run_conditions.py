@@ -12,6 +12,7 @@ from sluice.ingest.faults.injection import ON_STORES, Injection
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.tools.options import ArgumentError, RunOptions
 
@@ -39,7 +40,9 @@ class RunConditions:
 
     def for_loader(self) -> dict[str, Any]:
         """The arguments for a BatchLoader."""
-        return {"errors": self._wishes.errors(self._quarantine), "files": self._files}
+        wishes = self._wishes
+        packed = None if wishes.packed is None else PackedCopy(limit_bytes=wishes.packed, folder=wishes.packed_folder)
+        return {"errors": wishes.errors(self._quarantine), "files": self._files, "packed": packed}
 
     @contextmanager
     def inject_faults(self, loader: BatchLoader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:

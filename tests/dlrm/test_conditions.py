@@ -35,9 +35,10 @@ def said(*words):
 
 def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
     config = options.fresh(said("--on-error", "quarantine", "--max-quarantined", "7", "--max-quarantined-rate", "0.5",
-                                "--cache", "c", "--cache-limit", "1MiB", "--inject", "corrupt@part-0"), version=0)
+                                "--cache", "c", "--cache-limit", "1MiB", "--packed", "3GiB",
+                                "--inject", "corrupt@part-0"), version=0)
     assert config.conditions == RunOptions(on_error="quarantine", max_quarantined=7, max_quarantined_rate=0.5,
-                                           cache="c",
+                                           cache="c", packed=3 * 2**30,
                                            cache_limit=2**20, inject="corrupt@part-0")
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     again = options.resumed(config.to_dict(), said("--max-quarantined", "8")).conditions
@@ -46,6 +47,7 @@ def test_everything_asked_for_is_kept_and_faults_are_not_repeated_by_a_resume():
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--inject", "kil-worker@3s"], "did you mean 'kill-worker'"), (["--cache-limit", "0"], "0 bytes hold nothing"),
+    (["--packed", "0"], "--packed: 0 bytes hold nothing"), (["--packed-folder", "d"], "give --packed as well"),
     (["--max-quarantined-rate", "2"], "--max-quarantined-rate: max_rate: 2.0 is not a share")])
 def test_what_cannot_be_is_wrong_usage(words, message):
     with pytest.raises(UsageError, match=message):

@@ -49,6 +49,22 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
         assert found["order_hash"] == loader.order_hash
 
 
+def test_a_packed_copy_is_told_beside_parquet_and_gives_the_same_order(repo, table, tmp_path):
+    code, out, err = bench(repo, "bench", table.uri, "--batch-size", 160, "--seconds", 0.5, "--packed", "1GiB",
+                           "--packed-folder", tmp_path, "--run-dir", tmp_path / "run")
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])
+    assert found["rows_per_s_packed"] == found["rows_per_s"] > 0
+    assert found["rows_per_s_parquet"] > 0
+    files = table.files_of("train")
+    assert found["parquet_bytes"] == sum(file.bytes for file in files)
+    assert found["packed_bytes"] == found["store"]["packed_bytes"] > 0
+    assert found["store"]["packed_misses"] == sum(len(file.row_group_rows) for file in files)
+    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+        deque(loader, maxlen=0)
+        assert found["order_hash"] == loader.order_hash
+
+
 def test_faults_on_purpose_happen_and_change_no_order(repo, table, tmp_path):
     code, out, err = bench(repo, "bench", f"latency://{table.uri}?error_rate=0.3&latency_ms=1", "--batch-size", 160,
                            "--seconds", 1.5, "--knobs", "shifted.backend=process,shifted=2", "--on-error", "quarantine",

@@ -1,0 +1,435 @@
+"""The packed copy gives the rows of Parquet, or none: whatever happens to it, or to the file that it was made of."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import struct
+import threading
+from collections import deque
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.etl.schema import DataFile
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read import packed_copy
+from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.files import FileOpener
+from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.read.packed_table import DamagedCopy, crc32, packed, unpacked
+from sluice.ingest.read.reader import RowGroupReader
+
+ROWS = 9000  # more than one whole block of lanes, and a part of one
+GROUP = 500
+
+
+def some(value, rows=ROWS):
+    chance = random.Random(5)
+    return [None if chance.random() < 0.1 else value(n) for n in range(rows)]
+
+
+def of_all_types(rows=ROWS):
+    chance = np.random.default_rng(2)
+    numbers = {str(kind): pa.array(chance.integers(*limits, rows, dtype=kind.to_pandas_dtype()), kind)
+               for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(),
+                            pa.uint64())
+               for limits in [(np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max)]}
+    ids = [chance.integers(0, 1000, n % 7).astype("<i4") for n in range(rows)]
+    return pa.table({
+        **numbers, "few bits": pa.array(chance.integers(-3, 900, rows), pa.int64()),
+        "negative": pa.array(chance.integers(-2**31, -2**31 + 5000, rows), pa.int32()), "one": pa.array([7] * rows),
+        "wide but few": pa.array((chance.integers(0, 9, rows) * 2**60).astype(np.int64)),
+        "32 bits": pa.array(np.r_[0, 2**32 - 1, chance.integers(0, 2**32, rows - 2)].astype(np.int64)),
+        "missing": pa.array(some(int, rows), pa.int32()), "nothing": pa.array([None] * rows, pa.int32()),
+        "null": pa.nulls(rows), "float": pa.array(chance.normal(size=rows), pa.float32()),
+        "few floats": pa.array(some(lambda n: [0.0, -0.0, float("nan"), float("inf"), 1.5][n % 5], rows), pa.float32()),
+        "half": pa.array(chance.normal(size=rows).astype(np.float16)), "double": pa.array(some(float, rows)),
+        "flag": pa.array(some(lambda n: n % 3 == 0, rows)), "text": pa.array(some(lambda n: f"t{n % 97}ä" * 9, rows)),
+        "large text": pa.array([str(n) for n in range(rows)], pa.large_string()),
+        "word": pa.array(some(lambda n: f"t{n % 97}", rows)).dictionary_encode(),
+        "bags": pa.array([one.tobytes() for one in ids], pa.binary()),
+        "equal bags": pa.array([struct.pack("<3i", n, -n, 5) for n in range(rows)], pa.large_binary()),
+        "odd bytes": pa.array(some(lambda n: b"x" * (n % 5), rows), pa.binary()),
+        "list": pa.array(some(lambda n: list(range(n % 7)), rows), pa.list_(pa.int32())),
+        "large list": pa.array([one.tolist() for one in ids], pa.large_list(pa.int64())),
+        "lists of lists": pa.array([[[n], [n, n]] for n in range(rows)]),
+        "part": pa.array(some(lambda n: {"a": n, "b": str(n)}, rows)),
+        "map": pa.array([[(n, "v")] for n in range(rows)], pa.map_(pa.int32(), pa.string())),
+        "money": pa.array(some(lambda n: Decimal(n).scaleb(-2), rows), pa.decimal128(20, 2)),
+        "fixed": pa.array([n.to_bytes(4, "little") for n in range(rows)], pa.binary(4)),
+        "day": pa.array(range(rows), pa.date32()), "time": pa.array(range(rows), pa.timestamp("us", "UTC"))})
+
+
+def entry(table, key="k"):
+    """An entry in memory as it is when it comes from the disk."""
+    return np.frombuffer(bytearray(packed(table, key)), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def every_type():
+    return of_all_types()
+
+
+def test_every_type_comes_back_as_it_was_to_the_bit(every_type):
+    found = unpacked(entry(every_type), "k")
+    assert found.schema.equals(every_type.schema, check_metadata=True)
+    for name in every_type.column_names:
+        was, now = (t[name].combine_chunks() for t in (every_type, found))
+        now.validate(full=True)
+        as_bits = pa.types.is_floating(was.type) and not was.null_count  # NaN is not equal to itself
+        assert was.to_numpy().tobytes() == now.to_numpy().tobytes() if as_bits else \
+            was.equals(now) or repr(was.to_pylist()) == repr(now.to_pylist()), name
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 8191, 8192, 8193, 16384, 16385])
+def test_any_number_of_rows_and_slices_of_tables_come_back(rows):
+    for bits in (0, 1, 5, 13, 17, 31, 32):
+        values = np.random.default_rng(bits).integers(0, 2**bits, rows)
+        table = pa.table({"v": pa.array(values), "l": pa.array([[n] * (n % 3) for n in range(rows)])})
+        assert unpacked(entry(table), "k").equals(table)
+    part = table.slice(rows // 3)
+    assert unpacked(entry(part), "k").equals(part)
+    assert packed(table.slice(0, 0), "k") is None
+
+
+def test_numbers_take_as_many_bits_as_their_range_or_their_dictionary_needs(every_type):
+    size = {name: len(packed(every_type.select([name]), "k")) / ROWS
+            for name in ("few bits", "wide but few", "equal bags", "float", "few floats")}
+    assert size["few bits"] < 10 / 8 + 0.2
+    assert size["wide but few"] < 4 / 8 + 0.2  # 8 bytes each, as indices of nine values
+    assert size["equal bags"] < 12 * 14 / 32 + 1.5  # no lengths, as all are equal
+    assert 4 < size["float"] < 4.2
+    assert size["few floats"] < 1
+
+
+def test_a_hundred_and_twenty_of_as_many_flipped_bits_are_found(every_type):
+    whole, chance = packed(every_type.slice(0, 700), "k"), random.Random(30)
+    front = 8 * 9 * int(np.frombuffer(whole[:32], np.int64)[1])
+    places = [chance.randrange(front) for _ in range(40)] + [chance.randrange(len(whole)) for _ in range(80)]
+    for at in places:
+        harmed = np.frombuffer(bytearray(whole), np.uint8)
+        harmed[at] ^= 1 << chance.randrange(8)
+        with pytest.raises(DamagedCopy):
+            unpacked(harmed, "k")
+
+
+def test_what_is_cut_foreign_or_of_another_version_is_refused(every_type):
+    whole = entry(every_type)
+    for size in (0, 7, 8, 79, 80, 2000, len(whole) - 1):
+        with pytest.raises(DamagedCopy):
+            unpacked(whole[:size], "k")
+    with pytest.raises(DamagedCopy, match="of another row group"):
+        unpacked(whole, "another")
+    other = whole.copy()
+    other[7] = ord("2")
+    with pytest.raises(DamagedCopy, match="no packed copy of this version"):
+        unpacked(other, "k")
+
+
+def test_parts_that_do_not_fit_are_refused_even_if_their_checksum_does(every_type):
+    whole, chance = entry(every_type), np.random.default_rng(3)
+    parts = int(whole[:16].view(np.int64)[1])
+    for _ in range(300):
+        harmed = whole.copy()
+        numbers = harmed[:8 * (10 + 9 * parts)].view(np.int64)
+        number = 10 + int(chance.integers(0, 9 * parts))
+        value = numbers[number]
+        numbers[number] = chance.choice([-1, 2**62, -2**62, 33, value + 64, value - 64, 0])
+        ends = 8 * (10 + 9 * parts + 3 * int(numbers[2]))
+        numbers[4] = 0
+        numbers[4] = crc32(harmed[:ends].data)
+        with suppress(DamagedCopy, pa.ArrowException, OSError):
+            assert unpacked(harmed, "k").num_rows >= 0  # other numbers: who can write this can write any rows
+
+
+# ---- as a reader uses it
+
+@pytest.fixture
+def files(tmp_path):
+    """Two files of three row groups each."""
+    found = []
+    for number in range(2):
+        path = tmp_path / "data" / f"part-{number}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        write(path, number)
+        found.append(path)
+    return found
+
+
+def write(path, seed):
+    chance = np.random.default_rng(seed)
+    pq.write_table(pa.table({"label": pa.array(chance.integers(0, 2, 3 * GROUP), pa.int8()),
+                             "d": pa.array(chance.normal(size=3 * GROUP), pa.float32()),
+                             "s": pa.array(chance.integers(0, 1000, 3 * GROUP), pa.int32())}),
+                   path, row_group_size=GROUP, write_page_checksum=True, compression="lz4")
+
+
+def reader(files, how, opened=None, **options):
+    described = [DataFile(path=str(path), rows=3 * GROUP, bytes=os.path.getsize(path)) for path in files]
+    return RowGroupReader(described, ("label", "d", "s"), opened=opened, packed=how, **options)
+
+
+def read_all(groups):
+    """Every row group that the reader gives, held against Parquet; the reader is closed."""
+    for file, described in enumerate(groups.files):
+        for group in range(3):
+            expected = pq.ParquetFile(described.path).read_row_group(group)
+            assert groups.decoded(file, group).equals(expected), (file, group)
+    stats = groups.stats()
+    groups.close()
+    return stats
+
+
+def entries(tmp_path):
+    return [path for path in (tmp_path / "data" / ".sluice-packed").rglob("*") if len(path.name) == 64]
+
+
+def test_the_first_reader_makes_it_and_the_next_one_reads_no_parquet(files, tmp_path, capsys, monkeypatch):
+    first = read_all(reader(files, PackedCopy()))
+    assert (first["packed_hits"], first["packed_misses"], len(entries(tmp_path))) == (0, 6, 6)
+    assert first["packed_bytes"] >= sum(path.stat().st_size for path in entries(tmp_path))
+    with monkeypatch.context() as patched:
+        groups = reader(files, PackedCopy())
+        patched.setattr(RowGroupReader, "_take", lambda *_: pytest.fail("Parquet was read"))
+        assert read_all(groups)["packed_hits"] == 6
+    assert capsys.readouterr().err == ""
+
+
+def test_a_copy_goes_with_the_file_wherever_that_is_moved(files, tmp_path):
+    how = PackedCopy(folder=str(tmp_path / "copies"))
+    read_all(reader(files, how))
+    moved = tmp_path / "elsewhere"
+    shutil.move(files[0].parent, moved)
+    assert read_all(reader([moved / path.name for path in files], how))["packed_hits"] == 6
+
+
+def test_other_columns_have_a_copy_of_their_own(files):
+    read_all(reader(files, PackedCopy()))
+    described = [DataFile(path=str(files[0]), rows=3 * GROUP, bytes=os.path.getsize(files[0]))]
+    groups = RowGroupReader(described, ("s",), packed=PackedCopy())
+    assert groups.decoded(0, 0).column_names == ["s"]
+    assert groups.stats()["packed_hits"] == 0
+    groups.close()
+
+
+@pytest.mark.parametrize("how", ["replaced", "rewritten in place", "of the same size and time"])
+def test_a_stale_copy_is_never_read(files, how):
+    read_all(reader(files, PackedCopy()))
+    status = files[0].stat()
+    new = files[0].with_name("new")
+    write(new, 77)
+    if how == "rewritten in place":
+        files[0].write_bytes(new.read_bytes())
+    else:
+        new.replace(files[0])
+    if how == "of the same size and time":  # as the footer holds other statistics, its digest differs
+        os.utime(files[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+    new.unlink(missing_ok=True)
+    assert read_all(reader(files, PackedCopy()))["packed_hits"] <= 3
+
+
+def test_what_was_read_from_a_file_that_is_no_longer_there_is_not_kept_as_the_new_ones(files, tmp_path, capsys):
+    groups = reader(files, PackedCopy())
+    old = pq.ParquetFile(files[0]).read_row_group(1)
+    groups.decoded(0, 0)  # the file stays open
+    write(tmp_path / "new", 77)
+    (tmp_path / "new").replace(files[0])
+    assert groups.decoded(0, 1).equals(old)  # as without a copy: the file that was opened
+    assert "a file was replaced while it was read" in capsys.readouterr().err
+    groups.close()
+    assert read_all(reader(files, PackedCopy()))["packed_hits"] == 0
+
+
+def test_a_hundred_and_twenty_of_as_many_flips_on_the_disk_are_found(files, tmp_path, capsys):
+    read_all(reader(files, PackedCopy()))
+    path, chance = entries(tmp_path)[0], random.Random(31)
+    whole = path.read_bytes()
+    for _ in range(120):
+        harmed, at = bytearray(whole), chance.randrange(len(whole))
+        harmed[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(harmed)
+        assert read_all(reader(files, PackedCopy()))["packed_corrupt"] == 1, at
+        assert path.read_bytes() == whole  # made anew
+    assert capsys.readouterr().err.count("a packed copy cannot be believed") == 120
+
+
+@pytest.mark.parametrize("how", ["damaged", "truncated", "emptied", "of another version", "another's"])
+def test_a_copy_that_is_not_as_it_was_costs_a_line_and_is_made_anew(files, tmp_path, capsys, how):
+    read_all(reader(files, PackedCopy()))
+    first, second = entries(tmp_path)[:2]
+    content = bytearray(first.read_bytes())
+    if how == "damaged":
+        content[-100] ^= 4
+    elif how == "of another version":
+        content[27] = ord("0")
+    elif how == "another's":
+        content = second.read_bytes()
+    first.write_bytes({"truncated": content[:-9], "emptied": b""}.get(how, content))
+    stats = read_all(reader(files, PackedCopy()))
+    assert stats["packed_corrupt"] == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "a packed copy cannot be believed, and is made anew (" in said
+    assert read_all(reader(files, PackedCopy()))["packed_corrupt"] == 0
+
+
+def test_copies_that_are_deleted_while_they_are_read_are_missed_alone(files, tmp_path, capsys):
+    read_all(reader(files, PackedCopy()))
+    groups = reader(files, PackedCopy())
+    groups.decoded(0, 0)
+    shutil.rmtree(tmp_path / "data" / ".sluice-packed")
+    stats = read_all(groups)
+    assert stats["packed_hits"] == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "no more packed copies are made" in said
+    assert "No such file" in said
+
+
+def test_its_limit_is_kept_and_nothing_leaves_for_what_would_leave_again(files, tmp_path, capsys):
+    read_all(reader(files, PackedCopy()))
+    one = -(-entries(tmp_path)[0].stat().st_size // 4096) * 4096
+    shutil.rmtree(tmp_path / "data" / ".sluice-packed")
+    limit, made = 3 * one + 100, []
+    for epoch in range(3):
+        stats = read_all(reader(files, PackedCopy(limit_bytes=limit)))
+        made.append(sorted(entries(tmp_path)))
+        assert stats["packed_bytes"] <= limit
+        assert stats["packed_hits"] == (3 if epoch else 0)
+    assert made[0] == made[1] == made[2]
+    assert len(made[0]) == 3
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3  # one for each reader
+    assert all("no more packed copies are made" in line and "has no room within its limit" in line for line in said)
+
+
+def test_nothing_is_packed_when_there_is_no_room_any_more(files, monkeypatch):
+    groups, calls = reader(files, PackedCopy(limit_bytes=1)), []
+    monkeypatch.setattr(packed_copy, "packed", lambda *a: calls.append(1) or packed(*a))
+    read_all(groups)
+    assert len(calls) == 1
+
+
+def test_a_folder_that_cannot_be_used_costs_a_line(files, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert read_all(reader(files, PackedCopy(folder=str(folder)))) == {}
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "the folder of packed copies cannot be used" in said
+    (tmp_path / "strange" / "sluice-cache").mkdir(parents=True)
+    (tmp_path / "strange" / "sluice-cache").chmod(0o777)
+    assert read_all(reader(files, PackedCopy(folder=str(tmp_path / "strange")))) == {}
+    assert "is not this user's alone to write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.ENOSPC])
+def test_a_read_only_folder_and_a_full_disk_cost_a_line(files, capsys, monkeypatch, error):
+    groups = reader(files, PackedCopy())
+
+    def refused(*_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "link", refused)
+    assert read_all(groups)["packed_bytes"] == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert os.strerror(error) in said
+
+
+def test_two_writers_at_once_both_go_on(files, tmp_path, capsys, monkeypatch):
+    groups, meet, link = [reader(files, PackedCopy()) for _ in range(2)], threading.Barrier(2, timeout=20), os.link
+
+    def at_once(*paths):
+        meet.wait()
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", at_once)
+    found: list[dict] = []
+    threads = [threading.Thread(target=lambda one=one: found.append(read_all(one))) for one in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 2
+    assert len(entries(tmp_path)) == 6
+    assert not list(tmp_path.rglob("*.part"))
+    assert capsys.readouterr().err == ""
+    assert read_all(reader(files, PackedCopy()))["packed_hits"] == 6
+
+
+def test_files_in_a_store_have_no_copy_and_a_line_says_so(files, capsys):
+    groups = reader(files, PackedCopy(), opened=FileOpener(disturbed="latency_ms=0"))
+    assert not any(name.startswith("packed") for name in read_all(groups))
+    assert "files in a store have no packed copy" in capsys.readouterr().err
+
+
+def test_damaged_parquet_stays_an_error_that_names_it(files):
+    groups = reader(files, PackedCopy())
+    content = bytearray(files[0].read_bytes())
+    at = pq.read_metadata(files[0]).row_group(1).column(2).data_page_offset + 100
+    content[at] ^= 1
+    files[0].write_bytes(content)
+    with pytest.raises(Exception, match="row group 1: the page at"):
+        groups.decoded(0, 1)
+    groups.close()
+
+
+def test_its_memory_is_part_of_what_decoding_takes(files):
+    with_copy, without = reader(files, PackedCopy()), reader(files, None)
+    more = with_copy.decoding.beside - without.decoding.beside
+    decoded = without.decoding.decoded(GROUP)
+    assert more == 3 * decoded  # the stream of Arrow, its packed columns, and the copy
+    table = without.decoded(0, 0)
+    assert len(packed(table, "k")) <= decoded + 4096
+    for groups in (with_copy, without):
+        groups.close()
+
+
+def test_the_order_of_the_rows_is_that_of_parquet_whatever_the_knobs(table, tmp_path):
+    hashes = {}
+    for how in (None, PackedCopy(folder=str(tmp_path))):
+        for workers in (1, 2, 4):
+            with BatchLoader(table, batch_size=160, epochs=2, packed=how,
+                             knobs=Knobs(workers={"read": workers, "shuffle": workers})) as loader:
+                found = []
+                for _ in range(2):
+                    deque(loader, maxlen=0)
+                    found.append(loader.order_hash)
+                hashes[how, workers] = tuple(found)
+                counts = loader.store
+    assert len(set(hashes.values())) == 1
+    assert counts["packed_misses"] == counts["packed_corrupt"] == 0
+    assert counts["packed_hits"] > 0
+
+
+def test_a_loader_makes_all_copies_that_are_missing_when_it_is_asked_to(table, tmp_path):
+    with BatchLoader(table, batch_size=160, packed=PackedCopy(folder=str(tmp_path))) as loader:
+        loader.pack()
+        made = loader.store["packed_misses"]
+        deque(loader, maxlen=0)
+        assert (loader.store["packed_misses"], loader.store["packed_hits"]) == (made, made)
+
+
+def test_what_a_cache_holds_is_fetched_into_the_callers_memory(tmp_path):
+    with FileCache(tmp_path, 2**20, "t") as cache:
+        assert cache.put("a", b"some bytes", checked=True) == ""
+        assert bytes(cache.fetch("a", lambda size: np.empty(size, np.uint8))) == b"some bytes"
+        assert cache.fetch("b", lambda size: np.empty(size, np.uint8)) is None
+        cache.drop("a")
+        assert (cache.fetch("a", lambda size: np.empty(size, np.uint8)), cache.own_bytes) == (None, 0)
+
+
+def test_a_limit_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="limit_bytes 0 holds nothing"):
+        PackedCopy(limit_bytes=0)
+    assert Path(packed_copy.FOLDER).name.startswith(".")  # neither Spark nor a folder's loader lists it
