@@ -28,9 +28,9 @@ _LANES = 256  # numbers that are unpacked together; 32 rows of them are a block,
 _ALIGNED, _WORD = 64, 4
 _RAW, _PACKED, _INDICES, _LENGTHS = range(4)
 _DESCRIBED, _WIDTH, _FROM, _VALUES = 9, 1, 6, 7
-"""Nine numbers describe a part of the stream: its kind, a number's bytes, the bits of a packed one, and the base that is
-added to it; where it lies in the stream, and how many numbers it has; where it is packed, where the values are if these
-are indices, and how many."""
+"""Nine numbers describe a part of the stream: its kind, a number's bytes, the bits of a packed one, the base to add;
+where it lies in the stream, and how many numbers it has; where it is packed, where the values are if these are indices,
+and how many."""
 _SECTION = 3
 """How many describe a section: its column (0: what describes the columns), where it ends, and its checksum."""
 _FEWEST = 64  # numbers; what is smaller stays as it is
