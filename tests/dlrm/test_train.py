@@ -111,7 +111,7 @@ def test_the_report_shows_plan_optimiser_memory_curves_and_stalls(folder):
     plan = text[text.index("Sharding plan"):]
     assert all(f">{name}<" in plan for name in ("C1", "C26", "row", "table"))
     for words in ("the tables&#x27; optimiser keeps", "a rank holds gradients of at most",
-                  "largest over mean load of a rank", "Training loss", "AUC", "Time the trainer waits for input"):
+                  "largest over mean load of a rank", "Training loss", "AUC", "time that the trainer waits for input"):
         assert words in text
 
 
