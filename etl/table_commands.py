@@ -93,7 +93,8 @@ class CheckRequest(TableChoice):
         problems = table.check()
         for problem in problems:
             say(problem)
-        say(f"version {table.version}: {len(table.files)} files, {len(problems) or 'no'} problems")
+        say(f"version {table.version}: {len(table.files)} files, {len(problems) or 'no'} "
+            f"{'problem' if len(problems) == 1 else 'problems'}")
         return {"version": table.version, "rows": table.rows, "problems": problems}
 
 

@@ -77,7 +77,7 @@ class ColumnTransforms:
             hidden = {of for name in call.added for of in (name, lengths_name(name))}
             names = {of for name in call.columns for of in (name, lengths_name(name))} - hidden
             given = function(shown(call, {name: array for name, array in found.items() if name in names}))
-            found |= settled(call, given, found, self._bags, f"transform {call.name!r}")
+            found |= settled(call, given, found, self._bags, {}, f"transform {call.name!r}")
         return found
 
 

@@ -133,6 +133,10 @@ class Loader(BatchLoader):
         if as_ == "kjt" and order.last == "pad":
             raise LoaderError("as_='kjt' gives batches without weights, and order.last='pad' needs them: a row that "
                               "only fills a batch has weight 0. Take last='drop', or as_='batch' and batch.kjt()")
+        if live is not None and run_dir is None:
+            raise LoaderError(f"live={live} without run_dir: the page is that of a run folder; name one with run_dir")
+        if not (knobs is None or isinstance(knobs, Knobs)):
+            raise LoaderError(f"knobs={knobs!r} are no Knobs; write for instance Knobs(workers={{'read': 2}})")
         self._form = FORMS[as_]
         self._page = ExitStack()
         tuning = tuning if tuning is not None else "auto" if knobs is None else "fixed"

@@ -73,7 +73,7 @@ class Governor:
             raise MemoryLimitError(
                 f"memory limit {format_bytes(limit)} is too small: {format_bytes(base)} are in use before loading, and "
                 f"{needs}; take at least {base + minimum} bytes ({format_bytes(base + minimum)}), files with "
-                "smaller row groups, or, in Python, Loader(window_rows=…) with smaller windows")
+                "smaller row groups, or smaller windows (--window-rows; in Python Order(window_rows=…))")
         self.lock = threading.RLock()
         self.limit, self.minimum, self.base = limit, minimum, base
         self.reasons: Counter[str] = Counter()

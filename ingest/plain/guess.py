@@ -68,7 +68,7 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
         seconds = isinstance(facts.high, int) and _YEAR_2001 <= facts.low <= facts.high <= _YEAR_2100
         return Proposal(name=name, facts=facts, time="int" if seconds else "", why="looks like a time")
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
-        return Proposal(name=name, facts=facts, role="dense", fill=bool(facts.nulls))
+        return Proposal(name=name, facts=facts, role="dense", fill=bool(facts.nulls) or facts.unusable)
     role, inner = ("id_list", kind.value_type) if _is_list(kind) else ("sparse", kind)
     if pa.types.is_integer(inner):
         as_they_are = _fits(facts) and (role == "id_list" or not facts.nulls)

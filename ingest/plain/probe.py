@@ -40,6 +40,8 @@ class ColumnFacts:
     high: Any = None
     low_place: Place = ("", 0)
     high_place: Place = ("", 0)
+    unusable: bool = False
+    """Whether NaN or infinity was seen among the floats that were read."""
     values: int = 0
     """The values in the rows that were read."""
     distinct: int = 0
@@ -129,6 +131,8 @@ class _FileLook:
             one, values = self._facts[name], whole(table.column(name))
             if values.null_count and (name not in self._known or pa.types.is_nested(values.type)):
                 one.nulls[self._path, 0] = values.null_count
+            if pa.types.is_floating(values.type):
+                one.unusable |= bool(pc.any(pc.invert(pc.is_finite(values))).as_py())
             if pa.types.is_dictionary(values.type):
                 values = values.dictionary_decode()
             if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):

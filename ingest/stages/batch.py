@@ -25,7 +25,9 @@ from sluice.ingest.row_order import EpochSchedule, RowsPlan
 from sluice.ingest.stages.shuffle import Block, Chunk, Chunks, chunk_steps
 
 STRETCH_ROWS = 65536
-LONG_S = 0.25  # what takes a user's function longer comes in smaller pieces, so that it comes steadily
+LONG_S, SHORT_S = 0.25, 0.02
+"""The seconds that a user's function may take over a piece of work, by all its workers together, and by one of them at
+least: so what takes long comes steadily, and a short epoch has work for all."""
 _UNKNOWN = 2  # batches at most that pass a function together before it is known how long it takes
 
 
@@ -95,11 +97,12 @@ def most_steps(plan: RowsPlan, ranks: int) -> int:
     return max(1, STRETCH_ROWS * ranks // plan.batch_size)
 
 
-def at_once(most: int, batch_rows: int, work: Iterable[tuple[float, int]]) -> int:
+def at_once(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) -> int:
     """How many batches, `most` at most, pass users' functions together. `work` has the seconds and the rows of each
-    function so far."""
-    for busy_s, rows in work:
-        known = int(min(most, LONG_S * rows / max(1e-9, busy_s * batch_rows))) if rows else _UNKNOWN
+    function so far, and its workers."""
+    for busy_s, rows, workers in work:
+        longest_s = max(min(SHORT_S, LONG_S), LONG_S / workers)
+        known = int(min(most, longest_s * rows / max(1e-9, busy_s * batch_rows))) if rows else _UNKNOWN
         most = max(1, min(most, known))
     return most
 

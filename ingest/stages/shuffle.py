@@ -159,6 +159,9 @@ class Gatherer:
         every = [(name, kind) for names, kind in ((columns.floats, np.float32), (columns.scalars, np.int32))
                  for name in names]
         self._stored: list[tuple[str, type]] = [one for one in every if one[0] not in columns.added]
+        self._fillable = np.array([name in columns.fill and name not in made for name, _ in self._stored], bool)
+        """Whether what is no number in a column is filled: nulls, and in floats NaN and infinity, as a spec's fill does
+        it."""
         self._places_of = np.array([n for n, one in enumerate(every) if one[0] not in columns.added], np.int64)
         """The place of each stored column among all columns of one number a row."""
 
@@ -234,6 +237,9 @@ class Gatherer:
         there = [(piece.decoded.addresses(layout), piece.start) for piece in pieces]
         sources = np.stack([a.values + (layout.widths * start).astype(np.uint64) for a, start in there], axis=1)
         kinds[np.any([a.nulls != 0 for a, _ in there], axis=0)[layout.at]] = CONVERTED
+        for number in np.flatnonzero(self._fillable & (kinds != CONVERTED)):
+            if not all(_finite(_part(piece, self._stored[number][0])) for piece in pieces):
+                kinds[number] = CONVERTED
         return sources[layout.at], kinds
 
     def _converted(self, number: int, pieces: tuple[WindowPiece, ...]) -> list[npt.NDArray[Any]]:
@@ -241,14 +247,15 @@ class Gatherer:
         name, dtype = self._stored[number]
         arrays = []
         for piece in pieces:
-            column = piece.decoded.table.column(name)
-            part = column.slice(piece.start, piece.stop - piece.start)
+            column, part = piece.decoded.table.column(name), _part(piece, name)
             if name in self._functions:
                 array = np.concatenate([self._made(name, piece, chunk) for chunk in part.chunks])
             else:
                 if column.null_count:
                     part = self._filled(name, piece, part)
                 array = part.to_numpy()
+                if self._fillable[number] and array.dtype.kind == "f":
+                    array = np.where(np.isfinite(array), array, array.dtype.type(self._columns.fill[name]))
             try:
                 arrays.append(numbers(array, dtype))
             except ValueRefused as refused:
@@ -288,7 +295,7 @@ class Gatherer:
 
     def _bags_of(self, name: str, piece: WindowPiece) -> pa.Array:
         """The bags of a piece as one array, without a copy if Arrow has them as one."""
-        part = piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start)
+        part = _part(piece, name)
         if name in self._functions:
             part = pa.chunked_array([self._made(name, piece, chunk) for chunk in part.chunks])
         if part.num_chunks == 1:
@@ -296,3 +303,13 @@ class Gatherer:
         if pa.types.is_binary(part.type):  # several chunks, as they are more than 32-bit offsets can count
             part = part.cast(pa.large_binary())
         return part.combine_chunks()
+
+
+def _part(piece: WindowPiece, name: str) -> pa.ChunkedArray:
+    """The rows of a column that are the piece's."""
+    return piece.decoded.table.column(name).slice(piece.start, piece.stop - piece.start)
+
+
+def _finite(column: pa.ChunkedArray) -> bool:
+    """Whether a column without nulls holds neither NaN nor infinity."""
+    return not pa.types.is_floating(column.type) or all(bool(np.isfinite(c.to_numpy()).all()) for c in column.chunks)

@@ -80,7 +80,8 @@ class Transformer:
             for transform, run in zip(self._stages[number].fused.transforms, self._runs[number], strict=True):
                 where = f"transform {transform.name!r}, epoch {stretch.schedule.epoch}, step {stretch.step + n}"
                 arrays = columns_of(stretch, n, self._columns)
-                changed = settled(transform, run(stretch, n, arrays, where), arrays, self._columns.bags, where)
+                changed = settled(transform, run(stretch, n, arrays, where), arrays, self._columns.bags,
+                                  self._columns.cardinalities, where)
                 if changed:
                     ids = list(stretch.ids)
                     ids[n] = joined(self._columns, {**arrays, **changed}, stretch.floats.shape[2])
@@ -88,9 +89,11 @@ class Transformer:
         return stretch
 
 
-def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[str], where: str) -> Arrays:
+def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[str],  # noqa: PLR0917
+            sizes: Mapping[str, int], where: str) -> Arrays:
     """Writes what a function gave back into the arrays of its batch. Returns the columns of `bags` that have got other
-    lengths, with these, as they take other arrays. None from the function: it wrote into what it got."""
+    lengths, with these, as they take other arrays. None from the function: it wrote into what it got. `sizes` are the
+    cardinalities of columns, where they are known."""
     if given is not None and not isinstance(given, Mapping):
         raise TransformError(f"{where}: it gave back {type(given).__name__}, not a dict of arrays by column name, nor "
                              "None")
@@ -101,8 +104,8 @@ def settled(transform: Transform, given: Given, arrays: Arrays, bags: Container[
     for name, value in new.items():
         if name not in changed:
             _take(name, value, arrays, where)
-    for name, size in transform.outputs.items():
-        if size is not None:
+    for name, size in (transform.outputs or sizes).items():
+        if size is not None and (transform.outputs or not transform.columns or name in transform.columns):
             _check_ids(name, changed.get(name, arrays[name]), size, where)
     return changed
 

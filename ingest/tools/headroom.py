@@ -71,7 +71,10 @@ class Headroom:
             what = "input-bound: " if self._prepare > self._both else "balanced: loading alone keeps up, but together "
             best = f"at best +{self.gain:.0%}" if self.gain < _NO_STEP else "the consumer alone takes next to no time"
             line = f"{what}{self.stall:.0%} of each step waits{slowest}; {best}"
-        return line + (f"; {self.idle_cores:.0f} cores idle" if self.idle_cores is not None else "")
+        if self.idle_cores is None:
+            return line
+        idle = f"{self.idle_cores:.1f}".removesuffix(".0")
+        return f"{line}; {idle} {'core' if idle == '1' else 'cores'} idle"
 
     @property
     def _prepare(self) -> float:

@@ -21,6 +21,7 @@ from sluice.ingest.__main__ import main
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
+from sluice.ingest.stages.transform import Transform, TransformError
 from sluice.ingest.tools import guess
 from sluice.ingest.tools.guess import guessed_spec
 from tests.etl.jobs import on
@@ -302,6 +303,18 @@ class TestSpecs:
             table_of(clicks, "label=clicked", spec=Spec.own(SPEC))
 
 
+@pytest.mark.parametrize(("value", "at"), [(12, 3), (-7, 0)])
+def test_an_id_of_a_function_beyond_what_embeddings_have_is_refused(clicks, value, at):
+    def far(columns):
+        columns["user_id"][at] = value
+
+    with BatchLoader(clicks, roles="label=clicked;dense=score;sparse=user_id%10", batch_size=40,
+                     transforms=[Transform("far", far)]) as loader, \
+            pytest.raises(TransformError, match=rf"transform 'far', epoch 0, step 0: column 'user_id' came back with "
+                          rf"id {value} \(number {at}\), and its cardinality is 12: ids go from 0 to 11"):
+        list(loader)
+
+
 class TestGuesses:
     def test_the_guessed_spec_is_taken_by_loader_and_job(self, clicks, tmp_path):
         out = tmp_path / "guessed.toml"
@@ -327,6 +340,24 @@ class TestGuesses:
         assert "country%1000" in said
         assert "empty values of price, is_new become 0" in said
         assert "left out: ts (a time), day (a time), blob (binary)" in said
+
+    def test_what_is_no_number_among_floats_is_filled_as_a_spec_fills_it(self, tmp_path, capsys):
+        values = [1.0, np.nan, np.inf, 4.0, None, -np.inf, 7.0, 8.0]
+        for kind, name in ((pa.float64(), "a"), (pa.float32(), "b")):
+            pq.write_table(pa.table({"y": [0, 1] * 4, "whole": range(8), "none": pa.array([2.0] * 8, kind),
+                                     "nan": pa.array([*values[:4], *values[:4]], kind), "x": pa.array(values, kind)}),
+                           tmp_path / f"{name}.parquet")
+            with BatchLoader(tmp_path / f"{name}.parquet", batch_size=8, shuffle=False, streams=1) as loader:
+                batch = next(iter(loader))
+                assert batch["x"].tolist() == [1, 0, 0, 4, 0, 0, 7, 8]
+                assert batch["nan"].tolist() == [1, 0, 0, 4] * 2
+                assert batch["none"].tolist() == [2] * 8
+            assert "empty values of nan, x become 0" in capsys.readouterr().err
+            with BatchLoader(tmp_path / f"{name}.parquet", batch_size=8, shuffle=False, streams=1, fill={"x": -1},
+                             roles={"label": "y", "dense": ["x", "nan"]}) as loader:
+                batch = next(iter(loader))
+                assert batch["x"].tolist() == [1, -1, -1, 4, -1, -1, 7, 8]
+                assert batch["nan"][1].isnan(), "nobody asked for it to be filled"
 
     def test_text_that_names_rows_is_left_out(self, tmp_path):
         pq.write_table(pa.table({"y": [0, 1] * 1000, "event": [f"e{n}" for n in range(2000)],

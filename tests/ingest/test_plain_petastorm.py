@@ -10,11 +10,13 @@ import pytest
 from sluice import Loader
 from sluice.etl.ops.ids import Hash
 from sluice.etl.spec.spec import Spec
-from sluice.ingest.columns import ColumnError
+from sluice.ingest.columns import ColumnError, Columns
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
 from sluice.ingest.read.petastorm import compat
 from sluice.ingest.read.petastorm.options import PetastormOptions
+from sluice.ingest.read.reader import READERS, RowGroupReader, source_of
+from sluice.ingest.tools.decode_limit import decode_rows_per_s
 from tests.ingest.test_plain_columns import FILES, ROWS, SPEC, clicks, log, rows_of  # noqa: F401
 
 compat.install()
@@ -101,3 +103,16 @@ def test_values_that_petastorm_may_change_or_leave_out_are_not_refused_by_footer
 def test_what_does_not_go_together_is_refused(clicks, open_it, said):  # noqa: F811
     with pytest.raises(ParquetError, match=said):
         open_it(clicks)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_row_group_without_rows_of_the_split_gives_none(clicks, reader):  # noqa: F811
+    """The limit of decoding reads each row group that there is."""
+    spec = Spec.own(SPEC.replace('split_by = "user_id"', 'split_time = "ts"').replace(
+        "split = {train = 0.7, test = 0.3}", "split = {train = 0, test = 1704240000}"))
+    source = ParquetFiles.open(clicks, spec=spec)
+    made = source.made("train", Columns.of(source.fields).names)
+    groups = RowGroupReader(source.files_of("train"), made.sources, made=made)
+    assert [sum(counts) for counts in groups.row_groups] == [412, 0]
+    assert decode_rows_per_s(source_of(reader, groups), groups, 1, 0.3) > 0
+    groups.close()

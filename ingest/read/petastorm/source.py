@@ -212,12 +212,13 @@ class _PoolOfReader:
 
         def make_work() -> Work:
             published: list[pa.Table] = []
+            nothing = (self._groups.stored if self._groups.given is None else self._groups.given).empty_table()
             with self._lock:
                 worker = worker_class(next(self._ids), published.append, worker_args)
 
             def decode(read: Read) -> pa.Table:
                 worker.process(**ventilator.item(self._firsts[read.file] + read.group))
-                table = published.pop() if published else ()  # a worker publishes no table without rows
+                table = published.pop() if published else nothing  # a worker publishes no table without rows
                 if not isinstance(table, dict) and len(table) != read.rows:
                     raise ValueError(f"{len(table)} rows where {read.rows} are due: a predicate chooses the same rows "
                                      "each time, and a cache gives back what it was given")
