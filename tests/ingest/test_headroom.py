@@ -102,7 +102,7 @@ def test_the_table_names_the_stalls_of_a_step():
     found = Headroom(consumer=100.0, loading=50.0, cold=25.0, together=50.0, stall=0.5, slowest="read", idle_cores=3.2,
                      what_if=WhatIf(stage="read", workers=3, predicted=75.0, measured=70.0))
     lines = str(found).splitlines()
-    assert lines[0] == "input-bound: 50% of each step waits; slowest stage read; at best +100%; 3 cores idle"
+    assert lines[0] == "input-bound: 50% of each step waits; slowest stage read; at best +100%; 3.2 cores idle"
     assert "compute 25%, prepare 25%, in each other's way 0%, fetch 50%" in lines[-2]
     assert lines[-1].strip() == "with 3 workers in read: loading alone 75 rows/s (tried: 70)"
 
