@@ -376,8 +376,7 @@ class Pipeline:
     def _at_once(self) -> int:
         """How many batches may pass the stages of transforms together now."""
         plan, ranks, tallies = self._parts.plan, self._parts.ranks, self._tallies
-        code = [(tallies[stage.name], self.knobs.workers[stage.name]) for stage in self._parts.transforms
-                if stage.movable]
+        code = [(tallies[stage.name], self.knobs.workers[stage.name]) for stage in self._parts.transforms]
         return at_once(most_steps(plan, ranks), plan.batch_size // ranks, [(t.busy_s, t.rows, n) for t, n in code])
 
     @property

@@ -110,7 +110,8 @@ def test_batches_count_for_each_stage_that_they_pass(table):
     assert counts(Knobs()) == counts(Knobs(fused=["b"])) == counts(Knobs(fused=["b", "c"]))
 
 
-def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_that_they_come_steadily(table, monkeypatch):
+@pytest.mark.parametrize("function", [f"{NAME}twice", twice], ids=["by name", "as in a notebook"])
+def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_they_come_steadily(table, monkeypatch, function):
     assert at_once(32, 2048, []) == 32
     assert at_once(32, 2048, [(0.0, 0, 1)]) == 2  # nothing is known yet
     assert at_once(32, 2048, [(0.1, 2048 * 100, 1)]) == 32
@@ -120,7 +121,7 @@ def test_batches_pass_a_users_function_by_the_time_that_it_takes_so_that_they_co
     assert at_once(32, 2048, [(1.0, 2048 * 200, 4)]) == 12, "of 5 ms each: four workers share a quarter second"
     assert at_once(32, 2048, [(1.0, 2048 * 200, 64)]) == 4, "a piece of work has 20 ms"
     with (BatchLoader(table, batch_size=64) as plain,
-          BatchLoader(table, batch_size=64, transforms=[Transform("twice", f"{NAME}twice")]) as tuned):
+          BatchLoader(table, batch_size=64, transforms=[Transform("twice", function)]) as tuned):
         monkeypatch.setattr("sluice.ingest.stages.batch.LONG_S", 0.0)  # every function takes too long
         for loader in (plain, tuned):
             deque(loader, maxlen=0)
