@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.footers import stored_footer
+from sluice.ingest.read.open_file import LocalFile, PageMemory, StoreFile
 from sluice.ingest.read.packed_table import VERSION, DamagedCopy, load_compiled, packed, unpacked
-from sluice.ingest.read.verified_file import PageMemory, StoreFile, VerifiedFile
 
 FOLDER = ".sluice-packed"
 
@@ -99,10 +99,10 @@ class PackedRowGroups:
             self._cache.drop(wanted[0])
         return None
 
-    def keep(self, wanted: Wanted, file: VerifiedFile | StoreFile, table: pa.Table) -> None:
+    def keep(self, wanted: Wanted, file: LocalFile | StoreFile, table: pa.Table) -> None:
         """Makes the copy of what was read from that Parquet file, if there is room for it, and if that is the file of
         which it was wanted: another one may lie at its path by now."""
-        if not self._makes or self._cache is None or not isinstance(file, VerifiedFile):
+        if not self._makes or self._cache is None or not isinstance(file, LocalFile):
             return
         if _state(file.status()) != wanted[1] or not file.is_as_described():
             self._say("a file was replaced while it was read, and has no packed copy of that", "")

@@ -32,11 +32,11 @@ from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, metadata_of
+from sluice.ingest.read.open_file import LocalFile, PageMemory, StoreFile
 from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.retry import DeliveryError
-from sluice.ingest.read.verified_file import PageMemory, StoreFile, VerifiedFile
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
@@ -89,7 +89,7 @@ class RowGroupReader:
         self._opened = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
-        self._idle: deque[tuple[int, VerifiedFile | StoreFile]] = deque()
+        self._idle: deque[tuple[int, LocalFile | StoreFile]] = deque()
         self._threads = threading.local()  # each has its memory for what is stored
         self._lock = threading.Lock()
         self._check_sizes()
@@ -191,10 +191,10 @@ class RowGroupReader:
                               "the file was replaced")
         return table
 
-    def _table(self, file: VerifiedFile | StoreFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
+    def _table(self, file: LocalFile | StoreFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
         """Decodes a row group; one of large columns is not decoded all at once, because the reader also holds all that
         it reads together in its stored form until it is done."""
-        tables = [flattened(file.read(group, some, self._memory())) for some in portions]
+        tables = [flattened(file.read(group, some)) for some in portions]
         if len(tables) == 1:
             return tables[0]
         return pa.table({name: part.column(name) for part in tables for name in part.column_names})
@@ -237,7 +237,7 @@ class RowGroupReader:
     # Opening a file takes 0.1 ms, and 5 ms if it has a thousand columns: so files stay open, each for one reader at a
     # time.
 
-    def _take(self, number: int) -> VerifiedFile | StoreFile:
+    def _take(self, number: int) -> LocalFile | StoreFile:
         with self._lock:
             for at, (held, file) in enumerate(self._idle):
                 if held == number:
@@ -246,11 +246,11 @@ class RowGroupReader:
         path, footer = self.files[number].path, self._footers.get(number)
         local = self._opened.local(path)
         opened = StoreFile(self._opened.open(path), footer, self._dictionaries) if local is None else \
-            VerifiedFile(local, footer, self._dictionaries)
+            LocalFile(local, footer, self._dictionaries)
         self._footers[number] = opened.metadata
         return opened
 
-    def _give_back(self, number: int, file: VerifiedFile | StoreFile) -> None:
+    def _give_back(self, number: int, file: LocalFile | StoreFile) -> None:
         try:
             file.rest()
         except Exception:  # its first row group is damaged: whoever reads that gets the error

@@ -52,12 +52,12 @@ class Weather:
 
 
 class _File:
-    """Where a reader has a VerifiedFile."""
+    """Where a reader has a LocalFile."""
 
     def __init__(self, path: str, read: Callable[[str, int], pa.Table]):
         self._path, self._read = path, read
 
-    def read(self, group: int, columns: Sequence[str], _memory: Any) -> pa.Table:
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         return self._read(self._path, group).select(columns)
 
     def close(self) -> None:

@@ -1,0 +1,106 @@
+"""An open Parquet file whose pages are held against their checksums: `LocalFile`, `StoreFile`; and `PageMemory`, into
+which stored bytes are read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_KEPT = 16 * 2**20
+
+
+class PageMemory:
+    """Memory for the stored columns of a row group. It is used again for the next one, which must not begin before the
+    last one is decoded."""
+
+    def __init__(self) -> None:
+        self._bytes = _pages_of_memory(mmap.PAGESIZE)
+        self._used = 0
+
+    def clear(self) -> None:
+        """Gives all of it back. What is kept grows to what was needed, but nobody accounts for it between two row
+        groups."""
+        if len(self._bytes) < min(self._used, _KEPT):
+            self._bytes = _pages_of_memory(min(self._used, _KEPT))
+        self._used = 0
+
+    def take(self, size: int, at: int) -> npt.NDArray[np.uint8]:
+        """So many bytes, which lie in their page as those of the file at `at` do: so they are copied much faster."""
+        begin = self._used + (at - self._used) % mmap.PAGESIZE
+        self._used = begin + size
+        if self._used <= len(self._bytes):
+            return self._bytes[begin:self._used]
+        shift = at % mmap.PAGESIZE
+        return _pages_of_memory(shift + size)[shift:]
+
+
+def _pages_of_memory(size: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+
+
+class LocalFile:
+    """A file on this machine. One thread uses it at a time."""
+
+    def __init__(self, path: str, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
+        """Columns of texts among `dictionaries` are decoded as dictionaries."""
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._release = weakref.finalize(self, os.close, self._descriptor)
+        self._described: bool | None = None
+        try:  # by the descriptor, as another file may lie at the path a moment later
+            self._parquet = pq.ParquetFile(f"/dev/fd/{self._descriptor}", metadata=metadata, pre_buffer=False,
+                                           read_dictionary=list(dictionaries), page_checksum_verification=True)
+        except BaseException:
+            self._release()
+            raise
+        self.metadata = self._parquet.metadata
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Decodes columns of a row group."""
+        return self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
+
+    def status(self) -> os.stat_result:
+        """What the system says of the open file: another one may lie at its path by now."""
+        return os.fstat(self._descriptor)
+
+    def is_as_described(self) -> bool:
+        """Whether the footer that pages are found by is the open file's own: it may have been read before that was
+        opened."""
+        if self._described is None:
+            with pa.OSFile(f"/dev/fd/{self._descriptor}") as again:
+                self._described = bool(pq.read_metadata(again).equals(self.metadata))
+        return self._described
+
+    def rest(self) -> None:
+        """Has nothing to give back."""
+
+    def close(self) -> None:
+        self._parquet.close(force=True)
+        self._release()
+
+
+class StoreFile:
+    """A file in a store, of which Arrow fetches ahead what it is going to decode."""
+
+    def __init__(self, opened: pa.NativeFile, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
+        """`opened` is closed with this."""
+        self._parquet = pq.ParquetFile(opened, metadata=metadata, pre_buffer=True, read_dictionary=list(dictionaries),
+                                       page_checksum_verification=True)
+        self.metadata = self._parquet.metadata
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """Decodes columns of a row group."""
+        return self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
+
+    def rest(self) -> None:
+        """Gives back what was fetched, which is kept until the next request."""
+        self._parquet.read_row_group(0, columns=[], use_threads=False)
+
+    def close(self) -> None:
+        self._parquet.close(force=True)
