@@ -32,7 +32,7 @@ class CoreShare:
         """Limits the cores, and says in words what was done."""
         before, self._cores = self._machine.cores() if self._cores is None else self._cores, cores
         if self._quota(cores):
-            return f"a quota of {cores:g} cores instead of {before:g}"
+            return f"a quota of {cores:g} {'core' if cores == 1 else 'cores'} instead of {before:g}"
         kept = set(sorted(self._affinity)[:max(1, round(cores))])
         _pin(self._machine.tree(), kept)
         return f"{len(kept)} {'core' if len(kept) == 1 else 'cores'} instead of {before:g}"
