@@ -19,6 +19,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import processes
+
 _KEEP = {"PATH", "HOME", "LANG", "LC_ALL", "JAVA_HOME", "TMPDIR", "VIRTUAL_ENV", "CI", "PYSPARK_PYTHON", "USER", "TERM"}
 _PATIENCE_S = 5.0
 _TEMPORARY = pytest.StashKey[str]()
@@ -87,7 +89,7 @@ def _what_is_there() -> dict[str, set[str]]:
     return {
         "threads": {f"{t.name} ({t.ident})" for t in threading.enumerate()
                     if not t.name.startswith(_FOREIGN_THREADS)},
-        "children": {f"{p.pid} {p.name()}" for p in _children() if _alive(p)},
+        "children": {f"{p.pid} {processes.name(p)}" for p in _children() if processes.alive(p)},
         # Sockets and event descriptors of Spark's gateway and of torch's stores are counted with their owners.
         "descriptors": {f"{fd} {target}" for fd, target in _descriptors().items() if target.startswith("/")
                         and not target.startswith(("/dev/", "/proc/", "/sys/"))
@@ -107,13 +109,6 @@ def _held_by_strangers() -> set[str]:
             if int(maps.parent.name) not in ours:  # by numbers: a semaphore is mapped under another name
                 held.update(map(int, re.findall(r" (\d+) +/dev/shm/", maps.read_text())))
     return {entry.name for entry in os.scandir("/dev/shm") if entry.inode() in held}
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture(autouse=True)

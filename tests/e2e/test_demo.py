@@ -18,6 +18,7 @@ from sluice.agent.report import narrative
 from sluice.agent.report.run_folder import Run
 from sluice.dlrm.demo import has_java, main
 from sluice.etl.common.errors import UsageError
+from tests import processes
 
 pytestmark = pytest.mark.slow
 
@@ -91,12 +92,14 @@ def test_an_interrupt_leaves_nothing_running(tmp_path):
                                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
                                env={**os.environ, "TMPDIR": str(tmp_path)})
     with process.stderr as lines:
-        for line in lines:
-            if "spark-submit" in line:
-                break
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert len([child for child in children if "spark.deploy" in " ".join(child.cmdline())]) >= 3
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(20) == 130
+        try:
+            for line in lines:
+                if "spark-submit" in line:
+                    break
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert len([child for child in children if "spark.deploy" in processes.command_line(child)]) >= 3
+        finally:
+            os.kill(process.pid, signal.SIGINT)
+            assert process.wait(20) == 130
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive, alive

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests import processes
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -156,7 +158,7 @@ def test_every_command_of_the_readme_works(place, spark_master):
     assert len(done) >= 10
     assert any("--py-files" in c for c in done)
     assert not [p for p in psutil.Process().children(recursive=True)
-                if p.status() != psutil.STATUS_ZOMBIE and "dlrm" in " ".join(p.cmdline())]
+                if processes.alive(p) and "dlrm" in processes.command_line(p)]
 
 
 @pytest.mark.slow
