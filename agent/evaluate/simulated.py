@@ -204,7 +204,7 @@ _EXAMPLES = """examples:
 
 @dataclass(frozen=True, kw_only=True)
 class ContestOptions:
-    """What is run on this machine."""
+    """The live set-ups that are run on this machine, and for how long."""
 
     title = "live set-ups"
     live: bool = setting(False, "also run live set-ups on this machine, which should do nothing else meanwhile (the "

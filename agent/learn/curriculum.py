@@ -44,7 +44,7 @@ class Curriculum:
 
 
 class _Progress:
-    """What has been done so far, on disk."""
+    """The curriculum's progress on disk: what was taught so far, and the student."""
 
     def __init__(self, plan: Curriculum, folder: Path) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ class _Progress:
         write(self._file, arrays, self.done)
 
     def kept(self, name: str, make: Callable[[], Arrays]) -> Arrays:
-        """What was made once and lies in the folder."""
+        """Returns the arrays of that name from the folder, and makes them if they are not there."""
         from safetensors.numpy import load_file
 
         path = self.folder / f"{name}.safetensors"

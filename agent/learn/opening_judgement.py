@@ -43,7 +43,7 @@ class Course:
     """What came of one policy in one case, as shares of the clairvoyant's rows."""
 
     start: float
-    """Of the first ten seconds."""
+    """The share of the first ten seconds."""
     whole: float
     back_s: int
     """Seconds until three in a row together reach 0.95."""

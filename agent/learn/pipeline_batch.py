@@ -136,7 +136,7 @@ class PipelineBatch:
             self._pass_step()
 
     def snapshot(self, b: int) -> Snapshot:
-        """What the controller would see of one pipeline."""
+        """Returns what the controller would see of one pipeline."""
         truth, rows = self._truth.truths[b], self._shape[0]
         limits = self.queue_limits()
         first = rows - len(truth.stages)

@@ -32,10 +32,10 @@ class CoreShare:
         """Limits the cores, and says in words what was done."""
         before, self._cores = self._machine.cores() if self._cores is None else self._cores, cores
         if self._quota(cores):
-            return f"a quota of {cores:g} {'core' if cores == 1 else 'cores'} instead of {before:g}"
+            return f"a quota of {_counted(cores)} instead of {before:g}"
         kept = set(sorted(self._affinity)[:max(1, round(cores))])
         _pin(self._machine.tree(), kept)
-        return f"{len(kept)} {'core' if len(kept) == 1 else 'cores'} instead of {before:g}"
+        return f"{_counted(len(kept))} instead of {before:g}"
 
     def restore(self) -> None:
         """Gives back the cores that were there before."""
@@ -91,6 +91,10 @@ class CoreShare:
                 continue
             return group
         return None
+
+
+def _counted(cores: float) -> str:
+    return f"{cores:g} {'core' if cores == 1 else 'cores'}"
 
 
 def _pin(pids: Iterable[int], cores: set[int]) -> None:

@@ -45,25 +45,40 @@ def _pages_of_memory(size: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(-1, size), np.uint8)
 
 
-class LocalFile:
-    """A file on this machine. One thread uses it at a time."""
+class OpenFile:
+    """One thread uses it at a time."""
 
-    def __init__(self, path: str, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
-        """Columns of texts among `dictionaries` are decoded as dictionaries."""
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._release = weakref.finalize(self, os.close, self._descriptor)
-        self._described: bool | None = None
-        try:  # by the descriptor, as another file may lie at the path a moment later
-            self._parquet = pq.ParquetFile(f"/dev/fd/{self._descriptor}", metadata=metadata, pre_buffer=False,
-                                           read_dictionary=list(dictionaries), page_checksum_verification=True)
-        except BaseException:
-            self._release()
-            raise
+    def __init__(self, opened: str | pa.NativeFile, metadata: pq.FileMetaData | None, dictionaries: Sequence[str], *,
+                 ahead: bool):
+        """Columns of texts among `dictionaries` are decoded as dictionaries. `ahead` fetches what is going to be
+        decoded."""
+        self._parquet = pq.ParquetFile(opened, metadata=metadata, pre_buffer=ahead, read_dictionary=list(dictionaries),
+                                       page_checksum_verification=True)
         self.metadata = self._parquet.metadata
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """Decodes columns of a row group."""
         return self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
+
+    def rest(self) -> None:
+        """Gives back what need not be held until the next request."""
+
+    def close(self) -> None:
+        self._parquet.close(force=True)
+
+
+class LocalFile(OpenFile):
+    """A file on this machine. Nothing of it is fetched ahead: the hand-over to Arrow's own threads costs more."""
+
+    def __init__(self, path: str, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._release = weakref.finalize(self, os.close, self._descriptor)
+        self._described: bool | None = None
+        try:  # by the descriptor, as another file may lie at the path a moment later
+            super().__init__(f"/dev/fd/{self._descriptor}", metadata, dictionaries, ahead=False)
+        except BaseException:
+            self._release()
+            raise
 
     def status(self) -> os.stat_result:
         """What the system says of the open file: another one may lie at its path by now."""
@@ -77,30 +92,17 @@ class LocalFile:
                 self._described = bool(pq.read_metadata(again).equals(self.metadata))
         return self._described
 
-    def rest(self) -> None:
-        """Has nothing to give back."""
-
     def close(self) -> None:
-        self._parquet.close(force=True)
+        super().close()
         self._release()
 
 
-class StoreFile:
-    """A file in a store, of which Arrow fetches ahead what it is going to decode."""
+class StoreFile(OpenFile):
+    """A file in a store, which is closed with this."""
 
     def __init__(self, opened: pa.NativeFile, metadata: pq.FileMetaData | None, dictionaries: Sequence[str]):
-        """`opened` is closed with this."""
-        self._parquet = pq.ParquetFile(opened, metadata=metadata, pre_buffer=True, read_dictionary=list(dictionaries),
-                                       page_checksum_verification=True)
-        self.metadata = self._parquet.metadata
-
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """Decodes columns of a row group."""
-        return self._parquet.read_row_group(group, columns=list(columns), use_threads=False)
+        super().__init__(opened, metadata, dictionaries, ahead=True)
 
     def rest(self) -> None:
-        """Gives back what was fetched, which is kept until the next request."""
+        """Gives back what was fetched, which Arrow keeps until the next request."""
         self._parquet.read_row_group(0, columns=[], use_threads=False)
-
-    def close(self) -> None:
-        self._parquet.close(force=True)

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.footers import stored_footer
-from sluice.ingest.read.open_file import LocalFile, PageMemory, StoreFile
+from sluice.ingest.read.open_file import LocalFile, OpenFile, PageMemory
 from sluice.ingest.read.packed_table import VERSION, DamagedCopy, load_compiled, packed, unpacked
 
 FOLDER = ".sluice-packed"
@@ -58,6 +58,7 @@ class PackedRowGroups:
         self._names: dict[int, tuple[tuple[int, ...], str]] = {}  # the state of each file, and its name for entries
         self._columns = hashlib.sha256(json.dumps([VERSION, list(columns), list(dictionaries)]).encode()).hexdigest()
         self._cache: FileCache | None = None
+        self._threads = threading.local()  # each has its memory for what is stored
         local = [path for path in paths if path is not None]
         self._makes = bool(local)
         if len(local) < len(paths):
@@ -87,9 +88,12 @@ class PackedRowGroups:
             return None  # whoever reads the file says what is wrong
         return f"{known[1]} {group}", known[0]
 
-    def read(self, wanted: Wanted, memory: PageMemory) -> pa.Table | None:
+    def read(self, wanted: Wanted) -> pa.Table | None:
         """A row group from its copy; None, if there is none, or none that can be believed."""
         assert self._cache is not None
+        memory: PageMemory | None = getattr(self._threads, "memory", None)
+        if memory is None:
+            memory = self._threads.memory = PageMemory()
         memory.clear()
         try:
             stored = self._cache.fetch(wanted[0], lambda size: memory.take(size, 0))
@@ -99,7 +103,7 @@ class PackedRowGroups:
             self._cache.drop(wanted[0])
         return None
 
-    def keep(self, wanted: Wanted, file: LocalFile | StoreFile, table: pa.Table) -> None:
+    def keep(self, wanted: Wanted, file: OpenFile, table: pa.Table) -> None:
         """Makes the copy of what was read from that Parquet file, if there is room for it, and if that is the file of
         which it was wanted: another one may lie at its path by now."""
         if not self._makes or self._cache is None or not isinstance(file, LocalFile):

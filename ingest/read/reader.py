@@ -32,7 +32,7 @@ from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.read.decoding import Decoding, decoding_of
 from sluice.ingest.read.files import FileOpener
 from sluice.ingest.read.footers import FooterError, metadata_of
-from sluice.ingest.read.open_file import LocalFile, PageMemory, StoreFile
+from sluice.ingest.read.open_file import LocalFile, OpenFile, StoreFile
 from sluice.ingest.read.packed_copy import PackedCopy, PackedRowGroups
 from sluice.ingest.read.petastorm.options import PetastormOptions
 from sluice.ingest.read.petastorm.source import PetastormSource
@@ -89,8 +89,7 @@ class RowGroupReader:
         self._opened = opened or FileOpener()
         self.rescue: Rescue | None = None
         self._footers: dict[int, pq.FileMetaData] = {}
-        self._idle: deque[tuple[int, LocalFile | StoreFile]] = deque()
-        self._threads = threading.local()  # each has its memory for what is stored
+        self._idle: deque[tuple[int, OpenFile]] = deque()
         self._lock = threading.Lock()
         self._check_sizes()
         self.row_groups = self._row_groups()
@@ -164,7 +163,7 @@ class RowGroupReader:
         where, file = self._where(number, group), None
         try:
             wanted = self.packed.wanted(number, group) if self.packed and columns is None else None
-            table = self.packed.read(wanted, self._memory()) if self.packed and wanted else None
+            table = self.packed.read(wanted) if self.packed and wanted else None
             if table is None:
                 file = self._take(number)
                 table = self._table(file, group, self.decoding.portions or ((),) if columns is None else
@@ -191,20 +190,13 @@ class RowGroupReader:
                               "the file was replaced")
         return table
 
-    def _table(self, file: LocalFile | StoreFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
+    def _table(self, file: OpenFile, group: int, portions: Sequence[Sequence[str]]) -> pa.Table:
         """Decodes a row group; one of large columns is not decoded all at once, because the reader also holds all that
         it reads together in its stored form until it is done."""
         tables = [flattened(file.read(group, some)) for some in portions]
         if len(tables) == 1:
             return tables[0]
         return pa.table({name: part.column(name) for part in tables for name in part.column_names})
-
-    def _memory(self) -> PageMemory:
-        """The memory of this thread for what is stored."""
-        memory: PageMemory | None = getattr(self._threads, "memory", None)
-        if memory is None:
-            memory = self._threads.memory = PageMemory()
-        return memory
 
     def _difference(self, schema: pa.Schema) -> str | None:
         """Files may hold numbers of other types, as long as they are numbers; and each has all columns."""
@@ -237,7 +229,7 @@ class RowGroupReader:
     # Opening a file takes 0.1 ms, and 5 ms if it has a thousand columns: so files stay open, each for one reader at a
     # time.
 
-    def _take(self, number: int) -> LocalFile | StoreFile:
+    def _take(self, number: int) -> OpenFile:
         with self._lock:
             for at, (held, file) in enumerate(self._idle):
                 if held == number:
@@ -250,7 +242,7 @@ class RowGroupReader:
         self._footers[number] = opened.metadata
         return opened
 
-    def _give_back(self, number: int, file: LocalFile | StoreFile) -> None:
+    def _give_back(self, number: int, file: OpenFile) -> None:
         try:
             file.rest()
         except Exception:  # its first row group is damaged: whoever reads that gets the error
@@ -270,18 +262,7 @@ class RowGroupReader:
 
     def _footer(self, file: int) -> pq.FileMetaData:
         if file not in self._footers:  # two threads may both read it: they get the same value
-            path = self.files[file].path
-            try:
-                opened = self._opened.open(path)
-                try:
-                    self._footers[file] = metadata_of(path, opened)[0]
-                finally:
-                    if not isinstance(opened, str):
-                        opened.close()
-            except FooterError as error:
-                raise SourceError(str(error)) from error.__cause__
-            except (OSError, pa.ArrowException) as error:
-                raise SourceError(f"{path}: {error}") from error
+            self._footers[file] = _described(self.files[file].path, self._opened)[0]
         return self._footers[file]
 
     def _check_sizes(self) -> None:
@@ -352,15 +333,22 @@ def first_schema(files: Sequence[DataFile], opened: FileOpener) -> pa.Schema:
     """All columns of the first file."""
     if not files:
         raise SourceError("there are no files to read")
+    return _described(files[0].path, opened)[1]
+
+
+def _described(path: str, opened: FileOpener) -> tuple[pq.FileMetaData, pa.Schema]:
+    """The footer of a file, and the columns that it describes."""
     try:
-        source = opened.open(files[0].path)
+        source = opened.open(path)
         try:
-            return metadata_of(files[0].path, source)[1]
+            return metadata_of(path, source)
         finally:
             if not isinstance(source, str):
                 source.close()
-    except (FooterError, OSError, pa.ArrowException) as error:
-        raise SourceError(f"{files[0].path}: {error}") from error
+    except FooterError as error:
+        raise SourceError(str(error)) from error.__cause__
+    except (OSError, pa.ArrowException) as error:
+        raise SourceError(f"{path}: {error}") from error
 
 
 def _missing(name: str, names: Sequence[str]) -> str | None:

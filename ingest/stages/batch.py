@@ -101,7 +101,7 @@ def at_once(most: int, batch_rows: int, work: Iterable[tuple[float, int, int]]) 
     """How many batches, `most` at most, pass users' functions together. `work` has the seconds and the rows of each
     function so far, and its workers."""
     for busy_s, rows, workers in work:
-        longest_s = max(min(SHORT_S, LONG_S), LONG_S / workers)
+        longest_s = max(SHORT_S, LONG_S / workers)
         known = int(min(most, longest_s * rows / max(1e-9, busy_s * batch_rows))) if rows else _UNKNOWN
         most = max(1, min(most, known))
     return most

@@ -23,7 +23,7 @@ class OpeningRecord:
     given: OpeningInput
     opening: Opening
     own: Knobs
-    """What the planner would have chosen by itself."""
+    """The knobs that the planner would have chosen by itself."""
     tried: bool = False
     """Whether the opening was put in force."""
     came: tuple[tuple[float, int], ...] = ()
