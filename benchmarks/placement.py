@@ -30,7 +30,6 @@ from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
 from sluice.etl.local.input_paths import files_of
 from sluice.etl.local.pieces import pieces_of
-from sluice.etl.placing import piece_rows
 from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
@@ -64,7 +63,7 @@ def costs_of(log: Path, table: FeatureTable) -> dict[str, list[Form]]:
     columns = InputParser(spec).parse(lines.slice(0, spec.table.row_group_rows)).columns
     state = table.state()
     assert state is not None
-    return forms(spec, state, columns, row_keys(columns, spec), piece_rows=piece_rows(table, {"split": "train"}))
+    return forms(spec, state, columns, row_keys(columns, spec))
 
 
 def plan_of(table: FeatureTable, costs: Mapping[str, list[Form]]) -> dict[str, Form]:

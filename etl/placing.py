@@ -24,9 +24,6 @@ from sluice.etl.spec.row_split import row_keys
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.fitted_state import FittedState
 from sluice.etl.table.table import FeatureTable, TableError
-from sluice.ingest.row_order import STREAMS, WINDOW_ROWS, RowsPlan
-
-_BATCH = 8192  # of runs whose configuration does not say it
 
 
 class CannotPlace(UsageError):
@@ -51,8 +48,7 @@ def placed(job: Job, engine_for: Callable[[Job], Engine], run_folder: str, progr
     try:
         with progress.stage("measuring columns on a sample"):
             columns = engine.sample(spec.table.row_group_rows)
-            costs = forms(spec, table.state() or FittedState(), columns, row_keys(columns, spec),
-                          piece_rows=piece_rows(table, run.config))
+            costs = forms(spec, table.state() or FittedState(), columns, row_keys(columns, spec))
     finally:
         engine.close()
     if not costs:
@@ -80,17 +76,6 @@ def _table_of(run: Run) -> FeatureTable:
         raise CannotPlace(f"--for {run.path}: its table cannot be read ({error}); give a run over a table that this "
                              "spec made") from None
     return table
-
-
-def piece_rows(table: FeatureTable, config: Mapping[str, Any]) -> int:
-    """How many rows of a row group go to one window of a run like that, on average."""
-    order = config.get("order") or config
-    split = config.get("split") or table.splits[0]
-    plan = RowsPlan(groups=tuple(file.row_group_rows for file in table.files_of(split)),
-                    batch_size=config.get("batch_size") or _BATCH, seed=0, streams=order.get("streams") or STREAMS,
-                    window_rows=order.get("window_rows") or WINDOW_ROWS, last="pad")
-    reads = plan.schedule(0, 0, 1).reads
-    return max(1, sum(read.rows for read in reads) // max(1, sum(len(read.parts) for read in reads)))
 
 
 def _refuse_other(run: Run, table: FeatureTable, spec: Spec) -> None:

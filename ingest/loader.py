@@ -117,10 +117,10 @@ class BatchLoader(IterableDataset[Batch]):
         """The average size of a row in the table's files, in bytes."""
         if plain and fill is None:
             fill = plain.fill
-        self._columns = Columns.of(fields, fill, plain.bags if plain else None)
+        self._columns = self.operators.filled(Columns.of(fields, fill, plain.bags if plain else None))
         if plain and not petastorm.asked_for:  # which may change values, and leave rows out
             plain.check(self._columns)
-        made = plain.made(split, self._columns.names) if plain else None
+        made = plain.made(split, self._columns.names) if plain else self.operators.made(self._columns)
         names: Sequence[str] = made.sources if made else self._columns.names
         given_columns = None
         if petastorm.transform_spec is not None or petastorm.predicate is not None:
@@ -142,8 +142,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._pipeline = Pipeline(
             PipelineParts(plan=self.plan, source=rows, describe=groups.describe,
                           columns=self._columns,
-                          rank=rank, ranks=ranks, transforms=fused([*left, *given]), made=self.operators.stored,
-                          aside=aside,
+                          rank=rank, ranks=ranks, transforms=fused([*left, *given]), aside=aside,
                           memory_limit=machine.memory_limit(memory_limit), machine=machine, decoding=groups.decoding,
                           converted=converted(groups.schema, self._columns), epochs=epochs), knobs)
         self._machine = machine

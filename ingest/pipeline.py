@@ -9,8 +9,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +34,7 @@ from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.quarantine import RowQuarantine
 from sluice.ingest.stages.scatter_kernel import load_compiled
-from sluice.ingest.stages.shuffle import Chunks, Convert, Gatherer, Gathering, ReadTask
+from sluice.ingest.stages.shuffle import Chunks, Gatherer, Gathering, ReadTask
 from sluice.ingest.stages.transform import Fused
 from sluice.ingest.stages.transform_worker import TransformStage, Worker, function_of
 from sluice.ingest.stages.transformer import Step, Transformer
@@ -58,8 +58,6 @@ class PipelineParts:
     rank: int = 0
     ranks: int = 1
     transforms: Sequence[Fused] = ()
-    made: Mapping[str, Convert] = field(default_factory=dict)
-    """The columns whose values are computed from what is stored."""
     aside: RowQuarantine
     memory_limit: int
     machine: Machine
@@ -189,7 +187,7 @@ class Pipeline:
             windows, chunks = CompletedWindows(), Chunks(plan, columns, parts.ranks, self._buffers)
 
             def gatherer() -> Gatherer:
-                return Gatherer(plan, columns, chunks, parts.describe, parts.made)
+                return Gatherer(plan, columns, chunks, parts.describe)
 
             def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, ReadDone]:
                 return self._pool(READ.name, tasks, lambda clock: ReadWorker(

@@ -12,10 +12,10 @@ from tests import processes
 
 
 def test_a_process_that_has_ended_is_not_alive_and_has_no_command_line():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
         seen = psutil.Process(child.pid)
         assert processes.alive(seen)
-        assert "input()" in processes.command_line(seen)
+        assert "sys.stdin.read()" in processes.command_line(seen)
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # from here on it is a zombie
         assert not processes.alive(seen)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sluice.agent.report.bounds import Bounds
 from sluice.agent.report.format import count, percent
-from sluice.ingest.stage_spec import READ, SHUFFLE
+from sluice.ingest.stage_spec import READ
 
 SAME = 0.005
 """The share of the rate, or of a row's bytes, that counts as no difference."""
@@ -76,11 +76,24 @@ class Foretold:
     def __init__(self, bounds: Bounds, now: Plan, measured_s: Mapping[str, float], row_bytes: float) -> None:
         """`measured_s` are the processor seconds a row that operators took in the run, by column."""
         self._bounds, self._now, self._row_bytes = bounds, now, row_bytes
-        both = [name for name in now if measured_s.get(name) and now[name].apply_s]
-        sampled = sum(now[name].apply_s for name in both)
-        self._scale = sum(measured_s[name] for name in both) / sampled if both else 1.0
-        """How much dearer the same work was in the run than in the sample: its cores were slower, or busier."""
+        self._read_scale = self._dearer(measured_s, in_batches=False) or self._dearer_decoding()
+        self._batches_scale = self._dearer(measured_s, in_batches=True) or self._read_scale
         self.in_batches = bool(bounds.applies_in_batches)
+
+    def _dearer(self, measured_s: Mapping[str, float], *, in_batches: bool) -> float:
+        """How much dearer operators were in the run than in the sample: its cores were slower, or busier. 0 if the run
+        had none of them."""
+        both = [name for name, form in self._now.items()
+                if form.in_batches == in_batches and measured_s.get(name) and form.apply_s]
+        return sum(measured_s[name] for name in both) / sum(self._now[name].apply_s for name in both) if both else 0.0
+
+    def _dearer_decoding(self) -> float:
+        """How much dearer decoding was. Of what the stage took, these columns have the share that they have of the
+        bytes."""
+        sampled = sum(form.decode_s for form in self._now.values())
+        share = min(1.0, sum(form.bytes for form in self._now.values()) / self._row_bytes)
+        took = self._bounds.stages[READ.name].cpu_s * share if READ.name in self._bounds.stages else 0.0
+        return took / sampled if took and sampled else 1.0
 
     def rate(self, plan: Plan) -> float:
         return self._bounds.rate(self.then(plan))
@@ -88,16 +101,26 @@ class Foretold:
     def then(self, plan: Plan) -> Bounds:
         """The bounds of a run like that one over a table of this plan."""
         online = self._bounds.applies_in_batches
-        more = {READ.name: self._scale * sum(plan[n].decode_s - self._now[n].decode_s for n in plan)}
-        for stage, batches in ((SHUFFLE.name, False), (online, True)):
-            if stage:
-                more[stage] = self._scale * sum(form.apply_s * sign for one, sign in ((plan, 1), (self._now, -1))
-                                                   for form in one.values() if form.left and form.in_batches == batches)
+        now = self._now
+        more = {READ.name: self._read_scale * sum(_read_s(form) - _read_s(now[name]) for name, form in plan.items())}
+        if online:
+            more[online] = self._batches_scale * sum(_batches_s(form) - _batches_s(now[name])
+                                                     for name, form in plan.items())
         gone = online if online and not any(form.in_batches for form in plan.values()) else ""
         return self._bounds.then(more, without=gone)
 
     def bytes(self, plan: Plan) -> float:
         return self._row_bytes + sum(plan[name].bytes - self._now[name].bytes for name in plan)
+
+
+def _read_s(form: StoredForm) -> float:
+    """Processor seconds a row where row groups are decoded."""
+    return form.decode_s + (0.0 if form.in_batches else form.apply_s)
+
+
+def _batches_s(form: StoredForm) -> float:
+    """Processor seconds a row of the stage that applies operators to batches."""
+    return form.apply_s if form.in_batches else 0.0
 
 
 def choose(bounds: Bounds, forms: Mapping[str, Sequence[StoredForm]], now: Mapping[str, tuple[str, ...]], *,

@@ -36,7 +36,7 @@ class Form:
     left: tuple[str, ...]
     """The names of the operators that are left to the loader."""
     in_batches: bool
-    """Whether the loader applies them to batches, in a stage of their own; otherwise where it moves rows into them."""
+    """Whether the loader applies them to batches, in a stage of their own; otherwise where it decodes row groups."""
     bytes: float
     decode_s: float
     """Processor seconds of reading it."""
@@ -55,10 +55,10 @@ def ways(column: ColumnSpec, kinds: Mapping[str, str]) -> tuple[list[ColumnSpec]
     return found, why if len(found) == 1 else ""
 
 
-def forms(spec: Spec, state: FittedState, columns: Mapping[str, pa.Array], keys: Keys | None, *, piece_rows: int,
+def forms(spec: Spec, state: FittedState, columns: Mapping[str, pa.Array], keys: Keys | None, *,
           clock: Clock = time.thread_time) -> dict[str, list[Form]]:
     """Each column that may be left to the loader in more than one form, in all its forms. `columns` are a row group's
-    rows; the loader works on pieces of them, of `piece_rows` each, and on each piece's dictionary anew."""
+    rows, as the loader works on them."""
     features = Features(spec, state)
     extras = features.extras(columns, keys)
     sizes = cardinalities(spec, state)
@@ -68,12 +68,11 @@ def forms(spec: Spec, state: FittedState, columns: Mapping[str, pa.Array], keys:
             found[column.name] = [
                 _measured(spec.field(one, sizes.get(one.name)),
                           stored(features.run(one, one.left_to_spark, columns, extras), spec, one), state,
-                          (piece_rows, clock)) for one in there]
+                          clock) for one in there]
     return found
 
 
-def _measured(field: Field, values: pa.Array, state: FittedState, how: tuple[int, Clock]) -> Form:
-    piece_rows, clock = how
+def _measured(field: Field, values: pa.Array, state: FittedState, clock: Clock) -> Form:
     schema = arrow_schema([field])
     texts = with_dictionaries(schema)
     sink = pa.BufferOutputStream()
@@ -89,8 +88,7 @@ def _measured(field: Field, values: pa.Array, state: FittedState, how: tuple[int
         array = table.column(0).combine_chunks()
         array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
         given = np.ascontiguousarray(array.to_numpy(zero_copy_only=False)) if in_batches else array
-        pieces = [given[start:start + piece_rows] for start in range(0, len(given), piece_rows)]
-        apply_s, _ = _timed(lambda: [function(piece) for piece in pieces], clock)
+        apply_s, _ = _timed(lambda: function(given), clock)
     rows = max(1, len(values))
     stored_bytes = file.metadata.row_group(0).column(0).total_compressed_size
     return Form(left=tuple(str(step["op"]) for step in field.online), in_batches=in_batches and bool(field.online),

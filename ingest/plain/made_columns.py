@@ -35,6 +35,11 @@ class MadeColumns:
         """How many bytes a row of the made columns may take beyond that of the stored ones."""
         return 4 * max(0, len(self._recipes) - len(self.sources))
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row of the made columns, bags left out."""
+        return 4 * len(self._recipes)
+
     def schema(self, stored: pa.Schema) -> pa.Schema:
         """The schema of `table` for a table of that schema."""
         return pa.schema([pa.field(recipe.name, recipe.type([stored.field(name).type for name in recipe.sources]))

@@ -40,9 +40,11 @@ from sluice.ingest.read.retry import DeliveryError
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
+from sluice.ingest.stages.table_operators import OperatorColumns
 
 _KEPT_OPEN = 32
 _COPIES = 3  # of a row group: pandas' of what was read, what a function makes of it, and Arrow's of that
+_MAKING = 24  # bytes a row while one column is made: its values in three forms of eight bytes
 _PACKING = 3  # of a row group while its packed copy is made: Arrow's stream, its packed columns, and the copy
 
 Rescue = Callable[[Exception, Read, pa.Schema], pa.Table]
@@ -74,7 +76,7 @@ class RowGroupReader:
     def __init__(self, files: Sequence[DataFile], columns: Sequence[str],
                  before_read: Callable[[Read], None] | None = None, opened: FileOpener | None = None, *,
                  bags: Mapping[str, float] | None = None, given: pa.Schema | None = None,
-                 made: MadeColumns | None = None, sample: str | None = None,
+                 made: MadeColumns | OperatorColumns | None = None, sample: str | None = None,
                  folders: Sequence[Mapping[str, int | str]] = (), packed: PackedCopy | None = None):
         """`before_read` imitates a store's latency; it runs in the worker that reads. `opened` opens files; it is
         closed with this. `bags` says how many ids a row of a column has. `given` is the schema of what Petastorm's
@@ -326,7 +328,9 @@ class RowGroupReader:
         if self._made is None:
             return found
         share = footer.row_group(group).num_rows / max(1, largest[0])  # of rows that are decoded to one that is taken
-        return replace(found, row_bytes=share * (found.row_bytes + self._made.more_bytes))
+        made = self._made.row_bytes + _MAKING  # of all columns, and what making one takes besides
+        return replace(found, row_bytes=share * (found.row_bytes + self._made.more_bytes),
+                       beside=round(found.beside + share * largest[0] * made))
 
 
 def first_schema(files: Sequence[DataFile], opened: FileOpener) -> pa.Schema:

@@ -28,7 +28,6 @@ from sluice.ingest.stages.scatter_kernel import CONVERTED, PLACE, WORDS, Address
 
 CHUNK_ROWS = 65536
 _AS_THEY_LIE = np.empty(0, np.uint64)
-Convert = Callable[[npt.NDArray[Any] | pa.Array], npt.NDArray[Any] | pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +150,13 @@ class Block:
 class Gatherer:
     """One worker of the shuffle stage: it moves rows from decoded columns to their places in batches."""
 
-    def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str],
-                 made: Mapping[str, Convert]):
-        """`made` maps columns to the functions that make their values from what is stored."""
-        self._plan, self._columns, self._chunks, self._describe, self._functions = plan, columns, chunks, describe, made
+    def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str]):
+        self._plan, self._columns, self._chunks, self._describe = plan, columns, chunks, describe
         self._layout: ColumnAddresses | None = None
         every = [(name, kind) for names, kind in ((columns.floats, np.float32), (columns.scalars, np.int32))
                  for name in names]
         self._stored: list[tuple[str, type]] = [one for one in every if one[0] not in columns.added]
-        self._fillable = np.array([name in columns.fill and name not in made for name, _ in self._stored], bool)
+        self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
         """Whether what is no number in a column is filled: nulls, and in floats NaN and infinity, as a spec's fill does
         it."""
         self._places_of = np.array([n for n, one in enumerate(every) if one[0] not in columns.added], np.int64)
@@ -248,28 +245,17 @@ class Gatherer:
         arrays = []
         for piece in pieces:
             column, part = piece.decoded.table.column(name), _part(piece, name)
-            if name in self._functions:
-                array = np.concatenate([self._made(name, piece, chunk) for chunk in part.chunks])
-            else:
-                if column.null_count:
-                    part = self._filled(name, piece, part)
-                array = part.to_numpy()
-                if self._fillable[number] and array.dtype.kind == "f":
-                    array = np.where(np.isfinite(array), array, array.dtype.type(self._columns.fill[name]))
+            if column.null_count:
+                part = self._filled(name, piece, part)
+            array = part.to_numpy()
+            if self._fillable[number] and array.dtype.kind == "f":
+                array = np.where(np.isfinite(array), array, array.dtype.type(self._columns.fill[name]))
             try:
                 arrays.append(numbers(array, dtype))
             except ValueRefused as refused:
                 raise ColumnError(f"{self._describe(piece.decoded.task.read)}, row {piece.start + refused.at}: column "
                                   f"{name!r} holds {refused}") from None
         return arrays
-
-    def _made(self, name: str, piece: WindowPiece, array: pa.Array) -> Any:
-        """What operators make of a column's values."""
-        try:
-            return self._functions[name](array)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            raise ColumnError(f"{self._describe(piece.decoded.task.read)}, rows {piece.start} to {piece.stop}: the "
-                              f"operators of column {name!r} failed: {type(error).__name__}: {error}") from error
 
     def _filled(self, name: str, piece: WindowPiece, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if name not in self._columns.fill:
@@ -296,8 +282,6 @@ class Gatherer:
     def _bags_of(self, name: str, piece: WindowPiece) -> pa.Array:
         """The bags of a piece as one array, without a copy if Arrow has them as one."""
         part = _part(piece, name)
-        if name in self._functions:
-            part = pa.chunked_array([self._made(name, piece, chunk) for chunk in part.chunks])
         if part.num_chunks == 1:
             return part.chunk(0)
         if pa.types.is_binary(part.type):  # several chunks, as they are more than 32-bit offsets can count

@@ -1,7 +1,7 @@
 """Applies the operators that a table leaves to the loader, and measures their cost column by column.
 
-Those of numbers that are stored as a batch holds them work on batches. All others work where rows are moved into
-batches, which have room for what they give alone.
+Those of numbers that are stored as a batch holds them work on batches. All others work where a row group is decoded:
+a text that is stored once is worked on once there, and what waits for the shuffle holds four bytes a value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import pyarrow as pa
 from sluice.etl import ops
 from sluice.etl.schema import Field
 from sluice.etl.spec.spec import Spec
-from sluice.ingest.stage_spec import ONLINE, SHUFFLE
+from sluice.ingest.columns import ColumnError, Columns
+from sluice.ingest.stage_spec import ONLINE, READ
 
 _SAMPLE_ROWS = 4096
 _TRIES = 3
@@ -35,7 +36,7 @@ Function = ops.Online
 
 class Operators:
     """The operators as a function over a batch's dense columns, and `stored`: functions over what is stored of each
-    other column. `costs` says what each column took so far. All may be called from any thread."""
+    other column. `costs` says what each column took so far. They may all be called from any thread."""
 
     def __init__(self, fields: Sequence[Field], state: Any, spec: str = "",
                  clock: Callable[[], float] = time.thread_time):
@@ -43,7 +44,7 @@ class Operators:
         online = [f for f in fields if f.online]
         self._fields, self._state, self._spec = fields, state, spec
         self._functions = {f.name: ops.online(f, state) for f in online}
-        self._stages = {f.name: ONLINE if f.role == "dense" and not f.nullable else SHUFFLE.name for f in online}
+        self._stages = {f.name: ONLINE if f.role == "dense" and not f.nullable else READ.name for f in online}
         self._chains = {f.name: "+".join(str(step["op"]) for step in f.online) for f in online}
         self.chains: Mapping[str, str] = {n: c for n, c in self._chains.items() if self._stages[n] == ONLINE}
         """The names of the operators of each column that is worked on in batches."""
@@ -53,6 +54,14 @@ class Operators:
         self._cpu_s = dict.fromkeys(self._chains, 0.0)
         self._rows = dict.fromkeys(self._chains, 0)
         self._bytes: dict[str, tuple[float, float]] = {}
+
+    def filled(self, columns: Columns) -> Columns:
+        """The columns, filled only where values are loaded as they are stored."""
+        return replace(columns, fill={n: value for n, value in columns.fill.items() if n not in self.stored})
+
+    def made(self, columns: Columns) -> OperatorColumns | None:
+        """The columns as the operators make them where row groups are decoded, if any are made there."""
+        return OperatorColumns(self.stored, columns) if self.stored else None
 
     def __call__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         made, marks = {}, [self._clock()]
@@ -109,9 +118,44 @@ class Operators:
                 function(values)
                 times.append(self._clock() - began)
             found.append({"column": column.name, "operators": "+".join(str(step["op"]) for step in steps),
-                          "stage": SHUFFLE.name if left.role == "sparse" else ONLINE,
+                          "stage": READ.name if left.role == "sparse" else ONLINE,
                           "cpu_s": min(times) / _SAMPLE_ROWS})
         return found
+
+
+class OperatorColumns:
+    """A table's columns as they are loaded: what operators make of some, the others as they are stored."""
+
+    selection = None
+    more_bytes = 0  # what is left to operators is stored as texts or in eight bytes a value
+
+    def __init__(self, functions: Mapping[str, Function], columns: Columns):
+        self._functions, self.sources = functions, columns.names
+        self._types = {name: pa.list_(pa.int32()) if name in columns.bags else pa.float32() if name in columns.floats
+                       else pa.int32() for name in functions}
+        self.row_bytes = round(sum(4 + 4 * columns.bags.get(name, 0.0) for name in functions))
+
+    def schema(self, stored: pa.Schema) -> pa.Schema:
+        """The schema of `table` for a table of that schema."""
+        return pa.schema([pa.field(f.name, self._types.get(f.name, f.type)) for f in map(stored.field, self.sources)])
+
+    def repeated(self, stored: pa.Schema, _footer: Any) -> list[str]:
+        """The columns that are best read as dictionaries: texts, each of which is then worked on once."""
+        return [f.name for f in stored if pa.types.is_string(f.type)]
+
+    def table(self, stored: pa.Table) -> pa.Table:
+        """The columns of a row group. ColumnError if an operator fails."""
+        made = {}
+        for name in self.sources:
+            made[name] = stored.column(name)
+            if name in self._functions:
+                try:
+                    made[name] = pa.chunked_array([pa.array(self._functions[name](chunk)) for chunk in
+                                                   made[name].chunks], self._types[name])
+                except (Exception, SystemExit, KeyboardInterrupt) as error:
+                    raise ColumnError(f"the operators of column {name!r} failed: {type(error).__name__}: {error}"
+                                      ) from error
+        return pa.table(made)
 
 
 def _stored(values: npt.NDArray[Any] | pa.Array) -> float:

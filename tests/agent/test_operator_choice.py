@@ -36,21 +36,21 @@ FORMS = {"C1": [Way((), 4.0, 0.5 * US), Way(("hash",), 8.0, 0.5 * US, 2 * US)],
 
 def test_what_costs_rows_goes_into_the_etl_whatever_its_bytes():
     """Reading takes 2 µs a row: one hash makes it 3, or 4."""
-    found = choose(bounds(read=READ, shuffle=MOVE), FORMS, {"C1": (), "C2": ()}, measured_s={}, row_bytes=100.0)
+    found = choose(bounds(read=READ, shuffle=MOVE), FORMS, {"C1": (), "C2": ()}, measured_s={}, row_bytes=8.0)
     one, two = found.choices
     assert (one.left, two.left) == ((), ())
-    assert one.etl == two.etl == pytest.approx((0.5e6, 100.0))
-    assert one.loader == pytest.approx((1e6 / 4, 104.0))
-    assert two.loader == pytest.approx((1e6 / 3, 97.0))
+    assert one.etl == two.etl == pytest.approx((0.5e6, 8.0))
+    assert one.loader == pytest.approx((1e6 / 4, 12.0))
+    assert two.loader == pytest.approx((1e6 / 3, 5.0))
     assert two.reason == "ETL: 50 % more rows/s"
 
 
 def test_where_the_trainer_is_slower_the_smaller_table_wins_as_far_as_it_stays_so():
     found = choose(bounds(read=READ, shuffle=MOVE, demand=0.3e6), FORMS, {"C1": (), "C2": ()}, measured_s={},
-                   row_bytes=100.0)
+                   row_bytes=8.0)
     one, two = found.choices
     assert (one.left, two.left) == ((), ("hash",))
-    assert (found.rows_per_s, found.row_bytes) == pytest.approx((0.3e6, 97.0))
+    assert (found.rows_per_s, found.row_bytes) == pytest.approx((0.3e6, 5.0))
     assert two.reason == "loader: as fast, and 3.0 bytes a row less"
     assert one.reason == "ETL: 50 % more rows/s"  # 5 µs a row would be slower than the trainer
 
@@ -62,6 +62,13 @@ def test_what_the_run_measured_stands_above_what_the_sample_says():
     assert found.choices[1].loader == pytest.approx((1e6 / 9, 97.0))
     assert found.choices[1].etl == pytest.approx((1e6 / 5, 100.0))
     assert found.choices[0].loader == pytest.approx((1e6 / (5 + 8), 104.0))
+
+
+def test_a_run_without_operators_says_by_its_decoding_how_much_dearer_work_was():
+    """The stage took 4 µs a row, and these columns are half of its bytes: 2 µs, which took the sample 1."""
+    found = choose(bounds(read=replace(READ, cpu_s=4 * US)), FORMS, {"C1": (), "C2": ()}, measured_s={}, row_bytes=16.0)
+    assert found.choices[0].loader == pytest.approx((1e6 / (4 + 2 * 2), 20.0))
+    assert found.choices[1].loader == pytest.approx((1e6 / (4 + 2 * 1), 13.0))
 
 
 def test_a_stage_goes_with_its_last_operator_and_what_waited_for_it_waits_no_more():

@@ -67,12 +67,12 @@ def test_costs_are_told_of_either_side(tables):
         assert not {o["column"] for o in loader.operators.others()} & {*left_ids.LEFT}
     assert rows
     assert {name: c["stage"] for name, c in costs.items()} == {"I2": "online", "I5": "online",
-                                                               **dict.fromkeys(left_ids.LEFT, "shuffle")}
+                                                               **dict.fromkeys(left_ids.LEFT, "read")}
     assert costs["filled"]["operators"] == "log+quantiles"
     assert all(c["cpu_s"] > 0 and c["bytes_before"] > 0 for c in costs.values())
     with BatchLoader(spark, batch_size=80, reader="arrow") as loader:
         others = {o["column"]: o for o in loader.operators.others()}
     assert {o["operators"] for n, o in others.items() if n in left_ids.LEFT} == {
         "modulus", "bucketize", "log+quantiles", "quantiles"}
-    assert {others[n]["stage"] for n in left_ids.LEFT} == {"shuffle"}
+    assert {others[n]["stage"] for n in left_ids.LEFT} == {"read"}
     assert not {"C1", "tags"} & others.keys()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from sluice.etl.show import describe_table
 from sluice.etl.spark.vocabulary.join import Joins
 from sluice.etl.spec.spec import Spec
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.columns import ColumnError
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.quarantine import Errors
+from sluice.ingest.stages.table_operators import Operators
 from tests.dlrm import clicks_table
 
 COLUMNS = {**clicks_table.COLUMNS, "words": "text", "at": "text", "price": "float"}
@@ -157,13 +160,38 @@ def test_each_value_of_a_dictionary_is_worked_on_once(tables):
     assert run(texts)[1] == 1
 
 
+def test_operators_work_once_on_each_row_group_that_is_read_and_not_on_every_piece_of_it(tables, monkeypatch):
+    inner, calls = Operators._of_stored, Counter()
+
+    def counted(self, name, values):
+        calls[name] += 1
+        return inner(self, name, values)
+
+    monkeypatch.setattr(Operators, "_of_stored", counted)
+    with BatchLoader(tables[1], batch_size=72, window_rows=144, streams=1, reader="arrow") as loader:
+        reads = loader.plan.schedule(0, 0, 1).reads
+        assert max(len(read.parts) for read in reads) > 2
+        deque(loader, maxlen=0)
+    assert calls == dict.fromkeys(loader.operators.stored, len(reads))
+
+
+def test_an_operator_that_fails_is_told_with_its_column_and_row_group(tables, monkeypatch):
+    def fails(self, name, values):
+        raise SystemExit("no such word")
+
+    monkeypatch.setattr(Operators, "_of_stored", fails)
+    told = r"parquet, row group \d+: the operators of column '\w+' failed: SystemExit: no such word"
+    with BatchLoader(tables[1], batch_size=BATCH, reader="arrow") as loader, pytest.raises(ColumnError, match=told):
+        next(iter(loader))
+
+
 def test_costs_are_told_of_each_column(tables):
     with BatchLoader(tables[1], batch_size=BATCH, reader="arrow") as loader:
         assert loader.operators.chains == {}
         for _ in loader:
             pass
         costs = {c["column"]: c for c in loader.operators.costs()}
-    assert {c["stage"] for c in costs.values()} == {"shuffle"}
+    assert {c["stage"] for c in costs.values()} == {"read"}
     assert costs.keys() == {f.name for f in tables[1].fields if f.online}
     assert all(c["bytes_before"] > 0 for c in costs.values())
 

@@ -151,7 +151,7 @@ def gather(files, columns):
     schedule = plan.schedule(0)
     governor = Governor(2**40, 0)
     decoded = [Decoded(ReadTask(schedule, r), groups.read(r), governor.admit(1, True)) for r in schedule.reads]
-    gatherer = Gatherer(plan, columns, Chunks(plan, columns, 1, Buffers()), groups.describe, {})
+    gatherer = Gatherer(plan, columns, Chunks(plan, columns, 1, Buffers()), groups.describe)
     windows = CompletedWindows()
     [(_, window)] = [found for one in decoded for found in windows.add(one)]
     return gatherer(window, governor.admit(1, True))
