@@ -53,7 +53,7 @@ role = "label"
 [[column]]
 name = "user"
 role = "sparse"
-ops = [{op = "categorify", max_size = 100000000, oov = 8}]
+ops = [{op = "categorify", max_size = 20000000, oov = 8}]
 [[column]]
 name = "page"
 role = "sparse"

@@ -1,48 +1,13 @@
-"""An open Parquet file whose pages are held against their checksums: `LocalFile`, `StoreFile`; and `PageMemory`, into
-which stored bytes are read."""
+"""An open Parquet file whose pages are held against their checksums: `LocalFile`, `StoreFile`."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import weakref
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-_KEPT = 16 * 2**20
-
-
-class PageMemory:
-    """Memory for the stored columns of a row group. It is used again for the next one, which must not begin before the
-    last one is decoded."""
-
-    def __init__(self) -> None:
-        self._bytes = _pages_of_memory(mmap.PAGESIZE)
-        self._used = 0
-
-    def clear(self) -> None:
-        """Gives all of it back. What is kept grows to what was needed, but nobody accounts for it between two row
-        groups."""
-        if len(self._bytes) < min(self._used, _KEPT):
-            self._bytes = _pages_of_memory(min(self._used, _KEPT))
-        self._used = 0
-
-    def take(self, size: int, at: int) -> npt.NDArray[np.uint8]:
-        """So many bytes, which lie in their page as those of the file at `at` do: so they are copied much faster."""
-        begin = self._used + (at - self._used) % mmap.PAGESIZE
-        self._used = begin + size
-        if self._used <= len(self._bytes):
-            return self._bytes[begin:self._used]
-        shift = at % mmap.PAGESIZE
-        return _pages_of_memory(shift + size)[shift:]
-
-
-def _pages_of_memory(size: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
 
 
 class OpenFile:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import sys
 import threading
@@ -19,14 +20,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.footers import stored_footer
-from sluice.ingest.read.open_file import LocalFile, OpenFile, PageMemory
+from sluice.ingest.read.open_file import LocalFile, OpenFile
 from sluice.ingest.read.packed_table import VERSION, DamagedCopy, load_compiled, packed, unpacked
 
 FOLDER = ".sluice-packed"
+_KEPT = 16 * 2**20  # bytes of memory that a thread keeps from one copy to the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,7 @@ class PackedRowGroups:
             memory = self._threads.memory = PageMemory()
         memory.clear()
         try:
-            stored = self._cache.fetch(wanted[0], lambda size: memory.take(size, 0))
+            stored = self._cache.fetch(wanted[0], memory.take)
             return None if stored is None else unpacked(stored, wanted[0])
         except (DamagedCopy, pa.ArrowException, OSError) as error:
             self._say("a packed copy cannot be believed, and is made anew", f"{error}")
@@ -152,6 +156,31 @@ class PackedRowGroups:
             self._said.add(what)
         print(f"sluice: {what}{why and f' ({why})'}; rows are read from Parquet, and are the same", file=sys.stderr,
               flush=True)
+
+
+class PageMemory:
+    """Memory for stored copies. It is used again for the next one, which must not begin before the last one is
+    unpacked."""
+
+    def __init__(self) -> None:
+        self._bytes = _pages_of_memory(mmap.PAGESIZE)
+        self._used = 0
+
+    def clear(self) -> None:
+        """Gives all of it back. What is kept grows to what was needed, but nobody accounts for it between two row
+        groups."""
+        if len(self._bytes) < min(self._used, _KEPT):
+            self._bytes = _pages_of_memory(min(self._used, _KEPT))
+        self._used = 0
+
+    def take(self, size: int) -> npt.NDArray[np.uint8]:
+        begin = self._used + -self._used % mmap.PAGESIZE
+        self._used = begin + size
+        return self._bytes[begin:self._used] if self._used <= len(self._bytes) else _pages_of_memory(size)
+
+
+def _pages_of_memory(size: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
 
 
 def _beside(paths: Sequence[str]) -> str:
