@@ -40,6 +40,7 @@ SPEC = "features/criteo_raw.toml"
 _COUNTS = ",".join(f"I{n}" for n in range(1, 14))
 TRANSFORM = f"sluice.dlrm.squash:levels:{_COUNTS}>{_COUNTS}"
 ONE_WORKER = "read=1,shuffle=1,levels=1"
+_ENDS = (signal.SIGINT, signal.SIGTERM)
 # As `. .venv/bin/activate` does: spark-submit looks for its python3 on the path.
 # One thread a rank: torchrun would set the same, with a banner about it.
 ACTIVATED = {"OMP_NUM_THREADS": "1", **os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
@@ -95,12 +96,13 @@ def _short(word: str) -> str:
 def _uninterrupted() -> Iterator[None]:
     """Holds an interrupt back until the context ends: a process that is just starting must be known first."""
     came: list[Any] = []
-    answer = signal.signal(signal.SIGINT, lambda *got: came.append(got))
+    answers = {one: signal.signal(one, lambda *got: came.append(got)) for one in _ENDS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, answer)
-        if came and callable(answer):
+        for one, answer in answers.items():
+            signal.signal(one, answer)
+        if came and callable(answer := answers[came[0][0]]):
             answer(*came[0])
 
 
@@ -153,6 +155,7 @@ def main(argv: list[str]) -> dict[str, Any]:
     if args.cluster and not has_java():
         raise UsageError("--cluster: Spark needs Java 17 or newer (Debian, Ubuntu: sudo apt-get install "
                          "openjdk-17-jre-headless)")
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # what was started ends with the demo
     _fresh(out)
     began = time.monotonic()
     data, _ = step("1/4 raw logs in Criteo's shape", "sluice", "synth", "--rows", str(args.rows),

@@ -38,6 +38,9 @@ from sluice.etl.table.store import folder_of_tails
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LONGEST = 2**16
+"""Bytes above which what Spark counts as a record is no row, but a batch of those that the session keeps."""
+
 
 class SparkEngine(Engine):
     name: ClassVar[str] = "spark"
@@ -149,7 +152,8 @@ def passes_of(spark: Any, clock: Callable[[], float] = time.monotonic) -> Callab
             began[ids] = clock()
         total = max(1, sum(stage.numTasks() for stage in stages))
         done = sum(stage.numCompleteTasks() for stage in stages)
-        return drawn("", share=done / total, rows=sum(stage.inputRecords() for stage in stages),
-                     size=sum(stage.inputBytes() for stage in stages), seconds=clock() - began[ids])
+        rows, size = (sum(getattr(stage, what)() for stage in stages) for what in ("inputRecords", "inputBytes"))
+        return drawn("", share=done / total, rows=rows if size <= _LONGEST * rows else 0, size=size,
+                     seconds=clock() - began[ids])
 
     return so_far

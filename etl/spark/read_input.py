@@ -208,9 +208,10 @@ class Raw:
         return [str(file.toPath()) for file in partition.files()]
 
     def release(self) -> None:
-        """Lets go of the rows that Spark holds for this input, if any."""
+        """Lets go of the rows that Spark holds for this input, if any. The executors have done so when it returns: a
+        session that ends before they answer prints errors."""
         for name in {"parsed", "frame"} & self.__dict__.keys():
-            getattr(self, name).unpersist()
+            getattr(self, name).unpersist(blocking=True)
 
 
 def _first_lines(spark: SparkSession, files: list[str]) -> Iterator[tuple[str, str]]:

@@ -69,7 +69,7 @@ def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joi
     placed.write.partitionBy(*folders).options(
         **parquet_options(spec.table.row_group_rows, with_dictionaries(schema))
     ).parquet(url)
-    shipped.unpersist()
+    shipped.unpersist(blocking=True)
     return look.bounds.sketches(gathered.value)
 
 

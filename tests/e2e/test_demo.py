@@ -85,6 +85,21 @@ def test_the_demo_never_empties_a_folder_that_is_not_its_own(tmp_path):
 
 
 @pytest.mark.timeout(120)
+def test_who_asks_it_to_end_ends_what_it_started(tmp_path):
+    process = subprocess.Popen([sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "5000000"],
+                               stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               env={**os.environ, "TMPDIR": str(tmp_path)})
+    try:
+        while not (children := psutil.Process(process.pid).children(recursive=True)):
+            assert process.poll() is None
+    finally:
+        process.terminate()
+        assert process.wait(20) == 130
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive, alive
+
+
+@pytest.mark.timeout(120)
 def test_an_interrupt_leaves_nothing_running(tmp_path):
     """In the middle of the Spark step, when its cluster is up: the demo's own log says when that has begun."""
     process = subprocess.Popen([sys.executable, "-m", "dlrm.demo", "--out", tmp_path / "out", "--rows", "20000",
