@@ -20,8 +20,8 @@ demo: setup  ## data, Spark ETL, 2-rank training with tuned ingestion; ends on a
 demo-cluster: setup  ## the same on a Spark cluster of a master and two workers, and with two torchrun agents, all of them here
 	@$(PY) -m dlrm.demo --out demo-out --cluster
 
-test: setup  ## all tests
-	@$(PY) -m pytest $(PYTEST_ARGS)
+test: setup  ## all tests, in two processes side by side
+	@$(PY) -m tests $(PYTEST_ARGS)
 
 .PHONY: quick
 quick: setup  ## the tests that need neither Spark nor torchrun, about a minute: for the time between two edits
