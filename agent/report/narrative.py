@@ -82,6 +82,7 @@ class RunOutcome:
     looks: int = 0
     """How many times the loader was measured."""
     seconds: float = 0.0
+    """How long it took, but for what summing it up took in the end."""
     ended: bool = False
     faults: tuple[str, ...] = ()
     """The faults of the tuning itself; injected ones are occasions."""
@@ -120,7 +121,8 @@ def outcome(run: Run) -> RunOutcome:
         memory_limit=alone.get("memory", {}).get("limit") or (looks[-1].get("memory_limit") if looks else None),
         auc=evaluations[-1]["auc"] if evaluations else None,
         bayes_auc=next((e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None),
-        seconds=max((float(line.get("at", 0.0)) for line in lines), default=0.0), ended=bool(ends),
+        seconds=max((float(line.get("at", 0.0)) for line in lines if line.get("kind") != "end"), default=0.0),
+        ended=bool(ends),
         faults=tuple(str(f.get("text", "a fault without words")) for f in run.of("fault") if "fault" not in f))
 
 

@@ -110,7 +110,10 @@ class BenchSession:
         """The name of each transform, its function, and whether that takes a record batch."""
         table = table_named(self._conditions.table, options.roles, options.code, options.transforms)
         self._table = table.transformed(short_transforms(options.transforms))
-        Columns.of(self._table.fields, options.fill)  # refuses what the loader would
+        plain = self._table if isinstance(self._table, ParquetFiles) else None
+        columns = Columns.of(self._table.fields, plain.fill if plain and options.fill is None else options.fill)
+        if plain:  # what the loader would refuse
+            plain.check(columns)
         self._latency_s = options.store_latency_ms / 1000
         self._stack = ExitStack()
         self._run: RunFolder | None = None
