@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run
 from sluice.ingest.knobs import nearest
-from sluice.ingest.tools import bench, doctor, guess, headroom_cli
 
-COMMANDS = {"bench": bench.main, "doctor": doctor.main, "guess": guess.main, "headroom": headroom_cli.main}
+COMMANDS = ("bench", "doctor", "guess", "headroom")
 USAGE = """\
 usage: sluice COMMAND …
 
@@ -29,7 +28,22 @@ def main(argv: list[str]) -> Mapping[str, Any] | None:
         return None
     if argv[0] not in COMMANDS:
         raise UsageError(f"no command {argv[0]!r}{nearest(argv[0], COMMANDS)}")
-    return COMMANDS[argv[0]](argv[1:])
+    return _command(argv[0])(argv[1:])
+
+
+def _command(name: str) -> Callable[[list[str]], Mapping[str, Any] | None]:
+    """The program of a command. The others are not imported, so that a typo is refused at once."""
+    if name == "guess":
+        from sluice.ingest.tools import guess
+        return guess.main
+    if name == "doctor":
+        from sluice.ingest.tools import doctor
+        return doctor.main
+    if name == "headroom":
+        from sluice.ingest.tools import headroom_cli
+        return headroom_cli.main
+    from sluice.ingest.tools import bench
+    return bench.main
 
 
 def program() -> NoReturn:

@@ -138,7 +138,7 @@ class BatchLoader(IterableDataset[Batch]):
         self._table = {"version": source.version, "split": split}
         self._epochs = epochs
         aside = RowQuarantine(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
-        groups.rescue = aside.group if aside.allowed else None
+        groups.rescue = aside if aside.allowed else None
         self._pipeline = Pipeline(
             PipelineParts(plan=self.plan, source=rows, describe=groups.describe,
                           columns=self._columns,
@@ -154,8 +154,8 @@ class BatchLoader(IterableDataset[Batch]):
         self._under_way = self._closed = False
         self._progress = Progress(self._pipeline, machine, memory_limit)
         self.order_hash: str | None = None
-        """The order hash of the epoch last finished: a hash of the ids that came and their order. The same for every
-        choice of knobs."""
+        """The order hash of the epoch last finished: a hash of the ids that came to this rank and their order. The same
+        for every choice of knobs; each rank has its own."""
         _open.add(self._pipeline)
         weakref.finalize(self, self._pipeline.close).atexit = False
 
@@ -268,8 +268,11 @@ class BatchLoader(IterableDataset[Batch]):
                 what = f"{code!r}" if code else "a function without an importable name, so give it again"
                 raise LoaderError(f"this state was made with the transform {name!r} ({what}), which is not among "
                                   f"transforms={list(self._code)}")
-        if state.get("table") != self._table:
-            raise LoaderError(f"this state belongs to {state.get('table')}, the loader reads {self._table}")
+        table = state.get("table")
+        table = table if isinstance(table, Mapping) else {}
+        if others := [f"{name}: {table.get(name)!r} in the state, {own!r} here" for name, own in self._table.items()
+                      if table.get(name) != own]:
+            raise LoaderError(f"this state belongs to other rows ({'; '.join(others)})")
         position = self.plan.position(state)
         self._pipeline.stop()
         self._run, self._under_way = None, False

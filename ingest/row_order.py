@@ -329,6 +329,8 @@ class RowsPlan:
         own = self._identity()
         differences = [f"{k}: {state.get(k)!r} in the state, {v!r} here" for k, v in own.items() if state.get(k) != v]
         if differences:
+            if len(differences) == 1 and state.get("plan") != self.digest:  # its hash says nothing to a person
+                differences = ["the rows of each row group are others, or the weights by which rows are sampled"]
             raise PlanError("this state belongs to another order of rows (" + "; ".join(differences) + ")")
         position = Position(int(state["epoch"]), int(state["step"]))
         if position.step > self.steps:

@@ -266,7 +266,7 @@ class TestTransforms:
     def test_what_is_no_function_is_refused(self, clicks):
         with pytest.raises(TransformError, match="is no function"):
             loader_of(clicks, transforms=[3])
-        with pytest.raises(TransformError, match="give a list"):
+        with pytest.raises(TransformError, match=r"give a list, transforms=\[…\], of .*halve_price \(\w+\.py:\d+\)"):
             loader_of(clicks, transforms=halve_price)
 
     def test_a_state_asks_for_the_transforms_that_it_was_made_with(self, clicks, tmp_path):

@@ -13,20 +13,20 @@ from sluice.agent.report.run_folder import Run
 _SAME = 0.05  # of the rate: a smaller difference counts as none
 
 
-def advice(run: Run) -> list[str]:
-    """The advice as sentences; none if the run ended without a verdict."""
+def advice(run: Run, rate: float | None) -> list[str]:
+    """The advice as sentences; none if the run ended without a verdict. `rate` is the run's, in its last third: what
+    other resources would bring is told in parts of it."""
     verdicts = run.of("verdict")
     if not verdicts:
         return []
     details, text = verdicts[-1].get("details") or {}, verdicts[-1].get("text") or "nothing was said"
     proposed = any((proposal.get("reason") or {}).get("text") == text for proposal in run.of("proposal"))
-    return [f"At the end: {text}.", *_cases(details.get("what_if") or {}, proposed, run.ranks),
+    return [f"At its last looks the agent said: {text}.", *_cases(details.get("what_if") or {}, proposed, rate),
             *placement(run), *_models(details.get("stages") or {}), *_prediction(run)]
 
 
-def _cases(cases: Mapping[str, Any], proposed: bool, ranks: int) -> list[str]:
-    """What other resources would bring beside the setting in force, or beside one that was only `proposed`. Each of
-    the ranks has the rates of the cases."""
+def _cases(cases: Mapping[str, Any], proposed: bool, rate: float | None) -> list[str]:
+    """What other resources would bring beside the setting in force, or beside one that was only `proposed`."""
     present_rate = (cases.get("as it is") or {}).get("rows_per_s")
     if not present_rate:
         return []
@@ -35,7 +35,7 @@ def _cases(cases: Mapping[str, Any], proposed: bool, ranks: int) -> list[str]:
         times = case["rows_per_s"] / present_rate
         if name != "as it is":
             brings = "the same" if abs(times - 1) <= _SAME else f"{times:.2g} times the rows"
-            rows = "" if proposed else f", {count(case['rows_per_s'] * ranks)} rows/s"
+            rows = "" if proposed or rate is None else f", {count(times * rate)} rows/s"
             lines.append(f"With {'that and ' if proposed else ''}{name}: {brings}{rows} "
                          f"({', '.join(f'{s} {n}' for s, n in case['workers'].items())}).")
     return lines

@@ -96,10 +96,9 @@ def measured(run: Run) -> list[MeasuredDecision]:
     return decided
 
 
-def first_fault(run: Run) -> float:
-    """When the first fault on purpose came; infinity without one."""
-    return min((float(event["at"]) for event in run.events if event.get("kind") == "fault" and "fault" in event),
-               default=float("inf"))
+def fault_times(run: Run) -> list[float]:
+    """When the faults on purpose came."""
+    return [float(event["at"]) for event in run.events if event.get("kind") == "fault" and "fault" in event]
 
 
 def _read(event: Line) -> dict[str, Any] | None:

@@ -81,7 +81,8 @@ class LiveRun:
 
     def _page(self) -> str:
         text = page.page(Run.read(self.path)) if (self.path / "config.json").exists() else page.filled(
-            title=self.path.name, name=self.path.name, headline="The run has not begun yet.", rest="", footer="")
+            title=self.path.name, name=self.path.name, headline="The run is being prepared: nothing is measured yet.",
+            rest="", footer="")
         return _following(text)
 
     def _verdict(self) -> str:

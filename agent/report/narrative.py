@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice.agent.report.advice import advice
 from sluice.agent.report.format import count, moves, percent, seconds
-from sluice.agent.report.incidents import first_fault, measured, occasions, recovery
+from sluice.agent.report.incidents import fault_times, measured, occasions, recovery, settled_of
 from sluice.agent.report.run_folder import Run
 
 SMOOTH = 0.02  # a stall up to this is reported as none
@@ -63,7 +63,8 @@ class RunOutcome:
     stall_first: float | None = None
     stall_settled: float | None = None
     settled_s: float | None = None
-    """Seconds from the first rows until the settled rate was reached for good; None without a change before that."""
+    """Seconds from the look that saw the first rows until the settled rate was reached for good; None without a change
+    before that."""
     changes_settling: int = 0
     """The decisions in the undisturbed part; `decisions` counts all."""
     decisions: int = 0
@@ -71,22 +72,25 @@ class RunOutcome:
     memory_limit: int | None = None
     auc: float | None = None
     bayes_auc: float | None = None
+    rows_per_s_last: float | None = None
+    """The rate of the last third after the last fault on purpose; without one, the settled rate. `stall_last` is its
+    stall."""
     stall_last: float | None = None
-    """The stall in the last tenth of the loader's time."""
     rows_per_s_whole: float | None = None
     """The rate that the consumer itself counted at the end of the run; `stall_whole` is its stall."""
     stall_whole: float | None = None
     looks: int = 0
     """How many times the loader was measured."""
     seconds: float = 0.0
+    """How long it took, but for what summing it up took in the end."""
     ended: bool = False
     faults: tuple[str, ...] = ()
     """The faults of the tuning itself; injected ones are occasions."""
 
 
 def outcome(run: Run) -> RunOutcome:
-    looks, decisions = run.of("loader"), run.of("decision")
-    loader, fault = started(run.looks()), first_fault(run)
+    looks, decisions, faults = run.of("loader"), run.of("decision"), fault_times(run)
+    loader, fault = started(run.looks()), min(faults, default=float("inf"))
     if len(calm := [m for m in loader if m["at"] <= fault]) < _LEAST:
         calm, fault = list(loader), float("inf")
     settling = [d for d in decisions if d["at"] <= fault]
@@ -95,24 +99,30 @@ def outcome(run: Run) -> RunOutcome:
     if settling:  # compilers, first files and connections are part of the first looks
         before = before[(len(before) - 1) // 2:] if before else []
     settled = calm[2 * len(calm) // 3:] if len(calm) >= _LEAST else []
-    _, settled_s = recovery(calm[0]["at"], [(m["at"], m["rows_per_s"]) for m in calm]) if settled else (None, None)
+    after = [m for m in loader if m["at"] > max(faults, default=0.0)] or loader
+    last = settled and (after[-settled_of(after):] if faults else settled)
+    came = next((m["at"] for m in looks if m.get("rows_per_s")), 0.0)
+    _, settled_s = recovery(came, [(m["at"], m["rows_per_s"]) for m in calm]) if settled else (None, None)
     evaluations = [m for m in run.of("eval") if m.get("auc") is not None]
     ends = run.of("end")
     # A start that found nothing left to train ends, too, but says nothing of the run.
     counted: Mapping[str, Any] = next((e for e in reversed(ends) if e.get("samples_per_s", e.get("rows_per_s"))), {})
+    alone = counted if run.ranks == 1 else {}  # the looks are of one rank, these sums of all
     lines = (*run.events, *run.metrics)
     return RunOutcome(
         rows_per_s_first=mean(before, "rows_per_s"), rows_per_s_settled=mean(settled, "rows_per_s"),
         stall_first=mean(before, "stall"), stall_settled=mean(settled, "stall"),
         settled_s=(settled_s or None) if settling else None, changes_settling=len(settling),
-        stall_last=mean(loader[-max(_LEAST, len(loader) // 10):], "stall") if settled else None,
+        rows_per_s_last=mean(last, "rows_per_s"), stall_last=mean(last, "stall"),
         rows_per_s_whole=counted.get("samples_per_s", counted.get("rows_per_s")),
         stall_whole=counted.get("stall_fraction"), looks=len(looks), decisions=len(decisions),
-        peak_memory=max((m["memory_used"] for m in looks if m.get("memory_used")), default=None),
-        memory_limit=looks[-1].get("memory_limit") if looks else None,
+        peak_memory=max((m["memory_used"] for m in (*looks, {"memory_used": alone.get("peak_bytes")})
+                         if m.get("memory_used")), default=None),
+        memory_limit=alone.get("memory", {}).get("limit") or (looks[-1].get("memory_limit") if looks else None),
         auc=evaluations[-1]["auc"] if evaluations else None,
         bayes_auc=next((e["bayes_auc"] for e in (*reversed(ends), run.config) if e.get("bayes_auc")), None),
-        seconds=max((float(line.get("at", 0.0)) for line in lines), default=0.0), ended=bool(ends),
+        seconds=max((float(line.get("at", 0.0)) for line in lines if line.get("kind") != "end"), default=0.0),
+        ended=bool(ends),
         faults=tuple(str(f.get("text", "a fault without words")) for f in run.of("fault") if "fault" not in f))
 
 
@@ -143,7 +153,8 @@ def sentences(run: Run) -> list[str]:
     many = "one change" if figures.changes_settling == 1 else f"{figures.changes_settling} changes"
     parts = []
     if not figures.looks:
-        parts.append("No loader metrics were written, so nothing can be said of the input.")
+        parts.append("No loader metrics were written, so nothing can be said of the input." if figures.ended else
+                     "Nothing is measured yet: the first look comes a second after the first batch.")
     elif figures.rows_per_s_settled is None or figures.stall_settled is None:
         parts.append("Too short to judge the input: what was seen is how it started. Let it run for ten seconds or "
                      "more (more epochs, or more rows).")
@@ -164,7 +175,7 @@ def sentences(run: Run) -> list[str]:
                             " before the first fault." if figures.decisions else ".")))
     if figures.stall_last is not None:
         said = _bottleneck(figures.stall_last)
-        parts.append(said if first_fault(run) == float("inf") else f"After the faults, {said[0].lower()}{said[1:]}")
+        parts.append(f"After the faults, {said[0].lower()}{said[1:]}" if fault_times(run) else said)
     if figures.auc is not None:
         of = f" of {figures.bayes_auc:.4f} reachable" if figures.bayes_auc else ""
         parts.append(f"AUC {figures.auc:.4f}{of}.")
@@ -176,7 +187,7 @@ def sentences(run: Run) -> list[str]:
 
 
 def _bottleneck(stall: float) -> str:
-    """Says what the bottleneck was in the last tenth, from the share of its time that the trainer waited."""
+    """Says what the bottleneck was in the end, from the share of its time that the trainer waited."""
     if stall <= SMOOTH:
         return "The trainer is the bottleneck now."
     if stall <= HARDLY:
@@ -203,7 +214,7 @@ def tell(run: Run) -> str:
                   f"     why: {reason.get('text') or 'no reason given'}"]
     if incidents := occasions(run):
         lines += ["", *(f"  {one.label}. {one.sentence}" for one in incidents)]
-    if recommended := advice(run):
+    if recommended := advice(run, outcome(run).rows_per_s_last):
         lines += ["", *recommended]
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from string import Template
 
 from sluice.agent.report import figures, tables
 from sluice.agent.report.format import count, percent, seconds
-from sluice.agent.report.incidents import Incident, first_fault, occasions
+from sluice.agent.report.incidents import Incident, fault_times, occasions
 from sluice.agent.report.narrative import HARDLY, RunOutcome, changes, outcome, sentences
 from sluice.agent.report.run_folder import Run, replace_text
 from sluice.agent.report.tables import TONES, verdict
@@ -43,7 +43,7 @@ def written(run_path: str | os.PathLike[str], say: Callable[[str], None]) -> Pat
 def page(run: Run) -> str:
     found, story, incidents = outcome(run), changes(run), occasions(run)
     first, *rest = sentences(run)
-    name, faulted = run.path.resolve().name, first_fault(run) < float("inf")
+    name, faulted = run.path.resolve().name, bool(fault_times(run))
     return filled(
         title=name, name=name, headline=first, rest=" ".join(rest), verdicts=_verdicts(found, incidents, faulted),
         tiles=_tiles(found, faulted), faults=_faults(found), charts=figures.hero(run, found, story, incidents),

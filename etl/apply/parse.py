@@ -53,7 +53,7 @@ class InputParser:
         """Splits a batch into good rows and rejects."""
         names = batch.schema.names
         parsed = self._lines(batch["line"]) if "line" in names else \
-            self._records(batch) if "_broken" in names else _without_bad(batch)
+            self._records(batch) if "_broken" in names else self._without_bad(batch)
         return self._with_good_labels(parsed)
 
     def _csv_lines(self, lines: pa.Array) -> Parsed:
@@ -110,6 +110,18 @@ class InputParser:
         table = in_order(table, np.flatnonzero(~alone), more, list(rows))
         return Parsed(self._columns(table), table.num_rows, rejected)
 
+    def _without_bad(self, batch: pa.RecordBatch) -> Parsed:
+        """Sets the rows aside in which `_bad` is not null: it names the first column whose value does not fit its
+        type."""
+        names = [name for name in batch.schema.names if name not in ("_bad", "_file")]
+        if "_bad" not in batch.schema.names or batch["_bad"].null_count == batch.num_rows:
+            return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
+        bad = batch["_bad"].to_pylist()
+        good = pc.is_null(batch["_bad"])
+        return Parsed({name: batch[name].filter(good) for name in names}, bad.count(None),
+                      [(number, f"{name}: {WRONG[self.types[name]]}") for number, name in enumerate(bad)
+                       if name is not None])
+
     def _with_good_labels(self, parsed: Parsed) -> Parsed:
         label = parsed.columns[self.label]
         good = pc.fill_null(pc.is_in(label, pa.array([0, 1], label.type)), False)
@@ -122,17 +134,6 @@ class InputParser:
                for i in np.flatnonzero(~keep)]
         return Parsed({name: values.filter(good) for name, values in parsed.columns.items()}, int(keep.sum()),
                       parsed.rejected + bad)
-
-
-def _without_bad(batch: pa.RecordBatch) -> Parsed:
-    """Sets the rows aside in which `_bad` is not null: it names the first column whose value does not fit its type."""
-    names = [name for name in batch.schema.names if name not in ("_bad", "_file")]
-    if "_bad" not in batch.schema.names or batch["_bad"].null_count == batch.num_rows:
-        return Parsed({name: batch[name] for name in names}, batch.num_rows, [])
-    bad = batch["_bad"].to_pylist()
-    good = pc.is_null(batch["_bad"])
-    return Parsed({name: batch[name].filter(good) for name in names}, bad.count(None),
-                  [(number, f"{name}: does not fit its type") for number, name in enumerate(bad) if name is not None])
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -9,13 +9,11 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.etl.apply.features import Features
-from sluice.etl.ops import Fitted
-from sluice.etl.spec.columns import ColumnSpec
+from sluice.etl.ops.chain import lacks, reading
 from sluice.etl.spec.spec import input_columns
 from sluice.etl.table.job_record import MORE, JobRecord
 from sluice.etl.table.profile import DriftError
@@ -72,30 +70,14 @@ def refuse_lost(before: JobRecord | None, counted: Counted, accepted: Container[
                 f"{counted.examples[name]!r}, and no version before says whether that is usual")
 
 
-def reading(column: ColumnSpec) -> int:
-    """The number of a column's operators up to its last that reads values; 0 if there is none, or if it has to wait for
-    what another one learns."""
-    upto = max((number for number, op in enumerate(column.left_to_spark, 1) if op.reads), default=0)
-    return 0 if any(isinstance(op, Fitted) for op in column.ops[:upto]) else upto
-
-
 def unread(features: Features, columns: Mapping[str, pa.Array]) -> Iterator[tuple[str, int, str | None]]:
     """Yields, for each column of a batch whose operators read values, the number of rows in which one could not, and
     such a value."""
     for column in features.spec.columns:
-        if not (upto := reading(column)):
+        if not (upto := reading(column.left_to_spark)):
             continue
         given = columns[column.sources[0]]
-        bad = pc.and_(pc.invert(_lacks(given)), _lacks(features.run(column, column.ops[:upto], columns, {})))
+        bad = pc.and_(pc.invert(lacks(given)), lacks(features.run(column, column.ops[:upto], columns, {})))
         count = pc.sum(bad).as_py() or 0
         example = str(given.filter(bad)[0].as_py())[:_SHOWN] if count else None
         yield column.name, count, example
-
-
-def _lacks(values: pa.Array) -> pa.Array:
-    """Where a value, or an element of a list, is missing."""
-    missing = pc.is_null(values, nan_is_null=pa.types.is_floating(values.type))
-    if not pa.types.is_list(values.type):
-        return missing
-    parents = pc.list_parent_indices(values).filter(pc.is_null(pc.list_flatten(values)))
-    return pc.or_(missing, pc.is_in(pa.array(np.arange(len(values))), parents.cast(pa.int64())))

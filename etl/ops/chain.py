@@ -1,13 +1,16 @@
-"""The steps of a chain: which kind follows which (`follow`), and how one operator is applied to any column (`step`)."""
+"""The steps of a chain: which kind follows which (`follow`), how one operator is applied to any column (`step`), and
+which of them read values that may not be readable (`reading`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from sluice.etl.ops.base import LISTS, Operator, as_number, as_text
+from sluice.etl.ops.base import LISTS, Fitted, Operator, as_number, as_text
 from sluice.etl.ops.lists import flat, relisted
 
 ELEMENTS = {plural: single for single, plural in LISTS.items()}
@@ -42,3 +45,19 @@ def step(op: Operator, values: pa.Array, state: Any, extras: Mapping[str, pa.Arr
         elements, lengths = flat(values)
         return relisted(step(op, elements, state, extras), lengths)
     return op.apply(shaped(op, values, extras), state)
+
+
+def reading(ops: Sequence[Operator]) -> int:
+    """The number of operators up to the last that reads values; 0 if there is none, or if it has to wait for what
+    another one learns."""
+    upto = max((number for number, op in enumerate(ops, 1) if op.reads), default=0)
+    return 0 if any(isinstance(op, Fitted) for op in ops[:upto]) else upto
+
+
+def lacks(values: pa.Array) -> pa.Array:
+    """Where a value, or an element of a list, is missing."""
+    missing = pc.is_null(values, nan_is_null=pa.types.is_floating(values.type))
+    if not pa.types.is_list(values.type):
+        return missing
+    parents = pc.list_parent_indices(values).filter(pc.is_null(pc.list_flatten(values)))
+    return pc.or_(missing, pc.is_in(pa.array(np.arange(len(values))), parents.cast(pa.int64())))

@@ -77,9 +77,9 @@ class Raw:
             if self.spec.input.format in ("parquet", "delta"):
                 frame = self._columns()
                 cells = self._cells(frame)
-                typed = [cells[name].try_cast(SPARK_TYPES[kind]).alias(name)
-                         for name, kind in self.spec.input.columns.items()]
-                return frame.select(*typed, self._bad(frame, cells).alias("_bad"), *extra)
+                typed = self._typed(frame, cells)
+                return frame.select(*(column.alias(name) for name, column in typed.items()),
+                                    self._bad(frame, cells, typed).alias("_bad"), *extra)
             if self.spec.input.multiline:
                 return self._records(*extra)
             # Only a line feed ends a line here: the parser removes a carriage return before it.
@@ -150,14 +150,25 @@ class Raw:
     def _parquet(self, **options: str) -> DataFrame:
         return self.spark.read.options(recursiveFileLookup="true", **options).parquet(*self.paths)
 
-    def _bad(self, frame: DataFrame, cells: Mapping[str, Column]) -> Column:
+    def _typed(self, frame: DataFrame, cells: Mapping[str, Column]) -> dict[str, Column]:
+        """The cells in the spec's types, null where a value does not fit: a cast alone would cut a fraction off."""
+        from pyspark.sql import functions as sql
+
+        kinds, found = dict(frame.dtypes), {}
+        for name, kind in self.spec.input.columns.items():
+            typed = cells[name].try_cast(SPARK_TYPES[kind])
+            fractions = kind == "int" and kinds[name].startswith(("float", "double", "decimal"))
+            found[name] = sql.when(cells[name] % 1 == 0, typed) if fractions else typed
+        return found
+
+    def _bad(self, frame: DataFrame, cells: Mapping[str, Column], typed: Mapping[str, Column]) -> Column:
         from pyspark.sql import functions as sql
 
         kinds = dict(frame.dtypes)
         bad = sql.lit(None).cast("string")
         for name, kind in reversed(list(self.spec.input.columns.items())):
             if kinds[name] not in _SAFE.get(kind, (SPARK_TYPES[kind],)):
-                lost = cells[name].isNotNull() & cells[name].try_cast(SPARK_TYPES[kind]).isNull()
+                lost = cells[name].isNotNull() & typed[name].isNull()
                 bad = sql.when(lost, sql.lit(name)).otherwise(bad)
         return bad
 

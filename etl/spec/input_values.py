@@ -1,6 +1,7 @@
 """Values of a Parquet column in the type that a spec gives to it: `converted`, the same in the ETL and in the loader.
 
-They become what Spark's `try_cast` makes of them; a kind of column for which that is not built here is refused.
+They become what Spark's `try_cast` makes of them, but that a fraction is no `int`; a kind of column for which that is
+not built here is refused.
 """
 
 from __future__ import annotations
@@ -44,8 +45,7 @@ def converted(values: pa.Array, kind: str) -> tuple[pa.Array, _Flags | None]:
         values = values.dictionary_decode()
     have, want, name = values.type, ARROW_TYPES[kind], spark_name(values.type)
     if pa.types.is_decimal(have) and kind in ("int", "float"):
-        values = _floats(values)
-        return _whole(values) if kind == "int" else (values, None)
+        return _whole_decimals(values) if kind == "int" else (_floats(values), None)
     if kind == "int" and (pa.types.is_floating(have) or have == pa.uint64()):
         return _whole(values)
     if kind in ("int", "float") and (pa.types.is_timestamp(have) or name == "date"):
@@ -73,8 +73,16 @@ def _seconds(values: pa.Array) -> pa.Array:
 
 
 def _whole(values: pa.Array) -> tuple[pa.Array, _Flags]:
-    """Numbers cut to whole ones; those that no 64 bits hold do not fit."""
+    """Numbers as whole ones; a fraction, and what no 64 bits hold, does not fit."""
     nulls = pc.is_null(values).to_numpy(zero_copy_only=False)
     numbers = pc.fill_null(values, pa.scalar(0, values.type)).to_numpy(zero_copy_only=False)
-    fits = numbers < np.uint64(2**63) if values.type == pa.uint64() else (numbers >= -(2.0**63)) & (numbers < 2.0**63)
-    return pa.array(np.trunc(np.where(fits, numbers, 0)).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls
+    fits = numbers < np.uint64(2**63) if values.type == pa.uint64() else \
+        (numbers >= -(2.0**63)) & (numbers < 2.0**63) & (np.trunc(numbers) == numbers)
+    return pa.array(np.where(fits, numbers, 0).astype(np.int64), mask=nulls | ~fits), ~fits & ~nulls
+
+
+def _whole_decimals(values: pa.Array) -> tuple[pa.Array, _Flags]:
+    """The same of decimals, digit by digit: a float would miss the last ones of a long id."""
+    whole, exact = values.cast(pa.int64(), safe=False), pa.decimal256(76, max(0, values.type.scale))
+    lost = pc.fill_null(pc.not_equal(whole.cast(exact), values.cast(exact)), False)
+    return pc.if_else(lost, pa.scalar(None, pa.int64()), whole), lost.to_numpy(zero_copy_only=False)

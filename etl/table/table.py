@@ -69,8 +69,8 @@ class FeatureTable:
             store = TableStore(uri)
             delta = DeltaTable(**store.delta, version=version)
         except (TableNotFoundError, StoreError) as error:
-            raise TableError(f"{uri}: there is no feature table here ({_first_line(error)}); etl/job.py makes one"
-                             ) from None
+            why = _first_line(error) if isinstance(error, StoreError) else _lacking(os.fspath(uri))
+            raise TableError(f"{uri}: there is no feature table here ({why}); `sluice etl` makes one") from None
         except DeltaError as error:
             if version is not None and version > (last := cls.open(uri).version):
                 raise TableError(f"{uri}: there is no version {version}: the newest is {last}") from None
@@ -188,6 +188,16 @@ class FeatureTable:
         known = {f.path for job in published for f in _record(store, job).files}
         digests = {store.url(f.path): f.sha256 for r in self.records.values() for f in r.files}
         return verify(store, self.files, self.stored, self.schema, digests=digests, listed=known)
+
+
+def _lacking(uri: str) -> str:
+    """Why there is no table, in plain words."""
+    if "://" in uri:
+        return "nothing lies there"
+    if not os.path.isdir(uri):
+        return "there is no such folder"
+    return "its _delta_log holds no version" if os.path.isdir(os.path.join(uri, "_delta_log")) else \
+        "the folder has no _delta_log"
 
 
 def _first_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice.ingest.faults.core_limit import CoreShare
 from sluice.ingest.faults.faults import (
@@ -19,8 +19,10 @@ from sluice.ingest.faults.faults import (
     spike_memory,
     stall_store,
 )
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.files import FileOpener
+
+if TYPE_CHECKING:
+    from sluice.ingest.loader import BatchLoader
 
 _LOOK_S, _SPIKE_S = 0.05, 5.0
 ON_STORES = frozenset({"stall-store", "corrupt"})

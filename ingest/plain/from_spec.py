@@ -17,10 +17,11 @@ _JOB = "make a table of it by `sluice etl --spec`, and load that"
 
 
 def recipes_of_spec(spec: Spec, types: Mapping[str, str], lacking: Mapping[str, str]) -> tuple[Recipe, ...]:
-    """The columns that a model takes, in the spec's order. `types` are those of the files' columns, by name."""
+    """The columns that a model takes, in the spec's order. `types` are those of the files' columns, by name; files may
+    lack those that are optional."""
     _check_rows(spec)
     for name in spec.input.columns:
-        if name not in types:
+        if name not in types and name not in spec.input.optional:
             where = f"{lacking[name]}: no column {name!r}, which other files have" if name in lacking else \
                 f"the files have no column {name!r}, which its input.columns name{nearest(name, types)}"
             raise ColumnError(f"{spec.name}: {where}")

@@ -7,12 +7,14 @@ bytes a value and no texts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from sluice.etl.spec.input_values import ARROW_TYPES
 from sluice.etl.spec.nested_columns import whole
+from sluice.etl.spec.spec import Spec
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.plain.recipe import Making, Recipe
 from sluice.ingest.plain.row_selection import RowSelection
@@ -23,9 +25,15 @@ _FEW_BYTES = 4  # stored bytes of a value, up to which its texts come back often
 class MadeColumns:
     """The columns by their recipes, of the rows that are selected."""
 
-    def __init__(self, recipes: Sequence[Recipe], selection: RowSelection | None = None):
+    def __init__(self, recipes: Sequence[Recipe], selection: RowSelection | None = None, spec: Spec | None = None):
+        """`spec` says which types the stored columns are read as, and which of them a file may lack."""
         self._recipes, self.selection = tuple(recipes), selection
         """The rows that there are; None: all."""
+        kinds: Mapping[str, str] = spec.input.columns if spec else {}
+        self.typed: Mapping[str, pa.DataType] = {name: ARROW_TYPES[kind] for name, kind in kinds.items()}
+        """The columns that are read as these types, whatever each file holds."""
+        self.optional: frozenset[str] = frozenset(spec.input.optional) if spec else frozenset()
+        """Those of them that a file may lack."""
         self._makers = [Making(recipe) for recipe in recipes]
         self.sources: tuple[str, ...] = tuple(dict.fromkeys(name for recipe in recipes for name in recipe.sources))
         """The columns that they are made from."""

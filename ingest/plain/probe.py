@@ -177,7 +177,9 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
     taken = {recipe.name: recipe.sources[0] for recipe in recipes if recipe.name in scalars and not recipe.operators}
     facts = probe(paths, dict.fromkeys(taken.values()), rows=0) if taken else {}
     for name, source in taken.items():
-        one, kind = facts[source], np.int32 if name in columns.scalars else np.float32
+        if (one := facts.get(source)) is None:
+            continue  # optional, and in none of the files that were looked at
+        kind = np.int32 if name in columns.scalars else np.float32
         low, high = (_IDS.min, _IDS.max) if kind is np.int32 else (-_LARGEST, _LARGEST)
         places = list(one.nulls)[:1] if name not in columns.fill else []
         if isinstance(one.low, (int, float)) and one.low < low:

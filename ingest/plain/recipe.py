@@ -76,11 +76,7 @@ class Recipe:
     def check(self, stored: Sequence[pa.DataType]) -> None:
         """Raises ColumnError if columns of these types cannot be what it is made from."""
         for name, have, kind in zip(self.sources, stored, self.kinds, strict=False):
-            try:
-                converted(pa.array([], have), kind)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                raise ColumnError(f"column {name!r} holds {have}, which is not read as {kind}: give it another type in "
-                                  "input.columns of the spec, or leave it out") from None
+            check_kind(name, have, kind)
 
 
 class Making:
@@ -122,9 +118,22 @@ class Making:
             return array  # each text is worked on once
         if not kind:
             return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        values, lost = converted(array, kind)
-        if lost is not None and lost.any():
-            wrong = array[int(lost.argmax())].as_py()
-            raise ColumnError(f"column {name!r} holds {wrong!r}, which is no whole number of 64 bits: read it as float "
-                              "in input.columns of the spec")
-        return values
+        return typed(name, array, kind)
+
+
+def check_kind(name: str, have: pa.DataType, kind: str) -> None:
+    """Raises ColumnError if a column of that type cannot be read as what a spec says."""
+    try:
+        converted(pa.array([], have), kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise ColumnError(f"column {name!r} holds {have}, which is not read as {kind}: give it another type in "
+                          "input.columns of the spec, or leave it out") from None
+
+
+def typed(name: str, array: pa.Array, kind: str) -> pa.Array:
+    """The values of a column in the type that a spec gives to it; ColumnError if one does not fit."""
+    values, lost = converted(array, kind)
+    if lost is not None and lost.any():
+        raise ColumnError(f"column {name!r} holds {array[int(lost.argmax())]}, which is no whole number of 64 bits: "
+                          "read it as float in input.columns of the spec")
+    return values

@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sluice.etl.spec.input_values import converted
 from sluice.etl.spec.nested_columns import flattened, whole
 from sluice.etl.spec.row_split import row_keys, split_of
 from sluice.etl.spec.spec import Spec
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.plain.recipe import typed
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class RowSelection:
 
     def _splits(self, stored: pa.Table) -> npt.NDArray[np.int32]:
         types = self.spec.input.columns
-        columns = {name: converted(whole(stored.column(name)), types[name])[0] for name in self.sources}
+        there = {name: whole(stored.column(name)) if name in stored.column_names else pa.nulls(stored.num_rows)
+                 for name in self.sources}
+        columns = {name: typed(name, values, types[name]) for name, values in there.items()}
         by_hash = not (self.spec.table.split_column or self.spec.table.split_time or self.spec.table.split_by)
         keys = row_keys(columns, self.spec) if by_hash else np.zeros(stored.num_rows, np.uint64)
         return split_of(columns, keys, self.spec)
@@ -57,16 +60,19 @@ class RowSelection:
 
     def _counts(self, path: str) -> tuple[int, ...]:
         with pq.ParquetFile(path) as file:
-            return tuple(self._count(file, number) for number in range(file.metadata.num_row_groups))
+            return tuple(self._count(path, file, number) for number in range(file.metadata.num_row_groups))
 
-    def _count(self, file: pq.ParquetFile, number: int) -> int:
+    def _count(self, path: str, file: pq.ParquetFile, number: int) -> int:
         group = file.metadata.row_group(number)
-        if self.spec.table.split_time and (bounds := _bounds(file, number, self.sources[0])) is not None:
-            first, last = self._splits(bounds)
-            if first == last:
-                return group.num_rows if list(self.spec.table.split)[first] == self.split else 0
-        read = flattened(file.read_row_group(number, columns=list(self.sources), use_threads=False))
-        return int(np.count_nonzero(self.mask(read)))
+        try:
+            if self.spec.table.split_time and (bounds := _bounds(file, number, self.sources[0])) is not None:
+                first, last = self._splits(bounds)
+                if first == last:
+                    return group.num_rows if list(self.spec.table.split)[first] == self.split else 0
+            read = flattened(file.read_row_group(number, columns=list(self.sources), use_threads=False))
+            return int(np.count_nonzero(self.mask(read)))
+        except ColumnError as error:
+            raise ColumnError(f"{path}, row group {number}: {error}") from None
 
 
 def _bounds(file: pq.ParquetFile, number: int, name: str) -> pa.Table | None:

@@ -98,7 +98,8 @@ def decoding_of(metadata: Any, group: int, schema: Any, bags: Mapping[str, float
         portions[-1].append(name)
         taken += size
     beside = max((sum(part.beside for name in some for part in chunks[name]) +
-                  max(part.at_work for name in some for part in chunks[name]) for some in portions), default=0)
+                  max((part.at_work for name in some for part in chunks[name]), default=0) for some in portions),
+                 default=0)
     decoded = sum(part.decoded for parts in chunks.values() for part in parts)
     rows = max(1, metadata.row_group(group).num_rows)
     return Decoding(scale * decoded / rows, round(scale * beside), tuple(map(tuple, portions)))

@@ -22,11 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sluice.etl.spec.nested_columns import parts
+from sluice.ingest.plain.file_types import SEVERAL
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
 
 REMEMBERED = ".sluice-footers.json"
-SEVERAL = "several columns of this name"
-"""Takes the place of the type of a column that shares its name with another."""
 _DENSEST = 1024  # the most ids in a byte of a file: more would mean damage, and reserve memory in vain
 _TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
@@ -76,6 +75,8 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
     def footer(path: str, name: str) -> Footer:
         try:
             status = os.stat(path)
+            if not status.st_size:
+                raise FooterError(f"{path}: this file is empty; write it anew, or leave it out")
             content = stored_footer(path, status.st_size)
         except OSError as error:
             raise FooterError(f"{path}: {error.strerror or error}") from error
@@ -103,7 +104,7 @@ def stored_footer(path: str, size: int) -> bytes:
     with open(path, "rb", buffering=0) as file:
         tail = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
         length = min(int.from_bytes(tail[:4], "little"), max(0, size - _TAIL))
-        return os.pread(file.fileno(), length, size - _TAIL - length) + tail
+        return os.pread(file.fileno(), length, max(0, size - _TAIL - length)) + tail
 
 
 def _digest(content: bytes, counts: Sequence[int], types: Mapping[str, str], ids: Mapping[str, int]) -> str:

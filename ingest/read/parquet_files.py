@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored, transformed
 from sluice.ingest.columns import Columns
+from sluice.ingest.plain.file_types import SEVERAL, common_types, refuse_mixed
 from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.made_columns import MadeColumns
@@ -32,7 +33,8 @@ from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
 from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, recipes_of, roles_of
 from sluice.ingest.plain.row_selection import RowSelection
-from sluice.ingest.read.footers import SEVERAL, Footer, FooterError, footers_of
+from sluice.ingest.plain.unreadable import unreadable
+from sluice.ingest.read.footers import Footer, FooterError, footers_of
 from sluice.ingest.read.petastorm.options import retyped
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "roles_of", "table_of"]
 
 ONLY_SPLIT = "train"
+_SEVERAL_TYPES, _NOT_EVERYWHERE = "of several types", "not in every file"
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -74,17 +77,25 @@ class ParquetFiles:
     @classmethod
     def open(cls, source: Paths, roles: Roles | str | None = None, hash: Mapping[str, int] | None = None, *,
              spec: Spec | str | os.PathLike[str] | None = None, permission: Permission = NOTHING,
-             transform_spec: Any = None) -> ParquetFiles:
+             transform_spec: Any = None, say: Callable[[str], None] | None = None) -> ParquetFiles:
         """Opens the files. Their columns are those of a `spec` of one's own, as the ETL would make them; or have
         `roles`; without either they are guessed, and printed on standard error, once for a source. `hash` maps names,
-        or patterns of names, to numbers of ids. Roles and hash are of the columns after `transform_spec`."""
+        or patterns of names, to numbers of ids. Roles and hash are of the columns after `transform_spec`. What is
+        guessed or left out is given to `say`; without it, it is printed on standard error, once."""
+        say = say or _tell
         uri, prefix, paths = _paths(source)
         try:
             footers = footers_of(paths)
         except FooterError as error:
             raise ParquetError(str(error)) from error
-        types, lacking = _common_types(paths, footers)
+        if spec is not None and not isinstance(spec, Spec):
+            spec = Spec.read(spec)
+        optional = spec.input.optional if spec else ()
+        types, lacking = common_types(paths, [footer.types for footer in footers], optional)
         there = _types_there(paths[0])
+        for name in (name for name in optional if name not in there):
+            there |= next(({name: _types_there(path)[name]} for path, footer in zip(paths, footers, strict=True)
+                           if name in footer.types), {name: pa.null()})
         edited = frozenset[str]()
         if transform_spec is not None:
             there, edited = retyped(there, transform_spec)
@@ -98,7 +109,6 @@ class ParquetFiles:
             if transform_spec is not None:
                 raise ParquetError("a spec makes the columns by its operators, a TransformSpec by its function: give "
                                    "one of them; with a TransformSpec, roles and hash")
-            spec = spec if isinstance(spec, Spec) else Spec.read(spec)
             recipes = recipes_of_spec(spec, types, lacking)
             permission = Permission(permission.modules, permission.functions | spec.permission.functions)
         else:
@@ -108,18 +118,20 @@ class ParquetFiles:
                 facts |= {name: ColumnFacts(there[name]) for name in edited}
                 found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), hashed=by_caller)
                 hashed |= {one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller}
-                others = {name: "of several types" for name in types if name not in found}
-                roles, fill = _guessed(uri, found, others | dict.fromkeys(lacking, "not in every file"))
+                others = {name: _SEVERAL_TYPES for name in types if name not in found}
+                roles, fill = _guessed(uri, found, others | dict.fromkeys(lacking, _NOT_EVERYWHERE), say)
             elif isinstance(roles, str):
                 roles = roles_of(roles)
             recipes, hashed = recipes_of(roles, hashed, types, lacking)
         used = dict.fromkeys([*(name for recipe in recipes for name in recipe.sources),
                               *((name for name in spec.input.columns if name not in spec.unused) if spec else ())])
-        _check_types([name for name in used if name not in edited], paths, footers)
+        refuse_mixed([name for name in used if name not in edited], recipes, spec.input.columns if spec else {},
+                     [(path, footer.types) for path, footer in zip(paths, footers, strict=True)
+                      if any(footer.row_groups)], _types_there)  # without rows a file may know no types
         unused = [name for name in (*types, *lacking) if name not in used]
         if unused and not guessed:  # what was guessed has named them
             more = f" and {len(unused) - 20} more" if len(unused) > 20 else ""
-            _tell(f"{uri}: columns that nobody asked for are left out: {', '.join(unused[:20])}{more}")
+            say(f"{uri}: columns that nobody asked for are left out: {', '.join(unused[:20])}{more}")
         fields = []
         for recipe in recipes:
             kinds = [there[name] for name in recipe.sources]
@@ -177,6 +189,8 @@ class ParquetFiles:
         if not any(map(sum, counts)):
             raise ParquetError(f"{self.uri}: no row lies in the split {split!r}; look at table.split of "
                                f"{selection.spec.name}")
+        _tell(f"{self.uri}: of {sum(f.rows for f in self.files):,} rows the {sum(map(sum, counts)):,} in the split "
+              f"{split!r} are loaded; split= chooses another ({', '.join(selection.spec.table.split)})")
         return tuple(replace(file, rows=sum(rows), row_group_rows=rows)
                      for file, rows in zip(self.files, counts, strict=True))
 
@@ -185,11 +199,15 @@ class ParquetFiles:
         selection, recipes = self._selection(split), [recipe for recipe in self.recipes if recipe.name in names]
         if selection is None and all(recipe.as_it_is for recipe in recipes):
             return None
-        return MadeColumns(recipes, selection)
+        return MadeColumns(recipes, selection, self.spec)
 
     def check(self, columns: Columns) -> None:
-        """Raises ColumnError if a footer shows a value that a loader of these columns would stop at."""
-        check_values(self.recipes, columns, [self._path(file) for file in self.files])
+        """Raises ColumnError if a footer shows a value that a loader of these columns would stop at, or the first rows
+        a time that no format reads."""
+        paths = [self._path(file) for file in self.files]
+        check_values(self.recipes, columns, paths)
+        for warning in unreadable([recipe for recipe in self.recipes if recipe.name in columns.names], paths):
+            _tell(warning)
 
     def _selection(self, split: str) -> RowSelection | None:
         if self.spec is not None:
@@ -225,7 +243,8 @@ def _probed(paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Fo
                          if kind != SEVERAL and all(one[name] == kind for one in there)])
 
 
-def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str]) -> tuple[Roles, dict[str, float]]:
+def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
+             ) -> tuple[Roles, dict[str, float]]:
     """The roles that were guessed, and what is filled. Says so once, with what is left out and why; `others` holds that
     of columns that were not looked at."""
     roles: dict[str, list[str]] = {role: [] for role in ROLES}
@@ -238,23 +257,23 @@ def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str])
     why = {one.name: one.why for one in found.values() if not one.role} | dict(others)
     left = [f"{name} ({reason})" for name, reason in why.items()]
     filled = f"; empty values of {', '.join(fill)} become 0" if fill else ""
-    _tell(f"{uri}: roles guessed ({taken}{filled}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to "
-          "choose, or let `sluice guess` write a spec")
+    say(f"{uri}: roles guessed ({taken}{filled}{'; left out: ' + ', '.join(left) if left else ''}); give roles= to "
+        "choose, or let `sluice guess` write a spec")
     return roles, fill
 
 
-def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int]:
-    """What the columns that all files have hold, as far as it was looked at, and how many rows there are."""
-    uri, _, paths = _paths(source)
+def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]]:
+    """What the columns that are the same in all files hold, as far as it was looked at, how many rows there are, and
+    why the others were not looked at."""
+    paths = _paths(source)[2]
     try:
         footers = footers_of(paths)
     except FooterError as error:
         raise ParquetError(str(error)) from error
-    types, lacking = _common_types(paths, footers)
+    types, lacking = common_types(paths, [footer.types for footer in footers])
     facts = _probed(paths, types, footers)
-    if others := [name for name in (*types, *lacking) if name not in facts]:
-        _tell(f"{uri}: columns that are not the same in every file are left out: {', '.join(others)}")
-    return facts, sum(sum(footer.row_groups) for footer in footers)
+    others = {name: _SEVERAL_TYPES for name in types if name not in facts} | dict.fromkeys(lacking, _NOT_EVERYWHERE)
+    return facts, sum(sum(footer.row_groups) for footer in footers), others
 
 
 def _said(size: int | None, name: str) -> str:
@@ -300,30 +319,6 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
     if not paths:
         raise ParquetError(f"{text}: {what}")
     return text, "", paths
-
-
-def _common_types(paths: Sequence[str], footers: Sequence[Footer]) -> tuple[dict[str, str], dict[str, str]]:
-    """The columns that all files have, and for each of the others a file that lacks it."""
-    types = dict(footers[0].types)
-    lacking: dict[str, str] = {}
-    for path, footer in zip(paths, footers, strict=True):
-        if footer.types.keys() != types.keys():
-            lacking |= {name: path for name in types if name not in footer.types}
-            lacking |= {name: paths[0] for name in footer.types if name not in footers[0].types}
-            types = {name: kind for name, kind in types.items() if name in footer.types}
-    return types, lacking
-
-
-def _check_types(names: Sequence[str], paths: Sequence[str], footers: Sequence[Footer]) -> None:
-    types = footers[0].types
-    for path, footer in zip(paths, footers, strict=True):
-        for name in names if any(footer.row_groups) else ():  # without rows it may know no types
-            if footer.types[name] == SEVERAL:
-                raise ParquetError(f"{path}: several columns are called {name!r}; write the file with one of "
-                                   "each name, or leave them out of the roles")
-            if footer.types[name] != types[name]:
-                raise ParquetError(f"{path}: column {name!r} holds {footer.types[name]}, in {paths[0]} it "
-                                   f"holds {types[name]}; write the files with one schema, or load them apart")
 
 
 def table_of(source: FeatureTable | ParquetFiles | Paths, roles: Roles | str | None = None,

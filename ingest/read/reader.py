@@ -39,6 +39,7 @@ from sluice.ingest.read.petastorm.source import PetastormSource
 from sluice.ingest.read.retry import DeliveryError
 from sluice.ingest.row_order import Read, drawn_rows
 from sluice.ingest.stages.pool import Pool
+from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, kinds_of
 from sluice.ingest.stages.shuffle import Decoded, ReadTask
 from sluice.ingest.stages.table_operators import OperatorColumns
 
@@ -47,8 +48,16 @@ _COPIES = 3  # of a row group: pandas' of what was read, what a function makes o
 _MAKING = 24  # bytes a row while one column is made: its values in three forms of eight bytes
 _PACKING = 3  # of a row group while its packed copy is made: Arrow's stream, its packed columns, and the copy
 
-Rescue = Callable[[Exception, Read, pa.Schema], pa.Table]
-"""A function that returns what takes the place of a row group that cannot be read, or raises."""
+class Rescue(Protocol):
+    """Finds what takes the place of rows that cannot be read, or raises."""
+
+    def group(self, error: BaseException, read: Read, schema: pa.Schema) -> pa.Table:
+        """The table that takes the place of a row group."""
+
+    def rows_of_group(self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema) -> pa.Table:
+        """A row group in which something takes the place of those of its rows on which `attempt` fails."""
+
+
 Work = Callable[[ReadTask, Charge], Decoded]
 MakePool = Callable[[Iterator[ReadTask], Callable[[], Work]], "Pool[ReadTask, Any]"]
 """A function that makes the pool of readers; its work may go on with what it decoded."""
@@ -87,6 +96,8 @@ class RowGroupReader:
         self._made, self._selection = made, made.selection if made else None
         self._wanted = tuple(columns)
         self._deciding = self._selection.sources if self._selection else ()
+        self._typed = made.typed if made else {}
+        self._optional = made.optional if made else frozenset[str]()
         self.columns = tuple(dict.fromkeys([*columns, *self._deciding, *([sample] if sample else ())]))
         self._opened = opened or FileOpener()
         self.rescue: Rescue | None = None
@@ -105,7 +116,7 @@ class RowGroupReader:
         """The schema of what `read` returns."""
         texts = [f.name for f in self._in_files if pa.types.is_string(f.type)]  # each value is then worked on once
         self._dictionaries = [] if given is not None else texts if made is None else \
-            made.repeated(self._in_files, self._footer(0))
+            [name for name in made.repeated(self._in_files, self._footer(0)) if name not in self._optional]
         self.packed = None if packed is None else PackedRowGroups(
             packed, [self._opened.local(file.path) for file in self.files], self._in_files.names, self._dictionaries)
         copies = _COPIES if given is not None else int(sample is not None)
@@ -128,14 +139,21 @@ class RowGroupReader:
             if read.draw:
                 rows = drawn_rows(self._weights(read.file, read.group, table), read.draw)
                 table = table.select(self._wanted).take(pa.array(rows))
-            try:
-                return table if self._made is None else self._made.table(table)
-            except ColumnError as error:
-                raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
+            return table if self._made is None else self._columns_of(self._made, table, read)
         except SourceError as error:
             if self.rescue is None or isinstance(error.__cause__, (DeliveryError, MemoryError)):
                 raise
-            return self.rescue(error, read, self.schema)
+            return self.rescue.group(error, read, self.schema)
+
+    def _columns_of(self, made: MadeColumns | OperatorColumns, table: pa.Table, read: Read) -> pa.Table:
+        """What is made of a row group's columns."""
+        try:
+            return made.table(table)
+        except ColumnError as error:
+            if self.rescue is not None and not PROGRAM_ERRORS.intersection(kinds_of(error.__cause__ or error)):
+                return self.rescue.rows_of_group(lambda start, stop: made.table(table.slice(start, stop - start)), read,
+                                                 self.schema)
+            raise ColumnError(f"{self.describe(read)}: {error}") from error.__cause__
 
     def chances(self) -> tuple[tuple[float, ...], ...]:
         """The sum of the weights in each row group. The column of weights is read for it, once."""
@@ -181,12 +199,18 @@ class RowGroupReader:
             raise SourceError(f"{where}: {error or type(error).__name__}") from error
         if file is not None:
             self._give_back(number, file)
+        for name in (self._optional - set(table.column_names)) & {*(columns or self.columns), *self._deciding}:
+            table = table.append_column(name, pa.nulls(table.num_rows, self._typed[name]))
         if columns is None and table.schema != self._usual:
-            if wrong := self.compare(table.schema):
+            if wrong := self.compare(pa.schema([self.stored.field(f.name) if f.name in self._typed else f
+                                                for f in table.schema])):  # each value of these is converted by itself
                 raise SourceError(f"{where}: {wrong}")
             self._usual = table.schema
         if self._selection:
-            table = table.filter(pa.array(self._selection.mask(table)))
+            try:
+                table = table.filter(pa.array(self._selection.mask(table)))
+            except ColumnError as error:
+                raise SourceError(f"{where}: {error}") from error
         if table.num_rows != self.row_groups[number][group]:
             raise SourceError(f"{where}: {table.num_rows} rows where the table has {self.row_groups[number][group]}; "
                               "the file was replaced")
@@ -295,15 +319,15 @@ class RowGroupReader:
         return tuple(footer.row_group(n).num_rows for n in range(footer.num_row_groups))
 
     def _schema(self, names: Sequence[str]) -> pa.Schema:
-        """The schema of these columns, taken from the first file."""
+        """The schema of these columns, taken from the first file; of those that it may lack, as a spec has them."""
         if not self.files:
             raise SourceError("there are no files to read")
         there = list(parts(self._footer(0).schema.to_arrow_schema()))
         known = [part.name for part in there]
         for name in names:
-            if wrong := _missing(name, known):
+            if (name in known or name not in self._optional) and (wrong := _missing(name, known)):
                 raise SourceError(f"{self.files[0].path}: {wrong}")
-        return pa.schema([there[known.index(name)] for name in names])
+        return pa.schema([there[known.index(name)] if name in known else (name, self._typed[name]) for name in names])
 
     def _decoding(self, bags: Mapping[str, float], copies: int) -> Decoding:
         """Computes the memory for decoding by the largest row group. Rows that take more of the disk in other files are

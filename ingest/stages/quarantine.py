@@ -37,6 +37,8 @@ class RowQuarantine:
         self.books, self._origins, self._path = books, origins, path
         self._lock = threading.Lock()
         self._groups: set[tuple[int, int]] = set()
+        self._rows: dict[tuple[int, int], frozenset[int]] = {}
+        """The rows of other row groups of which a value cannot be used."""
 
     @property
     def allowed(self) -> bool:
@@ -63,6 +65,24 @@ class RowQuarantine:
                 self._groups.add(key)
         return pa.table([_zeros(field.type, read.rows) for field in schema], schema=schema)
 
+    def rows_of_group(self, attempt: Callable[[int, int], pa.Table], read: Read, schema: pa.Schema) -> pa.Table:
+        """Sets those rows of a row group aside on which `attempt` fails, and returns it with something in their place.
+        """
+        try:
+            good, bad = isolate(attempt, read.rows, self.books.errors.max_rows)
+        except ColumnError as error:
+            return self.group(error, read, schema)  # more rows fail than may be set aside, so this ends the run
+        with self._lock:
+            key = (read.file, read.group)
+            if key not in self._rows:
+                for row, wrong in bad:
+                    self.books.admit(wrong, stage="read", file=self._path(read.file), row_group=read.group, rows=[row])
+                self._rows[key] = frozenset(row for row, _ in bad)
+        pieces = {start: table for start, _, table in good}
+        here = good[0][2].schema if good else schema  # files may hold numbers of other types
+        pieces |= {row: pa.table([_zeros(field.type, 1) for field in here], schema=here) for row, _ in bad}
+        return pa.concat_tables([pieces[start] for start in sorted(pieces)])
+
     def marked(self, stretch: Stretch, columns: Columns) -> Stretch:
         """Gives rows of unreadable row groups, and rows whose weight is not a valid one, weight 0."""
         for n in range(stretch.steps):
@@ -86,13 +106,13 @@ class RowQuarantine:
         weights[wrong] = 0
 
     def lost(self, epoch: int, step: int) -> list[int]:
-        """The rows of a batch that belong to row groups that could not be read."""
-        if not self._groups:
+        """The rows of a batch that could not be read."""
+        if not self._groups and not self._rows:
             return []
         return [n for n, origin in enumerate(self._origins.batch(epoch, step)) if self._is_lost(origin)]
 
     def _is_lost(self, origin: Origin | None) -> bool:
-        return origin is not None and origin[:2] in self._groups
+        return origin is not None and (origin[:2] in self._groups or origin.row in self._rows.get(origin[:2], ()))
 
 
 def weights_of(stretch: Stretch, number: int, columns: Columns) -> npt.NDArray[Any]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,8 @@ class OperatorColumns:
     """A table's columns as they are loaded: what operators make of some, the others as they are stored."""
 
     selection = None
+    typed: Mapping[str, pa.DataType] = MappingProxyType({})
+    optional = frozenset[str]()
     more_bytes = 0  # what is left to operators is stored as texts or in eight bytes a value
 
     def __init__(self, functions: Mapping[str, Function], columns: Columns):

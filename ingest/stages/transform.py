@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 import sys
 from collections import Counter
@@ -101,13 +102,25 @@ class Transform:
 def transforms_of(given: Iterable[UserTransform]) -> tuple[Transform, ...]:
     """The transforms that a user gives, each under a name of its own."""
     if isinstance(given, (str, Transform)) or not isinstance(given, Iterable):
-        raise TransformError(f"transforms: give a list, transforms=[{given!r}]")
+        raise TransformError(f"transforms: give a list, transforms=[…], of {said(given)}")
     found = tuple(Transform.of(one) for one in given)
     for name, count in Counter(t.name for t in found).items():
         if count > 1:
             raise TransformError(f"transforms: {count} are called {name!r}; give each a name of its own, as in "
                                  f"transforms=[('first', {name}), ('second', {name})]")
     return found
+
+
+def said(given: Any) -> str:
+    """What a user gave, for a message: of a function its name and where it is defined."""
+    if isinstance(given, Transform):
+        return f"the transform {given.name!r}"
+    function = given
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    return repr(given) if code is None else \
+        f"{function.__qualname__} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def address_of(function: Any) -> str | None:

@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import RowGroupReader, RowGroupSource
 from sluice.ingest.tools.decode_limit import decode_rows_per_s
+
+if TYPE_CHECKING:
+    from sluice.ingest.loader import BatchLoader
 
 _LOOK_S = 0.05
 _DECODE_S = 0.4

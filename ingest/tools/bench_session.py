@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice.agent import policies
 from sluice.agent.controller import Controller
@@ -26,16 +26,17 @@ from sluice.etl.spec.code_options import CodeOptions, TransformOptions
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import parse_bytes
-from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, source_of
 from sluice.ingest.row_order import Read
-from sluice.ingest.stages.transform import Transform
 from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
 from sluice.ingest.tools.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.tools.run_conditions import RunConditions
 from sluice.ingest.tools.terminal import View
+
+if TYPE_CHECKING:
+    from sluice.ingest.stages.transform import Function
 
 _SETTLED = 1 / 3  # share of the time at its end that counts as settled
 
@@ -103,19 +104,31 @@ class BenchSession:
         self._options, self._say = options, say
         self._reader, self._policy = reader_of(options.reader), policies.make(options.tuning)
         self._conditions = RunConditions(options.table, options.conditions, options.quarantine)
+        self._functions: list[tuple[str, Function | str, bool]] = [
+            *((function_of(name)[0], name, False) for name in options.udf),
+            *((*function_of(name, "--arrow-udf"), True) for name in options.arrow_udf)]
+        """The name of each transform, its function, and whether that takes a record batch."""
         table = table_named(self._conditions.table, options.roles, options.code, options.transforms)
         self._table = table.transformed(short_transforms(options.transforms))
+        plain = self._table if isinstance(self._table, ParquetFiles) else None
+        columns = Columns.of(self._table.fields, plain.fill if plain and options.fill is None else options.fill)
+        if plain:  # what the loader would refuse
+            plain.check(columns)
         self._latency_s = options.store_latency_ms / 1000
         self._stack = ExitStack()
         self._run: RunFolder | None = None
 
     def __enter__(self) -> BenchSession:
+        from sluice.ingest.loader import BatchLoader  # it loads torch: what is wrong has been said by now
+        from sluice.ingest.stages.transform import Transform
+
         options = self._options
         with ExitStack() as stack:
             stack.enter_context(shown(options.run, options.live, self._say))
             self._loader = loader = stack.enter_context(BatchLoader(
                 self._table, batch_size=options.batch_size, split=options.split, seed=options.seed, epochs=sys.maxsize,
-                memory_limit=options.memory_limit, reader=self._reader, transforms=_transforms(options),
+                memory_limit=options.memory_limit, reader=self._reader,
+                transforms=[Transform(name, function, arrow=arrow) for name, function, arrow in self._functions],
                 before_read=self._before_read if self._latency_s else None, shuffle=options.shuffle, fill=options.fill,
                 streams=options.streams, window_rows=options.window_rows,
                 sample=options.sample or None, **self._conditions.for_loader()))
@@ -213,11 +226,6 @@ class BenchSession:
         self._view.tell(line(event), mark=event["kind"] == marked)
         if self._run is not None:
             self._run.event(event)
-
-
-def _transforms(options: BenchOptions) -> list[Transform]:
-    return [*(Transform(function_of(name)[0], name) for name in options.udf),
-            *(Transform(*function_of(name), arrow=True) for name in options.arrow_udf)]
 
 
 def _figures(found: BenchOutcome) -> dict[str, Any]:

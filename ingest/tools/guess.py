@@ -35,13 +35,15 @@ class GuessOptions:
 
 def guessed_spec(source: Paths, label: str | None = None) -> str:
     """A spec for these files, as TOML: what `ParquetFiles.open` would guess, and more that a spec can say."""
-    return spec_text(proposals(*facts_of(source), label))
+    facts, rows, others = facts_of(source)
+    return spec_text(proposals(facts, rows, label), others)
 
 
 def main(argv: list[str]) -> None:
     options = parse(GuessOptions, argv=argv, prog="sluice guess", epilog=_EXAMPLES, description=_DESCRIPTION)
     text = guessed_spec(options.files, options.label)
-    ParquetFiles.open(options.files, spec=Spec.own(text, "the guessed spec"))  # both who take it do
+    # Whoever takes it does this, too; what is left out stands in the spec.
+    ParquetFiles.open(options.files, spec=Spec.own(text, "the guessed spec"), say=lambda _: None)
     if not options.out:
         print(text, end="")
         return

@@ -86,18 +86,23 @@ class Headroom:
         """The seconds a row that both together take beyond the slower one: they share cores, or take turns."""
         return max(0.0, 1 / self.together - max(1 / self.loading, 1 / self.consumer))
 
+    @property
+    def shares(self) -> str:
+        """What the time of a step goes to while both run. The parts add up, and the waiting is that of the verdict."""
+        waits, alone = round(100 * self.stall), round(100 * self.together / self.consumer)
+        slower = min(waits, round(100 * self.together * self._prepare))
+        slowed = max(0, 100 - waits - alone)
+        computing = f"computing {100 - waits}%" + (f" ({slowed}% more than alone)" if slowed and waits else "")
+        return computing if not waits else (
+            f"{computing}, waiting {waits}% ({slower}% as loading is slower, {waits - slower}% in each other's way)")
+
     def __str__(self) -> str:
         """Formats a table, with its verdict in the first line."""
         rows: list[tuple[str, float | None]] = [
             ("consumer alone, on cached batches", self.consumer), ("loading alone", self.loading),
             ("loading alone, files not in memory", self.cold), ("both together", self.together)]
         lines = [self.verdict, *(f"  {name:36} {rate:14,.0f} rows/s" for name, rate in rows if rate is not None)]
-        shares = [("compute", 1 / self.consumer), ("prepare", self._prepare), ("in each other's way", self._both)]
-        if self.cold is not None:  # what reading files that are not in memory adds
-            warm = max(1 / self.loading, 1 / self.consumer)
-            shares.append(("fetch", max(0.0, 1 / self.cold - warm)))
-        whole = sum(share for _, share in shares)
-        lines.append("  of a step's time: " + ", ".join(f"{name} {share / whole:.0%}" for name, share in shares))
+        lines.append(f"  of a step's time: {self.shares}")
         if self.what_if is not None:
             tried = "" if self.what_if.measured is None else f" (tried: {self.what_if.measured:,.0f})"
             lines.append(f"  with {self.what_if.workers} workers in {self.what_if.stage}: loading alone "

@@ -20,10 +20,11 @@ _HEAD = """\
 _MOST_ROOM = 10_000_000  # ids: whole numbers below are taken as they are, plus two
 
 
-def spec_text(found: Mapping[str, Proposal]) -> str:
-    """The spec, with what was seen of each column as a comment."""
+def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str]) -> str:
+    """The spec, with what was seen of each column as a comment. `others` holds why columns were not looked at."""
     used = {name: one for name, one in found.items() if one.role or one.time}
-    left = [f"#   {name}: {one.why}" for name, one in found.items() if name not in used]
+    why = {name: one.why for name, one in found.items() if name not in used} | dict(others)
+    left = [f"#   {name}: {reason}" for name, reason in why.items()]
     inputs = ",\n           ".join(json.dumps(f"{name}:{_type(one)}", ensure_ascii=False) for name, one in used.items())
     lines = [_HEAD, "[input]", 'format = "parquet"', f"columns = [{inputs}]"]
     if left:

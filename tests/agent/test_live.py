@@ -113,7 +113,7 @@ def test_several_runs_are_listed_with_their_verdicts(tmp_path):
         assert str(tmp_path / "second") in text
         assert "no run" in text or "config.json" in text
         assert "3 measurements" in _get(pages, "/2/")[1]
-        assert "has not begun yet" in _get(pages, "/3/")[1]
+        assert "is being prepared" in _get(pages, "/3/")[1]
         for path in ("/4/", "/1", "/1/../../etc/passwd", "/1/config.json"):
             assert _get(pages, path)[0] == 404, path
 

@@ -16,7 +16,7 @@ from sluice.agent.policies import make
 from sluice.agent.report import charts, narrative
 from sluice.agent.report import page as report
 from sluice.agent.report.charts import decimate
-from sluice.agent.report.format import count, moves
+from sluice.agent.report.format import count, moves, percent
 from sluice.agent.report.run_folder import Run, RunFolder, read_lines
 from sluice.agent.simulator.fake import FakePipeline, FakeStage
 from tests.agent import grown_run
@@ -123,6 +123,45 @@ def test_a_little_waiting_does_not_make_the_input_the_bottleneck(tmp_path, stall
     assert said in narrative.verdict(Run.read(tmp_path))
 
 
+def test_the_waiting_and_the_rates_of_a_run_are_the_same_wherever_they_are_told(tmp_path):
+    """The end of the run waited longer than its last third; the agent's model takes the pipeline for ten times as
+    fast."""
+    case = {"rows_per_s": 1e4, "workers": {"read": 2}}
+    cases = {"as it is": case, "twice the cores": {**case, "rows_per_s": 3e4}}
+    with RunFolder.create(tmp_path / "run", {"kind": "bench"}) as folder:
+        for number in range(33):
+            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 1000.0, "stall": 0.9 if number > 29 else 0.5,
+                           "memory_used": 2**30, "memory_limit": 2**33})
+        folder.event({"kind": "verdict", "text": "all is well", "details": {"what_if": cases}})
+        folder.event({"kind": "end", "rows_per_s": 1000, "stall_fraction": 0.5, "peak_bytes": 3 * 2**30,
+                      "memory": {"limit": 2**32}})
+    run = Run.read(tmp_path / "run")
+    told, page, found = narrative.tell(run), report.write(run.path).read_text(), narrative.summary(run)
+    waits = percent(found["stall_settled"])
+    assert waits == "61 %"
+    assert found["stall_last"] == found["stall_settled"]
+    assert found["rows_per_s_last"] == found["rows_per_s_settled"] == 1000
+    for where in (told, page):
+        assert f"with {waits} of the" in where
+        assert f"the trainer waits {waits} of its time" in where
+        assert set(re.findall(r"([\d.]+ %)[^0-9%]*\btime\b", where)) == {waits}
+    assert "With twice the cores: 3 times the rows, 3 k rows/s (read 2)" in told
+    assert (found["peak_memory"], found["memory_limit"]) == (3 * 2**30, 2**32)
+    assert "3 GiB<small>of 4 GiB" in page
+
+
+def test_after_faults_the_rest_is_judged_by_its_own_looks(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}, clock=iter(range(100)).__next__) as folder:
+        for number in range(40):
+            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 1000.0, "stall": 0.1 if number < 20 else 0.6})
+            if number == 19:
+                folder.event({"kind": "fault", "fault": "cores=1@19s", "did": "so"})
+    found = narrative.outcome(Run.read(tmp_path / "run"))
+    assert (found.stall_settled, found.stall_last) == (pytest.approx(0.1), pytest.approx(0.6))
+    assert "After the faults, the input is still the bottleneck: the trainer waits 60 %" in narrative.verdict(
+        Run.read(tmp_path / "run"))
+
+
 def _looked_at(path, rates, end=None):
     path.mkdir()
     lines = [{"kind": "loader", "at": float(at), "rows": 1, "rows_per_s": rate, "stall": 0.25 if rate else 1.0}
@@ -176,7 +215,10 @@ def test_a_run_with_nothing_in_it_still_has_a_page(tmp_path):
     RunFolder.create(tmp_path / "run", {}).close()
     page = Page(report.write(tmp_path / "run").read_text())
     assert page.figures == []
-    assert "No loader metrics" in "".join(page.text)
+    assert "Nothing is measured yet" in "".join(page.text)
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        folder.event({"kind": "end"})
+    assert "No loader metrics" in report.write(tmp_path / "run").read_text()
     assert "No decision was made." in narrative.tell(Run.read(tmp_path / "run"))
 
 
@@ -312,7 +354,7 @@ def test_explain_tells_what_a_shadow_would_have_done(tmp_path):
     text = _story_of(tmp_path / "run", pipeline, "shadow", looks=10)
     assert "No decision was made." in text
     said = re.search(r"would have turned: read 1 → 16\n +why: (.*)", text)[1]
-    assert f"At the end: {said}.\n" in text  # no other figures than when it was proposed
+    assert f"At its last looks the agent said: {said}.\n" in text  # no other figures than when it was proposed
     assert re.search(r"With that and twice the cores: .* \(read", text)
     assert "rows/s (read" not in text
 

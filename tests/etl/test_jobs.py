@@ -477,7 +477,7 @@ def test_a_column_that_is_missing_or_does_not_fit_is_named(spark, raw, tmp_path)
     wide = table.set_column(0, "click", clicks).set_column(1, "user", users).append_column("new", clicks)
     pq.write_table(wide, tmp_path / "unsigned.parquet")
     result = run(spark, tmp_path / "t", tmp_path / "unsigned.parquet", text=text + KEPT)
-    assert (result.rows_out, result.rejected) == (899, {"click: does not fit its type": 1})
+    assert (result.rows_out, result.rejected) == (899, {"click: not a whole number of 64 bits": 1})
     got = {row["user"] for row in rows_of(FeatureTable.open(tmp_path / "t"))}
     assert got == {str(2**63 + i) for i in range(1, 900)}  # read as text they stay whole
 

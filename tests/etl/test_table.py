@@ -112,6 +112,16 @@ def test_the_command_ends_with_1_where_there_is_a_problem(table, capsys):
     assert json.loads(capsys.readouterr().out)["problems"] == [f"{table.files[1].path}: missing"]
 
 
+@pytest.mark.parametrize(("made", "why"), [
+    ((), "there is no such folder"), (("t",), "the folder has no _delta_log"),
+    (("t", "t/_delta_log"), "its _delta_log holds no version")])
+def test_a_place_without_a_table_is_told_in_plain_words(tmp_path, made, why):
+    for folder in made:
+        (tmp_path / folder).mkdir()
+    with pytest.raises(TableError, match=rf"/t: there is no feature table here \({why}\); `sluice etl` makes one$"):
+        FeatureTable.open(tmp_path / "t")
+
+
 def test_check_finds_missing_truncated_and_replaced_files(table):
     missing, truncated, replaced = (Path(f.path) for f in table.files[:3])
     missing.unlink()

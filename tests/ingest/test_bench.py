@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from sluice.agent.report.format import percent
+from sluice.agent.report.narrative import HARDLY, summary, tell
 from sluice.agent.report.run_folder import Run
 from sluice.etl.common.errors import UsageError
 from sluice.ingest.__main__ import main
-from sluice.ingest.knobs import KnobError
+from sluice.ingest.knobs import KnobError, format_bytes
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.tools.bench_outcome import BenchOutcome
 
@@ -113,6 +115,19 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
         assert f"{one['label']}. " in err
         assert f'<td class="o">{one["label"]}</td>' in text
     assert text.count('"tone":') >= 4
+    explained, outcome = tell(run), found["outcome"]
+    for where in (err, text, explained):  # the terminal, the page and `explain` have the figures of the last line
+        assert outcome["headline"] in where
+        assert all(one["sentence"] in where for one in found["occasions"])
+    assert json.loads(json.dumps(summary(run))) == outcome
+    assert (outcome["peak_memory"], outcome["memory_limit"]) == (found["peak_bytes"], found["memory"]["limit"])
+    assert f"{format_bytes(found['peak_bytes'])}<small>of {format_bytes(found['memory']['limit'])}" in text
+    assert (outcome["decisions"], outcome["rows_per_s_whole"], outcome["stall_whole"]) == (
+        found["decisions"], found["rows_per_s"], found["stall_fraction"])
+    assert (round(outcome["rows_per_s_settled"]), round(outcome["stall_settled"], 4)) == (
+        found["rows_per_s_settled"], found["stall_fraction_settled"])
+    for waits in (text, explained):
+        assert f"he trainer waits {percent(outcome['stall_last'])}" in waits or outcome["stall_last"] <= HARDLY
     with BatchLoader(table, batch_size=400, reader="arrow") as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
@@ -140,6 +155,32 @@ def test_a_dearer_transform_other_cores_and_a_killed_worker_are_told_with_what_w
 def test_wrong_usage_is_an_error_for_people(table, arguments, message):
     with pytest.raises(UsageError, match=message):
         main([a.format(table=table.uri) for a in arguments])
+
+
+TYPOS = """
+import sys
+from sluice.etl.common.errors import UsageError
+from sluice.ingest.__main__ import main
+
+for words in (["--rolse", "x"], ["--roles", "lable=label"], ["--roles", "label=labl"], ["--udf", "tests.nothing:f"],
+              ["--roles", "label=label;sparse=I1"], ["--spec", "nowhere.toml"], ["--tuning", "plannar"]):
+    try:
+        main(["bench", sys.argv[1], *words])
+    except UsageError as error:
+        print(error)
+    assert "torch" not in sys.modules, words
+"""
+
+
+def test_typos_are_refused_before_anything_heavy_is_imported(repo, table):
+    done = subprocess.run([sys.executable, "-c", TYPOS, next(f.path for f in table.files_of("train"))], cwd=repo,
+                          capture_output=True, text=True, timeout=120, check=True)
+    said = done.stdout.splitlines()
+    assert len(said) == 7
+    for line, text in zip(said, ("did you mean '--roles'", "did you mean 'label'", "did you mean 'label'",
+                                 "tests.nothing", "column 'I1' holds float in the role sparse", "nowhere.toml",
+                                 "did you mean 'planner'"), strict=True):
+        assert text in line
 
 
 def test_wrong_usage_exits_2(repo):

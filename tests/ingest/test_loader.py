@@ -140,7 +140,7 @@ def test_a_run_resumes_at_any_step_with_other_workers_and_ranks(table):
 def test_a_state_of_another_version_or_order_is_refused(table):
     with BatchLoader(table, batch_size=80) as loader:
         state = loader.state_dict()
-        with pytest.raises(LoaderError, match="'version': 9"):
+        with pytest.raises(LoaderError, match="version: 9 in the state, 0 here"):
             loader.load_state_dict({**state, "table": {"version": 9, "split": "train"}})
     with BatchLoader(table, batch_size=80, seed=1) as loader, \
             pytest.raises(PlanError, match="seed: 0 in the state, 1 here"):

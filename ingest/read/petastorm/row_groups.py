@@ -69,14 +69,23 @@ class RowGroupOrder:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def state(self, epoch: int, number: int) -> dict[str, Any]:
-        """A position, the next row group's, as JSON holds it."""
-        return {"epoch": epoch, "row_group": number, "order": self.digest}
+        """A position, the next row group's, as JSON holds it, with what a resumed run must have in common with this
+        one."""
+        return {"epoch": epoch, "row_group": number, "order": self.digest, **self._named()}
 
     def position(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """The position that `state` names. RowGroupError, with the differences, if it belongs to another order."""
         if state.get("order") != self.digest:
-            raise RowGroupError(f"this state belongs to another order of row groups ({state.get('order')!r}, here "
-                                f"{self.digest!r}): other files, seed, shard, predicate or shuffling")
+            named = [f"{name}: {state[name]!r} in the state, {own!r} here" for name, own in self._named().items()
+                     if name in state and state[name] != own]
+            others = "; ".join(named) or "the rows of each row group are others, or which of them come"
+            raise RowGroupError(f"this state belongs to another order of row groups ({others})")
         return int(state["epoch"]), int(state["row_group"])
+
+    def _named(self) -> dict[str, Any]:
+        """What the order follows from, as far as a person knows it by name."""
+        return {"seed": self.seed, "shuffle_row_groups": self.shuffle_groups, "shuffle_rows": self.shuffle_rows,
+                "files": len(self.groups), "row_groups": sum(rows > 0 for counts in self.groups for rows in counts)}
 
 
 class RowGroupStage:

@@ -189,6 +189,25 @@ def test_odd_values_are_the_same_to_both(spark, tmp_path, way):
     assert len(both[0].files) > 2
 
 
+def test_a_fraction_is_no_int_to_both(spark, tmp_path):
+    """Its row is set aside, by a reason that names the column; a cast alone would cut the fraction off."""
+    table = pa.table({
+        "click": [0, 1] * 20, "at": pa.array([n + (n == 5) / 2 for n in range(40)], pa.float64()),
+        "cost": pa.array([None if n % 7 == 0 else decimal.Decimal(n) + decimal.Decimal(n == 9) / 4 for n in range(40)],
+                         pa.decimal128(38, 18)),
+        "half": pa.array([n + (n == 11) / 2 for n in range(40)], pa.float32())})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    text = ('[input]\nformat = "parquet"\ncolumns = ["click:int", "at:int", "cost:int", "half:int"]\n[table]\n'
+            'split = {train = 1}\n[[column]]\nname = "click"\nrole = "label"\n' + "".join(
+                f'[[column]]\nname = "{name}"\nrole = "dense"\nops = [{{op = "fill"}}]\n'
+                for name in ("at", "cost", "half")))
+    both = [made(engine, text, [tmp_path / "rows.parquet"], tmp_path / where)
+            for engine, where in ((spark, "spark"), (None, "local"))]
+    alike(*both)
+    assert both[0].record.rejected == {f"{name}: not a whole number of 64 bits": 1 for name in ("at", "cost", "half")}
+    assert both[0].record.rows == 37
+
+
 def test_names_with_dots_are_left_to_the_local_engine(spark, tmp_path):
     table = pa.table({"click": [0, 1] * 20, "device": [{"os": None if n % 3 else f"s{n % 4}"} for n in range(40)]})
     pq.write_table(table, tmp_path / "rows.parquet")

@@ -1,0 +1,255 @@
+"""Plain Parquet that is not quite as a spec or a role says: nothing is changed, left out or lost without a word."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.etl.spec.input_values import converted
+from sluice.etl.spec.spec import Spec
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.loader import BatchLoader, LoaderError
+from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
+from sluice.ingest.read.reader import SourceError
+from sluice.ingest.stages.quarantine import Errors, QuarantineError
+
+pytestmark = pytest.mark.slow
+
+ROWS = 64
+HEAD = """
+[input]
+format = "parquet"
+columns = ["y:int", %s]
+%s
+[table]
+%s
+[[column]]
+name = "y"
+role = "label"
+"""
+
+
+def spec(columns: str, *made: str, table: str = "split = {train = 1}", more: str = "") -> Spec:
+    return Spec.own(HEAD % (columns, more, table) + "\n".join(f"[[column]]\n{one}" for one in made), "mine.toml")
+
+
+PRICE = 'name = "price"\nrole = "dense"\nops = [{op = "fill", value = -1}]'
+HOUR = ('name = "hour"\nfrom = "at"\nrole = "sparse"\n'
+        'ops = [{op = "parse_time", format = "%Y-%m-%d %H:%M"}, {op = "hour"}, {op = "modulus", size = 24}]')
+
+
+def write(folder, name: str, rows: int = ROWS, **columns):
+    path = folder / f"{name}.parquet"
+    pq.write_table(pa.table({"y": np.arange(rows) % 2, **columns}), path, row_group_size=ROWS // 2)
+    return path
+
+
+def rows_of(source, names, **options) -> list[tuple]:
+    """The named columns of all rows that count, in their order."""
+    with BatchLoader(source, batch_size=16, shuffle=False, streams=1, last="pad", **options) as loader:
+        return [row for batch in loader for row, weight in zip(
+            zip(*(batch[name].tolist() for name in names), strict=True), batch.weight.tolist(), strict=True) if weight]
+
+
+# ---- types
+
+@pytest.mark.parametrize("values", [
+    pa.array([Decimal("2.00"), None, Decimal("1.50"), Decimal("-7.00")], pa.decimal128(9, 2)),
+    pa.array([Decimal("2"), None, Decimal("0.5"), Decimal("-7")], pa.decimal256(60, 30)),
+    pa.array([2.0, None, 1.5, -7.0]), pa.array([2.0, None, 1.5, -7.0], pa.float32()),
+    pa.array([2.0, None, float("nan"), -7.0]), pa.array([2.0, None, 2.0**63, -7.0])])
+def test_a_fraction_is_no_whole_number(values):
+    found, lost = converted(values, "int")
+    assert found.to_pylist() == [2, None, None, -7]
+    assert lost.tolist() == [False, False, True, False]
+
+
+def test_a_long_decimal_keeps_its_last_digit():
+    ids = [2**53 + 1, 2**63 - 1, -2**63, None, 2**63]
+    values = pa.array([one if one is None else Decimal(one) for one in ids], pa.decimal128(30, 4))
+    found, lost = converted(values, "int")
+    assert found.to_pylist() == [*ids[:4], None]
+    assert np.flatnonzero(lost).tolist() == [4]
+
+
+@pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+def test_a_fraction_in_a_column_of_whole_numbers_is_refused_with_its_value(tmp_path, reader):
+    write(tmp_path, "a", price=pa.array([Decimal(n) / 4 for n in range(ROWS)], pa.decimal128(9, 2)))
+    source = ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE))
+    with BatchLoader(source, batch_size=16, reader=reader) as one, \
+            pytest.raises(ColumnError, match=r"a\.parquet, row group \d.*: column 'price' holds \d+\.(25|50|75), which "
+                                             "is no whole number of 64 bits: read it as float in input.columns"):
+        list(one)
+
+
+def test_a_fraction_in_the_column_that_splits_is_refused_with_its_file(tmp_path):
+    write(tmp_path, "a", price=np.arange(ROWS, dtype=float), day=pa.array([Decimal(n) / 2 for n in range(ROWS)]))
+    by_day = spec('"price:float", "day:int"', PRICE, table='split_time = "day"\nsplit = {train = 0, test = 20}')
+    with pytest.raises(ColumnError, match=r"a\.parquet, row group \d: column 'day' holds [\d.]+5, which is no whole"):
+        BatchLoader(ParquetFiles.open(tmp_path, spec=by_day), batch_size=16)
+
+
+@pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+@pytest.mark.parametrize("source", [
+    lambda folder: table_of(folder, "label=y;dense=x,n;sparse=position;id_list=items"),
+    lambda folder: ParquetFiles.open(folder, spec=spec(
+        '"position:int", "x:float", "n:float", "items:texts"',
+        'name = "x"\nrole = "dense"\nops = [{op = "fill"}]', 'name = "n"\nrole = "dense"\nops = [{op = "fill"}]',
+        'name = "position"\nrole = "sparse"\nops = [{op = "modulus", size = 1000}]',
+        'name = "items"\nrole = "id_list"\nops = [{op = "hash", size = 50}]'))])
+def test_numbers_of_several_types_come_together(tmp_path, reader, source):
+    """Another type in each file: every value that fits is loaded as it is."""
+    number = np.arange(ROWS)
+    for name, ids, floats, whole in (("a", pa.int32(), pa.float64(), pa.int8()), ("b", pa.int64(), pa.float32(),
+                                                                                pa.float64())):
+        write(tmp_path, name, position=pa.array(number, ids), x=pa.array(number / 4, floats),
+              n=pa.array(number % 100, whole), items=pa.array([[n, n + 1] for n in range(ROWS)], pa.list_(ids)))
+    expected = [(float(n % 2), n / 4, float(n % 100), n) for n in (*range(ROWS), *range(ROWS))]
+    opened = source(tmp_path)
+    offset = rows_of(opened, ["position"], reader=reader)[0][0]  # operators give ids from 2 on
+    names = ["y", "x", "n", "position"]
+    with BatchLoader(opened, batch_size=16, reader=reader) as loader:  # with rows of both files in a window
+        assert sum(batch["items"].lengths.sum().item() for batch in loader) == 4 * ROWS
+    found = [(y, x, n, position - offset) for y, x, n, position in rows_of(opened, names, reader=reader)]
+    assert found == expected
+
+
+def test_a_number_that_does_not_fit_is_refused_whatever_type_the_first_file_has(tmp_path):
+    write(tmp_path, "a", position=pa.array(range(ROWS), pa.int32()), x=np.arange(ROWS) / 2)
+    write(tmp_path, "b", position=pa.array([2**40] * ROWS, pa.int64()), x=np.arange(ROWS) / 2)
+    with pytest.raises(ColumnError, match=r"b\.parquet, row group 0, row 0: column 'position' holds 1099511627776, "
+                                          r"which does not fit int32.*hash="):
+        BatchLoader(table_of(tmp_path, "label=y;dense=x;sparse=position"), batch_size=16)
+
+
+@pytest.mark.parametrize(("other", "roles"), [
+    (pa.array([str(n) for n in range(ROWS)]), "label=y;sparse=position"),
+    (pa.array([float(n) for n in range(ROWS)]), "label=y;sparse=position%100")])
+def test_what_is_no_number_or_would_be_hashed_otherwise_does_not(tmp_path, other, roles):
+    write(tmp_path, "a", position=np.arange(ROWS))
+    write(tmp_path, "b", position=other)
+    with pytest.raises(ParquetError, match=r"b\.parquet: column 'position' holds \w+, in .*a\.parquet it holds int64; "
+                                           "write the files with one schema, load them apart, or give the column a "
+                                           "type in a spec"):
+        table_of(tmp_path, roles)
+
+
+def test_a_type_that_a_spec_cannot_read_is_refused_with_its_file(tmp_path):
+    write(tmp_path, "a", price=np.arange(ROWS))
+    write(tmp_path, "b", price=pa.array(["1"] * ROWS))
+    with pytest.raises(ColumnError, match=r"b\.parquet: column 'price' holds string, which is not read as float"):
+        ParquetFiles.open(tmp_path, spec=spec('"price:float"', PRICE))
+
+
+# ---- columns that a file may lack
+
+@pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+@pytest.mark.parametrize("having", [(1,), (0,), ()])
+def test_a_column_that_a_file_may_lack_is_null_there(tmp_path, reader, having):
+    for number in range(2):
+        more = {"price": np.arange(ROWS) + 1.0, "site": ["s"] * ROWS} if number in having else {}
+        write(tmp_path, str(number), user=np.arange(ROWS), **more)
+    site = 'name = "site"\nrole = "sparse"\nops = [{op = "hash", size = 10}]'
+    optional = spec('"user:int", "price:float", "site:text"', PRICE, site, more='optional = ["price", "site"]',
+                    table='split_by = ["user", "site"]\nsplit = {train = 0.5, test = 0.5}')
+    opened = ParquetFiles.open(tmp_path, spec=optional)
+    rows = [row for split in ("train", "test")
+            for row in rows_of(opened, ["price", "site"], split=split, reader=reader)]
+    assert len(rows) == 2 * ROWS
+    there = [n + 1.0 for n in range(ROWS)] if having else []
+    assert sorted(price for price, _ in rows) == [-1.0] * (2 * ROWS - len(there)) + there
+    assert {site == 1 for price, site in rows if price == -1.0} == {True}, "1 is what null is hashed to"
+    needed = spec('"user:int", "price:float"', PRICE)
+    if len(having) < 2:
+        with pytest.raises(ColumnError, match="no column 'price'"):
+            ParquetFiles.open(tmp_path, spec=needed)
+
+
+# ---- splits
+
+def test_the_split_that_is_loaded_is_named_once_with_what_it_leaves_out(tmp_path, capsys):
+    write(tmp_path, "a", price=np.arange(ROWS) / 2, day=np.arange(ROWS))
+    parts = spec('"price:float", "day:int"', PRICE, table='split_time = "day"\nsplit = {train = 0, test = 40}')
+    for _ in range(2):
+        assert len(rows_of(ParquetFiles.open(str(tmp_path), spec=parts), ["price"])) == 40
+    said = capsys.readouterr().err
+    assert said.count(f"{tmp_path}: of 64 rows the 40 in the split 'train' are loaded; split= chooses another (train, "
+                      "test)\n") == 1
+    rows_of(ParquetFiles.open(str(tmp_path), spec=spec('"price:float"', PRICE)), ["price"])
+    assert "split=" not in capsys.readouterr().err, "there is only one"
+
+
+# ---- times
+
+def at(good: int) -> list[str]:
+    return [f"2024-01-{n % 28 + 1:02} 10:00" if n < good else f"{n % 28 + 1}.1.2024" for n in range(ROWS)]
+
+
+def test_a_format_that_reads_hardly_any_value_is_refused_and_a_few_are_told(tmp_path, capsys):
+    hours = spec('"at:text"', HOUR)
+    write(tmp_path, "a", at=at(ROWS))
+    assert {hour for hour, in rows_of(ParquetFiles.open(str(tmp_path), spec=hours), ["hour"])} == {12}
+    assert "cannot be read" not in capsys.readouterr().err
+    write(tmp_path, "b", at=at(ROWS // 2 - 12))  # of its first 32 rows, 20 can be read
+    with pytest.raises(ColumnError, match=r"b\.parquet: column 'hour': 68\.8% of its values cannot be read \(first 64 "
+                                          r"rows\), for instance '21\.1\.2024'; let the spec read it"):
+        BatchLoader(ParquetFiles.open(tmp_path, spec=hours), batch_size=16)
+    write(tmp_path, "b", at=at(ROWS - 8))
+    for _ in range(2):
+        assert len(rows_of(ParquetFiles.open(str(tmp_path), spec=hours), ["hour"])) == 2 * ROWS
+    assert capsys.readouterr().err.count("b.parquet: column 'hour': 12.5% of its values cannot be read (first 64 "
+                                         "rows), for instance '1.1.2024'; they count as missing") == 1
+
+
+# ---- rows that are set aside
+
+
+@pytest.mark.parametrize("reader", ["arrow", "petastorm"])
+def test_rows_of_which_a_column_cannot_be_made_are_set_aside(tmp_path, reader):
+    labels = np.where(np.isin(np.arange(ROWS), (3, 40)), 7, np.arange(ROWS) % 2)
+    write(tmp_path, "a", y=labels, price=np.where(np.arange(ROWS) == 50, 0.5, np.arange(ROWS)))
+    source, books = ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE)), tmp_path / "aside.jsonl"
+    with BatchLoader(source, batch_size=16, shuffle=False, streams=1, reader=reader,
+                     errors=Errors(on_error="quarantine", quarantine=books)) as loader:
+        for _ in range(2):
+            rows = [row for batch in loader for row in zip(batch["price"].tolist(), batch.weight.tolist(), strict=True)]
+            assert [price for price, weight in rows if weight] == [n for n in range(ROWS) if n not in (3, 40, 50)]
+            assert len(rows) == ROWS
+        assert loader.quarantined == {"rows_set_aside": 3, "reasons": {"read: ColumnError": 3}, "file": str(books)}
+    listed = [json.loads(line) for line in books.read_text().splitlines()]
+    assert {(one["row_group"], one["row"], one["reason"].split(",")[0]) for one in listed} == {
+        (0, 3, "column 'y' holds 7"), (1, 8, "column 'y' holds 7"), (1, 18, "column 'price' holds 0.5")}
+
+
+def test_more_rows_than_may_be_set_aside_end_the_run(tmp_path):
+    write(tmp_path, "a", y=np.full(ROWS, 7), price=np.arange(ROWS))
+    errors = Errors(on_error="quarantine", max_rows=10, quarantine=tmp_path / "aside.jsonl")
+    source = ParquetFiles.open(tmp_path, spec=spec('"price:int"', PRICE))
+    with BatchLoader(source, batch_size=16, errors=errors) as loader, \
+            pytest.raises((QuarantineError, SourceError), match=r"column 'y' holds 7.*more than max_rows=10"):
+        list(loader)
+
+
+# ---- files
+
+def test_an_empty_file_is_named(tmp_path):
+    write(tmp_path, "a", price=np.arange(ROWS))
+    (tmp_path / "b.parquet").touch()
+    with pytest.raises(ParquetError, match=r"b\.parquet: this file is empty; write it anew, or leave it out"):
+        ParquetFiles.open(tmp_path, "label=y;dense=price")
+
+
+def test_a_state_of_other_rows_names_what_differs_with_both_values(tmp_path):
+    write(tmp_path, "a", price=np.arange(ROWS), day=np.arange(ROWS))
+    parts = ParquetFiles.open(tmp_path, spec=spec('"price:float", "day:int"', PRICE,
+                                                  table='split_time = "day"\nsplit = {train = 0, test = 32}'))
+    with BatchLoader(parts, batch_size=16) as train, BatchLoader(parts, batch_size=16, split="test") as test:
+        with pytest.raises(LoaderError, match=r"belongs to other rows \(split: 'train' in the state, 'test' here\)"):
+            test.load_state_dict(train.state_dict())
+        with pytest.raises(LoaderError, match=r"\(version: None in the state, '\w+' here; split: None in the state, "):
+            test.load_state_dict({})
