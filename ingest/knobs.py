@@ -16,6 +16,9 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.common.suggest import nearest as nearest  # noqa: PLC0414  for those who know the knobs
 
 BACKENDS = ("thread", "process")
+"""Where transforms may run, on this host."""
+REMOTE = "remote"
+"""Where reading may run besides: in workers that other processes or other hosts have (`ingest/remote`)."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
 NAMES = ("workers", "backend", "fused", *SIZES)
 """The names of all knobs, and of those that are numbers of bytes: `SIZES`."""
@@ -54,7 +57,8 @@ class Knobs:
     memory from the others, and from the trainer."""
     backend: Mapping[str, str] = field(default_factory=dict)
     """`thread` or `process` for each stage that can be both. Threads share memory and cost nothing to pass data;
-    processes run Python code that holds the interpreter lock side by side."""
+    processes run Python code that holds the interpreter lock side by side. `remote` for reading, if a loader has
+    workers elsewhere: its own ones then only ask, each for one row group at a time."""
     fused: frozenset[str] = frozenset()
     """Stages whose work is done by the workers of the stage before them. None: batches are handed over from stage to
     stage, which costs cores that are short; all: stages that differ cannot have workers, or a back end, of their
@@ -71,8 +75,8 @@ class Knobs:
             if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_WORKERS:
                 raise KnobError(f"workers of {stage!r}: {count!r} is not a whole number from 1 to {MAX_WORKERS}")
         for stage, backend in self.backend.items():
-            if backend not in BACKENDS:
-                raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), BACKENDS)}")
+            if backend not in (*BACKENDS, REMOTE):
+                raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), (*BACKENDS, REMOTE))}")
         if isinstance(self.fused, str) or not all(isinstance(stage, str) for stage in self.fused):
             raise KnobError(f"fused: {self.fused!r} is no list of stages")
         for name in SIZES:
@@ -158,7 +162,7 @@ class Limits:
             if not 1 <= low <= high:
                 raise KnobError(f"limits of {name!r}: {low} to {high} is no range of positive numbers")
         for stage, backends in self.backends.items():
-            if stage not in self.workers or not backends or any(b not in BACKENDS for b in backends):
+            if stage not in self.workers or not backends or any(b not in (*BACKENDS, REMOTE) for b in backends):
                 raise KnobError(f"back ends of {stage!r}: {backends!r}{nearest(stage, self.workers)}")
         object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
         for stage in [*self.fusable, *self.fusable.values()]:
@@ -170,6 +174,10 @@ class Limits:
     def backends_of(self, stage: str) -> tuple[str, ...]:
         return self.backends.get(stage, ("thread",))
 
+    def movable(self, stage: str) -> bool:
+        """Whether a stage's functions can run on threads and in processes of this host."""
+        return set(self.backends_of(stage)) >= set(BACKENDS)
+
     def head(self, knobs: Knobs, stage: str) -> str:
         """The stage whose workers do the work of `stage`: itself, or the first of those that are fused with it."""
         while stage in knobs.fused:
@@ -177,9 +185,11 @@ class Limits:
         return stage
 
     def fits(self, backend: Mapping[str, str], stage: str) -> bool:
-        """Whether the stage before could do the work of `stage`, with such back ends."""
+        """Whether the stage before could do the work of `stage`, with such back ends. What remote workers read is taken
+        in by threads of this process."""
         before = self.fusable.get(stage)
-        return before is not None and backend.get(stage, "thread") == backend.get(before, "thread")
+        own, other = (backend.get(s, "thread").replace(REMOTE, "thread") for s in (stage, before or stage))
+        return before is not None and own == other
 
     def check(self, knobs: Knobs) -> None:
         """Raises KnobError, naming the knob, its value and its range, if `knobs` are outside."""

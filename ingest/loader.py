@@ -6,6 +6,7 @@ import atexit
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -68,7 +69,7 @@ class BatchLoader(IterableDataset[Batch]):
                  petastorm: PetastormOptions = PetastormOptions(),
                  transforms: Iterable[UserTransform] = (), roles: Roles | None = None,
                  fill: Mapping[str, float] | float | None = None, errors: Errors = Errors(),
-                 files: FileOpener | None = None, packed: PackedCopy | None = None,
+                 files: FileOpener | None = None, packed: PackedCopy | None = None, workers: str | None = None,
                  before_read: Callable[[Read], None] | None = None, machine: Machine | None = None,
                  allow_code: Permission | Iterable[str] = ()):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files, whose columns have the
@@ -78,9 +79,11 @@ class BatchLoader(IterableDataset[Batch]):
         leaves to the loader are applied before them. `memory_limit` is in bytes for the whole process tree, and never
         more than the machine's. `errors` says what happens to rows that fail (default: the run stops). `files` opens
         remote files with other retries, or a cache; it is closed with the loader. Row groups of local files are kept in
-        the `packed` copy, and read from it. `before_read` runs in the reader
-        before each row group: it imitates a store's latency. `allow_code` names the modules whose functions a table's
-        spec may have imported when they must run (`sluice.etl.spec.permission`). `reader` is `petastorm` or `arrow`;
+        the `packed` copy, and read from it. `workers` names those that read and shuffle row groups elsewhere:
+        `local:4` starts so many processes here, `HOST:PORT,…?token=FILE` asks those that run there (`ingest/remote`).
+        `before_read` runs in the reader before each row group: it imitates a store's latency. `allow_code` names the
+        modules whose functions a table's spec may have imported when they must run (`sluice.etl.spec.permission`).
+        `reader` is `petastorm` or `arrow`;
         None takes Petastorm where it is installed, and Arrow elsewhere, which gives the same rows. `sample` is a column
         of weights by which rows are drawn, with replacement. `petastorm` is what its Reader is asked for besides. The
         first of `transforms` may be a `petastorm.transform.TransformSpec`, which works on row groups as they are read:
@@ -137,6 +140,10 @@ class BatchLoader(IterableDataset[Batch]):
         self.plan.streams_of(rank, ranks)
         self._table = {"version": source.version, "split": split}
         self._epochs = epochs
+        self._remote = None if not workers else _remote_reads(
+            workers, source, plan=self.plan, split=split, columns=self._columns, reader=rows.name, sample=sample,
+            groups=groups, local_only={"a packed copy": packed, "before_read (--store-latency-ms)": before_read,
+                                       "what Petastorm's Reader is asked for": petastorm.asked_for})
         aside = RowQuarantine(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
         groups.rescue = aside if aside.allowed else None
         self._pipeline = Pipeline(
@@ -144,7 +151,7 @@ class BatchLoader(IterableDataset[Batch]):
                           columns=self._columns,
                           rank=rank, ranks=ranks, transforms=fused([*left, *given]), aside=aside,
                           memory_limit=machine.memory_limit(memory_limit), machine=machine, decoding=groups.decoding,
-                          converted=converted(groups.schema, self._columns), epochs=epochs), knobs)
+                          converted=converted(groups.schema, self._columns), epochs=epochs, remote=self._remote), knobs)
         self._machine = machine
         self._position = Position()
         self._order = ""
@@ -158,6 +165,8 @@ class BatchLoader(IterableDataset[Batch]):
         for every choice of knobs; each rank has its own."""
         _open.add(self._pipeline)
         weakref.finalize(self, self._pipeline.close).atexit = False
+        if self._remote is not None:
+            weakref.finalize(self, self._remote.close)
 
     # ---- the content of a batch
 
@@ -327,6 +336,17 @@ class BatchLoader(IterableDataset[Batch]):
         """The ids of the processes that run transforms now."""
         return self._pipeline.worker_pids
 
+    @property
+    def remote(self) -> dict[str, Any]:
+        """Counts what workers elsewhere did: how many there are now, the bytes that came from them, and the requests
+        that were made again; empty without such workers."""
+        return {} if self._remote is None else self._remote.stats()
+
+    @property
+    def remote_pids(self) -> list[int]:
+        """The ids of the processes on this host that read for this loader now."""
+        return [] if self._remote is None else self._remote.pids
+
     def burden(self, times: int) -> None:
         """Makes transforms do their work so many times over, to test what a heavier transform costs."""
         self._pipeline.burden(times)
@@ -371,6 +391,8 @@ class BatchLoader(IterableDataset[Batch]):
     def _end(self) -> None:
         self._run = None
         self._groups.interrupt()
+        if self._remote is not None:
+            self._remote.close()
         self._pipeline.stop()
         self._groups.close()
         self._books.close()
@@ -393,6 +415,18 @@ class BatchLoader(IterableDataset[Batch]):
         if self._pipeline.forked:
             raise LoaderError("this loader was made before the process was forked, and its threads are in the other: "
                               "make one in each process")
+
+
+def _remote_reads(workers: str, *how: Any, **more: Any) -> Any:
+    """What asks these workers. They are an optional folder, which nobody loads who has none."""
+    try:
+        make = import_module("sluice.ingest.remote.reads").remote_reads
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("sluice.ingest.remote"):
+            raise
+        raise LoaderError(f"workers={workers!r} needs ingest/remote, which was left out of this copy of Sluice; the "
+                          "repository has it") from None
+    return make(workers, *how, **more)
 
 
 @atexit.register

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sluice.ingest import stage_spec
 from sluice.ingest.columns import Columns
 from sluice.ingest.errors import LoadingError
-from sluice.ingest.knobs import BACKENDS, Knobs, Limits
+from sluice.ingest.knobs import BACKENDS, REMOTE, Knobs, Limits
 from sluice.ingest.machine import WORKER_PROCESS_BYTES, Machine, give_back
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Charge, Governor, MemoryReadings
@@ -28,7 +28,7 @@ from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, Read, RowsPlan
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, at_once, cuts, most_steps
-from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker, placed
+from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker, RemoteReads, placed, switched
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
@@ -66,6 +66,8 @@ class PipelineParts:
     """The number of columns whose values cannot be moved as they are stored in a file."""
     epochs: int = 1
     """The number of epochs that follow each other without a stop."""
+    remote: RemoteReads | None = None
+    """Workers elsewhere that can read, too."""
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]
@@ -76,7 +78,8 @@ class PipelineParts:
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
-        return stage_spec.pipeline([stage_spec.transform(t.name, movable=t.movable) for t in self.transforms])
+        return stage_spec.pipeline([stage_spec.transform(t.name, movable=t.movable) for t in self.transforms],
+                                   remote=self.remote is not None)
 
 
 class Pipeline:
@@ -90,6 +93,8 @@ class Pipeline:
         self._cores = max(1, math.ceil(parts.machine.cores()))
         start = Knobs(workers={name: spec.first_workers(self._cores) for name, spec in self._specs.items()},
                       fused=frozenset(name for name, spec in self._specs.items() if spec.begins_fused))
+        if parts.remote is not None:
+            start = replace(start.with_workers(read=parts.remote.requests), backend={READ.name: REMOTE})
         self.knobs = self._complete(start, start if knobs is None else knobs)
         self._tallies = {name: StageCounters(name) for name in self.stages}
         self._buffers = Buffers()
@@ -103,6 +108,7 @@ class Pipeline:
             self._charged = max(self.base, self._group.charged() or 0)
             if self._group.limit - self._charged < self._limit - self.base:  # the group holds more than this process
                 self._limit, self.base = self._group.limit, self._charged
+        self._elsewhere = 0  # bytes of this host that workers which read have
         self._governor = self._new_governor()
         self.limits.check(self.knobs)
         largest = max(itertools.chain(*parts.plan.groups), default=0)
@@ -118,6 +124,8 @@ class Pipeline:
         self._budget, self._burden = RestartBudget(), 1
         self._leaving: list[Pool[Any, Any]] = []
         self._turning = threading.RLock()  # a garbage collector may close a forgotten loader's pipeline within it
+        if parts.remote is not None:
+            parts.remote.watch(self._hold_elsewhere)
 
     # ---- knobs
 
@@ -144,12 +152,26 @@ class Pipeline:
         self.limits.check(knobs)
         with self._turning:
             self.knobs = knobs
+            self._use_remote()
             for name, pool in self._pools.items():
                 pool.resize(self._workers_of(name))
                 pool.limit(self._limit_bytes(name))
             for name, stages in self._transforms.items():
                 for stage in stages:
                     stage.backend = knobs.backend.get(name, "thread")
+
+    def _use_remote(self) -> None:
+        if self._parts.remote is not None and self._pools:
+            is_remote = self._read_backend() == REMOTE
+            self._parts.remote.use(self.knobs.workers[READ.name] if is_remote else 0)
+
+    def _read_backend(self) -> str:
+        return self.knobs.backend.get(READ.name, "thread")
+
+    def _hold_elsewhere(self, change: int) -> None:
+        with self._turning:
+            self._elsewhere += change
+            self._governor.hold(change, outside=True)
 
     def _workers_of(self, stage: str) -> int:
         return 0 if stage in self.knobs.fused else self.knobs.workers[stage]
@@ -191,8 +213,8 @@ class Pipeline:
 
             def read(tasks: Iterator[ReadTask], make_work: Callable[[], Work]) -> Pool[ReadTask, ReadDone]:
                 return self._pool(READ.name, tasks, lambda clock: ReadWorker(
-                    make_work(), windows, gatherer(), clock=clock, shuffle=self._tallies[SHUFFLE.name],
-                    room=lambda window: self._room_for(window, windows, governor)),
+                    switched(make_work(), parts.remote, self._read_backend), windows, gatherer(), clock=clock,
+                    shuffle=self._tallies[SHUFFLE.name], room=lambda window: self._room_for(window, windows, governor)),
                     size=lambda t: parts.decoding.at_work(t.read.rows), measure=lambda r: (r.rows, r.nbytes),
                     corrects=False)
 
@@ -209,6 +231,7 @@ class Pipeline:
                                        size=lambda s: s.nbytes, measure=_measured,
                                        passes=functools.partial(_done, number))
             collator = Collator(columns, plan.batch_size // parts.ranks)
+            self._use_remote()
             return self._pool(COLLATE.name, stretches, lambda _: collator, size=lambda s: s.nbytes,
                               measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
 
@@ -293,9 +316,11 @@ class Pipeline:
         return lambda _: lambda cut, charge: self._parts.aside.marked(cutter(cut, charge), self._parts.columns)
 
     def _new_governor(self) -> Governor:
-        return Governor(self._limit, self.minimum, self.base, MemoryReadings(
+        governor = Governor(self._limit, self.minimum, self.base, MemoryReadings(
             used=lambda: self.base + self._grown(), idle=self._buffers.idle_bytes, reclaim=self._reclaim,
             pressure=self._parts.machine.memory_pressure), parts=str(self.footprint))
+        governor.hold(self._elsewhere, outside=True)
+        return governor
 
     def _grown(self) -> int:
         """The bytes that this process has taken since the start, or, if that is more, what its control group was

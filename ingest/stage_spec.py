@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sluice.ingest.knobs import BACKENDS, Limits
+from sluice.ingest.knobs import BACKENDS, REMOTE, Limits
 
 ROOMS = ("read_ahead_bytes", "window", "stretch", "prefetch_bytes")
 ONLINE = "online"
@@ -40,8 +40,9 @@ class StageSpec:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"name: {self.name!r} is not a name")
         object.__setattr__(self, "backends", tuple(self.backends))
-        if not self.backends or any(b not in BACKENDS for b in self.backends):
-            raise ValueError(f"{self.name}: backends: {list(self.backends)!r} are not among {list(BACKENDS)}")
+        if not self.backends or any(b not in (*BACKENDS, REMOTE) for b in self.backends):
+            raise ValueError(f"{self.name}: backends: {list(self.backends)!r} are not among "
+                             f"{[*BACKENDS, REMOTE]}")
         if self.room not in ROOMS:
             raise ValueError(f"{self.name}: room: {self.room!r} is not one of {', '.join(ROOMS)}")
         if self.workers < 1 or self.workers_a_core < 0:
@@ -71,14 +72,16 @@ def transform(name: str, *, movable: bool) -> StageSpec:
                      backends=BACKENDS if movable else ("thread",))
 
 
-def pipeline(transforms: Sequence[StageSpec]) -> tuple[StageSpec, ...]:
-    """All stages of a pipeline, in order. Transforms that follow each other may do each other's work."""
-    return (READ, SHUFFLE, BATCH, *(replace(one, fusable=n > 0) for n, one in enumerate(transforms)), COLLATE)
+def pipeline(transforms: Sequence[StageSpec], *, remote: bool = False) -> tuple[StageSpec, ...]:
+    """All stages of a pipeline, in order. Transforms that follow each other may do each other's work. `remote` says
+    whether there are workers elsewhere that can read."""
+    read = replace(READ, backends=(REMOTE, "thread")) if remote else READ
+    return (read, SHUFFLE, BATCH, *(replace(one, fusable=n > 0) for n, one in enumerate(transforms)), COLLATE)
 
 
 def limits_of(stages: Sequence[StageSpec], cores: int, backends: tuple[str, ...]) -> Limits:
     """The limits of the knobs on so many cores. `backends` are those that the machine has room for."""
     return Limits(workers={s.name: (1, s.most_workers(cores)) for s in stages},
-                  backends={s.name: tuple(b for b in s.backends if b in backends) for s in stages
+                  backends={s.name: tuple(b for b in s.backends if b in (*backends, REMOTE)) for s in stages
                             if s.backends != ("thread",)},
                   fusable={after.name: before.name for before, after in itertools.pairwise(stages) if after.fusable})

@@ -12,6 +12,7 @@ VERBS = {
     "check": ("sluice.etl.__main__", "check", "verify a feature table's files, counts and checksums"),
     "vacuum": ("sluice.etl.__main__", "vacuum", "remove the files that no kept or pinned version needs"),
     "bench": ("sluice.ingest.__main__", "bench", "load a table as a trainer would, and say how fast"),
+    "worker": ("sluice.ingest.remote.worker", None, "read row groups for loaders on other hosts"),
     "headroom": ("sluice.ingest.__main__", "headroom", "say whether faster loading would help, and where"),
     "guess": ("sluice.ingest.__main__", "guess", "look at plain Parquet, and write a spec for it to edit"),
     "doctor": ("sluice.ingest.__main__", "doctor", "say whether this machine and this table are fit for loading"),

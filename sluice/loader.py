@@ -97,8 +97,8 @@ class Loader(BatchLoader):
                  fill: Mapping[str, float] | float | None = None,
                  split: str = "train", rank: int = 0, ranks: int = 1, seed: int = 0, epochs: int = 1,
                  memory_limit: int | None = None, knobs: Knobs | None = None, order: Order = Order(),
-                 errors: Errors = Errors(), reading: Reading = Reading(), as_: str = "batch",
-                 allow_code: Permission | Iterable[str] = ()):
+                 errors: Errors = Errors(), reading: Reading = Reading(), workers: str | None = None,
+                 as_: str = "batch", allow_code: Permission | Iterable[str] = ()):
         """`source` is a feature table, or any Parquet: a folder, a glob or a list of files.
 
         `batch_size` is global: a rank gets `batch_size / ranks` rows a step.
@@ -126,6 +126,8 @@ class Loader(BatchLoader):
         `memory_limit` is in bytes for the whole process tree, and never more than the machine's.
         `as_` is what `iter()` gives: `batch`; `dict`, tensors by column name; `numpy`, arrays by column name; `pandas`,
         a frame; or `kjt`, TorchRec's own batch, which has no weights. All but the frame are views.
+        `workers` has others read and shuffle row groups, with the same rows in the same order: `local:4` starts so many
+        processes on this host, and `HOST:PORT,…?token=FILE` asks those that `sluice worker` runs elsewhere.
         `knobs` is where the knobs start. `allow_code` names the modules whose functions a table's spec may have
         imported when they must run (`sluice.etl.spec.permission`)."""
         if as_ not in FORMS:
@@ -152,12 +154,13 @@ class Loader(BatchLoader):
             shuffle=order.shuffle, streams=order.streams, window_rows=order.window_rows, last=order.last,
             sample=order.sample, memory_limit=memory_limit, reader=reading.reader, petastorm=reading.petastorm,
             transforms=transforms, fill=fill, errors=errors, files=reading.files,
-            packed=reading.packed, machine=machine,
+            packed=reading.packed, machine=machine, workers=workers,
             allow_code=allow_code)
         try:
             self._page.enter_context(shown(run_dir or "", None if rank else live, partial(print, file=sys.stderr)))
             if knobs is None and policy.name == "fixed":
-                self._progress.apply(Knobs(workers=dict.fromkeys(self.limits.workers, 1)))
+                self._progress.apply(Knobs(workers={**dict.fromkeys(self.limits.workers, 1),
+                                                    **({"read": self.knobs.workers["read"]} if workers else {})}))
             folder = None
             if run_dir is not None and rank == 0:
                 folder = RunFolder.create(run_dir, {

@@ -41,6 +41,8 @@ OPTIONAL = {
                               tests=("tests/dlrm/serving",), askers=("sluice/__main__.py",)),
     "search": OptionalFolder(paths=("dlrm/hpo", "dlrm/search.py", "benchmarks/search.py"), tests=("tests/dlrm/hpo",),
                              askers=("sluice/__main__.py",)),
+    "remote workers": OptionalFolder(paths=("ingest/remote",), tests=("tests/ingest/remote",),
+                                     askers=("sluice/__main__.py", "ingest/loader.py")),
 }
 
 

@@ -85,7 +85,7 @@ def _movable(forecast: Forecast) -> list[str]:
         head = forecast.limits.head(forecast.knobs, name)
         return forecast.capacity(head, forecast.knobs.workers[head])
 
-    return sorted((n for n in forecast.each if len(forecast.limits.backends_of(n)) > 1), key=capacity)
+    return sorted((n for n in forecast.each if forecast.limits.movable(n)), key=capacity)
 
 
 def _waiting(stage: StageRates) -> float:

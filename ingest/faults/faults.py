@@ -40,6 +40,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "kill-worker": Kind("kills worker processes (SIGKILL)", "workers", 1),
     "stop-worker": Kind("stops worker processes (SIGSTOP), as a debugger or a frozen container does", "workers", 1),
+    "kill-remote": Kind("kills processes of --workers local:N (SIGKILL)", "workers", 1),
     "stall-store": Kind("lets every read from the store wait", "seconds", 5),
     "corrupt": Kind("flips one bit in the next read of a file whose name holds what follows the @", ""),
     "slow-transform": Kind("lets every transform do its work so many times over", "times", 4),

@@ -41,6 +41,7 @@ class Injection:
         self.injector = Injector(faults, {
             "kill-worker": signal_workers(lambda: loader.worker_pids, signal.SIGKILL),
             "stop-worker": signal_workers(lambda: loader.worker_pids, signal.SIGSTOP),
+            "kill-remote": signal_workers(lambda: loader.remote_pids, signal.SIGKILL),
             "stall-store": stall_store(self._stall),
             "corrupt": corrupt_read(self._corrupt),
             "slow-transform": slow_transforms(loader.burden),

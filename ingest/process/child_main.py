@@ -30,7 +30,7 @@ def main(_owner: str, *descriptors: str) -> None:
     """Serves until the other side closes its end. The parent names itself, for whoever reads the command line, and
     passes on three descriptors: a socket, the lifeline, and a file for stacks."""
     control, lifeline, trace = map(int, descriptors)
-    _end_with_parent(lifeline)
+    end_with_parent(lifeline)
     trace_faults(trace)  # a segmentation fault, too, leaves the stack where the parent finds it
     trace_on(signal.SIGUSR1, trace, chain=False)
     sock = socket.socket(fileno=control)
@@ -63,7 +63,7 @@ def load(name: str) -> Callable[..., Any]:
     return function
 
 
-def _end_with_parent(lifeline: int) -> None:
+def end_with_parent(lifeline: int) -> None:
     """Makes this process end with its parent. The parent holds the other end of this pipe and never writes. When it
     dies, the kernel signals SIGIO, whose default is to end a process: even in the middle of a call that never lets the
     interpreter run, and also what the user's function has started (the signal goes to the group, which is the worker's

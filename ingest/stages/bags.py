@@ -46,6 +46,11 @@ class Bags:
     def _at(self, row: int) -> int:
         return row * self.each if self.offsets is None else int(self.offsets[row])
 
+    def as_arrow(self, rows: int) -> pa.Array:
+        """The bags of its `rows` rows as Arrow has them, without a copy of the ids."""
+        ends = np.arange(rows + 1, dtype=np.int64) * self.each if self.offsets is None else self.offsets
+        return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), pa.array(self.values, pa.int32()))
+
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)

@@ -1,4 +1,5 @@
-"""Which windows have all their rows: `CompletedWindows`, and `ReadWorker`, which may place a window's rows at once.
+"""Which windows have all their rows: `CompletedWindows`, and `ReadWorker`, which reads here or by `RemoteReads` and may
+place a window's rows at once.
 
 A row group that is read brings rows of some windows. Whoever brings a window's last row group places its rows on the
 spot if the shuffle stage is fused with the read stage, without a hand-over; otherwise the shuffle stage's own workers
@@ -11,11 +12,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
+from sluice.ingest.knobs import REMOTE
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
-from sluice.ingest.stages.shuffle import Block, Decoded, Gatherer, Gathering, ReadTask, WindowPiece
+from sluice.ingest.stages.shuffle import Block, Gatherer, Gathering, ReadRows, ReadTask, WindowPiece
 
 CompleteWindow = Gathering | Block | BaseException
 """A window that has all its rows; or the error with which placing them failed, which comes in the window's turn."""
@@ -39,18 +42,18 @@ class CompletedWindows:
         self._pieces: dict[tuple[int, int], list[tuple[int, WindowPiece]]] = {}  # by epoch and number
         self._due: tuple[EpochSchedule, int] | None = None
 
-    def add(self, decoded: Decoded) -> list[tuple[int, CompleteWindow]]:
-        """Adds the pieces of a row group, and returns the windows that have all their rows by it."""
-        schedule, complete = decoded.task.schedule, list[tuple[int, CompleteWindow]]()
+    def add(self, read: ReadRows) -> list[tuple[int, CompleteWindow]]:
+        """Adds the pieces of a read, and returns the windows that have all their rows by it."""
+        schedule, complete = read.task.schedule, list[tuple[int, CompleteWindow]]()
         with self._lock:
-            for part in decoded.task.read.parts:
+            for part, piece in zip(read.task.read.parts, read.pieces(), strict=True):
                 number, window = part.window, schedule.windows[part.window]
                 pieces = self._pieces.setdefault((schedule.epoch, number), [])
-                pieces.append((part.at, WindowPiece(decoded, part.start, part.stop)))
-                if sum(piece.stop - piece.start for _, piece in pieces) == window.rows:
+                pieces.append((part.at, piece))
+                if sum(one.stop - one.start for _, one in pieces) == window.rows:
                     del self._pieces[schedule.epoch, number]
-                    pieces.sort(key=lambda piece: piece[0])
-                    complete.append((number, Gathering(schedule, window, tuple(piece for _, piece in pieces))))
+                    pieces.sort(key=lambda one: one[0])
+                    complete.append((number, Gathering(schedule, window, tuple(one for _, one in pieces))))
         return complete
 
     def ahead(self, gathering: Gathering) -> int:
@@ -87,21 +90,49 @@ def _first(schedule: EpochSchedule, number: int) -> int:
     return schedule.windows[-1].first + schedule.windows[-1].rows
 
 
+class RemoteReads(Protocol):
+    """Workers of other processes or hosts that read (`ingest/remote`). All may be called from any thread."""
+
+    requests: int
+    """How many reads are asked for at once to begin with."""
+
+    def read(self, task: ReadTask, charge: Charge) -> ReadRows:
+        """What came of a read that some worker did."""
+
+    def use(self, requests: int) -> None:
+        """Says how many reads will be asked for at once from now on; 0: none, so that no worker is needed."""
+
+    def watch(self, charge: Callable[[int], None]) -> None:
+        """`charge` is called from now on with memory that workers on this host take (+) and give back (-)."""
+
+
+def switched(read: Callable[[ReadTask, Charge], ReadRows], remote: RemoteReads | None, backend: Callable[[], str]
+             ) -> Callable[[ReadTask, Charge], ReadRows]:
+    """Reads here or elsewhere, as `backend` says at that moment."""
+    if remote is None:
+        return read
+
+    def wherever(task: ReadTask, charge: Charge) -> ReadRows:
+        return remote.read(task, charge) if backend() == REMOTE else read(task, charge)
+
+    return wherever
+
+
 class ReadWorker:
     """One worker of the read stage."""
 
-    def __init__(self, decode: Callable[[ReadTask, Charge], Decoded], windows: CompletedWindows, gather: Gatherer, *,
+    def __init__(self, read: Callable[[ReadTask, Charge], ReadRows], windows: CompletedWindows, gather: Gatherer, *,
                  clock: WorkerClock, shuffle: StageCounters, room: Callable[[Gathering], Charge | None]):
         """`room` returns a charge for a window if it is to be placed here."""
-        self._decode, self._windows, self._gather, self._room = decode, windows, gather, room
+        self._read, self._windows, self._gather, self._room = read, windows, gather, room
         self._clock, self._shuffle = clock, shuffle
 
     def __call__(self, task: ReadTask, charge: Charge) -> ReadDone:
-        decoded = self._decode(task, charge)
-        size = decoded.table.nbytes
+        read = self._read(task, charge)
+        size = read.nbytes
         charge.correct(size)  # at once: from here on others may gather its rows, and give its bytes back
-        done = ReadDone(task.schedule, task.read.rows, size, self._windows.add(decoded))
-        del decoded
+        done = ReadDone(task.schedule, task.read.rows, size, self._windows.add(read))
+        del read
         for place, (number, window) in enumerate(done.windows):
             assert isinstance(window, Gathering)
             room = self._room(window)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,15 +38,43 @@ class ReadTask:
     read: Read
 
 
+class Held(Protocol):
+    """Memory that somebody accounts for until it is released."""
+
+    def release(self) -> None: ...
+
+
+class ReadRows(Protocol):
+    """What came of one read, wherever it was done."""
+
+    @property
+    def task(self) -> ReadTask: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def pieces(self) -> Iterable[WindowPiece]:
+        """The piece of a window for each part of the read."""
+
+
 class Decoded:
     """The decoded row group of one read. Its bytes are given back when all its parts are shuffled."""
 
-    __slots__ = ("_addresses", "_charge", "_left", "_lock", "table", "task")
+    __slots__ = ("_addresses", "_charge", "_left", "_lock", "final", "table", "task")
 
-    def __init__(self, task: ReadTask, table: pa.Table, charge: Charge):
-        self.task, self.table, self._charge = task, table, charge
-        self._left, self._lock = len(task.read.parts), threading.Lock()
+    def __init__(self, task: ReadTask, table: pa.Table, charge: Held, *, parts: int | None = None, final: bool = False):
+        """`parts` says how many parts of the read are in the table, if not all; `final`, whether its values are already
+        what batches hold, so that nothing is missing."""
+        self.task, self.table, self._charge, self.final = task, table, charge, final
+        self._left, self._lock = len(task.read.parts) if parts is None else parts, threading.Lock()
         self._addresses: Addresses | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.table.nbytes)
+
+    def pieces(self) -> Iterable[WindowPiece]:
+        return [WindowPiece(self, part.start, part.stop) for part in self.task.read.parts]
 
     def addresses(self, layout: ColumnAddresses) -> Addresses:
         """The addresses of its numbers, until its last part is done."""
@@ -71,6 +99,8 @@ class WindowPiece:
     decoded: Decoded
     start: int
     stop: int
+    in_order: bool = False
+    """Whether it is the whole window, in the window's order already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +194,14 @@ class Gatherer:
 
     def __call__(self, gathering: Gathering, charge: Charge) -> Block:
         window, columns, schedule = gathering.window, self._columns, gathering.schedule
-        halves = self._plan.halves(schedule.epoch, window)
-        order = None if halves is None else composed(*halves, window.rows)
+        order = None if gathering.pieces[0].in_order else self._order(schedule.epoch, window)
         first = max(window.first, schedule.step * self._plan.stream_rows)
         skipped = first - window.first
         chunks = self._chunks_of(schedule.epoch, first, window.first + window.rows)
-        self._place(gathering, first, order, chunks)
+        if chunks:
+            self._place(gathering.pieces, order, self._places(gathering, first),
+                        np.stack([chunk.addresses[self._places_of] for _, chunk in sorted(chunks.items())]),
+                        self._chunks.strides[self._places_of])
         if order is None and skipped:
             order = np.arange(window.rows, dtype=np.uint64)
         bags = self._bags(gathering.pieces, None if order is None else order[skipped:])
@@ -178,7 +210,25 @@ class Gatherer:
         return Block(gathering, first, chunks=chunks, bags=bags, charge=charge,
                      scalar_bytes=4 * (len(columns.floats) + len(columns.scalars)))
 
+    def alone(self, piece: WindowPiece, epoch: int, window: Window | None) -> pa.RecordBatch:
+        """The rows of a piece as they are in batches, in memory of their own: those of the whole `window` in its order,
+        or, without one, as they lie in the row group."""
+        order = None if window is None else self._order(epoch, window)
+        rows = piece.stop - piece.start
+        block = np.empty((len(self._stored), rows), np.int32)
+        if rows:
+            ends = np.uint64(block.ctypes.data) + np.arange(len(block), dtype=np.uint64) * np.uint64(4 * rows)
+            self._place((piece,), order, np.array([[0, 0, 1, 0, rows, 0]], np.int64), ends[None],
+                        np.zeros(len(block), np.int64))
+        arrays = {name: pa.array(row.view(kind)) for (name, kind), row in zip(self._stored, block, strict=True)}
+        bags = self._bags((piece,), order)
+        return pa.record_batch({**arrays, **{name: one.as_arrow(rows) for name, one in bags.items()}})
+
     # ---- places
+
+    def _order(self, epoch: int, window: Window) -> npt.NDArray[np.uint64] | None:
+        halves = self._plan.halves(epoch, window)
+        return None if halves is None else composed(*halves, window.rows)
 
     def _chunks_of(self, epoch: int, first: int, last: int) -> dict[int, Chunk]:
         each, steps = self._plan.stream_rows, self._chunks.steps
@@ -204,12 +254,9 @@ class Gatherer:
 
     # ---- numbers
 
-    def _place(self, gathering: Gathering, first: int, order: npt.NDArray[np.uint64] | None,
-               chunks: Mapping[int, Chunk]) -> None:
-        """Places all columns of one number a row."""
-        if not chunks:
-            return
-        pieces = gathering.pieces
+    def _place(self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None, places: npt.NDArray[Any],
+               targets: npt.NDArray[np.uint64], strides: npt.NDArray[Any]) -> None:
+        """Places all columns of one number a row, as the compiled `place` does."""
         sources, kinds = self._sources(pieces)
         owners = []
         for column in np.flatnonzero(kinds == CONVERTED):
@@ -217,9 +264,7 @@ class Gatherer:
             sources[column], kinds[column] = [a.ctypes.data for a in arrays], WORDS
             owners.append(arrays)
         place(sources, np.cumsum([piece.stop - piece.start for piece in pieces]), kinds,
-              _AS_THEY_LIE if order is None else order, self._places(gathering, first),
-              np.stack([chunk.addresses[self._places_of] for _, chunk in sorted(chunks.items())]),
-              self._chunks.strides[self._places_of])
+              _AS_THEY_LIE if order is None else order, places, targets, strides)
 
     def _sources(self, pieces: tuple[WindowPiece, ...]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """For each column, the address of each piece's values, and the kind of the values."""
@@ -234,7 +279,8 @@ class Gatherer:
         there = [(piece.decoded.addresses(layout), piece.start) for piece in pieces]
         sources = np.stack([a.values + (layout.widths * start).astype(np.uint64) for a, start in there], axis=1)
         kinds[np.any([a.nulls != 0 for a, _ in there], axis=0)[layout.at]] = CONVERTED
-        for number in np.flatnonzero(self._fillable & (kinds != CONVERTED)):
+        final = all(piece.decoded.final for piece in pieces)
+        for number in () if final else np.flatnonzero(self._fillable & (kinds != CONVERTED)):
             if not all(_finite(_part(piece, self._stored[number][0])) for piece in pieces):
                 kinds[number] = CONVERTED
         return sources[layout.at], kinds

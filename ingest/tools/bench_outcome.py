@@ -26,8 +26,8 @@ class BenchOutcome:
     marks: list[tuple[float, int]] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
     """The seconds of waiting before each batch; 0 for the first, which is not counted."""
-    order_hash: str | None = None
-    """The order hash of the first epoch, once it has ended."""
+    order_hashes: list[str | None] = field(default_factory=list)
+    """The order hash of each epoch that has ended."""
 
     def rows_per_s(self, share: float = 1.0) -> float:
         """The rate from the first batch (or so late that `share` of the time is left) to the last; the first is not
@@ -42,6 +42,11 @@ class BenchOutcome:
         return min(1.0, sum(self.waits[first + 1:]) / spent) if spent else 0.0
 
     @property
+    def order_hash(self) -> str | None:
+        """The order hash of the first epoch, once it has ended."""
+        return self.order_hashes[0] if self.order_hashes else None
+
+    @property
     def rows(self) -> int:
         return sum(rows for _, rows in self.marks)
 
@@ -51,24 +56,26 @@ class BenchOutcome:
 
 
 def consume(loader: BatchLoader, seconds: float, step: Callable[[], None],
-            clock: Callable[[], float] = time.perf_counter) -> BenchOutcome:
-    """Takes batches for that many seconds from the first on, epoch after epoch. `step` is what a trainer does with
-    one."""
+            clock: Callable[[], float] = time.perf_counter, *, epochs: int | None = None) -> BenchOutcome:
+    """Takes batches for that many seconds from the first on, epoch after epoch, or exactly so many `epochs`. `step` is
+    what a trainer does with one."""
     found = BenchOutcome()
     end = float("inf")
     began = clock()
-    while True:
+    while epochs is None or len(found.order_hashes) < epochs:
         for batch in loader:
             now = clock()
             found.waits.append(now - began if found.marks else 0.0)
-            if not found.marks:
+            if not found.marks and epochs is None:
                 end = now + seconds
             found.marks.append((now, batch.rows))
-            found.order_hash = found.order_hash or loader.order_hash
+            if batch.step == len(loader) - 1:
+                found.order_hashes.append(loader.order_hash)
             if now >= end and len(found.marks) > 1:
                 return found
             step()
             began = clock()
+    return found
 
 
 class Peak:

@@ -58,6 +58,8 @@ class BenchRows:
     split: str = setting("train", "which part of the table", metavar="NAME")
     batch_size: int = setting(8192, "rows of a batch")
     seconds: float = setting(10.0, "how long to load, from the first batch on", above=0)
+    epochs: int | None = setting(None, "load exactly so many epochs instead, however long that takes", metavar="N",
+                                 least=1)
     seed: int = setting(0, "decides the order of rows")
     shuffle: bool = setting(True, "rows as they lie", flags=("--no-shuffle",))
 
@@ -126,8 +128,8 @@ class BenchSession:
         with ExitStack() as stack:
             stack.enter_context(shown(options.run, options.live, self._say))
             self._loader = loader = stack.enter_context(BatchLoader(
-                self._table, batch_size=options.batch_size, split=options.split, seed=options.seed, epochs=sys.maxsize,
-                memory_limit=options.memory_limit, reader=self._reader,
+                self._table, batch_size=options.batch_size, split=options.split, seed=options.seed,
+                epochs=options.epochs or sys.maxsize, memory_limit=options.memory_limit, reader=self._reader,
                 transforms=[Transform(name, function, arrow=arrow) for name, function, arrow in self._functions],
                 before_read=self._before_read if self._latency_s else None, shuffle=options.shuffle, fill=options.fill,
                 streams=options.streams, window_rows=options.window_rows,
@@ -161,7 +163,7 @@ class BenchSession:
             tuned, self._policy, record=self._knob_memory.observing(self._record),
             observe=self._knob_memory.observing(self._observe), learned=self._knob_memory.learned))
         with on_signal(loader.stacks), self._conditions.inject_faults(loader, self._record):
-            found = consume(loader, self._options.seconds, self._step)
+            found = consume(loader, self._options.seconds, self._step, epochs=self._options.epochs)
         controller.stop()
         peak_bytes = peak.bytes  # taken before the decoder is measured alone, to which the limit does not apply
         knobs = loader.knobs
@@ -169,7 +171,8 @@ class BenchSession:
                                  learned=controller.learned())
         loader.close()
         limit.measure()
-        outcome = {**_figures(found), "decode_rows_per_s": round(limit.rows_per_s), "decode_threads": limit.threads,
+        outcome = {**_figures(found, self._options.epochs), "decode_rows_per_s": round(limit.rows_per_s),
+                   "decode_threads": limit.threads,
                    "peak_bytes": peak_bytes, "decisions": controller.decisions,
                    "opening": controller.opening, "knobs": knobs.to_dict(),
                    "tuning": self._policy.name, "reader": self._reader, **self._conditions.outcome(loader)}
@@ -228,10 +231,11 @@ class BenchSession:
             self._run.event(event)
 
 
-def _figures(found: BenchOutcome) -> dict[str, Any]:
-    """What the consumer saw, as figures."""
+def _figures(found: BenchOutcome, epochs: int | None) -> dict[str, Any]:
+    """What the consumer saw, as figures: with the order hash of the first epoch, or, of so many `epochs`, the last."""
+    of_epochs = {} if epochs is None else {"order_hash": found.order_hashes[-1], "order_hashes": found.order_hashes}
     return {"rows_per_s": round(found.rows_per_s()),
             "rows_per_s_settled": round(found.rows_per_s(_SETTLED) or found.rows_per_s()),
             "stall_fraction": round(found.stall_fraction(), 4),
             "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "order_hash": found.order_hash,
-            "rows": found.rows}
+            "rows": found.rows, **of_epochs}

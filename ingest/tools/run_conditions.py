@@ -44,7 +44,8 @@ class RunConditions:
         """The arguments for a BatchLoader."""
         wishes = self._wishes
         packed = None if wishes.packed is None else PackedCopy(limit_bytes=wishes.packed, folder=wishes.packed_folder)
-        return {"errors": wishes.errors(self._quarantine), "files": self._files, "packed": packed}
+        return {"errors": wishes.errors(self._quarantine), "files": self._files, "packed": packed,
+                "workers": wishes.workers or None}
 
     @contextmanager
     def inject_faults(self, loader: BatchLoader, record: Callable[[dict[str, Any]], None]) -> Iterator[None]:
@@ -65,6 +66,9 @@ class RunConditions:
         """What to add to the last line of a program's output."""
         found: dict[str, Any] = {"memory": loader.memory(), "worker_restarts": loader.worker_restarts,
                                  "quarantined": loader.quarantined, "store": loader.store}
+        if self._wishes.workers:
+            remote = loader.remote
+            found |= {"remote": remote, "workers": remote["workers"], "retries": remote["retries"]}
         if self._injection is not None:
             injector = self._injection.injector
             found["faults"] = {"happened": injector.happened, "missed": injector.missed}

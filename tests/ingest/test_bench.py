@@ -18,7 +18,7 @@ from sluice.etl.common.errors import UsageError
 from sluice.ingest.__main__ import main
 from sluice.ingest.knobs import KnobError, format_bytes
 from sluice.ingest.loader import BatchLoader
-from sluice.ingest.tools.bench_outcome import BenchOutcome
+from sluice.ingest.tools.bench_outcome import BenchOutcome, consume
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,17 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
     with BatchLoader(table, batch_size=160, reader="arrow", streams=16, window_rows=300) as loader:
         deque(loader, maxlen=0)
         assert found["order_hash"] == loader.order_hash
+
+
+def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
+    with BatchLoader(table, batch_size=160, epochs=3, reader="arrow") as loader:
+        found = consume(loader, 1e-9, lambda: None, epochs=3)
+    with BatchLoader(table, batch_size=160, epochs=3, reader="arrow") as loader:
+        expected = []
+        for _ in range(3):
+            deque(loader, maxlen=0)
+            expected.append(loader.order_hash)
+    assert (found.order_hashes, found.rows, len(found.marks)) == (expected, 3 * 4000, 3 * 25)
 
 
 def test_a_packed_copy_is_told_beside_parquet_and_gives_the_same_order(repo, table, tmp_path):

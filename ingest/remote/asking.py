@@ -1,0 +1,143 @@
+"""Asks workers for units, another one when the first is slow, lost or wrong: `Asking`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from sluice.ingest.read.reader import SourceError
+from sluice.ingest.remote.client import WorkerLost, WrongAnswer
+from sluice.ingest.remote.fleet import Fleet, RemoteWorker
+from sluice.ingest.remote.unit import RemoteError, Unit
+from sluice.ingest.stages.pool import Closed
+
+_FEW, _FIRST_S, _LEAST_S, _TIMES = 8, 10.0, 0.5, 4
+_TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 6}
+"""How often a unit may fail in which way. A store that one worker cannot see may be seen by another."""
+_TIMEOUT_S = 60.0
+_NOBODY_S = 60.0  # how long a request waits while no worker is there at all
+_LOOK_S = 1.0
+
+
+def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
+    """How long an answer of so many rows may take before another worker is asked as well: four times what nearly all of
+    the recent ones took."""
+    if len(seconds_a_row) < _FEW:
+        return _FIRST_S
+    usual = sorted(seconds_a_row)[int(0.95 * (len(seconds_a_row) - 1))]
+    return max(_LEAST_S, _TIMES * usual * rows)
+
+
+class _Race:
+    """One unit, and whoever was asked for it. The first right answer counts."""
+
+    def __init__(self) -> None:
+        self.asked: set[RemoteWorker] = set()
+        self.failed: set[RemoteWorker] = set()
+        self.answer: list[pa.RecordBatch] | None = None
+        self.error: BaseException | None = None
+        self.failures: Counter[type[Exception]] = Counter()
+        self.slow_at = float("-inf")
+        self.over = False
+
+
+class Asking:
+    """Gets units from a fleet, for any number of threads."""
+
+    def __init__(self, fleet: Fleet, *, clock: Callable[[], float] = time.monotonic,
+                 patience: Callable[[Sequence[float], int], float] = slow_after):
+        self._fleet, self._clock, self._patience = fleet, clock, patience
+        self._rates: deque[float] = deque(maxlen=64)
+        self._closed = False
+        self.counts: Counter[str] = Counter()
+        """Units, bytes; `retries`: requests made again as a worker was lost, wrong or failed; `hedges`: a second worker
+        asked as the first was slow; `late`: right answers that came when the unit was there already."""
+
+    def get(self, unit: Unit) -> list[pa.RecordBatch]:
+        """The batches of a unit. `Closed`, if this was closed meanwhile."""
+        race, fleet, alone_since = _Race(), self._fleet, self._clock()
+        try:
+            while True:
+                with fleet.changed:
+                    if self._settled(race):
+                        assert race.answer is not None
+                        return race.answer
+                    now = self._clock()
+                    wait_s = race.slow_at - now if race.asked else 0.0
+                    worker = (fleet.lease(race.asked | race.failed) or fleet.lease(race.asked)) if wait_s <= 0 else None
+                    if worker is None:
+                        if race.asked or fleet.workers:
+                            alone_since = now
+                        elif now - alone_since > _NOBODY_S:
+                            raise RemoteError(f"no worker was there for {_NOBODY_S:g} s; the last: "
+                                              f"{fleet.last_lost or 'there was none'}")
+                        fleet.changed.wait(min(_LOOK_S, wait_s) if wait_s > 0 else _LOOK_S)
+                        continue
+                    patience_s = self._patience(self._rates, unit.rows)
+                    if race.asked:
+                        self.counts["hedges"] += 1
+                    race.asked.add(worker)
+                    race.slow_at = now + patience_s * len(race.asked)
+                threading.Thread(target=self._ask, args=(race, worker, unit, max(_TIMEOUT_S, 20 * patience_s)),
+                                 daemon=True, name="sluice-remote-ask").start()
+        finally:
+            race.over = True
+
+    def close(self) -> None:
+        """Ends all waiting."""
+        with self._fleet.changed:
+            self._closed = True
+            self._fleet.changed.notify_all()
+
+    def _settled(self, race: _Race) -> bool:
+        """Whether the unit is there; raises why it will not be."""
+        if race.answer is not None:
+            return True
+        if self._closed:
+            raise Closed
+        error = race.error or self._fleet.error
+        if error is not None:
+            raise error
+        return False
+
+    def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit, timeout_s: float) -> None:
+        """Asks one worker, on a thread of its own."""
+        began, lost = self._clock(), ""
+        try:
+            batches = worker.connection.ask(unit, timeout_s)
+        except Exception as error:
+            lost = str(error) if isinstance(error, WorkerLost) else ""
+            with self._fleet.changed:
+                self._failed(race, worker, unit, error)
+        else:
+            with self._fleet.changed:
+                if race.over or race.answer is not None:
+                    self.counts["late"] += 1
+                else:
+                    race.answer = batches
+                    self.counts["units"] += 1
+                    self.counts["bytes"] += sum(batch.nbytes for batch in batches)
+                self._rates.append((self._clock() - began) / max(1, unit.rows))
+        finally:
+            self._fleet.give_back(worker, lost)
+
+    def _failed(self, race: _Race, worker: RemoteWorker, unit: Unit, error: Exception) -> None:
+        race.asked.discard(worker)
+        race.failed.add(worker)
+        kind = type(error)
+        race.failures[kind] += 1
+        if race.over or race.answer is not None or self._closed:
+            return
+        if race.failures[kind] < _TRIES.get(kind, 1):
+            self.counts["retries"] += 1
+            race.slow_at = float("-inf")
+        elif isinstance(error, (WorkerLost, WrongAnswer)):
+            race.error = RemoteError(
+                f"worker {worker.connection.address}: file {unit.file}, row group {unit.group} was asked for "
+                f"{race.failures[kind]} times in vain; the last time: {error}")
+        else:
+            race.error = error

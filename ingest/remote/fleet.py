@@ -1,0 +1,256 @@
+"""Which workers there are: `Fleet`, those of other hosts by their addresses; `LocalFleet`, processes of this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.etl.common import interpreter
+from sluice.ingest.machine import WORKER_PROCESS_BYTES
+from sluice.ingest.process.worker import RestartBudget, RestartsExhausted
+from sluice.ingest.remote.client import Connection
+from sluice.ingest.remote.unit import RemoteError, RemoteJob
+
+_PROGRAM = "sluice.ingest.remote.worker:local"
+_REST_S = 1.0  # how long a worker that could not be reached is left alone
+_FAILED_STARTS = 3  # processes in a row that end before they listen
+_LEAVE_S = 5.0
+
+
+@dataclass(eq=False)
+class RemoteWorker:
+    """One worker, and what it was asked for and has not answered yet."""
+
+    connection: Connection
+    process: subprocess.Popen[bytes] | None = None
+    asked: int = 0
+    rests_until: float = float("-inf")
+    leaving: bool = False
+    lost: str = ""
+    bytes: int = 0
+    """What it is charged with on this host."""
+
+    @property
+    def load(self) -> float:
+        return self.asked / self.connection.threads
+
+
+class Fleet:
+    """Workers that others have started. `changed` is notified of all that a waiting request may wait for."""
+
+    def __init__(self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic):
+        self.changed = threading.Condition()
+        self.workers = [RemoteWorker(one) for one in connections]
+        self.error: BaseException | None = None
+        """Why there will be no workers any more."""
+        self.last_lost = ""
+        self.charge: Callable[[int], None] = lambda _: None
+        self._clock = clock
+
+    @property
+    def requests(self) -> int:
+        """How many units may be asked for at once to begin with: one is made while another is on its way."""
+        return 2 * len(self.workers)
+
+    def use(self, requests: int) -> None:
+        """Says how many units will be asked for at once."""
+
+    def lease(self, others_than: Collection[RemoteWorker]) -> RemoteWorker | None:
+        """The least busy worker, with one more request; None: there is none now. Call it with `changed` held."""
+        now = self._clock()
+        free = [w for w in self.workers if not w.leaving and w not in others_than and w.rests_until <= now]
+        worker = min(free, key=lambda w: w.load, default=None)
+        if worker is not None:
+            worker.asked += 1
+        return worker
+
+    def give_back(self, worker: RemoteWorker, lost: str = "") -> None:
+        """Ends a lease. `lost` says why the worker did not answer."""
+        with self.changed:
+            worker.asked -= 1
+            if lost:
+                self.last_lost = lost
+                worker.rests_until = self._clock() + _REST_S
+            self.changed.notify_all()
+
+    @property
+    def pids(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.connection.close()
+
+
+class LocalFleet(Fleet):
+    """Processes of this host, at most so many. They are started when they are needed, replaced when they die, and end
+    with this process, however it ends."""
+
+    def __init__(self, most: int, job: RemoteJob, table: str | list[str]):
+        """A worker opens the `table`, or the files."""
+        super().__init__()
+        self._most, self._job, self._table = most, job, table
+        self._target, self._closed = 0, False
+        self._threads: list[threading.Thread] = []
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._starting = self._failed = 0
+        self._budget = RestartBudget(limit=60)
+
+    @property
+    def requests(self) -> int:
+        return 2 * self._most
+
+    def use(self, requests: int) -> None:
+        """Two requests keep a worker busy. Fewer are wanted: the least busy ones leave, once they have answered."""
+        with self.changed:
+            self._target = min(self._most, -(-requests // 2))
+            staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
+            for worker in staying[max(0, self._target - self._starting):]:
+                worker.leaving = True
+                self._let_go(worker)
+            self._staff()
+            self.changed.notify_all()
+
+    def give_back(self, worker: RemoteWorker, lost: str = "") -> None:
+        super().give_back(worker, lost)
+        with self.changed:
+            if lost:  # it may hang: another takes its place
+                worker.lost, worker.leaving = lost, True
+                _kill(worker.process)
+            self._let_go(worker)
+        self._weigh(worker)
+
+    @property
+    def pids(self) -> list[int]:
+        with self.changed:
+            return [worker.process.pid for worker in self.workers if worker.process is not None]
+
+    def close(self) -> None:
+        with self.changed:
+            self._closed, self._target = True, 0
+            for process in self._processes:
+                _kill(process)
+            threads = list(self._threads)
+            self.changed.notify_all()
+        end = time.monotonic() + _LEAVE_S
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+
+    def _staff(self) -> None:
+        """Starts the workers that are missing, each by a thread that sees it through. Call it with `changed` held."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        while not self._closed and self.error is None and \
+                self._starting + sum(not w.leaving for w in self.workers) < self._target:
+            self._starting += 1
+            thread = threading.Thread(target=self._life, daemon=True, name="sluice-remote-worker")
+            self._threads.append(thread)
+            thread.start()
+
+    def _life(self) -> None:
+        """One worker, from its start to its end."""
+        worker, token = None, secrets.token_hex(16)
+        try:
+            process, lifeline, announced = _started(self._table, token)
+        except OSError as error:
+            self._gone(None, f"a worker process could not be started: {error}")
+            return
+        with self.changed:
+            self._processes.add(process)
+            if self._closed:
+                _kill(process)
+        with announced:
+            line = announced.readline()
+        with self.changed:
+            if line:
+                worker = RemoteWorker(Connection(json.loads(line)["listening"], token, self._job), process)
+                self.workers.append(worker)
+                self._failed, self._starting = 0, self._starting - 1
+                self.changed.notify_all()
+        if worker is not None:
+            self._weigh(worker)
+        why = f"a worker process ended with {_how(process.wait())}"
+        os.close(lifeline)
+        with self.changed:
+            self._processes.discard(process)
+        self._gone(worker, why)
+
+    def _gone(self, worker: RemoteWorker | None, why: str) -> None:
+        if worker is not None:
+            worker.connection.close()
+            self.charge(-worker.bytes)
+            worker.bytes = 0
+        with self.changed:
+            if worker is not None:
+                self.workers.remove(worker)
+            else:
+                self._failed, self._starting = self._failed + 1, self._starting - 1
+            if not self._closed and (worker is None or not worker.leaving or worker.lost):
+                self.last_lost = why
+                if self._failed >= _FAILED_STARTS:
+                    self.error = RemoteError(f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
+                                             f"{why}, and said why on standard error")
+                try:
+                    self._budget.take(why)
+                except RestartsExhausted as error:
+                    self.error = error
+            self._staff()
+            self.changed.notify_all()
+
+    def _let_go(self, worker: RemoteWorker) -> None:
+        if worker.leaving and not worker.asked:
+            _kill(worker.process)
+
+    def _weigh(self, worker: RemoteWorker) -> None:
+        """Charges a worker with the most memory that it was seen to have. Not with the lock held: the account is the
+        pipeline's."""
+        size = max(WORKER_PROCESS_BYTES, _own_bytes(worker.process))
+        with self.changed:
+            more = size - worker.bytes if worker in self.workers else 0
+            worker.bytes += max(0, more)
+        if more > 0:
+            self.charge(more)
+
+
+def _started(table: str | list[str], token: str) -> tuple[subprocess.Popen[bytes], int, Any]:
+    """A process, the end of a pipe whose closing ends it, and what it says once it listens."""
+    lifeline, ours = os.pipe()
+    announced, theirs = os.pipe()
+    try:
+        process = subprocess.Popen(
+            interpreter.command(_PROGRAM, os.getpid(), lifeline, theirs), pass_fds=(lifeline, theirs),
+            stdin=subprocess.PIPE, stdout=2, process_group=0)
+    finally:
+        os.close(lifeline)
+        os.close(theirs)
+    assert process.stdin is not None
+    try:
+        with process.stdin as pipe:
+            pipe.write(json.dumps({"table": table, "token": token}).encode())
+    except BrokenPipeError:
+        pass  # it has ended: who waits for its announcement finds out
+    return process, ours, os.fdopen(announced, "rb")
+
+
+def _kill(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None and process.returncode is None:
+        process.kill()
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _own_bytes(process: subprocess.Popen[bytes] | None) -> int:
+    try:
+        with open(f"/proc/{process.pid if process else 0}/status") as status:
+            return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:")), 0)
+    except OSError:
+        return 0

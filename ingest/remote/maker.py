@@ -1,0 +1,100 @@
+"""Both sides of a job describe it by the same function, so that any difference is found: `job_of`; and a worker makes
+its units: `UnitMaker`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sluice.ingest.columns import Columns
+from sluice.ingest.memory.buffers import Buffers
+from sluice.ingest.memory.governor import Governor
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.reader import RowGroupReader, Work, source_of
+from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, digest, files_digest, package, plan_of
+from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Slice, Window, WindowPart
+from sluice.ingest.stages.scatter_kernel import load_compiled
+from sluice.ingest.stages.shuffle import Chunks, Gatherer, ReadTask, WindowPiece
+from sluice.ingest.stages.table_operators import Operators
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+
+
+def job_of(source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, columns: Columns, reader: str,
+           sample: str | None) -> RemoteJob:
+    """A loader's job, as either side sees it."""
+    plain = source if isinstance(source, ParquetFiles) else None
+    if plain and plain.spec is not None:
+        raise RemoteError(f"{source.uri}: plain Parquet with a spec is not read by workers elsewhere: give roles, or "
+                          "make a feature table of it")
+    stored = [name for name in (*columns.floats, *columns.scalars, *columns.stored_bags) if name not in columns.added]
+    made: Sequence[Any] = [recipe.described for recipe in plain.recipes if recipe.name in stored] if plain else \
+        [[f.name, list(f.online)] for f in source.fields if f.online and f.name in stored]
+    roles: dict[str, list[str]] = {}
+    for recipe in plain.recipes if plain else ():
+        roles.setdefault(recipe.role, []).append(recipe.name)
+    return RemoteJob(
+        package=package(), version=str(source.version), files=files_digest(source.files_of(split)), split=split,
+        reader=reader, sample=sample or "", roles=roles, hash=dict(plain.hash) if plain else {}, plan=plan_of(plan),
+        order=plan.digest, floats=tuple(n for n in columns.floats if n in stored),
+        ids=tuple(n for n in columns.scalars if n in stored),
+        bags={n: columns.bags[n] for n in columns.stored_bags}, fill=dict(columns.fill), made=digest(made))
+
+
+class UnitMaker:
+    """Makes the units of one job, on any number of threads. A unit is made the same each time."""
+
+    def __init__(self, job: RemoteJob, source: FeatureTable | ParquetFiles):
+        self.job = job
+        plain = source if isinstance(source, ParquetFiles) else None
+        # The loader's own transforms may have added columns: what is asked for are those that files hold.
+        wanted = {*job.floats, *job.ids, *job.bags}
+        fields = tuple(f for f in source.fields if f.name in wanted)
+        operators = Operators(fields, source.state() if any(f.online for f in fields) else None)
+        columns = operators.filled(Columns.of(fields, job.fill, job.bags))
+        made = plain.made(job.split, columns.names) if plain else operators.made(columns)
+        files = source.files_of(job.split)
+        self._groups = groups = RowGroupReader(files, made.sources if made else columns.names, bags=columns.bags,
+                                               made=made, sample=job.sample or None)
+        rows = source_of(job.reader, groups)
+        self._plan = plan = RowsPlan(groups=rows.row_groups, chances=groups.chances() if job.sample else (), **job.plan)
+        own = job_of(source, plan=plan, split=job.split, columns=columns, reader=job.reader, sample=job.sample)
+        if wrong := own.differences(job):
+            raise RemoteError(f"{source.uri}: this worker sees another table or plan than the loader "
+                              f"({'; '.join(wrong)})")
+        chunks = Chunks(plan, columns, 1, Buffers())
+        self._gatherer: Callable[[], Gatherer] = lambda: Gatherer(plan, columns, chunks, groups.describe)
+        load_compiled(bags=bool(columns.stored_bags))
+        self._idle: list[tuple[Work, Gatherer]] = []
+        self._lock = threading.Lock()
+        self._governor = Governor(2**62, 0)  # a worker bounds what it does by the number of its threads
+        rows.open(iter(()), self._take_work)
+
+    def _take_work(self, _tasks: Any, make_work: Callable[[], Work]) -> Any:
+        self._make_work = make_work
+        return iter(())
+
+    def batches(self, unit: Unit) -> Iterator[pa.RecordBatch]:
+        """The rows of each part of a unit, as they are in batches."""
+        read = Read(unit.file, unit.group, unit.check(self._plan.groups),
+                    tuple(WindowPart(n, 0, p.start, p.stop) for n, p in enumerate(unit.parts)), unit.draw)
+        with self._lock:
+            tools = self._idle.pop() if self._idle else None
+        work, gatherer = tools or (self._make_work(), self._gatherer())
+        with self._governor.lock:
+            charge = self._governor.admit(0, due=True)
+        assert charge is not None
+        decoded = work(ReadTask(EpochSchedule(unit.epoch, 0, (), (), ()), read), charge)
+        for part in unit.parts:
+            window = Window(part.stream, part.window, 0, (Slice(unit.file, unit.group, part.start, part.stop),))
+            yield gatherer.alone(WindowPiece(decoded, part.start, part.stop), unit.epoch,
+                                 window if part.whole else None)
+        with self._lock:
+            self._idle.append((work, gatherer))
+
+    def close(self) -> None:
+        self._groups.close()

@@ -1,0 +1,135 @@
+"""What a pipeline reads elsewhere by: `WorkerReads`; `remote_reads` makes it of what a user names."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import pyarrow as pa
+
+from sluice.ingest.columns import Columns
+from sluice.ingest.memory.governor import Charge
+from sluice.ingest.read.parquet_files import ParquetFiles
+from sluice.ingest.read.reader import RowGroupReader, SourceError
+from sluice.ingest.remote.asking import Asking
+from sluice.ingest.remote.client import Connection
+from sluice.ingest.remote.fleet import Fleet, LocalFleet
+from sluice.ingest.remote.maker import job_of
+from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit
+from sluice.ingest.row_order import RowsPlan
+from sluice.ingest.stages.shuffle import Decoded, ReadRows, ReadTask, WindowPiece
+
+if TYPE_CHECKING:
+    from sluice.etl.table.table import FeatureTable
+
+_MOST_LOCAL = 256
+
+
+class _SharedCharge:
+    """The charge of a read, which is released with the last of its parts."""
+
+    def __init__(self, charge: Charge, parts: int):
+        self._charge, self._left, self._lock = charge, parts, threading.Lock()
+
+    def release(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._charge.release()
+
+
+class Received:
+    """What a worker answered for a read: a table for each of its parts."""
+
+    def __init__(self, task: ReadTask, unit: Unit, batches: list[pa.RecordBatch], charge: Charge):
+        self.task, self.nbytes = task, sum(batch.nbytes for batch in batches)
+        shared = _SharedCharge(charge, len(batches))
+        self._pieces = [
+            WindowPiece(Decoded(task, pa.Table.from_batches([batch]), shared, parts=1, final=True), 0, batch.num_rows,
+                        in_order=part.whole) for part, batch in zip(unit.parts, batches, strict=True)]
+
+    def pieces(self) -> list[WindowPiece]:
+        return self._pieces
+
+
+class WorkerReads:
+    """Reads row groups by workers elsewhere (`ingest.stages.completed_windows.RemoteReads`)."""
+
+    def __init__(self, fleet: Fleet, groups: RowGroupReader, asking: Asking | None = None):
+        self._fleet, self._groups, self._asking = fleet, groups, asking or Asking(fleet)
+        self.requests = fleet.requests
+        self._at_the_end: int | None = None
+        self._pid = os.getpid()
+
+    def read(self, task: ReadTask, charge: Charge) -> ReadRows:
+        unit = Unit.of(task)
+        try:
+            return Received(task, unit, self._asking.get(unit), charge)
+        except SourceError as error:
+            if self._groups.rescue is None:
+                raise
+            return Decoded(task, self._groups.rescue.group(error, task.read, self._groups.schema), charge)
+
+    def use(self, requests: int) -> None:
+        self._fleet.use(requests)
+
+    def watch(self, charge: Callable[[int], None]) -> None:
+        self._fleet.charge = charge
+
+    @property
+    def pids(self) -> list[int]:
+        return self._fleet.pids
+
+    def stats(self) -> dict[str, Any]:
+        counts = self._asking.counts
+        return {"workers": len(self._fleet.workers) if self._at_the_end is None else self._at_the_end,
+                **{name: counts[name] for name in ("units", "bytes", "retries", "hedges", "late")}}
+
+    def close(self) -> None:
+        """Ends all waiting, and the workers that are this process's own. Does nothing in a fork of it."""
+        if os.getpid() != self._pid:
+            return
+        if self._at_the_end is None:
+            self._at_the_end = len(self._fleet.workers)
+        self._asking.close()
+        self._fleet.close()
+
+
+def remote_reads(workers: str, source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, columns: Columns,
+                 reader: str, sample: str | None, groups: RowGroupReader, local_only: Mapping[str, Any]) -> WorkerReads:
+    """Reads by the `workers` that a user names, for one loader. What is in `local_only` cannot be done elsewhere."""
+    for what, given in local_only.items():
+        if given:
+            raise RemoteError(f"workers={workers!r}: {what} is of this process alone; leave one of the two out")
+    job = job_of(source, plan=plan, split=split, columns=columns, reader=reader, sample=sample)
+    kind, _, rest = workers.partition(":")
+    if kind == "local":
+        if not rest.isdigit() or not 1 <= int(rest) <= _MOST_LOCAL:
+            raise RemoteError(f"workers={workers!r}: {rest!r} is no number of workers from 1 to {_MOST_LOCAL}")
+        table = [file.path for file in source.files] if isinstance(source, ParquetFiles) else str(source.uri)
+        return WorkerReads(LocalFleet(int(rest), job, table), groups)
+    return WorkerReads(Fleet(_connections(workers, job)), groups)
+
+
+def _connections(workers: str, job: RemoteJob) -> list[Connection]:
+    """Connections to `HOST:PORT,…?token=FILE[&ca=FILE]`."""
+    addresses, _, query = workers.partition("?")
+    options = parse_qs(query)
+    if "token" not in options or options.keys() - {"token", "ca"}:
+        raise RemoteError(f"workers={workers!r}: write local:4, or HOST:PORT,HOST:PORT?token=FILE, with &ca=FILE for "
+                          "TLS")
+    for address in addresses.split(","):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise RemoteError(f"workers={workers!r}: {address!r} is no HOST:PORT, and neither is it local:N")
+    try:
+        token = Path(options["token"][0]).read_text("utf-8").strip()
+        authority = Path(options["ca"][0]).read_bytes() if "ca" in options else None
+    except OSError as error:
+        raise RemoteError(f"workers={workers!r}: {error}") from None
+    return [Connection(address, token, job, authority=authority) for address in addresses.split(",")]

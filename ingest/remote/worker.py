@@ -1,0 +1,119 @@
+"""The program of a worker: `sluice worker --table … --listen HOST:PORT --token-file FILE`; and `local`, the same as a
+process of a loader on this host.
+
+It opens the table itself, and holds nothing that a loader would miss if it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run, say
+from sluice.etl.common.settings import check, parse, setting
+from sluice.etl.spec.code_options import CodeOptions
+from sluice.ingest.process.child_main import end_with_parent
+from sluice.ingest.read.parquet_files import ParquetFiles, is_table
+from sluice.ingest.remote.maker import UnitMaker
+from sluice.ingest.remote.server import WorkerServer
+from sluice.ingest.remote.unit import RemoteError, RemoteJob
+
+_DESCRIPTION = """Reads and shuffles row groups for loaders on other hosts, until it is ended. It prints one JSON object
+with its address first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """What a worker reads, where it listens and whom it lets in."""
+
+    title = "worker"
+    table: str = setting(help="the feature table, or folder, glob or file of Parquet, that it reads", metavar="TABLE")
+    listen: str = setting("127.0.0.1:0", "where it listens; port 0: any that is free", metavar="HOST:PORT")
+    token_file: str = setting(help="a file whose text whoever asks must know", metavar="FILE")
+    threads: int = setting(0, "how many row groups it reads at once (default: one for each core)", least=0)
+    tls_certificate: str = setting("", "speak TLS, with this certificate (PEM)", metavar="FILE")
+    tls_key: str = setting("", "and its key", metavar="FILE")
+    code: CodeOptions = field(default_factory=CodeOptions)
+
+    def __post_init__(self) -> None:
+        check(self)
+        host, _, port = self.listen.rpartition(":")
+        if not host or not port.isdigit():
+            raise UsageError(f"--listen {self.listen}: write HOST:PORT")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise UsageError("--tls-certificate and --tls-key: give both")
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    options = parse(WorkerOptions, argv=argv, prog="sluice worker", description=_DESCRIPTION)
+    token = _file(options.token_file).decode().strip()
+    if not token:
+        raise UsageError(f"--token-file {options.token_file}: is empty")
+    certificate = (_file(options.tls_certificate), _file(options.tls_key)) if options.tls_certificate else None
+    server = _server(options.listen, token, opener(options.table, options.code),
+                     threads=options.threads or len(os.sched_getaffinity(0)), certificate=certificate)
+    address = f"{options.listen.rpartition(':')[0]}:{server.port}"
+    print(json.dumps({"listening": address}), flush=True)
+    say(f"reads {options.table} for who has the token; listens at {address}")
+    server.serve()
+    return {"listening": address}
+
+
+def local(_owner: str, *descriptors: str) -> None:
+    """A loader's own worker. It is told of its table and token on standard input, says where it listens, and ends with
+    the loader."""
+    lifeline, announced = map(int, descriptors)
+    end_with_parent(lifeline)
+    given = json.loads(sys.stdin.buffer.read())
+    server = _server("127.0.0.1:0", given["token"], opener(given["table"], CodeOptions()), threads=1)
+    with os.fdopen(announced, "w") as told:
+        told.write(json.dumps({"listening": f"127.0.0.1:{server.port}"}) + "\n")
+    threading.Event().wait()
+
+
+def opener(table: str | list[str], code: CodeOptions) -> Callable[[RemoteJob], UnitMaker]:
+    """What opens a job on this table."""
+    def open_job(job: RemoteJob) -> UnitMaker:
+        if isinstance(table, str) and is_table(table):
+            from sluice.etl.table.table import FeatureTable  # needs delta-rs, which plain Parquet does not
+
+            if not job.version.isdigit():
+                raise RemoteError(f"{table}: the loader reads plain Parquet, and this worker has a feature table")
+            return UnitMaker(job, FeatureTable.open(table, int(job.version), allow_code=code.permission))
+        source = ParquetFiles.open(table, job.roles, job.hash, permission=code.permission)
+        if source.version != job.version:
+            raise RemoteError(f"{source.uri}: other files than the loader has (version {source.version} here, "
+                              f"{job.version} there)")
+        return UnitMaker(job, source)
+
+    return open_job
+
+
+def _server(listen: str, *how: Any, **more: Any) -> WorkerServer:
+    scheme = "grpc+tls" if more.get("certificate") else "grpc"
+    try:
+        return WorkerServer(f"{scheme}://{listen}", *how, **more)
+    except Exception as error:  # Arrow has no class of its own for it
+        raise UsageError(f"cannot listen at {listen}: {error}") from None
+
+
+def _file(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def program() -> NoReturn:
+    """Runs the whole program, as its command does."""
+    run(main)
+
+
+if __name__ == "__main__":
+    program()

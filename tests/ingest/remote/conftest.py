@@ -1,0 +1,44 @@
+"""Workers in this process, on a port of 127.0.0.1, for tests that need no process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.remote.maker import UnitMaker
+from sluice.ingest.remote.server import WorkerServer
+
+TOKEN = "the token of these tests"
+
+
+@pytest.fixture
+def serve():
+    """A function that makes a worker; all of them end with the test."""
+    with contextlib.ExitStack() as stack:
+        def make(open_job, kind=WorkerServer, **how):
+            server = kind("grpc://127.0.0.1:0", TOKEN, open_job, **how)
+            stack.callback(server.close)
+            return server
+
+        yield make
+    # Flight calls a server on threads of its own, of which Python keeps a stand-in for ever once one asks for it.
+    for ident, thread in list(threading._active.items()):
+        if isinstance(thread, threading._DummyThread):
+            del threading._active[ident]
+
+
+@pytest.fixture
+def worker(serve, table):
+    """A worker that has the small table."""
+    return serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri, int(job.version))), threads=2)
+
+
+@pytest.fixture
+def named(tmp_path):
+    """A function that names servers as a loader's `workers`."""
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    return lambda *servers: ",".join(f"127.0.0.1:{server.port}" for server in servers) + f"?token={path}"

@@ -1,0 +1,120 @@
+"""Real worker processes: killed, more and fewer of them while a loader runs, and none that survives its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader
+
+pytestmark = pytest.mark.slow
+
+
+def ended(pid: int, within_s: float = 30.0) -> bool:
+    """Whether a process ends in that time; it may be gone already."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(within_s * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def hashes(loader, epochs, at=lambda epoch, step: None):
+    found = []
+    for epoch in range(epochs):
+        for step, _ in enumerate(loader):
+            at(epoch, step)
+        found.append(loader.order_hash)
+    return found
+
+
+def test_order_and_rows_stay_with_workers_that_are_killed_come_and_go(table):
+    with BatchLoader(table, batch_size=160, epochs=6, reader="arrow") as loader:
+        expected = hashes(loader, 6)
+    with BatchLoader(table, batch_size=160, epochs=6, reader="arrow", workers="local:3") as loader:
+        fleet, seen, killed = loader._remote._fleet, set(), []
+
+        def workers(count):
+            with fleet.changed:
+                assert fleet.changed.wait_for(lambda: sum(not w.leaving for w in fleet.workers) == count, 60)
+                seen.update(w.process.pid for w in fleet.workers)
+
+        def use(requests):
+            loader.apply(Knobs(workers={**loader.knobs.workers, "read": requests}, backend=loader.knobs.backend,
+                               fused=loader.knobs.fused))
+
+        def kill():
+            killed.append(loader.remote_pids[0])
+            os.kill(killed[-1], signal.SIGKILL)
+
+        def at(epoch, step):
+            if (epoch, step) == (0, 1):
+                workers(3)
+            if step == 5 and epoch in (0, 1, 4):
+                kill()
+            if (epoch, step) == (2, 0):
+                use(2)
+                workers(1)
+            if (epoch, step) == (4, 0):
+                use(6)
+                workers(3)
+
+        found = hashes(loader, 6, at)
+        assert loader.remote["units"] > 0
+        last = set(loader.remote_pids)
+    assert found == expected
+    assert len(killed) == 3
+    assert len(seen | last) >= 5, "those that were killed or sent home were replaced"
+    for pid in seen | last:
+        assert ended(pid, 10)
+    assert loader.remote_pids == []
+
+
+def test_workers_end_with_a_trainer_that_is_killed(table, repo):
+    code = ("import sys; from sluice.ingest.loader import BatchLoader\n"
+            f"loader = BatchLoader({table.uri!r}, batch_size=160, workers='local:1', reader='arrow')\n"
+            "batches = iter(loader); next(batches)\n"
+            "print(*loader.remote_pids, flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=repo, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as trainer:
+        pid = int(trainer.stdout.readline())
+        assert not ended(pid, 0)
+        trainer.kill()
+        assert ended(pid)
+
+
+def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_serves_others(repo, table, tmp_path):
+    (tmp_path / "token").write_text("mine")
+    with subprocess.Popen([sys.executable, "-m", "sluice", "worker", "--table", table.uri, "--listen", "127.0.0.1:0",
+                           "--token-file", tmp_path / "token", "--threads", "1"], cwd=repo, stdout=subprocess.PIPE,
+                          text=True) as worker:
+        done = subprocess.run(
+            [sys.executable, "-m", "ingest", "bench", table.uri, "--batch-size", "160", "--epochs", "3", "--reader",
+             "arrow", "--workers", "local:2", "--step-ms", "20", "--inject", "kill-remote=all@0.3s,kill-remote@1000s"],
+            cwd=repo, capture_output=True, text=True, timeout=120, check=False)
+        address = json.loads(worker.stdout.readline())["listening"]
+        with BatchLoader(table, batch_size=160, epochs=3, reader="arrow",
+                         workers=f"{address}?token={tmp_path / 'token'}") as loader:
+            expected = hashes(loader, 3)
+            assert (loader.remote["workers"], loader.remote["retries"]) == (1, 0)
+        worker.send_signal(signal.SIGINT)
+        assert worker.wait(10) == 130
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["order_hash"], found["order_hashes"]) == (expected[-1], expected)
+    assert found["faults"]["missed"] == ["kill-remote=1@1000s"]
+    assert "fault kill-remote=all@0.3s: sent SIGKILL to" in done.stderr
+    assert found["knobs"]["backend"]["read"] == "remote"
+    assert (found["rows"], found["workers"] <= 2, found["retries"] >= 0) == (3 * (4000 // 160 * 160), True, True)

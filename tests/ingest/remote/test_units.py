@@ -1,0 +1,212 @@
+"""A unit of work: the same rows whoever makes it and how often, and the same batches as without workers."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.synth.small_table import small_table
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.columns import ColumnError
+from sluice.ingest.knobs import Knobs
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.reader import SourceError
+from sluice.ingest.remote.maker import UnitMaker, job_of
+from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
+from sluice.ingest.remote.worker import opener
+from sluice.ingest.stages.quarantine import Errors
+from sluice.ingest.stages.shuffle import ReadTask
+from tests.ingest import left_ids
+
+
+def hashes(source, epochs=2, **how):
+    """The order hash of each epoch, and every value of every batch."""
+    found, values = [], []
+    with BatchLoader(source, epochs=epochs, **{"batch_size": 160, **how}) as loader:
+        for _ in range(epochs):
+            for batch in loader:
+                values.append([part.numpy().copy() for part in (batch.dense, batch.label, batch.weight, batch.values,
+                                                           batch.lengths) if part is not None])
+            found.append(loader.order_hash)
+    return found, values
+
+
+def same(these, those):
+    assert these[0] == those[0]
+    assert len(these[1]) == len(those[1])
+    for one, other in zip(these[1], those[1], strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("how", [
+    {"reader": "arrow"}, {"reader": "petastorm"}, {"shuffle": False}, {"window_rows": 100},
+    {"last": "pad", "streams": 2}, {"sample": "I2"}, {"rank": 1, "ranks": 2},
+    {"knobs": Knobs(workers={"read": 3}, backend={"read": "remote"})},
+], ids=lambda how: next(iter(how)) + str(next(iter(how.values()))))
+def test_remote_workers_give_the_same_batches_bit_by_bit(worker, named, table, how):
+    if "sample" in how:
+        how = {**how, "fill": 0.0}
+    local = {name: value for name, value in how.items() if name != "knobs"}
+    same(hashes(table, **how, workers=named(worker)), hashes(table, **local))
+
+
+def test_a_run_that_is_resumed_and_changes_its_back_end_while_it_runs_goes_on_with_the_same_rows(worker, named, table):
+    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+        expected = [batch.values.numpy().copy() for batch in loader]
+    found = []
+    with BatchLoader(table, batch_size=160, reader="arrow", workers=named(worker)) as loader:
+        turns = itertools.cycle(["thread", "remote"])
+        for batch in itertools.islice(loader, 7):
+            found.append(batch.values.numpy().copy())
+            state = loader.state_dict()
+            loader.apply(Knobs(workers=loader.knobs.workers, backend={"read": next(turns)}, fused=loader.knobs.fused))
+    with BatchLoader(table, batch_size=160, reader="arrow", workers=named(worker)) as loader:
+        loader.load_state_dict(state)
+        found += [batch.values.numpy().copy() for batch in loader]
+        assert loader.remote["units"] > 0
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_bags_and_plain_parquet_and_missing_values_come_as_they_do_without_workers(serve, named, tmp_path):
+    rows = 3000
+    draw = np.random.default_rng(3)
+    lengths = draw.integers(0, 5, rows)
+    for number in range(2):
+        pq.write_table(pa.table({
+            "click": draw.integers(0, 2, rows).astype(np.int8),
+            "price": pa.array(np.where(draw.random(rows) < 0.1, None, draw.random(rows)), pa.float64()),
+            "user": pa.array([f"u{n}" for n in draw.integers(0, 500, rows)]),
+            "seen": pa.array([draw.integers(0, 99, n).tolist() for n in lengths], pa.list_(pa.int32())),
+        }), tmp_path / f"part-{number}.parquet", row_group_size=700)
+    paths = [str(path) for path in sorted(tmp_path.glob("*.parquet"))]
+    how = {"roles": {"label": "click", "dense": "price", "sparse": ["user%1000"], "id_list": "seen"}, "fill": 0.5}
+    server = serve(opener(paths, CodeOptions()), threads=2)
+    same(hashes(paths, **how, workers=named(server)), hashes(paths, **how))
+
+
+def test_operators_that_a_table_leaves_to_the_loader_work_there_as_they_do_here(serve, named, tmp_path):
+    _, left = left_ids.tables(tmp_path, 2000)
+    assert any(field.online and field.role == "sparse" for field in left.fields)
+    server = serve(lambda job: UnitMaker(job, FeatureTable.open(left.uri)))
+    same(hashes(left, fill=0.0, workers=named(server)), hashes(left, fill=0.0))
+
+
+@pytest.fixture
+def asked(table):
+    """A job of the small table, who makes its units, and the units of an epoch."""
+    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+        plan, columns = loader.plan, loader._columns
+    job = job_of(table, plan=plan, split="train", columns=columns, reader="arrow", sample=None)
+    schedule = plan.schedule(0)
+    maker = UnitMaker(job, table)
+    yield job, maker, [Unit.of(ReadTask(schedule, read)) for read in schedule.reads]
+    maker.close()
+
+
+def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked, table):
+    job, maker, units = asked
+    sent = RemoteJob.from_json(job.to_json())
+    assert sent == job
+    other, sums = UnitMaker(sent, FeatureTable.open(table.uri)), []
+
+    def make(one):
+        sums.append([checksum(batch) for unit in units for batch in one.batches(unit)])
+
+    threads = [threading.Thread(target=make, args=(one,)) for one in (maker, maker, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    other.close()
+    assert sums[0] == sums[1] == sums[2]
+    assert len(set(sums[0])) > 1
+    assert sum(unit.rows for unit in units) == 4000 // 160 * 160
+
+
+def test_requests_are_read_back_and_nonsense_is_refused(asked):
+    job, maker, units = asked
+    for unit in units:
+        assert Unit.from_request(unit.request(job.digest)) == (job.digest, unit)
+    for data in (b"", b"\xff", b"[]", b"{}", b"[1, 2]", b'["j", 0, 0, 0, 0, [[0, 0, 0]]]', b'["j", 0, -1, 0, 0, []]',
+                 b'["j", 0, 0.5, 0, 0, []]', b"[" * 5000, b"0" * (2**20 + 1)):
+        with pytest.raises(RemoteError):
+            Unit.from_request(data)
+    for data in (b"", b"[]", b"{}", job.to_json().replace(b'"split"', b'"slit"')):
+        with pytest.raises(RemoteError):
+            RemoteJob.from_json(data)
+    for unit in (Unit(0, 99, 0, 0, ()), Unit(0, 0, 99, 0, ()),
+                 Unit.from_request(b'["", 0, 0, 0, 0, [[0, 0, 0, 9999, 0]]]')[1]):
+        with pytest.raises(RemoteError, match="row group"):
+            list(maker.batches(unit))
+
+
+def test_another_version_plan_or_table_is_refused_by_name(asked, table, tmp_path):
+    job, _, _ = asked
+    with pytest.raises(RemoteError, match=r"worker has sluice .*, the loader 0\.0\.1"):
+        RemoteJob.from_json(replace(job, package="0.0.1").to_json())
+    with pytest.raises(RemoteError, match=r"order: '0' there, .* here"):
+        UnitMaker(replace(job, order="0"), table)
+    with pytest.raises(RemoteError, match="made: '0' there"):
+        UnitMaker(replace(job, made="0"), table)
+    other = small_table(tmp_path / "other", rows=5000, files=3, row_group_rows=256, seed=1)
+    with pytest.raises(RemoteError, match=r"files: .* there"):
+        UnitMaker(job, other)
+
+
+def test_what_cannot_be_done_elsewhere_is_refused_and_so_is_a_name_that_says_nothing(table, named, worker):
+    for how, said in (({"workers": "local:0"}, "no number of workers"), ({"workers": "local:x"}, "no number"),
+                      ({"workers": "ray"}, "write local:4"), ({"workers": "nowhere?token=/dev/null"}, "no HOST:PORT"),
+                      ({"workers": "a:1?token=/nothing/there"}, "No such file"),
+                      ({"workers": named(worker), "before_read": lambda _: None}, "before_read")):
+        with pytest.raises(RemoteError, match=said):
+            BatchLoader(table, batch_size=160, **how)
+
+
+def test_an_error_of_a_column_and_a_file_that_is_gone_are_said_with_worker_and_file(serve, named, tmp_path):
+    paths = [str(tmp_path / f"part-{n}.parquet") for n in range(2)]
+    for n, path in enumerate(paths):
+        pq.write_table(pa.table({"label": pa.array([0, 1] * 200, pa.int8()),
+                                 "x": pa.array([1.0, None if n else 2.0] * 200)}), path,
+                       row_group_size=100, write_statistics=False)
+    how = {"roles": {"label": "label", "dense": "x"}, "reader": "arrow"}
+    server = serve(opener(paths, CodeOptions()))
+    with pytest.raises(ColumnError, match=r"worker 127.0.0.1:\d+: .*part-1.parquet.*'x' has 50 empty values"):
+        hashes(paths, **how, workers=named(server))
+    blind = serve(opener([path.replace("part-1", "part-0") for path in paths], CodeOptions()))
+    with pytest.raises(RemoteError, match="other files than the loader has"):
+        hashes(paths, **how, fill=0, workers=named(blind))
+
+
+def test_a_store_that_a_worker_does_not_see_is_named_with_the_file(serve, named, table, tmp_path):
+    copy = Path(shutil.copytree(table.uri, tmp_path / "copy"))
+    gone = copy / Path(table.files_of("train")[1].path).relative_to(table.uri)
+    gone.unlink()
+    server = serve(lambda job: UnitMaker(job, FeatureTable.open(copy)))
+    with pytest.raises(SourceError, match=rf"worker 127.0.0.1:\d+: .*{gone.name}: No such file"):
+        hashes(table, workers=named(server))
+
+
+def test_row_groups_that_no_worker_can_read_are_set_aside_like_those_of_this_process(serve, named, tmp_path):
+    own = small_table(tmp_path / "t", rows=5000, files=3, row_group_rows=256)
+    path = Path(own.files_of("train")[1].path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    path.write_bytes(data)
+    errors = {name: Errors(on_error="quarantine", quarantine=tmp_path / f"{name}.jsonl") for name in ("here", "there")}
+    server = serve(lambda job: UnitMaker(job, FeatureTable.open(own.uri)))
+    here = hashes(own, 1, reader="arrow", errors=errors["here"])
+    there = hashes(own, 1, reader="arrow", errors=errors["there"], workers=named(server))
+    same(here, there)
+    assert any((values[2] == 0).any() for values in here[1]), "rows were set aside"
