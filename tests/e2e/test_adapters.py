@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,9 +28,12 @@ def done_with(package: str, folder: Path, *words: object) -> str:
     environment = ROOT / f".venv-peers-{package}"
     if not (environment / ".stamp").is_file():
         pytest.skip(f"{package} is not installed: make test-adapters makes {environment.name}, which holds it")
-    done = subprocess.run([environment / "bin" / "python", *map(str, words)], cwd=folder, capture_output=True,
-                          text=True, timeout=170, check=False,
-                          env={**os.environ, "PYTHONPATH": str(ROOT / "examples"), "TMPDIR": str(folder)})
+    # Ray has sockets in the temporary folder, and the system takes no path of one beyond 107 letters.
+    with tempfile.TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as short:
+        done = subprocess.run([environment / "bin" / "python", *map(str, words)], cwd=folder, capture_output=True,
+                              text=True, timeout=170, check=False,
+                              env={**os.environ, "PYTHONPATH": str(ROOT / "examples"), "TMPDIR": short,
+                                   "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
