@@ -5,7 +5,7 @@ PYTEST_ARGS ?=
 TOGETHER = -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-petastorm check docs bench bench-peers race dist clean
+.PHONY: help setup demo test test-petastorm test-adapters check docs bench bench-peers race dist clean
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -30,6 +30,10 @@ quick: setup  ## the tests that need neither Spark nor torchrun, about a minute:
 test-petastorm: setup  ## Petastorm's own tests on today's Arrow, with Spark and TensorFlow: a quarter of an hour
 	@bash .ci/peers compat
 	@.venv-peers-compat/bin/python -m tests.petastorm_own $(FILES)
+
+test-adapters: setup  ## examples/ that feed FuxiCTR and Lightning, on the real packages, in environments of their own
+	@bash .ci/peers fuxictr lightning
+	@$(PY) -m pytest tests/e2e/test_adapters.py $(PYTEST_ARGS)
 
 .PHONY: storm
 storm: setup  ## the loader under schedules and faults drawn from seeds, held against its one-thread twin (SEEDS=1000, SEED=7)

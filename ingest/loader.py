@@ -212,16 +212,17 @@ class BatchLoader(IterableDataset[Batch]):
             epoch = self._position.epoch
             while self._position.epoch == epoch:
                 ready = next(run)
-                for batch in ready.batches:
-                    self._count(batch)
-                    self._progress.enter("compute")
-                    yield batch
-                    self._check_current(iteration)
-                    self._progress.enter("wait")
-                charge = ready.charge
-                del ready, batch  # a batch that is given back must not be held
-                charge.release()
-            self._under_way = False
+                try:
+                    for batch in ready.batches:
+                        self._count(batch)
+                        self._progress.enter("compute")
+                        yield batch
+                        self._check_current(iteration)
+                        self._progress.enter("wait")
+                finally:  # also where the consumer goes away with the epoch's last batch
+                    charge = ready.charge
+                    del ready, batch  # a batch that is given back must not be held
+                    charge.release()
         except (Closed, SourceError, WorkerClosed) as error:
             self._check_current(iteration)  # closing interrupts reads and processes: if that is why, say so
             if isinstance(error, SourceError):
@@ -258,6 +259,7 @@ class BatchLoader(IterableDataset[Batch]):
         if self._position.step == self.plan.steps:
             self._position = Position(batch.epoch + 1, 0)
             self.order_hash, self._order = self._order, ""
+            self._under_way = False  # many a framework takes no more than `len(loader)` batches, and never sees the end
 
     # ---- position
 

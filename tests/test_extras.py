@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -128,17 +129,18 @@ def site(unpacked, ours, tmp_path):
     return make
 
 
-def run(site: Path, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(site: Path, code: str, *arguments: object, prelude: str = PRELUDE, **environment: str
+        ) -> subprocess.CompletedProcess[str]:
     """Python without site-packages, in an empty folder of its own, with `site` as the only place of packages."""
     work = site.parent / "work"
     work.mkdir(exist_ok=True)
     script = work / "script.py"
-    script.write_text(f"{PRELUDE}{code}\nprint('to the end', flush=True)\nsys.stderr.flush()\nleave(0)\n")
+    script.write_text(f"{prelude}{code}\nprint('to the end', flush=True)\nsys.stderr.flush()\nleave(0)\n")
     done = subprocess.run(
         [os.path.realpath(sys.executable), "-S", "-s", script, *map(str, arguments)], cwd=work, text=True,
         capture_output=True, check=False, timeout=120,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "HOME": str(work), "TMPDIR": str(site.parent),
-             "OMP_NUM_THREADS": "1"})
+             "OMP_NUM_THREADS": "1", **environment})
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["to the end"]), done.stderr[-4000:]
     return done
 
@@ -200,6 +202,46 @@ assert code == 2 and "benchmarks/rivals of the repository" in err, (out, err)
     said = ("sluice: row groups are read by the plain Arrow reader, as petastorm is not installed; "
             "the rows and their order are the same")
     assert re.findall(r".*petastorm.*", done.stderr) == [said], done.stderr
+
+
+WATCHED = """
+import os, sys
+given, leave, started = sys.argv[1:], os._exit, []
+STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
+sys.addaudithook(lambda event, words: started.append((event, str(words))) if event in STARTS else None)
+"""
+
+
+def test_from_an_import_to_a_first_tuned_batch_nothing_is_loaded_or_started_that_is_not_needed(site, files):
+    """`import sluice` is for a command's completion and for scripts that then do something else; a first batch needs
+    torch, Arrow and numba, and no compiler, Java or other program: none is on the path."""
+    run(site(), """
+import sluice
+assert not {"numpy", "pyarrow", "torch", "numba"} & sys.modules.keys()
+assert {name for name in sys.modules if name.startswith("sluice.")} == set()
+from sluice import Loader
+with Loader(given[0], batch_size=512, tuning="auto") as loader:
+    batch = next(iter(loader))
+    assert batch.rows == 512 and loader.tuning.mode == "auto", loader.tuning
+slow = ("pandas", "scipy", "torch._dynamo", "torch._inductor", "sluice.dlrm", "sluice.etl.spark", "sluice.agent.learn")
+assert not set(slow) & sys.modules.keys(), set(slow) & sys.modules.keys()
+assert started == [], started
+""", f"{files}/*.parquet", prelude=WATCHED, PATH="")
+
+
+def test_where_nothing_can_be_written_the_compiled_code_is_made_anew_and_one_line_says_so(site, files):
+    """As in a container with a read-only file system: neither beside the sources nor in the user's cache."""
+    folder = site()
+    wheel = folder / "sluice"
+    copy = folder.parent / "copy"
+    shutil.copytree(wheel, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for place in {path.parent for path in copy.rglob("*.py")}:
+        (place / "__pycache__").touch()  # where a file is, there can be no folder; root might write into any other
+    wheel.unlink()
+    wheel.symlink_to(copy)
+    done = run(folder, LOAD.format(more=", hash={'c': 100}, roles='label=label;dense=d;sparse=c'"),
+               f"{files}/*.parquet", XDG_CACHE_HOME="/dev/null/nowhere")
+    assert len(re.findall(r"^sluice: this process compiles .* set NUMBA_CACHE_DIR", done.stderr, re.MULTILINE)) == 1
 
 
 SMALL_TABLE = """

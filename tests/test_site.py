@@ -15,12 +15,15 @@ import pytest
 import sluice
 from docs.site import built, pages
 from docs.site.argument_list import as_list
+from tests.e2e.test_adapters import ADAPTERS
 from tests.e2e.test_readme import blocks
 from tests.optional_folders import OPTIONAL
 from tests.test_architecture import tree
 
 ROOT = Path(__file__).resolve().parent.parent
-HOW_TO = sorted(f"docs/how-to/{page.name}" for page in (ROOT / "docs" / "how-to").glob("*.md") if page.stem != "index")
+HOW_TO = sorted(f"docs/how-to/{page.name}" for page in (ROOT / "docs" / "how-to").glob("*.md")
+                if page.stem not in ("index", *ADAPTERS))
+"""The pages that need nothing but the product; those of other packages are run by the tests of their adapters."""
 FEWER = {"rows = 50_000": "rows = 5_000", "seconds=0.5": "seconds=0.1", "range(8)": "range(2)"}
 
 OF_OPTIONAL = {"what waits already takes longer than … s; try again in … s": "serving"}

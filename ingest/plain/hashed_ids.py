@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numba import njit
 
 from sluice.etl.ops.base import FIRST, MAX_ID, NULL
 from sluice.etl.ops.hashing import A, G, mix
 from sluice.etl.ops.ids import Hash
+from sluice.ingest.stages.scatter_kernel import compiled
 
 MOST_IDS = MAX_ID - FIRST
 _KINDS = re.compile(r"(large_)?(string|binary)|u?int(8|16|32|64)|dictionary<values=(large_)?string, .*>")
@@ -47,10 +47,10 @@ def hashed_ids(values: pa.Array, operator: Hash) -> pa.Array:
     return pa.array(ids)
 
 
-_mix: Any = njit(nogil=True, cache=True)(mix)
+_mix: Any = compiled(mix)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def hash_digits(bits: Any, signed: bool) -> Any:
     """The hash of each whole number's decimal digits, as `sluice.etl.ops.hashing.hash_texts` has it of the text, which
     need not be made for it."""

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from numba import njit
 from zlib_ng.zlib_ng import crc32
+
+from sluice.ingest.stages.scatter_kernel import compiled, copied
 
 VERSION = int.from_bytes(b"SluiceP1", "little")
 _HEAD = 10
@@ -147,7 +148,7 @@ def _packed_words(numbers: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.
     return words.view(np.uint8)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _pack(numbers: Any, bits: Any, words: Any) -> None:
     begin, word = 0, 0
     while begin < len(numbers) and bits:
@@ -162,7 +163,7 @@ def _pack(numbers: Any, bits: Any, words: Any) -> None:
         word += bits * lanes
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _distinct(values: Any, indices: Any, distinct: Any) -> int:
     """Numbers the values in the order in which they first occur, and returns how many there are; -1: more than there
     is room for."""
@@ -222,7 +223,7 @@ def unpacked(stored: npt.NDArray[np.uint8], key: str) -> pa.Table:
     return pa.ipc.open_stream(buffer).read_all()
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _unpack(parts: Any, stored: Any, stream: Any) -> bool:
     """Unpacks all parts of a stream; false, if they do not fit into it or each other."""
     done, limit = 0, max(len(stream), len(stored))
@@ -239,7 +240,7 @@ def _unpack(parts: Any, stored: Any, stream: Any) -> bool:
         done = at + count * width
         into, known = stream[at:done], stored[values:values + distinct * width]
         if kind == _RAW:
-            into[:] = stored[begin:begin + size]
+            copied(into, stored[begin:begin + size])
             continue
         packed = stored[begin:begin + size].view(np.uint32)
         if width == 1:
@@ -253,7 +254,7 @@ def _unpack(parts: Any, stored: Any, stream: Any) -> bool:
     return done == len(stream)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _fill(kind: Any, words: Any, bits: Any, base: Any, values: Any, into: Any) -> None:  # noqa: PLR0917
     numbers: Any = np.empty(_LANES, np.uint32)  # one row of lanes: it stays in the core's own cache
     begin, word, total = 0, 0, into[0]
@@ -283,7 +284,7 @@ def _fill(kind: Any, words: Any, bits: Any, base: Any, values: Any, into: Any) -
         word += bits * lanes
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _row(words: Any, at: Any, shift: Any, bits: Any, numbers: Any) -> None:
     """Unpacks the numbers of one row of lanes, whose words begin there."""
     lanes = len(numbers)

@@ -60,6 +60,8 @@ def shuffled(columns: Mapping[str, Sequence[pa.Array]], order: npt.NDArray[np.ui
              ) -> dict[str, Bags]:
     """The bags of a window's columns in `order` (as they are stored if None), moved once, out of all the pieces in
     which Arrow has them. A missing bag is an empty one."""
+    if not columns:
+        return {}
     stored = {name: _Column(name, arrays) for name, arrays in columns.items()}
     counts = np.array([len(array) for array in next(iter(columns.values()), ())], np.int64)
     if order is None:

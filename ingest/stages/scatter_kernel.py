@@ -8,6 +8,9 @@ releases the lock once for a whole window.
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,23 @@ the first kind are converted elsewhere."""
 PLACE = 6
 """How many numbers describe a place: chunk, first batch in it, batches, first row in them, rows in each, first of a
 window's rows."""
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """The function as machine code, to run without the interpreter's lock. Numba keeps it beside our sources, or in the
+    user's cache if it may not write there; where it may write nowhere, each process makes it anew."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # numba looks for a folder as soon as it is told to keep something
+        _say_that_nothing_is_kept()
+        return njit(nogil=True)(function)
+
+
+@cache
+def _say_that_nothing_is_kept() -> None:
+    print("sluice: this process compiles its inner loops anew, which takes seconds, as it may write neither beside its "
+          "sources nor into the user's cache; set NUMBA_CACHE_DIR to a folder where it may",
+          file=sys.stderr, flush=True)
 
 
 def _pointer_to(kind: Any) -> Any:
@@ -65,7 +85,7 @@ _copy: Any = intrinsic(_bytes_copied)
 _prefetch: Any = intrinsic(_line_wanted)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def composed(outer: Any, inner: Any, rows: int) -> Any:
     """Puts the order together that two permutations make (`RowsPlan.halves`), in one call."""
     order = np.empty(rows, np.uint64)
@@ -78,7 +98,15 @@ def composed(outer: Any, inner: Any, rows: int) -> Any:
     return order
 
 
-@njit(nogil=True, cache=True)
+@compiled
+def copied(into: Any, values: Any) -> None:
+    """Copies as many values. Numba compiles a slice's assignment for seconds, with code for the text of an error in it,
+    and to slower code."""
+    for n in range(len(into)):
+        into[n] = values[n]
+
+
+@compiled
 def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets: Any, strides: Any  # noqa: PLR0917
           ) -> None:
     """Moves rows: for every column c, the n-th row to come is row `order[n]` (row n, if `order` is empty) of its
@@ -94,11 +122,11 @@ def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets:
         for p in range(len(ends)):
             count = ends[p] - begin
             if kinds[c] == WORDS:
-                whole[begin:ends[p]] = carray(_words(sources[c, p]), (count,))
+                copied(whole[begin:ends[p]], carray(_words(sources[c, p]), (count,)))
             elif kinds[c] == BYTES_TO_FLOATS:
-                as_floats[begin:ends[p]] = carray(_bytes(sources[c, p]), (count,))
+                copied(as_floats[begin:ends[p]], carray(_bytes(sources[c, p]), (count,)))
             else:
-                whole[begin:ends[p]] = carray(_bytes(sources[c, p]), (count,))
+                copied(whole[begin:ends[p]], carray(_bytes(sources[c, p]), (count,)))
             begin = ends[p]
         for m in range(len(places)):
             chunk, step, steps, at, width, row = places[m]
@@ -108,11 +136,11 @@ def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets:
                     for n in range(width):
                         target[n] = whole[order[row + n]]
                 else:
-                    target[:] = whole[row:row + width]
+                    copied(target, whole[row:row + width])
                 row += width
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def children(struct: Any, widths: Any, values: Any, nulls: Any) -> None:
     """Reads an ArrowArray of the C data interface: the address of each column's first value, of `widths` bytes each,
     and how many are empty (-1: unknown)."""
@@ -128,7 +156,7 @@ _LINE = 64  # bytes of a cache line
 _SOON, _LINES = 6, 6  # how many bags ahead memory is asked for, and the most lines of each
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def pieces_of(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
     """For each row to come, the piece that it is in, whose rows end before row `ends[p]` of all, and its row there."""
     for n in range(len(order)):
@@ -143,7 +171,7 @@ def pieces_of(order: Any, ends: Any, pieces: Any, rows: Any) -> None:
         rows[n] = order[n] - (ends[low - 1] if low else 0)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _offset(address: Any, wide: Any, row: Any) -> Any:
     """The offset of a row, of 8 bytes if `wide`, otherwise of 4."""
     if wide:
@@ -151,7 +179,7 @@ def _offset(address: Any, wide: Any, row: Any) -> Any:
     return np.int64(carray(_words(address + np.uint64(4 * row)), (1,))[0])
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
     """The bytes that every bag has whose offsets are at these addresses, in units of so many bytes: (size, 0, 0). They
     differ: (-1, 0, 0). One is no whole number of ids: (-2, its piece, its row)."""
@@ -170,7 +198,7 @@ def bag_size(offsets: Any, wide: Any, unit: Any, rows: Any) -> Any:
     return (max(size, 0) if equal else -1), 0, 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def take_equal(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> None:
     """Copies bags of `size` bytes each: the n-th to come is number `rows[n]` of the bags at `values[pieces[n]]`."""
     each = np.uint64(size)
@@ -189,7 +217,7 @@ def take_equal(values: Any, size: Any, pieces: Any, rows: Any, into: Any) -> Non
         into += each
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def bag_ends(offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: Any) -> None:  # noqa: PLR0917
     """Where the ids of each bag to come end, counted in ids; `ends[0]` is 0."""
     ends[0] = 0
@@ -199,7 +227,7 @@ def bag_ends(offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: A
         ends[n + 1] = ends[n] + bag * unit[p] // 4
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def take_bags(values: Any, offsets: Any, wide: Any, unit: Any, pieces: Any, rows: Any, ends: Any,  # noqa: PLR0917
               into: Any) -> None:
     """Copies bags of several sizes, which end as `bag_ends` says."""
@@ -214,7 +242,7 @@ def take_bags(values: Any, offsets: Any, wide: Any, unit: Any, pieces: Any, rows
 
 def load_compiled(bags: bool = False) -> None:
     """Loads the compiled calls into memory, by calling each once with the types that they are compiled for: those of
-    `bags` if there are any. They take tens of MiB, and some seconds if nothing is kept of an earlier run."""
+    `bags` if there are any. They take tens of MiB, and seconds if nothing is kept of an earlier run."""
     order = composed(np.zeros(1, np.int64), np.zeros(1, np.int64), 1)
     row, into = np.zeros(1, np.int32), np.zeros(1, np.int32)
     address, zero = np.array([[row.ctypes.data]], np.uint64), np.zeros(1, np.int64)

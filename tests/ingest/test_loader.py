@@ -26,7 +26,7 @@ from sluice.ingest.memory.governor import MemoryLimitError
 from sluice.ingest.pipeline import PipelineError
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.row_order import PlanError
+from sluice.ingest.row_order import PlanError, Position
 from sluice.ingest.stages.transform import Transform, TransformError
 from tests.ingest import twin
 
@@ -166,6 +166,19 @@ def test_a_broken_off_epoch_is_followed_by_the_next(table):
         assert {b.epoch for b in loader} == {1}
         assert {b.epoch for b in loader} == {2}
         assert {b.epoch for b in loader} == {3}  # more than it was made for
+
+
+def test_who_takes_just_the_batches_of_an_epoch_goes_on_with_the_next(table, monkeypatch):
+    """As Lightning does, which counts to `len(loader)` and never asks for the end."""
+    with BatchLoader(table, batch_size=80, epochs=3) as loader:
+        begun, start = [], loader._pipeline.start
+        monkeypatch.setattr(loader._pipeline, "start", lambda *where: begun.append(where) or start(*where))
+        for epoch in range(4):  # more than it was made for
+            assert {b.epoch for b in itertools.islice(loader, len(loader))} == {epoch}
+            assert loader.plan.position(loader.state_dict()) == Position(epoch + 1, 0)
+            assert loader.order_hash is not None
+        assert begun == [(Position(0, 0), 3), (Position(3, 0), 4)]  # within what was read ahead, nothing began anew
+        assert loader._pipeline._governor.charged == 0
 
 
 def test_two_iterations_at_once_are_refused(table):
