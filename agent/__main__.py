@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from sluice.agent.evaluate import simulated
-from sluice.agent.learn import train
+from sluice.agent.learn import own_runs, train
 from sluice.agent.report import narrative, page
 from sluice.agent.report.beside import listening
 from sluice.agent.report.live import LivePages
@@ -34,6 +34,7 @@ commands:
   evaluate   judge policies in the simulator: the whole table (see `evaluate --help`)
   simulate   run one policy through one scenario, and print each change (see `simulate --help`)
   train      teach the learned policy in simulated pipelines (see `train --help`)
+  learn      go on teaching the opening by what came of it in runs (see `learn --help`)
 
 {_EXAMPLES}"""
 
@@ -99,7 +100,7 @@ def _explain(path: str) -> dict[str, Any]:
 
 COMMANDS: dict[str, Callable[[list[str]], Mapping[str, Any] | None]] = {
     "report": report, "explain": explain, "live": live, "evaluate": simulated.main, "simulate": simulated.simulate,
-    "train": train.main}
+    "train": train.main, "learn": own_runs.main}
 
 
 def program() -> NoReturn:

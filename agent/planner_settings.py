@@ -92,6 +92,8 @@ class PlannerSettings:
     """… so many times at most)."""
 
     # What an opening has to bring.
+    opened: int = 1
+    """Ticks before an opening is judged."""
     trusted: float = 0.85
     """Share of what the planner's own choice promises that an opening is held against."""
     apart: float = 1.15

@@ -28,6 +28,7 @@ VERBS = {
     "live": ("sluice.agent.__main__", "live", "show runs in a browser while they last"),
     "policies": ("sluice.agent.__main__", "evaluate", "judge tuning policies in the simulator"),
     "teach": ("sluice.agent.__main__", "train", "train the learned policies in simulated pipelines"),
+    "learn": ("sluice.agent.__main__", "learn", "go on teaching the agent by what came of runs of your own"),
     "simulate": ("sluice.agent.__main__", "simulate", "follow one policy through one scenario"),
 }
 """Verb → the module that holds its program, the program's own first word if it has several, and what it does."""

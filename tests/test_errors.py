@@ -36,7 +36,6 @@ NOT_A_USERS_MISTAKE = {
     "MechanismError": "told as a ScenarioError, with its key",
     "NotANumber": "training has left the finite numbers",
     "OpeningError": "of code that describes how a pipeline began",
-    "OpeningWeightsError": "of a file that this package brings",
     "QuarantineError": "more rows were bad while a run went on than may be set aside",
     "RecordError": "told as a DamagedRecord, with its file",
     "RestartsExhausted": "a worker process ended again and again",

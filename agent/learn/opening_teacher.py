@@ -56,7 +56,7 @@ def lessons(weights: Mapping[str, np.ndarray] | None, numbers: range, seed: int)
                 lives.look(_BETWEEN_S)
                 look = lives.look(float(draw.choice(_LOOKS_S)))
             inputs, alive = observe(look), ~lives.killed
-            yield {**_lesson(look, inputs, best), "number": np.array(some, np.float32),
+            yield {**lesson(look, inputs, best), "number": np.array(some, np.float32),
                    "weight": (alive * (1.0 if later else 2.0)).astype(np.float32)}
             if weights is None:
                 width = look.real.shape[1]
@@ -66,7 +66,8 @@ def lessons(weights: Mapping[str, np.ndarray] | None, numbers: range, seed: int)
                 lives.act(setting(look, inputs, answer(weights, inputs, look.real)))
 
 
-def _lesson(look: Glimpse, inputs: Inputs, best: Clairvoyance) -> Arrays:
+def lesson(look: Glimpse, inputs: Inputs, best: Clairvoyance) -> Arrays:
+    """What was seen, as the student sees it, and what would have been best, as the student says it."""
     width = look.real.shape[1]
     ahead, fetch = buffers(look, best.workers[:, -width:])  # the clairvoyant's are for rates that never vary
     sizes = [np.log(np.maximum(1.0, best.read_ahead_bytes / ahead)),
@@ -81,7 +82,8 @@ def _lesson(look: Glimpse, inputs: Inputs, best: Clairvoyance) -> Arrays:
         "unit": best.rows_per_s}.items()}
 
 
-def imitate(student: Student, taught: Arrays, steps: int, seed: int, number: int) -> float:
+def imitate(student: Student, taught: Arrays, steps: int, seed: int, number: int, *,
+            rate: float = _IMITATION_RATE) -> float:
     """Steps of imitation in a round; returns the mean loss of the last of them."""
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits, smooth_l1_loss
@@ -98,7 +100,7 @@ def imitate(student: Student, taught: Arrays, steps: int, seed: int, number: int
         of_sizes = smooth_l1_loss(sizes, one["sizes"], reduction="none").sum(1)
         loss = ((of_stages + 0.5 * moved.sum(1) / one["movable"].sum(1).clamp(min=1) + 0.2 * of_sizes)
                 * one["weight"]).mean()
-        student.learn(loss, _IMITATION_RATE * (1 - 0.9 * step / steps))
+        student.learn(loss, rate * (1 - 0.9 * step / steps))
         losses.append(float(loss.detach()))
     return float(np.mean(losses[-100:]))
 

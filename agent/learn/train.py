@@ -43,7 +43,7 @@ class OpeningLearning:
     lives: int = setting(20_000, "pipelines that are lived", least=1)
     rounds: int = setting(4, "rounds of imitation; from the second on, the student acts", least=1)
     imitations: int = setting(2_000, "steps of imitation in each round", least=1)
-    gradients: int = setting(600, "steps of policy gradient", least=0)
+    gradients: int = setting(100, "steps of policy gradient", least=0)
     folder: Path = setting(Path("build/opening"), "where it keeps what is done, and goes on from", metavar="FOLDER")
     judged: int = setting(100, "held-out pipelines on which it is judged beside the planner", least=2)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.fixed import Fixed
@@ -22,12 +23,13 @@ from sluice.ingest.knobs import KnobError, nearest
 _OPENER = "sluice.agent.policies.opening.policy"
 
 
-def auto(known: Foreknowledge | None = None) -> Policy:
-    """The learned opening with the planner behind it; the planner alone where no opening's weights came with the
-    package. `known` is what is known of the pipeline before its first row."""
+def auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
+    """The learned opening with the planner behind it; the planner alone where there are no weights of an opening.
+    `known` is what is known of the pipeline before its first row; a file of `weights` replaces those in use."""
     opener: Opener | None = None
-    if importlib.util.find_spec(_OPENER) is not None:
-        opener = importlib.import_module(_OPENER).OpeningPolicy.shipped()
+    if weights or importlib.util.find_spec(_OPENER) is not None:
+        kind = importlib.import_module(_OPENER).OpeningPolicy
+        opener = kind.load(Path(weights)) if weights else kind.in_use()
     return Planner(name="auto") if opener is None else Auto(opener, known=known)
 
 
@@ -55,10 +57,11 @@ def names() -> list[str]:
     return [*PRODUCT, *sorted(_registered)]
 
 
-def make(name: str, known: Foreknowledge | None = None) -> Policy:
-    """The policy of that name, for a pipeline of which so much is known before its first row."""
+def make(name: str, known: Foreknowledge | None = None, weights: str = "") -> Policy:
+    """The policy of that name, for a pipeline of which so much is known before its first row; `auto` opens by
+    `weights`, or by those in use."""
     if name in PRODUCT:
-        return auto(known) if name == "auto" else PRODUCT[name]()
+        return auto(known, weights) if name == "auto" else PRODUCT[name]()
     if not find_rivals() and name in RIVALS:
         raise KnobError(f"the policy {name!r} is not part of the installed package: it lies in benchmarks/rivals of "
                         f"the repository, as do {', '.join(rival for rival in RIVALS if rival != name)}")

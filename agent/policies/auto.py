@@ -1,10 +1,10 @@
 """`auto`: a learned opening, which the planner verifies and goes on from.
 
 At the first look, some quarter of a second after the first batch and before any knob moved, an `Opener` chooses all
-knobs at once. Its choice is a change on trial against what the planner's own choice promises: the planner takes it
-back, or goes on from it. Nobody opens where the input lies outside what was taught, or where memory has no room. Where
-an earlier run has settled on this schema, the run starts from there, and what the opener says is tried once, when the
-planner knows nothing better. Without an opener `auto` is the planner.
+knobs at once. Its choice is a change on trial against what the planner's own choice promises: the planner goes on from
+it, or tries its own. Nobody opens where the input lies outside what was taught, where memory has no room, or where the
+trainer does not wait. Where an earlier run has settled on this schema, the run starts from there, and what the opener
+says is tried once, when the planner knows nothing better. Without an opener `auto` is the planner.
 """
 
 from __future__ import annotations
@@ -74,8 +74,6 @@ class Auto(Policy):
         return {"text": state.said, "record": state.record.ended(state.planner.knobs, state.planner.last).to_dict()}
 
     def next_look_s(self, state: AutoState) -> float | None:
-        if state.record is None and state.planner.age == state.planner.tick < self._settings.patience:
-            return self._settings.glance_s
         return self._planner.next_look_s(state.planner)
 
     def decide(self, snapshot: Snapshot, state: AutoState) -> tuple[Knobs, AutoState, Reason]:
@@ -107,20 +105,21 @@ class Auto(Policy):
         opening = self._opener.open(given)
         state = replace(state, record=OpeningRecord(given=given, opening=opening, own=knobs))
         fitting = _fitting(forecast, opening.knobs) if opening.inside else None
-        if fitting is None or state.settled_before or _alike(fitting, knobs, self._settings):
+        fed = recent.stall <= self._settings.smooth
+        if fitting is None or fed or state.settled_before or _alike(fitting, knobs, self._settings):
             said = (f"no opening: {opening.reason}" if not opening.inside else
                     "no opening: memory has no room for it" if fitting is None else
                     "no opening: an earlier run has settled on the knobs" if state.settled_before else
+                    "no opening: the trainer does not wait" if fed else
                     "the opening would be much the same")
             challenge = replace(opening, knobs=fitting) if fitting is not None and state.settled_before else None
             return knobs, replace(state, said=said, challenge=challenge), replace(
                 reason, text=f"{reason.text} ({said})")
         if knobs.backend != before.knobs.backend or knobs.fused != before.knobs.fused:
-            knobs, promised = before.knobs, recent.rows_per_s  # what another shape promises is hardly more than a guess
-        else:
-            promised = max(recent.rows_per_s, self._settings.trusted * forecast.rate(knobs.workers))
-        return self._try(state, before, replace(opening, knobs=fitting), replace(recent, rows_per_s=promised),
-                         instead=knobs)
+            knobs = before.knobs  # what another shape promises is hardly more than a guess
+        # Back ends are not moved to and fro for a promise that does not know of locks.
+        instead = (knobs, forecast.rate(knobs.workers)) if _shaped_alike(fitting, knobs) else None
+        return self._try(state, before, replace(opening, knobs=fitting), recent, instead)
 
     def _challenge(self, state: AutoState, before: PlannerState, recent: PipelineRates, knobs: Knobs,
                    reason: Reason) -> tuple[Knobs, AutoState, Reason]:
@@ -136,22 +135,25 @@ class Auto(Policy):
         if _alike(opening.knobs, knobs, self._settings) or (
                 opening.rows_per_s < self._settings.worth * recent.rows_per_s):
             return knobs, state, reason
-        return self._try(state, before, opening, recent, instead=knobs)
+        return self._try(state, before, opening, recent)
 
-    def _try(self, state: AutoState, before: PlannerState, opening: Opening, recent: PipelineRates, *,
-             instead: Knobs) -> tuple[Knobs, AutoState, Reason]:
-        """Puts the opening in force, on trial against `recent`, and the planner's choice `instead` if it is undone."""
+    def _try(self, state: AutoState, before: PlannerState, opening: Opening, recent: PipelineRates,
+             own: tuple[Knobs, float] | None = None) -> tuple[Knobs, AutoState, Reason]:
+        """Puts the opening in force, on trial against `recent` and against the planner's `own` choice, whose promise
+        comes with it."""
         assert opening.rows_per_s is not None, "it lies within what was taught"
         promised = max(opening.rows_per_s, self._settings.worth * recent.rows_per_s)
         planner = replace(state.planner.undecided(before), trial=None, spare=0)
+        instead, theirs = own or (before.knobs, recent.rows_per_s)
         knobs, planner, reason = change(planner, opening.knobs, "opening", replace(recent, stages={}), Reason(
             text=f"the opening, by {opening.reason}: {moves(before.knobs, opening.knobs)}; {promised:,.0f} rows/s are "
-                 f"promised, and {recent.rows_per_s:,.0f} by the planner's own choice",
+                 f"promised, and {theirs:,.0f} by the planner's own choice",
             predicted_rows_per_s=promised, details={"kind": "opening", "own": instead.to_dict(),
-                                                    "own_rows_per_s": recent.rows_per_s}))
+                                                    "own_rows_per_s": theirs}))
         assert planner.trial is not None, "the opening is on trial"
         assert state.record is not None, "the opener was asked"
-        return knobs, replace(state, planner=replace(planner, trial=replace(planner.trial, before=instead)),
+        trial = planner.trial if own is None else replace(planner.trial, own=own[0], own_rows_per_s=own[1])
+        return knobs, replace(state, planner=replace(planner, trial=trial),
                               record=replace(state.record, tried=True), said=reason.text), reason
 
 
@@ -175,5 +177,9 @@ def _fitting(forecast: Forecast, knobs: Knobs) -> Knobs | None:
 def _alike(one: Knobs, other: Knobs, settings: PlannerSettings) -> bool:
     """Whether two settings hardly differ in workers, and not in back ends."""
     apart = max(abs(math.log(count / other.workers[n])) for n, count in one.workers.items())
-    return apart < math.log(settings.apart) and all(
-        one.backend.get(n, "thread") == other.backend.get(n, "thread") for n in one.workers)
+    return apart < math.log(settings.apart) and _shaped_alike(one, other)
+
+
+def _shaped_alike(one: Knobs, other: Knobs) -> bool:
+    """Whether two settings do not differ in back ends."""
+    return all(one.backend.get(n, "thread") == other.backend.get(n, "thread") for n in one.workers)

@@ -1,4 +1,4 @@
-"""The options `--knobs`, `--save-knobs` and `--registry`, the same in all programs."""
+"""The options `--knobs`, `--save-knobs`, `--agent-weights` and `--registry`, the same in all programs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class KnobOptions:
     knobs: str = setting("", f"where the knobs start: {KNOBS}; or a file that --save-knobs wrote",
                          metavar="NAME=N,…|FILE")
     save_knobs: str = setting("", "write the best knobs of the run as TOML, for --knobs", metavar="FILE")
+    agent_weights: str = setting("", "the weights by which `auto` opens, in place of those in use; `sluice teach` and "
+                                 "`sluice learn` make some", metavar="FILE")
     registry: str | None = setting(None, "start where an earlier run on such a machine and schema settled, keep where "
                                    "this one does, and share the cores with jobs that name the same place (without a "
                                    "value: in the user's cache)", metavar="FOLDER|URI", bare="")

@@ -71,7 +71,7 @@ def tuned(config: Config, loader: BatchLoader, world: Ranks, knob_memory: KnobMe
             return
         member.step()  # the agent's first look finds something, and its last comes after the member's last word
         loading = HostTunable(world.store.clone(), host, loader, ranks={h: hosts.count(h) for h in hosts})
-    policy = policies.make(config.tuning, foreknowledge(loader))
+    policy = policies.make(config.tuning, foreknowledge(loader), config.agent_weights)
     origin = _origin(knob_memory)
     earlier = agent["learned"] if agent.get("machine") == origin["machine"] else None
     if earlier is None or (agent["schema"] != origin["schema"] and knob_memory.learned is not None):

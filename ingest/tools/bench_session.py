@@ -134,7 +134,7 @@ class BenchSession:
                 before_read=self._before_read if self._latency_s else None, shuffle=options.shuffle, fill=options.fill,
                 streams=options.streams, window_rows=options.window_rows,
                 sample=options.sample or None, **self._conditions.for_loader()))
-            self._policy = policies.make(options.tuning, foreknowledge(loader))
+            self._policy = policies.make(options.tuning, foreknowledge(loader), options.agent_weights)
             self._knob_memory = KnobMemory(loader, options, say=self._say)
             self._knob_memory.start()
             if options.run:

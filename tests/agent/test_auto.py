@@ -61,7 +61,7 @@ def _run(policy, seconds, pipeline=None, **more):
 def test_it_opens_a_quarter_of_a_second_after_the_first_look_and_only_once():
     opener = Says()
     pipeline, _, events, looks = _run(Auto(opener), 12)
-    assert looks[:4] == [0.0, 0.25, 1.25, 2.25]
+    assert looks[:7] == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 2.25], "quick ones until the opening is judged"
     assert pipeline.applied[0].workers == GOOD
     decision = next(e for e in events if e["kind"] == "decision")
     assert decision["reason"]["text"].startswith("the opening, by what it was taught: read 1 → 24, bid 1 → 2;")
@@ -95,7 +95,28 @@ def test_an_opening_that_brings_less_than_the_planners_choice_promised_gives_way
     pipeline, _, events, _ = _run(Auto(Says({"read": 2, "bid": 8, "collate": 8})), 6)
     assert pipeline.applied[0].workers["bid"] == 8
     assert pipeline.applied[1].workers == planned.applied[0].workers
-    assert "the opening brought" in [e for e in events if e["kind"] == "decision"][1]["reason"]["text"]
+    taken_back = [e for e in events if e["kind"] == "decision"][1]
+    assert "and the planner's own choice promises" in taken_back["reason"]["text"]
+    assert taken_back["reason"]["details"]["kind"] == "own"
+
+
+def test_the_planners_own_choice_is_on_trial_too_where_it_follows_an_opening():
+    """Its promise does not know of the bend; the opening is better, and comes back."""
+    bent = [FakeStage(name="read", cpu_s=0.001, wait_s=0.05, bend=lambda n: 1.0 if n <= 6 else (n / 6) ** 2),
+            *STAGES[1:]]
+    pipeline, _, _, _ = _run(Auto(Says({"read": 6, "bid": 2, "collate": 1})), 12, FakePipeline(bent))
+    opened, own, back = (knobs.workers["read"] for knobs in pipeline.applied[:3])
+    assert (opened, back) == (6, 6)
+    assert own > 8
+
+
+def test_nobody_opens_where_the_trainer_does_not_wait():
+    fed = FakePipeline(STAGES, step_s=0.1)
+    fed.advance(1.0)
+    pipeline, controller, _, _ = _run(Auto(Says()), 0.5, fed)
+    assert not pipeline.applied
+    assert controller.opening is None or not controller.opening["tried"]
+    assert "(no opening: the trainer does not wait)" in controller.reason.text
 
 
 def test_nobody_opens_outside_what_was_taught_and_the_reason_says_so():
@@ -140,6 +161,40 @@ def test_one_process_comes_before_many_and_they_are_as_many_as_their_weight_allo
         assert f"a process takes {process_bytes // MIB} MiB in udf" in text
         assert count == fits
         assert seen[1][0] == 0.25
+
+
+def _followed(scenario, opener, until):
+    """The states that follow each other from the start until one of them is what is waited for."""
+    simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
+    policy, reason = Auto(opener), None
+    states = [policy.initial(scenario.limits, simulator.knobs)]
+    while len(states) < 100 and not (reason and until(states, reason)):
+        knobs, state, reason = policy.decide(simulator.snapshot(), states[-1])
+        states.append(state)
+        if knobs != simulator.knobs:
+            simulator.apply(knobs)
+        simulator.advance(policy.next_look_s(state) or 1.0)
+    return states, reason, simulator.now
+
+
+def test_an_opening_that_shows_a_lock_is_followed_by_the_move_to_processes_against_the_rate_before_it():
+    """The opening's workers wait for each other: the planner by itself would have grown first, and seen it later."""
+    states, reason, now = _followed(_python(80 * MIB), Says({"read": 4, "udf": 12}), lambda states, reason: (
+        states[-1].planner.trial is not None and states[-1].planner.trial.kind == "switch"))
+    assert reason.text.startswith("workers of udf wait for each other")
+    assert now <= 2
+    opening = next(s.planner.trial for s in states if s.planner.trial is not None)
+    assert opening.kind == "opening"
+    assert states[-1].planner.trial.rows_per_s >= opening.rows_per_s
+
+
+def test_what_an_openings_processes_took_of_the_cores_while_they_started_is_forgotten():
+    opener = Says({"read": 2, "udf": 12}, backend={"udf": "process"})
+    states, reason, _ = _followed(_python(80 * MIB), opener, lambda states, reason: (
+        states[-2].planner.trial is not None and states[-1].planner.trial is None))
+    assert states[-2].planner.trial.start_up
+    assert reason.text == "looking at how the present knobs do"
+    assert len(states[-1].planner.window) == 1
 
 
 def test_where_an_earlier_run_has_settled_it_starts_from_there_and_the_opening_is_tried_once():
@@ -210,7 +265,7 @@ def test_the_policy_called_auto_is_the_planner_unless_an_opener_came_with_the_pa
     module.__spec__ = importlib.machinery.ModuleSpec("an_opener", None)
     monkeypatch.setattr(policies, "_OPENER", "an_opener")
     for shipped, kind in ((None, Planner), (opener, Auto)):
-        module.OpeningPolicy = types.SimpleNamespace(shipped=lambda shipped=shipped: shipped)
+        module.OpeningPolicy = types.SimpleNamespace(in_use=lambda shipped=shipped: shipped)
         policy = policies.make("auto", known)
         assert (type(policy), policy.name) == (kind, "auto")
     _run(policy, 1)

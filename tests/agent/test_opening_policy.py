@@ -11,7 +11,7 @@ import pytest
 from sluice.agent.learn.lives import Lives
 from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.pipeline_batch import PipelineBatch
-from sluice.agent.policies.opening import policy
+from sluice.agent.policies.opening import weights as weights_file
 from sluice.agent.policies.opening.contract import ColumnGroup, Foreknowledge, OpeningInput
 from sluice.agent.policies.opening.policy import (
     PIPELINE_INPUTS,
@@ -137,7 +137,7 @@ def test_a_fused_stage_counts_with_the_one_whose_workers_do_its_work():
     limits.check(opening.knobs)
 
 
-def test_weights_are_read_as_they_were_written_and_others_are_refused(tmp_path, monkeypatch):
+def test_weights_are_read_as_they_were_written_and_others_are_refused(tmp_path):
     record = {"lives": 10, "ranges": WIDE, "seed": 3}
     write(tmp_path / "a.safetensors", weights(), record)
     loaded = OpeningPolicy.load(tmp_path / "a.safetensors")
@@ -150,7 +150,15 @@ def test_weights_are_read_as_they_were_written_and_others_are_refused(tmp_path, 
     for name in ("c.safetensors", "absent"):
         with pytest.raises(OpeningWeightsError, match="sluice teach --policy opening"):
             OpeningPolicy.load(tmp_path / name)
-    monkeypatch.setattr(policy, "WEIGHTS", tmp_path / "absent")
-    assert OpeningPolicy.shipped() is None
-    monkeypatch.setattr(policy, "WEIGHTS", tmp_path / "a.safetensors")
-    assert OpeningPolicy.shipped() is not None
+
+
+def test_the_users_own_weights_come_before_those_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights_file, "SHIPPED", tmp_path / "shipped.safetensors")
+    assert OpeningPolicy.in_use() is None
+    for path, lives in ((tmp_path / "shipped.safetensors", 10), (weights_file.installed(), 11)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, weights(), {"lives": lives, "ranges": WIDE})
+        found = OpeningPolicy.in_use()
+        assert found is not None
+        assert found.record["lives"] == lives

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from sluice.agent.costs.stage_cost import Point, StageCost
+from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.planner_settings import DEFAULT
 from sluice.agent.policies import make
 from sluice.agent.policies.planner.state import WorkerCap
@@ -87,6 +88,29 @@ def test_processes_of_380_mib_are_weighed_before_they_fill_the_memory():
     assert "one process of udf is weighed before others follow" in moved[0][1]
     assert any("a process takes 380 MiB in udf" in text for _, text in moved)
     assert moved[-1][0] == 4
+
+
+def test_processes_have_room_where_buffers_stay_as_they_were():
+    """It gave the move up, .42 to the end: with the read-ahead that came with it, memory had no room for four small
+    processes."""
+    seen = []
+    run(dataclasses.replace(pipeline("held out", 19), seconds=12), make("planner"), seed=19,
+        observe=lambda s, k, r: seen.append((k, r.text)))
+    (after,) = [knobs for knobs, text in seen if "a process takes" in text]
+    assert after.workers["stage1"] > 1
+    assert after.read_ahead_bytes == seen[0][0].read_ahead_bytes
+    assert seen[-1][0].backend["stage1"] == "process"
+
+
+def test_a_first_glance_takes_nothing_away():
+    """A quarter of a second of a bursting store cost it 80 of 99 readers, and later a burst."""
+    seen = []
+    run(dataclasses.replace(pipeline("held out", 4), seconds=2), make("planner"), seed=4,
+        observe=lambda s, k, r: seen.append((s.at, k, r.text)))
+    at, knobs, text = seen[1]
+    assert at == 0.25
+    assert knobs == seen[0][1]
+    assert "a first glance shows" in text
 
 
 def test_no_second_process_starts_where_the_first_does_no_work():

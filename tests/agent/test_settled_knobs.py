@@ -218,7 +218,7 @@ def test_an_entry_of_an_older_auto_is_read_and_what_it_learned_of_leaving_the_pl
     assert Registry(tmp_path).remember(dataclasses.replace(_entry(), learned=older))
     found = Registry(tmp_path).recall(_context(), LIMITS)
     state = policy.recall(policy.initial(LIMITS, found.knobs), found.learned)
-    assert state.services["read"].points == stage.points
+    assert state.planner.services["read"].points == stage.points
     assert policy.learned(state) == {name: older[name] for name in ("other_cpu_s", "services")}
 
 

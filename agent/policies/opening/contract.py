@@ -121,8 +121,8 @@ class Opening:
 
 
 class Opener(Protocol):
-    """Something that opens pipelines, such as `sluice.agent.policies.opening.policy.OpeningPolicy`, whose `shipped()`
-    is None where no weights came with the package. It is pure: the same input, the same opening."""
+    """Something that opens pipelines, such as `sluice.agent.policies.opening.policy.OpeningPolicy`, whose `in_use()`
+    is None where there are no weights. It is pure: the same input, the same opening."""
 
     def open(self, given: OpeningInput) -> Opening:
         """The opening for what was seen."""

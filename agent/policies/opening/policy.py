@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sluice.agent.policies.opening.contract import Opening, OpeningInput
-from sluice.agent.policies.opening.weights import read
+from sluice.agent.policies.opening.weights import in_use, read
 from sluice.ingest.knobs import Knobs
 
-WEIGHTS = Path(__file__).with_name("opening.safetensors")
 HIDDEN = 48
 _MIB = 2**20
 _AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what buffers hold by the plain estimate
@@ -239,8 +238,9 @@ def setting(look: Glimpse, inputs: Inputs, answers: Answers) -> Setting:
     workers = np.clip(np.rint(np.exp(inputs.workers + near[0])), 1, look.most)
     ahead, fetch = buffers(look, workers)
     moving = answers.process > np.where(look.process, -SURE, SURE)  # a move is dear: others wait for the first process
-    sizes = [size * np.exp(more) for size, more in zip((ahead, fetch, inputs.bound), near[1:], strict=True)]
-    return Setting(workers, np.where(look.movable, moving, look.process), sizes[0], sizes[1], sizes[2])
+    more = [np.exp(np.maximum(0.0, each)) for each in near[1:3]]  # buffers are not what to save on
+    return Setting(workers, np.where(look.movable, moving, look.process), ahead * more[0], fetch * more[1],
+                   inputs.bound * np.exp(near[3]))
 
 
 class OpeningPolicy:
@@ -258,9 +258,10 @@ class OpeningPolicy:
         return cls(*read(path, SHAPES))
 
     @classmethod
-    def shipped(cls) -> OpeningPolicy | None:
-        """The one whose weights come with the package; None if none do."""
-        return cls.load(WEIGHTS) if WEIGHTS.exists() else None
+    def in_use(cls) -> OpeningPolicy | None:
+        """The one that runs open with; None if there are no weights for one."""
+        path = in_use()
+        return None if path is None else cls.load(path)
 
     def open(self, given: OpeningInput) -> Opening:
         look = Glimpse.of(given)
@@ -280,7 +281,7 @@ class OpeningPolicy:
         rate = float(chosen.rows_per_s[0])
         return Opening(knobs=knobs, inside=True, rows_per_s=rate, reason=(
             f"as taught in {self.record['lives']:,} simulated lives, for what {len(own)} stages did in "
-            f"{look.seconds:.2g} s on {given.seen.cpu_quota:g} cores: {rate:,.0f} rows/s are promised"))
+            f"{look.seconds:.2g} s on {given.seen.cpu_quota:g} cores"))
 
     def _outside(self, inputs: Inputs, stages: list[str]) -> str:
         """What lies outside what it was taught on, in words; empty if nothing does."""

@@ -178,7 +178,11 @@ def go_on(state: PlannerState, trial: TrialChange,
         predicted = trial.predicted * min(count / trial.then.workers[n] for n, count in counts.items())
         if predicted < settings.worth * trial.rows_per_s:
             return None
-        if replace(forecast, knobs=knobs).fits(knobs):
+        leaner = replace(knobs, read_ahead_bytes=min(knobs.read_ahead_bytes, trial.before.read_ahead_bytes),
+                         prefetch_bytes=min(knobs.prefetch_bytes, trial.before.prefetch_bytes))
+        fitting = [one for one in (knobs, leaner) if replace(forecast, knobs=one).fits(one)]
+        if fitting:
+            knobs = fitting[0]
             break
         if all(counts[n] == state.knobs.workers[n] for n in counts):
             return None

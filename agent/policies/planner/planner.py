@@ -102,14 +102,17 @@ class Planner(Policy):
         if state.trial is not None:
             keep = state.trial.verdict(state.age, recent)
             failing = keep is False
-            if state.trial.kind in ("grow", "probe") and recent.stall > state.settings.smooth and (
+            if state.trial.kind in ("opening", "grow", "probe") and recent.stall > state.settings.smooth and (
                     failing or (keep is None and state.age >= settle and state.trial.gain(recent) < 1)):
                 undone = replace(state, knobs=state.trial.before, trial=None)
                 forecast = forecast_of(undone, latest)  # perhaps a stage was grown whose workers wait for a lock
                 suspects = (suspect for suspect in stage_layouts.suspected(forecast, recent)
                             if failing or suspect.stage in state.trial.stages)
-                jammed = stage_layouts.hindered(forecast, recent) if failing else ()
-                switch = reshape(undone, forecast, recent, itertools.chain(
+                useless = failing and state.trial.gain(recent) < 1 + state.settings.least_gain
+                jammed = stage_layouts.hindered(forecast, recent) if useless else ()
+                # What an opening fell short by is no gain of what follows it.
+                before = max(recent.rows_per_s, state.trial.rows_per_s * (state.trial.kind == "opening"))
+                switch = reshape(undone, forecast, replace(recent, rows_per_s=before), itertools.chain(
                     stage_layouts.locked(forecast), suspects, jammed))
                 if switch is not None:
                     return switch
@@ -120,16 +123,28 @@ class Planner(Policy):
             # What was in the way of growing has gone where growing brings what was promised.
             caps = {n: cap for n, cap in state.caps.items() if cap.least > state.limits.workers[n][0]} \
                 if state.trial.fulfilled(recent) else state.caps
-            state = replace(state, trial=None, failures=0 if state.trial.rises else state.failures, caps=caps)
+            # While an opening's processes start, cores are short and others wait: only from here on are looks good.
+            starting = state.trial.kind == "opening" and state.trial.start_up
+            window = state.window[-1:] if starting else state.window
+            state = replace(state, trial=None, failures=0 if state.trial.rises else state.failures, caps=caps,
+                            window=window)
         # Before the first change nothing has to settle, and quick looks will do.
         if (len(state.window) < settle if first else state.tick - state.window[0].tick < settle - 1):
             return state.knobs, state, Reason(text="looking at how the present knobs do")
         # Full buffers hide for a moment that the input has become slower: the latest interval is nearer the truth.
-        return _plan(state, latest, replace(recent, rows_per_s=min(recent.rows_per_s, latest.rows_per_s or math.inf)))
+        rate = min(recent.rows_per_s, latest.rows_per_s or math.inf)
+        planned = _plan(state, latest, replace(recent, rows_per_s=rate))
+        urgent = latest.memory_used > self.settings.memory_alarm * latest.memory_limit
+        if first and state.tick < settle - 1 and not urgent and (
+                planned[1].trial is None or planned[1].trial.kind != "grow"):
+            return state.knobs, state, Reason(text="a first glance shows where more workers are wanted, and no more")
+        return planned
 
     def next_look_s(self, state: PlannerState) -> float | None:
-        waiting = state.trial is not None and state.trial.then is not None
-        return self.settings.glance_s if waiting else None
+        trial = state.trial
+        unseen = state.age == state.tick < self.settings.patience and not all(s.points for s in state.services.values())
+        soon = unseen if trial is None else trial.then is not None or trial.own is not None
+        return self.settings.glance_s if soon else None
 
     def explain(self, state: PlannerState) -> dict[str, Any]:
         """The stage models, and the expected rates with more or fewer resources; empty while nothing is known."""
@@ -188,6 +203,8 @@ def _resting(state: PlannerState, recent: PipelineRates) -> set[str]:
 def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates,
           obstacle: str = "") -> tuple[Knobs, PlannerState, Reason]:
     """Goes back to the setting before, and keeps what was learned. An `obstacle` has stopped it half-way."""
+    if trial.own not in (None, trial.before):
+        return _give_way(state, trial, recent)
     gain, settings = trial.gain(recent), state.settings
     what = obstacle or (f"the {'opening' if trial.kind == 'opening' else 'last change'} brought {gain:.2f} times the "
                         f"rows where {trial.hoped:.2f} were hoped for")
@@ -204,6 +221,21 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates,
         text=text, predicted_rows_per_s=trial.rows_per_s,
         details={"kind": "undo", "gain": gain, "hoped": trial.hoped}))
     return knobs, replace(after, reverted=True), reason
+
+
+def _give_way(state: PlannerState, trial: TrialChange,
+              recent: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
+    """Tries the planner's own choice in place of an opening that brings less than that promises. It is on trial like
+    any other, against the better of the opening and what was before."""
+    assert trial.own is not None, "the planner would have chosen something"
+    best = max(recent.rows_per_s, trial.rows_per_s)
+    back = replace(state, trial=None, knobs=state.knobs if recent.rows_per_s > trial.rows_per_s else trial.before)
+    knobs, after, reason = change(back, trial.own, "grow", replace(recent, rows_per_s=best, stages={}), Reason(
+        text=f"the opening brings {recent.rows_per_s:,.0f} rows/s and the planner's own choice promises "
+             f"{trial.own_rows_per_s:,.0f}, so that is tried: {moves(state.knobs, trial.own)}",
+        predicted_rows_per_s=max(trial.own_rows_per_s, state.settings.worth * best),
+        details={"kind": "own", "gain": trial.gain(recent), "hoped": trial.hoped}))
+    return knobs, after, reason
 
 
 def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:

@@ -31,6 +31,10 @@ class TrialChange:
     """Ticks that its workers take to start, as processes do."""
     then: Knobs | None = None
     """What follows once one process of each stage was weighed; None: this is the whole change."""
+    own: Knobs | None = None
+    """Of an opening: what the planner would have chosen by itself, which promises `own_rows_per_s`. None: there is no
+    such choice, and the change is judged by its gain alone."""
+    own_rows_per_s: float = 0.0
     settings: PlannerSettings = DEFAULT
 
     @property
@@ -48,6 +52,10 @@ class TrialChange:
         """True: keep the change; False: undo it; None: wait and see. `age` counts ticks since the change."""
         gain, nearer, limits = self.gain(recent), self._nearer(recent), self.settings
         fed = recent.stall <= limits.smooth
+        if self.own is not None:
+            # The planner's own choice is as good as its promise is true, so it is not kept waiting.
+            return None if age < limits.opened else recent.rows_per_s >= max(
+                self.rows_per_s, limits.trusted * self.own_rows_per_s)
         clear = (max(gain, nearer) >= 1 + min(limits.clear_share * (self.hoped - 1), limits.clear) if self.rises
                  else gain >= limits.clear_kept)
         patience = limits.patience + self.start_up

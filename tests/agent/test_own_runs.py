@@ -1,0 +1,103 @@
+"""`sluice learn`: the opening learns from the records of runs; weights are installed only if they are better."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from sluice.agent import policies
+from sluice.agent.learn import own_runs
+from sluice.agent.learn.opening_pipelines import pipeline
+from sluice.agent.learn.pipeline_batch import PipelineBatch
+from sluice.agent.policies.auto import Auto
+from sluice.agent.policies.opening import weights as weights_file
+from sluice.agent.policies.opening.contract import Opening, OpeningInput
+from sluice.agent.policies.opening.policy import PIPELINE_INPUTS, SHAPES, STAGE_INPUTS, OpeningPolicy
+from sluice.agent.policies.opening.record import OpeningRecord
+from sluice.agent.policies.opening.weights import read, write
+from sluice.agent.report.run_folder import RunFolder
+from sluice.etl.common.errors import UsageError
+
+pytestmark = pytest.mark.slow
+
+RANGES = {"stages": [[-20.0, 20.0]] * len(STAGE_INPUTS), "pipelines": [[-20.0, 20.0]] * len(PIPELINE_INPUTS)}
+RUNS = 24
+
+
+def _given(number: int) -> OpeningInput:
+    scenario = pipeline("training", number)
+    batch = PipelineBatch([scenario])
+    begun = batch.snapshot(0)
+    batch.advance(0.25)
+    return OpeningInput(begun=begun, seen=batch.snapshot(0), knobs=scenario.first_knobs, limits=scenario.limits)
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(weights_file, "SHIPPED", tmp_path / "absent")
+    draw, path = np.random.default_rng(0), tmp_path / "weights.safetensors"
+    write(path, {name: (0.1 * draw.standard_normal(shape)).astype(np.float32) for name, shape in SHAPES.items()},
+          {"lives": 10, "ranges": RANGES})
+    return path
+
+
+def _runs(folder, settled, rates=lambda number: 1e5):
+    """Runs that opened, and settled on what `settled` says of each opening."""
+    for number in range(RUNS):
+        given = _given(number)
+        knobs = settled(given)
+        nothing = Opening(knobs=given.knobs, inside=False, reason="", rows_per_s=None)
+        record = OpeningRecord(given=given, opening=nothing, own=given.knobs, settled=knobs, rows_per_s=rates(number))
+        with RunFolder.create(folder / str(number), {"kind": "load"}) as run:
+            run.event({"kind": "opening", "text": "", "record": record.to_dict()})
+    return [str(folder / str(number)) for number in range(RUNS)]
+
+
+def _many(given):
+    return given.limits.clamp(dataclasses.replace(
+        given.knobs, workers={name: 4 * count for name, count in given.knobs.workers.items()}))
+
+
+def test_what_runs_settled_on_is_learned_and_installed_where_the_next_run_looks(tmp_path, weights):
+    assert policies.make("auto").__class__ is not Auto
+    runs = _runs(tmp_path / "runs", _many)
+    found = own_runs.main([*runs, "--weights", str(weights)])
+    assert found["better"]
+    assert found["error_after"] < found["error_before"]
+    assert (found["taught"], found["apart"]) == (18, 6)
+    assert found["weights"] == str(weights_file.installed())
+    assert isinstance(policies.make("auto"), Auto)
+    _, record = read(weights_file.installed(), SHAPES)
+    assert record["own_runs"]["taught"] == 18
+    assert record["own_runs"]["command"].startswith("sluice learn ")
+
+
+def test_weights_that_open_so_already_stay_as_they_are(tmp_path, weights):
+    tensors, record = read(weights, SHAPES)
+    write(weights, {name: tensor * (not name.startswith("pipeline")) for name, tensor in tensors.items()}, record)
+    opener = OpeningPolicy.load(weights)
+    runs = _runs(tmp_path / "runs", lambda given: opener.open(given).knobs, lambda number: float(
+        opener.open(_given(number)).rows_per_s))
+    found = own_runs.main([*runs, "--weights", str(weights)])
+    assert not found["better"]
+    assert not weights_file.installed().exists()
+
+
+def test_a_run_that_came_to_less_than_others_of_its_pipeline_counts_less(tmp_path, weights):
+    runs = _runs(tmp_path / "runs", _many)
+    once = own_runs.records(runs)
+    assert np.ptp(own_runs.parted(once)[0]["weight"]) == 0
+    slower = [dataclasses.replace(one, rows_per_s=5e4) for one in once]
+    weight = own_runs.parted([*once, *slower])[0]["weight"]
+    assert sorted(set(weight.tolist())) == [0.5**4, 1.0]
+
+
+def test_too_few_records_are_refused_and_so_is_having_nothing_to_go_on_from(tmp_path, weights):
+    runs = _runs(tmp_path / "runs", _many)
+    with pytest.raises(UsageError, match="2 runs have left 2 records of openings to learn from, and at least 12"):
+        own_runs.main([*runs[:2], "--weights", str(weights)])
+    with pytest.raises(UsageError, match="no weights to go on from"):
+        own_runs.main(runs)
