@@ -16,6 +16,8 @@ from tests.optional_folders import OPTIONAL, is_left_out
 from tests.test_architecture import modules, statements, tree
 
 NOT_A_USERS_MISTAKE = {
+    "WorkerLost": "the unit is asked for again, of another worker",
+    "WrongAnswer": "the unit is asked for again",
     "DamagedCopy": "an entry of the packed copy, which is then made anew",
     "BagError": "the loader tells of it as a ColumnError, with its place",
     "CalibrationError": "of a program's own measurements",
