@@ -16,8 +16,6 @@ from tests.optional_folders import OPTIONAL, is_left_out
 from tests.test_architecture import modules, statements, tree
 
 NOT_A_USERS_MISTAKE = {
-    "WorkerLost": "the unit is asked for again, of another worker",
-    "WrongAnswer": "the unit is asked for again",
     "DamagedCopy": "an entry of the packed copy, which is then made anew",
     "BagError": "the loader tells of it as a ColumnError, with its place",
     "CalibrationError": "of a program's own measurements",
@@ -57,6 +55,9 @@ NOT_A_USERS_MISTAKE = {
 """They end a program with 1, where they end it."""
 if OPTIONAL["local ETL"].is_there:
     NOT_A_USERS_MISTAKE |= {"JobEnded": "between the threads of a job"}
+if OPTIONAL["remote workers"].is_there:
+    NOT_A_USERS_MISTAKE |= {"WorkerLost": "the unit is asked for again, of another worker",
+                            "WrongAnswer": "the unit is asked for again"}
 if OPTIONAL["serving"].is_there:
     NOT_A_USERS_MISTAKE |= {
         "BadValue": "a request's, which a server answers by a status",
