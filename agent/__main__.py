@@ -50,7 +50,8 @@ class RunChoice:
 class LiveOptions:
     """Which runs are shown, and where."""
 
-    runs: tuple[str, ...] = setting(help="run folders, of one job or several", metavar="RUN", positional=True)
+    runs: tuple[str, ...] = setting(help="run folders, of one job or several", metavar="RUN", positional=True,
+                                    several=True)
     port: int = setting(8080, "port on 127.0.0.1; 0: any that is free", least=0)
 
 

@@ -16,10 +16,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from sluice.agent.__main__ import LiveOptions
 from sluice.agent.report import live, page
 from sluice.agent.report.beside import LiveError, listening, shown
 from sluice.agent.report.live import LivePages, LiveRun
 from sluice.agent.report.run_folder import Run, RunFolder
+from sluice.etl.common.settings import parse
 
 
 def _line(rate):
@@ -190,3 +192,7 @@ def test_nothing_of_the_server_is_loaded_by_a_run():
     code = "import sys, sluice.loader; print('sluice.agent.report.live' in sys.modules, 'http.server' in sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert loaded.split() == ["False", "False"]
+
+
+def test_several_runs_are_named_one_after_the_other():
+    assert parse(LiveOptions, argv=["one", "two"], prog="sluice live").runs == ("one", "two")
