@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -132,6 +133,15 @@ def nothing_left_behind(request: pytest.FixtureRequest):
             gc.collect()
         threading.Event().wait(0.02)
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture(autouse=True)
+def answers_to_signals():
+    """A program that a test runs in this process answers an interrupt in its own way; the next test does not."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for one, answer in before.items():
+        signal.signal(one, answer)
 
 
 @pytest.fixture(scope="session")
