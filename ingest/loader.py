@@ -222,7 +222,8 @@ class BatchLoader(IterableDataset[Batch]):
                 finally:  # also where the consumer goes away with the epoch's last batch
                     charge = ready.charge
                     del ready, batch  # a batch that is given back must not be held
-                    charge.release()
+                    if not self._pipeline.forked:  # whose locks may be held for ever
+                        charge.release()
         except (Closed, SourceError, WorkerClosed) as error:
             self._check_current(iteration)  # closing interrupts reads and processes: if that is why, say so
             if isinstance(error, SourceError):
