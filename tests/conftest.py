@@ -141,7 +141,8 @@ def answers_to_signals():
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     yield
     for one, answer in before.items():
-        signal.signal(one, answer)
+        if answer is not None:  # no library's own
+            signal.signal(one, answer)
 
 
 @pytest.fixture(scope="session")
