@@ -253,3 +253,15 @@ def test_a_state_of_other_rows_names_what_differs_with_both_values(tmp_path):
             test.load_state_dict(train.state_dict())
         with pytest.raises(LoaderError, match=r"\(version: None in the state, '\w+' here; split: None in the state, "):
             test.load_state_dict({})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_label_that_is_no_number_is_refused_unless_somebody_says_what_it_means(tmp_path, value):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"y": [0.0, value, 1.0, 0.0], "x": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32())}), path)
+    roles = {"label": "y", "dense": ["x"]}
+    with BatchLoader(str(path), batch_size=2, streams=1, roles=roles, reader="arrow") as loader, \
+            pytest.raises(ColumnError, match=r"a.parquet, row group 0: column 'y' is the label, and holds NaN"):
+        list(loader)
+    with BatchLoader(str(path), batch_size=2, streams=1, roles=roles, reader="arrow", fill={"y": 0}) as loader:
+        assert sum(float(batch.label.sum()) for batch in loader) == 1.0
