@@ -1,4 +1,5 @@
-"""Readers that place rows at once beside readers and a shuffle stage of their own, with the tight loop: in turns.
+"""Readers that place rows at once beside readers and a shuffle stage of their own, beside the same from a packed copy,
+and, of numbers, beside the tight loop: in turns.
 
     python -m benchmarks.joined [--rounds 6] [--seconds 3] [--bags]
 
@@ -12,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,20 @@ from sluice.etl.common.program import run, say
 from sluice.ingest.columns import Columns
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.packed_copy import PackedCopy
+from sluice.ingest.stages.transform import Transform
 
 ARMS = {"split": Knobs(workers={"read": 1, "shuffle": 1}),
         "joined": Knobs(workers={"read": 2}, fused=frozenset({"shuffle"}))}
 Turn = Callable[[float], tuple[float, float]]  # seconds → rows a second, nanoseconds of processor time a row
 
 
-def loader_turn(source: Any, knobs: Knobs) -> Turn:
+def loader_turn(source: Any, knobs: Knobs, packed: PackedCopy | None = None, transforms: Sequence[Transform] = ()
+                ) -> Turn:
     """A fresh loader each turn: one that waits would fill its buffers while others are measured."""
     def turn(seconds: float) -> tuple[float, float]:
-        with BatchLoader(source, batch_size=8192, epochs=sys.maxsize, knobs=knobs) as loader:
+        with BatchLoader(source, batch_size=8192, epochs=sys.maxsize, knobs=knobs, packed=packed,
+                         transforms=transforms) as loader:
             rows, began, cpu_s, first = 0, 0.0, 0.0, 0.0
             while True:
                 for batch in loader:
@@ -66,12 +71,12 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser.add_argument("--bags", action="store_true", help="214 ids a row instead of 26")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.bags:
-            source = multi_hot_files(Path(folder))
-            turns = {name: loader_turn(source, knobs) for name, knobs in ARMS.items()}
-        else:
-            source = made_table(Path(folder), 1_600_000)
-            turns = {"loop": loop_turn(source), **{n: loader_turn(source, knobs) for n, knobs in ARMS.items()}}
+        source = multi_hot_files(Path(folder)) if arguments.bags else made_table(Path(folder), 1_600_000)
+        turns = {name: loader_turn(source, knobs) for name, knobs in ARMS.items()}
+        turns["packed"] = loader_turn(source, ARMS["joined"], PackedCopy())
+        turns["packed"](arguments.seconds)  # makes the copy
+        if not arguments.bags:
+            turns["loop"] = loop_turn(source)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in turns}
         for number in range(arguments.rounds):
             for name in list(turns)[::1 if number % 2 else -1]:

@@ -6,8 +6,8 @@
 
 Every loader gives the same: batches of 8,192 shuffled rows as tensors, 13 float32 features of which the logarithm is
 taken, 26 int32 ids and a label; each in its best form, at the best of a few settings, which is looked for first. Then
-it takes turns with ours. The line across the bars is what the decoder alone does on these files: no loader that reads
-them can pass it.
+it takes turns with ours, and so does ours from a packed copy. The line across the bars is what the decoder alone does
+on these files: no loader that reads them can pass it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,19 +27,22 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.loaders import Contender, decode_only, made_table, ours
+from benchmarks.joined import ARMS, Turn, loader_turn
+from benchmarks.loaders import decode_only, made_table
 from benchmarks.peers.peer import PEERS, Kind, Peer, PeerError
 from benchmarks.peers.serve import Job
+from benchmarks.shapes import cpu_s as processor_s
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.common.suggest import nearest
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.columns import Columns
+from sluice.ingest.read.packed_copy import PackedCopy
 from sluice.ingest.stages.transform import Transform
 
 BATCH_SIZE = 8192
 BY_HAND = Kind("torch DataLoader by hand", "torch_loader", "")
-MAPPED = "mapped binary files"
+MAPPED, PACKED = "mapped binary files", "ours, from a packed copy"
 _TRIED_S = 1.0  # of each setting, when the best is looked for
 _LABEL = 35
 _LINE = 0.8  # of the bar's width
@@ -57,10 +59,17 @@ class Lane:
     ratios: list[float] = field(default_factory=list)
     """Ours over it, round by round."""
     note: str = ""
+    row_ns: list[float] = field(default_factory=list)
+    """The nanoseconds of processor time of a row."""
 
     @property
     def rate(self) -> float:
         return statistics.median(self.rates)
+
+    @property
+    def core_s(self) -> float:
+        """The seconds of processor time of a million rows."""
+        return statistics.median(self.row_ns) / 1e3
 
 
 def bar(rate: float, limit: float, width: int) -> str:
@@ -75,12 +84,13 @@ def bar(rate: float, limit: float, width: int) -> str:
 
 def drawn(lane: Lane, limit: float, width: int, colours: Mapping[str, str]) -> str:
     """A lane as one line."""
-    room = max(10, width - _LABEL - 42)
+    room = max(10, width - _LABEL - 52)
     ratio = f"ours ×{statistics.median(lane.ratios):.3g}" if lane.ratios else ""
     colour = colours.get("ours" if lane.name.startswith("ours") else "", "")
     end = "\033[0m" if colours else ""
     line = bar(lane.rate, limit, room).replace("│", f"{colours.get('limit', '')}│{end}{colour}")
-    return f"{colour}{lane.name:{_LABEL}} {line}{end} {lane.rate / 1e6:7.2f} M rows/s {lane.rate / limit:6.2f}  {ratio}"
+    return (f"{colour}{lane.name:{_LABEL}} {line}{end} {lane.rate / 1e6:7.2f} M rows/s {lane.rate / limit:6.2f} "
+            f"{lane.core_s:7.2f} s  {ratio}")
 
 
 class Screen:
@@ -108,7 +118,7 @@ def log_of(columns: Columns) -> Transform:
     return Transform("log", apply, columns=columns.dense)
 
 
-def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[Contender, str]:
+def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[Turn, str]:
     """Rows shuffled and transformed once and for all, written as two arrays and mapped into memory: what a loader
     costs that has nothing to decode, nor to shuffle but the order of its batches."""
     began = time.perf_counter()
@@ -126,27 +136,28 @@ def mapped_binary(table: FeatureTable, columns: Columns, folder: Path) -> tuple[
     size = sum(block.nbytes for block in blocks)
     spent = time.perf_counter() - began
 
-    def contender(seconds: float) -> float:
-        random, rows, began = np.random.default_rng(0), 0, time.perf_counter()
+    def turn(seconds: float) -> tuple[float, float]:
+        random, rows, began, before = np.random.default_rng(0), 0, time.perf_counter(), processor_s()
         while (spent := time.perf_counter() - began) < seconds:
             for at in random.permutation(batches):
                 for block in blocks:
                     torch.from_numpy(block[:, at * BATCH_SIZE:(at + 1) * BATCH_SIZE].copy())
                 rows += BATCH_SIZE
-        return rows / spent
+        return rows / spent, (processor_s() - before) / rows * 1e9
 
-    return contender, f"made beforehand: {size / 1e6:.0f} MB in {spent:.1f} s"
+    return turn, f"made beforehand: {size / 1e6:.0f} MB in {spent:.1f} s"
 
 
 class Race:
     """Ours and the decoder, and whoever runs beside them."""
 
-    def __init__(self, table: FeatureTable, arguments: argparse.Namespace, screen: Screen, stack: ExitStack):
+    def __init__(self, table: FeatureTable, arguments: argparse.Namespace, screen: Screen):
         columns = Columns.of(table.fields)
         self.columns, self._seconds, self._rounds, self._screen = columns, arguments.seconds, arguments.rounds, screen
         self._decode = decode_only(table, columns)
-        self._ours, close = ours(table, BATCH_SIZE, "petastorm", transforms=[log_of(columns)])
-        stack.callback(close)
+        log = [log_of(columns)]
+        arms = {name: loader_turn(table, knobs, transforms=log) for name, knobs in ARMS.items()}
+        self._turns = arms, loader_turn(table, ARMS["joined"], PackedCopy(), log)
         self.lanes: list[Lane] = []
         self._ours_lane, self._limits = Lane("ours"), [self._decode(self._seconds)]
 
@@ -154,24 +165,38 @@ class Race:
     def limit(self) -> float:
         return statistics.median(self._limits)
 
-    def beside(self, name: str, contender: Contender, note: str = "") -> None:
+    def beside(self, name: str, turn: Turn, note: str = "") -> None:
         """Its turns and ours, one after the other; then its line."""
         lane = Lane(name, note=note)
         for number in range(self._rounds):
             self._screen.trying(f"{name}, {note}: round {number + 1} of {self._rounds}")
-            lane.rates.append(contender(self._seconds))
-            self._ours_lane.rates.append(self._ours(self._seconds))
+            self._taken(lane, turn)
+            self._taken(self._ours_lane, self._ours)
             lane.ratios.append(self._ours_lane.rates[-1] / lane.rates[-1])
         self._limits.append(self._decode(self._seconds))
         self.lanes.append(lane)
         self._show(lane)
 
+    def _taken(self, lane: Lane, turn: Turn) -> None:
+        rate, row_ns = turn(self._seconds)
+        lane.rates.append(rate)
+        lane.row_ns.append(row_ns)
+
     def alone(self) -> None:
-        """Ours first, so that there is something to see."""
+        """Ours first, so that there is something to see, at the best of its settings; then from a packed copy."""
+        arms, packed = self._turns
         self._screen.trying("ours")
-        self._ours_lane.rates += [self._ours(self._seconds) for _ in range(self._rounds)]
+        rates = {name: turn(_TRIED_S)[0] for name, turn in arms.items()}
+        self._ours_lane.note = max(rates, key=lambda name: rates[name])
+        self._ours = arms[self._ours_lane.note]
+        for _ in range(self._rounds):
+            self._taken(self._ours_lane, self._ours)
         self.lanes.append(self._ours_lane)
         self._show(self._ours_lane)
+        began = time.perf_counter()
+        packed(_TRIED_S)  # makes the copy
+        self.beside(PACKED, packed,
+                    f"made by the first readers, within {time.perf_counter() - began:.1f} s")
 
     def against(self, kind: Kind, job: Job) -> None:
         """A peer at the best of its settings; one that fails gets a line with what it said."""
@@ -185,7 +210,7 @@ class Race:
             tried = {}
             for arm in peer.arms:
                 self._screen.trying(f"{kind.name} tries {arm}")
-                tried[arm] = peer.rate(arm, _TRIED_S)
+                tried[arm] = peer.turn(arm, _TRIED_S)[0]
             apart = {arm for arm in tried if kind.apart and arm.startswith(kind.apart)}
             for name, arms in ((kind.name, tried.keys() - apart), (f"{kind.name}, {kind.apart}", apart)):
                 if arms:
@@ -193,7 +218,7 @@ class Race:
                     note = best + (f"; made beforehand: {peer.prepared_bytes / 1e6:.0f} MB in "
                                    f"{peer.prepared_seconds:.1f} s"
                                    if peer.prepared_bytes and best.startswith(peer.prepared_for) else "")
-                    self.beside(name, lambda seconds, best=best: peer.rate(best, seconds), note)
+                    self.beside(name, lambda seconds, best=best: peer.turn(best, seconds), note)
         except PeerError as error:
             self._screen.line(f"{kind.name:{_LABEL}} {error}")
         finally:
@@ -205,6 +230,7 @@ class Race:
     def result(self) -> dict[str, Any]:
         return {"decode_rows_per_s": round(self.limit),
                 "rows_per_s": {lane.name: round(lane.rate) for lane in self.lanes},
+                "core_s_per_million": {lane.name: round(lane.core_s, 3) for lane in self.lanes},
                 "times": {lane.name: round(statistics.median(lane.ratios), 2) for lane in self.lanes if lane.ratios},
                 "settings": {lane.name: lane.note for lane in self.lanes if lane.note}}
 
@@ -234,11 +260,11 @@ def main(argv: list[str]) -> dict[str, Any]:
     if arguments.seconds <= 0 or arguments.rounds < 1 or arguments.rows < 8 * BATCH_SIZE:
         raise UsageError(f"--seconds and --rounds are positive, and --rows at least {8 * BATCH_SIZE}")
     peers, screen = peers_of(arguments.full, arguments.only), Screen()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         table = made_table(Path(folder), arguments.rows)
-        race = Race(table, arguments, screen, stack)
-        say(f"│ is the decoder alone, {race.limit / 1e6:.2f} M rows/s; behind each rate, its share of that, and how "
-            "many times ours is as fast\n")
+        race = Race(table, arguments, screen)
+        say(f"│ is the decoder alone, {race.limit / 1e6:.2f} M rows/s; behind each rate, its share of that, the "
+            "processor time of a million rows, and how many times ours is as fast\n")
         race.alone()
         for kind in peers:
             with tempfile.TemporaryDirectory() as own:

@@ -69,12 +69,12 @@ class Peer:
     def start(cls, kind: Kind, job: Job) -> Peer:
         return cls([str(kind.python), "-m", f"benchmarks.peers.{kind.module}"], job)
 
-    def rate(self, arm: str, seconds: float) -> float:
-        """Rows a second."""
+    def turn(self, arm: str, seconds: float) -> tuple[float, float]:
+        """Rows a second, and the nanoseconds of processor time that each took."""
         told = self._ask([arm, seconds])
         if "error" in told:
             raise PeerError(told["error"])
-        return float(told["rows_per_s"])
+        return float(told["rows_per_s"]), float(told["row_ns"])
 
     def _ask(self, what: Any) -> Mapping[str, Any]:
         assert self._process.stdin is not None

@@ -2,7 +2,8 @@
 this file and the peers import nothing of ours.
 
 A peer is a file with `arms(job)`: for each setting of its own parallelism a function that starts an endless iteration
-over batches. It is asked on standard input for an arm and a number of seconds, and answers with rows a second.
+over batches. It is asked on standard input for an arm and a number of seconds, and answers with rows a second and the
+processor time of a row.
 """
 
 from __future__ import annotations
@@ -53,14 +54,34 @@ def size_of(folder: str) -> int:
     return sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names)
 
 
-def rate(arm: Arm, seconds: float) -> float:
-    """Rows a second from the second batch on."""
+def turn(arm: Arm, seconds: float) -> tuple[float, float]:
+    """Rows a second from the second batch on, and the nanoseconds of processor time that each took."""
     with closing(arm()) as batches:
         next(batches)
-        rows, began = 0, time.perf_counter()
+        rows, began, before = 0, time.perf_counter(), processor_s(os.getpid())
         while (spent := time.perf_counter() - began) < seconds:
             rows += next(batches)
-        return rows / spent
+        return rows / spent, (processor_s(os.getpid()) - before) / rows * 1e9
+
+
+def processor_s(root: int) -> float:
+    """The processor time of a process and of all that it started, those that have ended and were waited for too."""
+    children: dict[int, list[int]] = {}
+    spent: dict[int, float] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as text:
+                words = text.read().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        children.setdefault(int(words[1]), []).append(int(name))
+        spent[int(name)] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
+    total, left = 0.0, [root]
+    while left:
+        process = left.pop()
+        total += spent.get(process, 0.0)
+        left += children.get(process, ())
+    return total
 
 
 def serve(arms: Callable[[Job, Prepared], dict[str, Arm]]) -> None:
@@ -80,6 +101,7 @@ def serve(arms: Callable[[Job, Prepared], dict[str, Arm]]) -> None:
     for line in sys.stdin:
         name, seconds = json.loads(line)
         try:
-            answer({"rows_per_s": rate(found[name], seconds)})
+            rows_per_s, row_ns = turn(found[name], seconds)
+            answer({"rows_per_s": rows_per_s, "row_ns": row_ns})
         except Exception as error:  # whatever a peer raises belongs into its line of the table
             answer({"error": f"{type(error).__name__}: {error}"})
