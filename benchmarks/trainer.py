@@ -5,7 +5,6 @@
     python benchmarks/trainer.py evaluation --data TABLE      without gradients and with them, and the bytes these keep
     python benchmarks/trainer.py start --data TABLE           seconds from the command to the first step
     python benchmarks/trainer.py optimisers --data TABLE      AUC and bytes of state, dense by table optimiser
-    python benchmarks/trainer.py models --data TABLE          AUC, parameters and samples/s of each model
     python benchmarks/trainer.py compress --data TABLE        AUC of smaller tables at equal bytes
     python benchmarks/trainer.py seeds --data TABLE           three seeds and their spread
 
@@ -215,8 +214,9 @@ def start(args: argparse.Namespace, _here: Ranks) -> dict[str, Any]:
     return {"seconds_to_first_step": statistics.median(found), "all": found}
 
 
-def learned(config: Config, table: FeatureTable, steps: int, here: Ranks) -> dict[str, Any]:
-    """What so many steps come to."""
+def learned(config: Config, table: FeatureTable, steps: int | None, here: Ranks, *, split: str = "validation",
+            ) -> dict[str, Any]:
+    """What so many steps come to, or a whole epoch, on a split."""
     now = run_plan.plan_run(config, table, machine(1, 1))
     with BatchLoader(table, batch_size=config.batch_size, seed=config.seed) as loader:
         parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=len(loader))
@@ -225,12 +225,13 @@ def learned(config: Config, table: FeatureTable, steps: int, here: Ranks) -> dic
             step(parts, batch, number, here)
             rows += batch.rows
         seconds = time.perf_counter() - began
-    with loaders.evaluation(config, table, "validation", rank=0, local_ranks=1) as batches:
-        checker = BatchChecker({t.name: t.rows for t in now.layout.columns}, batches.dense_names, "validation")
+    with loaders.evaluation(config, table, split, rank=0, local_ranks=1) as batches:
+        checker = BatchChecker({t.name: t.rows for t in now.layout.columns}, batches.dense_names, split)
         quality = evaluate(parts, batches, checker, here).quality
     return {"auc": quality.auc, "ne": quality.ne, "samples_per_s": rows / seconds, "state_bytes": now.state_bytes,
             "gradient_bytes": now.gradient_bytes,
-            "table_bytes": sum(t.bytes for t in now.layout.tables), "parameters": now.count.parameters}
+            "table_bytes": sum(t.bytes for t in now.layout.tables), "parameters": now.count.parameters,
+            "flops": now.count.flops}
 
 
 def _each(args: argparse.Namespace, here: Ranks, runs: dict[str, Config], table: FeatureTable) -> dict[str, Any]:
@@ -248,15 +249,6 @@ def optimisers(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     return _each(args, here, {f"{a} × {b}": replace(config, optim=OptimConfig(
         table_optimiser=a, lr=RATES[a], dense_optimiser=b, dense_lr=DENSE_RATES[b]))
         for a in TABLE_OPTIMISERS if a != "adam" or torch.cuda.is_available() for b in OPTIMISERS}, table)
-
-
-def models(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
-    config, table, _ = _run_of(args)
-    kinds = {"dlrm": {}, "dcn": {"kind": "dcn"}, "dcn rank 64": {"kind": "dcn", "cross_rank": 64},
-             "dcn 4 experts of 32": {"kind": "dcn", "cross_rank": 32, "cross_experts": 4},
-             "wide_deep": {"kind": "wide_deep"}, "deepfm": {"kind": "deepfm"}}
-    return _each(args, here, {name: replace(config, model=ModelConfig(**what)) for name, what in kinds.items()},  # type: ignore[arg-type]
-                 table)
 
 
 def compress(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
@@ -295,7 +287,7 @@ def _run_of(args: argparse.Namespace) -> tuple[Config, FeatureTable, run_plan.Ru
     return config, table, run_plan.plan_run(config, table, machine(1, 1))
 
 
-CASES = {f.__name__: f for f in (plain, cached, evaluation, start, optimisers, models, compress, seeds)}
+CASES = {f.__name__: f for f in (plain, cached, evaluation, start, optimisers, compress, seeds)}
 
 
 def main(argv: list[str]) -> dict[str, Any]:

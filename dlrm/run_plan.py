@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sluice.dlrm.model.flops import LayerCost
+from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.model.towers import cost_of
@@ -58,7 +59,8 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
             raise ConfigError(f"slices: no sparse column {name!r} with one id a row{nearest(name, single)}")
     for text in (config.optim.schedule, config.optim.dense_schedule):
         RateSchedule.read(text)
-    layout = TableLayout(config.model, columns, MissingNumbers(dense) if config.missing == "mask" else None)
+    layout = TableLayout(with_item_table(config.model, table), columns,
+                         MissingNumbers(dense) if config.missing == "mask" else None)
     placement = placed(config, layout.tables, machine)
     whole = cost_of(config.model, dense=len(dense), columns=len(layout.compressor.columns),
                     history=layout.history.longest if layout.history else 0)["total"]
