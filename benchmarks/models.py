@@ -57,8 +57,7 @@ def made(shape: str, rows: int, work: Path, results: Results) -> tuple[FeatureTa
     def make() -> dict[str, Any]:
         folder.mkdir(parents=True)
         about = _said("synth", "--shape", shape, "--rows", str(rows), "--seed", "7", "--out", str(folder / "raw"))
-        _said("etl", "--spec", str(spec), "--input", str(folder / "raw"), "--output", str(folder / "table"),
-              "--engine", "local")
+        _said("etl", "--spec", str(spec), "--input", str(folder / "raw"), "--output", str(folder / "table"))
         return about
 
     about = results.once({"made": shape, "rows": rows}, make)

@@ -37,6 +37,9 @@ ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on
 """Kinds that only a FILE can ask for, with what each of them does."""
 SHARDINGS = ("auto", *SHARDING_KINDS, "torchrec")
 PRECISIONS = ("fp32", "bf16")
+MOST_ROWS = 2**31 - 1
+"""The rows of the largest table: ids are int32 from the feature table to the kernels."""
+TABLE_DTYPES = ("fp32", "fp16", "bf16")
 WIRES = ("fp32", "fp16")
 HISTORY_TABLES = ("auto", "target", "own")
 MISSING = ("refuse", "mask")
@@ -69,6 +72,11 @@ class Table:
     top: tuple[tuple[int, float], ...] = ()
     """The most frequent ids and their shares of the lookups."""
 
+    def __post_init__(self) -> None:
+        if self.rows > MOST_ROWS:
+            raise ConfigError(f"table {self.name!r}: {self.rows:,} rows, and a column's ids are numbers of 31 bits, "
+                              f"for {MOST_ROWS:,} rows; hash them into fewer, or split them over several columns")
+
     @property
     def bytes(self) -> int:
         """The bytes of its float32 weights."""
@@ -90,6 +98,8 @@ class ModelConfig:
                                             "one of --width is added", metavar="N,N", least=1)
     over_layers: tuple[int, ...] = setting((256, 128), "hidden layers after the interaction; a last one of 1 is added",
                                            metavar="N,N", least=1)
+    table_dtype: str = setting("fp32", "number type of the tables' weights; updates are made in float32 and, for 16 "
+                               "bits, rounded by chance, so that small ones count", choices=TABLE_DTYPES)
     bags: dict[str, str] = setting({}, "how a bag's ids are weighed: sum, mean, sqrt (by the root of their number) or "
                                    "decay:RATE (the last one most) (default: sum)", metavar="COLUMN=KIND,…")
     cross_layers: int = setting(3, "number of cross layers in dcn", metavar="N", least=1)
@@ -106,8 +116,7 @@ class ModelConfig:
                                  choices=HISTORY_TABLES)
     auxiliary: float = setting(1.0, "weight of dien's auxiliary loss, which has each state of a history foretell the "
                                "next item; 0: none", least=0)
-    precision: str = setting("fp32", "precision of the dense layers' products; weights, tables and the loss stay "
-                             "float32",
+    precision: str = setting("fp32", "precision of the dense layers' products; weights and the loss stay float32",
                              choices=PRECISIONS)
     compress: dict[str, str] = setting({}, "smaller tables: hash:ROWS, modulo:ROWS, quotient:ROWS[:add|concat], "
                                        "product:ROWS[:PARTS], or spread (as large, its use even over its rows)",

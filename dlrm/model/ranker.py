@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.types import DataType
 
 from sluice.dlrm.model.bag_weights import Weighing
 from sluice.dlrm.model.item_history import others, places_of
@@ -149,9 +150,10 @@ class Ranker(nn.Module):
         """`decay` pulls the vectors that a batch looks up towards 0, see OptimConfig.table_decay."""
         super().__init__()
         # Tables start without memory: each rank makes only its part, when they are sharded.
+        kind = DataType[config.table_dtype.upper()]
         self.tables = EmbeddingBagCollection(device=torch.device("meta"), is_weighted=bool(layout.weighed), tables=[
             EmbeddingBagConfig(name=t.name, feature_names=layout.keys[t.name], num_embeddings=t.rows,
-                               embedding_dim=t.width) for t in layout.tables])
+                               embedding_dim=t.width, data_type=kind) for t in layout.tables])
         self.combine = CombineCodes(layout.compressor)
         self.tower = build(config, dense=dense, columns=len(layout.compressor.columns))
         self._wide = [t.name for t in layout.wide]

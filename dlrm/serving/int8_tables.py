@@ -40,12 +40,12 @@ class NarrowTables(nn.Module):
                         for width in dict.fromkeys(t.width for t in tables)]
 
     def fill(self, name: str, rows: Iterable[Tensor]) -> None:
-        """Sets a table's weights from its float32 rows, given in order, some at a time."""
+        """Sets a table's weights from its rows, given in order, some at a time."""
         group = next(g for g in self._groups if name in g.first)
         row = group.first[name]
         for part in rows:
             for block in torch.split(part, _BLOCK_ROWS):
-                group.put(row, block)
+                group.put(row, block.float())
                 row += len(block)
         if row != group.first[name] + self._tables[name].rows:
             raise ValueError(f"table {name!r}: {row - group.first[name]} rows were given for its "

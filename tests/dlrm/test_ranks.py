@@ -8,8 +8,8 @@ from tests.dlrm.rig import last_json, launch
 
 pytestmark = pytest.mark.slow
 
-# Those after the first two with LAMB, schedules and clipping; all but `dien` with smaller tables.
-RUNS = ["adagrad", "adam", "dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn", "dien"]
+# From `dcn` to `dien` with LAMB, schedules and clipping, all but the last with smaller tables; then tables of 16 bits.
+RUNS = ["adagrad", "adam", "dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn", "dien", "fp16", "bf16"]
 KINDS = ["auto", "row", "table", "column"]
 
 
