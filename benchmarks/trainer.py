@@ -220,15 +220,16 @@ def learned(config: Config, table: FeatureTable, steps: int | None, here: Ranks,
     now = run_plan.plan_run(config, table, machine(1, 1))
     with BatchLoader(table, batch_size=config.batch_size, seed=config.seed) as loader:
         parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=len(loader))
-        began, rows = time.perf_counter(), 0
+        began, worked, rows = time.perf_counter(), time.process_time(), 0
         for number, batch in enumerate(islice(loader, steps)):
             step(parts, batch, number, here)
             rows += batch.rows
-        seconds = time.perf_counter() - began
+        seconds, core_s = time.perf_counter() - began, time.process_time() - worked
     with loaders.evaluation(config, table, split, rank=0, local_ranks=1) as batches:
         checker = BatchChecker({t.name: t.rows for t in now.layout.columns}, batches.dense_names, split)
         quality = evaluate(parts, batches, checker, here).quality
-    return {"auc": quality.auc, "ne": quality.ne, "samples_per_s": rows / seconds, "state_bytes": now.state_bytes,
+    return {"auc": quality.auc, "ne": quality.ne, "samples_per_s": rows / seconds,
+            "core_us_per_sample": core_s / rows * 1e6, "state_bytes": now.state_bytes,
             "gradient_bytes": now.gradient_bytes,
             "table_bytes": sum(t.bytes for t in now.layout.tables), "parameters": now.count.parameters,
             "flops": now.count.flops}

@@ -54,7 +54,7 @@ class TableLayout:
         """All features, in the order in which `features` gives them."""
         self.past: list[str] = []
         self.others: list[str] = []
-        self._items = self.history, Compression()
+        self._items = self.compressor.columns[0], Compression()
         if self.history is not None:
             tables = self._with_history(config, tables)
         self.tables = tuple(tables)
@@ -102,7 +102,7 @@ class TableLayout:
         self.names[-1:] = [*self.past, *self.others]
         lookups = history.lookups * (2 if self.others else 1)
         if config.history_table != "target":
-            self.keys[history.name] = [*self.past, *self.others]
+            self.keys[history.name], self._items = [*self.past, *self.others], (history, Compression())
             return [*tables[:-1], replace(history, lookups=lookups)]
         how = self.compressor.choices[self.target or 0]
         self._items = target, how
@@ -180,7 +180,8 @@ class Ranker(nn.Module):
                 negatives = torch.stack([pooled[name] for name in self._others], 1) if learns else None
                 logits, loss = self.tower(*inputs, history, lengths, inputs[1][:, self._target], negatives=negatives)
                 if learns:
-                    logits = _Beside.apply(logits, loss * (self._auxiliary / (rows or len(dense))))
+                    logits = _Beside.apply(  # type: ignore[no-untyped-call]
+                        logits, loss * (self._auxiliary / (rows or len(dense))))
             else:
                 logits = self.tower(*inputs)
         found: torch.Tensor = logits.float()  # bfloat16 until here

@@ -91,7 +91,7 @@ class HalfTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
         total = gradients.new_zeros(len(rows), weights.shape[1]).index_add_(0, inverse, gradients)
         step = total * self.get_learning_rate()
         if state is not None:
-            state = state.view(len(weights), -1)
+            state = state.view(len(weights), -1)  # one number a row, or one a weight
             squares = total.square()
             seen = state[rows] + (squares if self.optimizer == EmbOptimType.EXACT_ADAGRAD
                                   else squares.mean(1, keepdim=True))
@@ -112,11 +112,11 @@ class _Lookup(torch.autograd.Function):
         ctx.save_for_backward(indices, offsets, weights)
         batch = (len(offsets) - 1) // len(tables.feature_table_map)
         found: dict[int, Tensor] = {}
-        for number, ids, bags, weight in tables.lookups(indices, offsets, weights):
-            rows, _, features, _ = tables._parts[number]
+        for number, ids, bags, per_id in tables.lookups(indices, offsets, weights):
+            rows, features = tables._parts[number][0], tables._parts[number][2]
             vectors = rows[ids].float()
-            if weight is not None:
-                vectors *= weight.unsqueeze(1)
+            if per_id is not None:
+                vectors *= per_id.unsqueeze(1)
             sums = vectors if bags is None else vectors.new_zeros(
                 len(features) * batch, rows.shape[1]).index_add_(0, bags, vectors)
             found |= dict(zip(features, sums.view(len(features), batch, -1), strict=True))
@@ -127,7 +127,7 @@ class _Lookup(torch.autograd.Function):
         indices, offsets, weights = ctx.saved_tensors
         tables: HalfTables = ctx.tables
         widths = [tables._parts[table][0].shape[1] for table in tables.feature_table_map]
-        columns = gradient.split(widths, 1)
+        columns = torch.split(gradient, widths, 1)
         for number, ids, bags, weight in tables.lookups(indices, offsets, weights):
             of_ids = torch.cat([columns[feature] for feature in tables._parts[number][2]])
             of_ids = of_ids if bags is None else of_ids[bags]
