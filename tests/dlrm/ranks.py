@@ -384,7 +384,7 @@ def resumed(here: Ranks, folder: Path) -> dict:
     runs = {"adagrad": {}, "adam": {"optim": PLAIN["adam"]},
             **{kind: {"optim": MIXED, "model": ModelConfig(kind=kind, **wide)}
                for kind in ("dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn")},
-            "dien": {"optim": MIXED, "model": WITH_BAGS["dien"]},
+            "dien": {"optim": MIXED, "model": WITH_BAGS["dien, one table"]},
             **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")}}
     for name, settings in runs.items():
         base = folder / f"{name}-{here.ranks}"

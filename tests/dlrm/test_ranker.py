@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sluice.dlrm.model.item_history import others
+from sluice.dlrm.model.item_history import others, with_item_table
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
 from sluice.dlrm.model.table_compression import Compression, codes
 from sluice.dlrm.options import ConfigError, ModelConfig, Table
+from sluice.etl.spec.spec import Spec
 from tests.dlrm.rig import FakeBatch
 
 CPU = torch.device("cpu")
@@ -78,6 +80,19 @@ def test_items_that_did_not_come_are_others_spread_evenly_and_depend_on_the_row_
     assert torch.histc(wide.float(), 10, 0, 10_000).sub(10_000).abs().max() < 500  # ± 5 standard deviations
     assert torch.corrcoef(wide.float()).fill_diagonal_(0).abs().max() < 0.04
     assert others(places[:1], 5).shape == (0, 20_000)
+
+
+@pytest.mark.parametrize(("history", "target", "asked", "chosen"), [
+    ("clicked", "item", "auto", "target"), ("clicked", "item", "target", "target"), ("clicked", "item", "own", "own"),
+    ("tags", "item", "auto", "own"), ("genre_pairs", "user", "auto", "own"), ("", "", "auto", "auto")])
+def test_a_history_shares_the_targets_table_where_the_spec_gives_the_same_ids(repo, history, target, asked, chosen):
+    table = SimpleNamespace(record=SimpleNamespace(spec="its text"), fields=(),
+                            spec=lambda: Spec.read(repo / "features/sessions.toml"))
+    model = ModelConfig(history=history, target=target, history_table=asked)
+    assert with_item_table(model, table).history_table == chosen
+    if chosen == "own" and asked == "auto":
+        with pytest.raises(ConfigError, match=f"the ids of '{history}' do not mean what those of '{target}' mean"):
+            with_item_table(replace(model, history_table="target"), table)
 
 
 @pytest.mark.parametrize(("compress", "rows"), [({}, 9), ({"b": "quotient:10"}, 60)])
