@@ -150,15 +150,15 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning",
                             "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
-@pytest.mark.parametrize("optimiser", ["rowwise_adagrad", "adagrad"])
-def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser):
+@pytest.mark.parametrize(("optimiser", "dtype"), [("rowwise_adagrad", "fp32"), ("adagrad", "fp16")])
+def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser, dtype):
     """Each kind of table: grown, compressed and grown, spread and grown, new, gone; and both optimisers' states."""
     compress = {"C1": "spread", "C5": "quotient:8"}
     first, second = versions["first"], versions["other columns"]
     with world() as here:
         def made(table: FeatureTable):
             config = Config(data=table.uri, version=table.version, batch_size=BATCH, model=ModelConfig(
-                width=8, dense_layers=(8,), over_layers=(8,), compress=compress), optim=OptimConfig(
+                width=8, dense_layers=(8,), over_layers=(8,), compress=compress, table_dtype=dtype), optim=OptimConfig(
                 table_optimiser=optimiser, lr=0.1), reader="arrow")
             now = run_plan.plan_run(config, table, machine(1, 1))
             dense = sum(f.role == "dense" for f in table.fields)
