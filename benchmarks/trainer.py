@@ -5,8 +5,8 @@
     python benchmarks/trainer.py evaluation --data TABLE      without gradients and with them, and the bytes these keep
     python benchmarks/trainer.py start --data TABLE           seconds from the command to the first step
     python benchmarks/trainer.py optimisers --data TABLE      AUC and bytes of state, dense by table optimiser
-    python benchmarks/trainer.py models --data TABLE          AUC, parameters and samples/s of each model
     python benchmarks/trainer.py compress --data TABLE        AUC of smaller tables at equal bytes
+    python benchmarks/trainer.py dtypes --data TABLE          AUC of tables of 16 bits, three seeds, a whole epoch
     python benchmarks/trainer.py seeds --data TABLE           three seeds and their spread
 
 Contenders take turns, a few seconds each, over several rounds; figures are medians. Quality is that of the validation
@@ -22,10 +22,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -39,6 +41,7 @@ from sluice.dlrm.model.table_compression import within
 from sluice.dlrm.model.towers import build
 from sluice.dlrm.options import (
     OPTIMISERS,
+    TABLE_DTYPES,
     TABLE_OPTIMISERS,
     Config,
     ModelConfig,
@@ -49,7 +52,7 @@ from sluice.dlrm.options import (
 from sluice.dlrm.ranks import Ranks, machine, world
 from sluice.dlrm.sharding.apply import placed
 from sluice.dlrm.telemetry.silence_warnings import quiet
-from sluice.dlrm.training import loaders
+from sluice.dlrm.training import assemble, loaders
 from sluice.dlrm.training.assemble import TrainingParts, parts_of
 from sluice.dlrm.training.input_checks import BatchChecker
 from sluice.etl.common.errors import UsageError
@@ -215,22 +218,27 @@ def start(args: argparse.Namespace, _here: Ranks) -> dict[str, Any]:
     return {"seconds_to_first_step": statistics.median(found), "all": found}
 
 
-def learned(config: Config, table: FeatureTable, steps: int, here: Ranks) -> dict[str, Any]:
-    """What so many steps come to."""
+def learned(config: Config, table: FeatureTable, steps: int | None, here: Ranks, *, split: str = "validation",
+            ) -> dict[str, Any]:
+    """What so many steps come to, or a whole epoch, on a split."""
     now = run_plan.plan_run(config, table, machine(1, 1))
     with BatchLoader(table, batch_size=config.batch_size, seed=config.seed) as loader:
         parts = parts_of(config, now.layout, len(loader.dense_names), now.placement, here, steps_per_epoch=len(loader))
-        began, rows = time.perf_counter(), 0
+        began, worked, rows = time.perf_counter(), time.process_time(), 0
         for number, batch in enumerate(islice(loader, steps)):
             step(parts, batch, number, here)
             rows += batch.rows
-        seconds = time.perf_counter() - began
-    with loaders.evaluation(config, table, "validation", rank=0, local_ranks=1) as batches:
-        checker = BatchChecker({t.name: t.rows for t in now.layout.columns}, batches.dense_names, "validation")
+        seconds, core_s = time.perf_counter() - began, time.process_time() - worked
+    with loaders.evaluation(config, table, split, rank=0, local_ranks=1) as batches:
+        checker = BatchChecker({t.name: t.rows for t in now.layout.columns}, batches.dense_names, split)
         quality = evaluate(parts, batches, checker, here).quality
-    return {"auc": quality.auc, "ne": quality.ne, "samples_per_s": rows / seconds, "state_bytes": now.state_bytes,
+    return {"auc": quality.auc, "ne": quality.ne, "samples_per_s": rows / seconds,
+            "core_us_per_sample": core_s / rows * 1e6, "state_bytes": now.state_bytes,
             "gradient_bytes": now.gradient_bytes,
-            "table_bytes": sum(t.bytes for t in now.layout.tables), "parameters": now.count.parameters}
+            "table_bytes": sum(t.bytes for t in now.layout.tables), "parameters": now.count.parameters,
+            "weight_bytes": sum(shard.tensor.nbytes for w in parts.model.state_dict().values()
+                                if hasattr(w, "local_shards") for shard in w.local_shards()),
+            "flops": now.count.flops}
 
 
 def _each(args: argparse.Namespace, here: Ranks, runs: dict[str, Config], table: FeatureTable) -> dict[str, Any]:
@@ -250,15 +258,6 @@ def optimisers(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
         for a in TABLE_OPTIMISERS if a != "adam" or torch.cuda.is_available() for b in OPTIMISERS}, table)
 
 
-def models(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
-    config, table, _ = _run_of(args)
-    kinds = {"dlrm": {}, "dcn": {"kind": "dcn"}, "dcn rank 64": {"kind": "dcn", "cross_rank": 64},
-             "dcn 4 experts of 32": {"kind": "dcn", "cross_rank": 32, "cross_experts": 4},
-             "wide_deep": {"kind": "wide_deep"}, "deepfm": {"kind": "deepfm"}}
-    return _each(args, here, {name: replace(config, model=ModelConfig(**what)) for name, what in kinds.items()},  # type: ignore[arg-type]
-                 table)
-
-
 def compress(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
     """The large tables at an eighth of their bytes, each way."""
     config, table, _ = _run_of(args)
@@ -271,6 +270,23 @@ def compress(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
             chosen[t.name] = f"{kind}:{how.rows}" + (f":{how.parts}" if kind == "product" else "")
         runs[kind] = replace(config, model=replace(config.model, compress=chosen))
     return _each(args, here, runs, table)
+
+
+def dtypes(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
+    """On the test split. `nearest` is what FBGEMM's own kernel makes of fp16 on a CPU."""
+    config, table, _ = _run_of(args)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(3):
+        for name in (*TABLE_DTYPES, "fp16, nearest"):
+            one = replace(config, seed=seed, model=ModelConfig(table_dtype=name.partition(",")[0]))
+            with patch.object(assemble, "take_over", lambda *_: []) if "," in name else nullcontext():
+                found.setdefault(name, []).append(learned(one, table, None, here, split="test"))
+            say(f"{name:<14} seed {seed} auc {found[name][-1]['auc']:.4f} "
+                f"{found[name][-1]['core_us_per_sample']:.1f} µs of a core a sample")
+    return {name: {"auc": statistics.mean(one["auc"] for one in runs),
+                   "less": statistics.mean(a["auc"] - b["auc"] for a, b in zip(found["fp32"], runs, strict=True)),
+                   "core_us_per_sample": statistics.median(one["core_us_per_sample"] for one in runs),
+                   "weight_bytes": runs[0]["weight_bytes"]} for name, runs in found.items()}
 
 
 def seeds(args: argparse.Namespace, here: Ranks) -> dict[str, Any]:
@@ -295,7 +311,7 @@ def _run_of(args: argparse.Namespace) -> tuple[Config, FeatureTable, run_plan.Ru
     return config, table, run_plan.plan_run(config, table, machine(1, 1))
 
 
-CASES = {f.__name__: f for f in (plain, cached, evaluation, start, optimisers, models, compress, seeds)}
+CASES = {f.__name__: f for f in (plain, cached, evaluation, start, optimisers, compress, dtypes, seeds)}
 
 
 def main(argv: list[str]) -> dict[str, Any]:

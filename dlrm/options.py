@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _TOWERS = "sluice.dlrm.model.towers"
 MODELS = {"dlrm": f"{_TOWERS}:Dlrm", "dcn": f"{_TOWERS}:Dcn", "wide_deep": f"{_TOWERS}:WideDeep",
-          "deepfm": f"{_TOWERS}:DeepFm", "dien": f"{_TOWERS}:Dien"}
+          "deepfm": f"{_TOWERS}:DeepFm", "xdeepfm": "sluice.dlrm.model.xdeepfm:XDeepFm", "dien": f"{_TOWERS}:Dien",
+          "autoint": "sluice.dlrm.model.autoint:AutoInt", "pnn": "sluice.dlrm.model.pnn:Pnn",
+          "dnn": "sluice.dlrm.model.dnn:Dnn"}
 """The name of a model → the class of its tower, which is imported when a model is made."""
 OPTIMISERS = ("adam", "adagrad", "sgd", "lamb")
 TABLE_OPTIMISERS = ("rowwise_adagrad", "adagrad", "adam", "sgd")
@@ -35,7 +37,11 @@ ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on
 """Kinds that only a FILE can ask for, with what each of them does."""
 SHARDINGS = ("auto", *SHARDING_KINDS, "torchrec")
 PRECISIONS = ("fp32", "bf16")
+MOST_ROWS = 2**31 - 1
+"""The rows of the largest table: ids are int32 from the feature table to the kernels."""
+TABLE_DTYPES = ("fp32", "fp16", "bf16")
 WIRES = ("fp32", "fp16")
+HISTORY_TABLES = ("auto", "target", "own")
 MISSING = ("refuse", "mask")
 READERS = ("auto", "petastorm", "arrow")
 FOLLOWS = ("", "epochs", "parts")
@@ -66,6 +72,11 @@ class Table:
     top: tuple[tuple[int, float], ...] = ()
     """The most frequent ids and their shares of the lookups."""
 
+    def __post_init__(self) -> None:
+        if self.rows > MOST_ROWS:
+            raise ConfigError(f"table {self.name!r}: {self.rows:,} rows, and a column's ids are numbers of 31 bits, "
+                              f"for {MOST_ROWS:,} rows; hash them into fewer, or split them over several columns")
+
     @property
     def bytes(self) -> int:
         """The bytes of its float32 weights."""
@@ -87,15 +98,25 @@ class ModelConfig:
                                             "one of --width is added", metavar="N,N", least=1)
     over_layers: tuple[int, ...] = setting((256, 128), "hidden layers after the interaction; a last one of 1 is added",
                                            metavar="N,N", least=1)
+    table_dtype: str = setting("fp32", "number type of the tables' weights; updates are made in float32 and, for 16 "
+                               "bits, rounded by chance, so that small ones count", choices=TABLE_DTYPES)
     bags: dict[str, str] = setting({}, "how a bag's ids are weighed: sum, mean, sqrt (by the root of their number) or "
                                    "decay:RATE (the last one most) (default: sum)", metavar="COLUMN=KIND,…")
     cross_layers: int = setting(3, "number of cross layers in dcn", metavar="N", least=1)
     cross_rank: int = setting(0, "rank of a cross layer's matrix (default: full)", metavar="N", least=0)
     cross_experts: int = setting(1, "number of low-rank experts in a cross layer; 1: no gates", metavar="N", least=1)
+    cin_layers: tuple[int, ...] = setting((16, 16), "maps in each layer of xdeepfm's interactions", metavar="N,N",
+                                          least=1)
+    attention_layers: int = setting(2, "number of attention layers in autoint", metavar="N", least=1)
+    attention_heads: int = setting(2, "heads of each, as wide as a vector", metavar="N", least=1)
     history: str = setting("", "column of bags that dien reads as a history, the oldest item first", metavar="COLUMN")
     target: str = setting("", "column of the item in question, for dien", metavar="COLUMN")
-    precision: str = setting("fp32", "precision of the dense layers' products; weights, tables and the loss stay "
-                             "float32",
+    history_table: str = setting("auto", "where dien looks a history's items up: in the target's table, where the same "
+                                 "id means the same item (auto, by the spec), or in one of their own",
+                                 choices=HISTORY_TABLES)
+    auxiliary: float = setting(1.0, "weight of dien's auxiliary loss, which has each state of a history foretell the "
+                               "next item; 0: none", least=0)
+    precision: str = setting("fp32", "precision of the dense layers' products; weights and the loss stay float32",
                              choices=PRECISIONS)
     compress: dict[str, str] = setting({}, "smaller tables: hash:ROWS, modulo:ROWS, quotient:ROWS[:add|concat], "
                                        "product:ROWS[:PARTS], or spread (as large, its use even over its rows)",
@@ -104,6 +125,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dense_layers", tuple(self.dense_layers))
         object.__setattr__(self, "over_layers", tuple(self.over_layers))
+        object.__setattr__(self, "cin_layers", tuple(self.cin_layers))
         check(self, ConfigError)
         if self.table_width and (self.width % self.table_width or self.history):
             raise ConfigError(f"table_width: {self.table_width} cannot be repeated to a width of {self.width}"
@@ -245,9 +267,11 @@ class Config(DataSettings, LoopSettings, OrderOptions, RankSettings, EvaluationS
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """Reads what `to_dict` gave; ConfigError if it holds a setting that is unknown here. What was recorded before
-        there was `last` dropped the rows that fill no batch."""
+        there was `last` dropped the rows that fill no batch; before `history_table` a history had its own, and no
+        loss."""
         try:
-            return cls(**{"last": "drop", **values, "model": ModelConfig(**values["model"]),
+            model = ModelConfig(**{"history_table": "own", "auxiliary": 0.0, **values["model"]})
+            return cls(**{"last": "drop", **values, "model": model,
                           "optim": OptimConfig(**values["optim"]),
                           "conditions": RunOptions(**values.get("conditions", {}))})
         except (TypeError, KeyError, AttributeError) as error:

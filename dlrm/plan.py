@@ -20,7 +20,7 @@ from sluice.etl.table.table import FeatureTable
 
 _EXAMPLES = """
 examples:
-  sluice plan --rows 3650000000 --width 64 --dtype fp16 --machine 8x80GB
+  sluice plan --rows 1825000000,1825000000 --width 64 --dtype fp16 --machine 8x80GB
   sluice plan --rows 40000000,39060,17295 --lookups 3,2,1 --width 128 --machine 16x40GB
   sluice plan --data TABLE --machine machine.json --sharding row
 
@@ -41,7 +41,7 @@ class PlanOptions:
     rows: str = setting("", "rows of each table, instead of --data", metavar="N,…")
     width: str = setting("16", "embedding width of each table, or one for all", metavar="W,…")
     lookups: str = setting("1", "ids a sample brings to each table, with --rows", metavar="L,…")
-    dtype: str = setting("fp32", "number type of the weights", choices=tuple(DTYPES))
+    dtype: str = setting("fp32", "number type of the weights, as sluice train's --table-dtype", choices=tuple(DTYPES))
     optimiser: str = setting("rowwise_adagrad", "whose state lies beside the weights, in float32",
                              choices=tuple(STATES))
     machine: str = setting("8x80GB", "RANKSxMEMORY or a JSON file", metavar="MACHINE")

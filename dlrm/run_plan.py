@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sluice.dlrm.model.flops import LayerCost
+from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import TableLayout
 from sluice.dlrm.model.towers import cost_of
@@ -32,8 +33,9 @@ class RunPlan:
     state_bytes: int
     """The bytes of the tables' optimiser's state, on all ranks together."""
     gradient_bytes: int
-    """The most bytes of gradients that a rank holds: of the dense layers, and of the vectors that its rows looked up. A
-    table's own gradient is used up within the backward pass; otherwise it would be as large as the table."""
+    """The most bytes of gradients that a rank holds: of the dense layers, and three times of the vectors that its rows
+    looked up, as the tower has them, by table and side by side (a test reads the real peak). A table's own gradient is
+    used up within the backward pass; otherwise it would be as large as the table."""
     bytes_per_step: int
     """The bytes that the busiest rank sends to others for a batch, forwards and backwards."""
     text: str
@@ -58,7 +60,8 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
             raise ConfigError(f"slices: no sparse column {name!r} with one id a row{nearest(name, single)}")
     for text in (config.optim.schedule, config.optim.dense_schedule):
         RateSchedule.read(text)
-    layout = TableLayout(config.model, columns, MissingNumbers(dense) if config.missing == "mask" else None)
+    layout = TableLayout(with_item_table(config.model, table), columns,
+                         MissingNumbers(dense) if config.missing == "mask" else None)
     placement = placed(config, layout.tables, machine)
     whole = cost_of(config.model, dense=len(dense), columns=len(layout.compressor.columns),
                     history=layout.history.longest if layout.history else 0)["total"]
@@ -66,7 +69,7 @@ def plan_run(config: Config, table: FeatureTable, machine: TrainingMachine) -> R
     state = sum(t.rows * (a_row + an_element * t.width) for t in layout.tables)
     sent = bytes_per_step(placement, layout, whole.parameters, config)
     vectors = sum(t.width * len(layout.keys[t.name]) for t in layout.tables)
-    gradients = 4 * (whole.parameters + config.batch_size // machine.ranks * vectors)
+    gradients = 4 * (whole.parameters + 3 * (config.batch_size // machine.ranks) * vectors)
     held, read = placement.balance
     text = "\n".join([
         describe(placement, layout.tables, machine),

@@ -59,7 +59,7 @@ def owners_of(layout: TableLayout) -> dict[str, str]:
     owners = {part.name: column.name for column, parts in zip(layout.compressor.columns, layout.compressor.parts,
                                                               strict=True) for part in parts}
     owners |= {table.name: table.name.removesuffix("@wide") for table in layout.wide}
-    return owners | ({layout.history.name: layout.history.name} if layout.history is not None else {})
+    return owners | {table.name: table.name for table in layout.tables if table.name not in owners}
 
 
 def _rows(stored: CheckpointReader, key: str, value: Any, rows: int, new_rows: int) -> Iterator[TensorBox]:

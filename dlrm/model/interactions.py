@@ -157,13 +157,13 @@ class InterestEvolution(nn.Module):
 
     @staticmethod
     def auxiliary(states: Tensor, history: Tensor, negatives: Tensor, lengths: Tensor) -> Tensor:
-        """How badly each state tells its next item from one that did not come: the mean logloss over all states with a
-        next item."""
-        before, after, other = states[:, :-2], history[:, 1:], negatives[:, 1:]
+        """How badly each state tells its next item from one that did not come [B, T − 1, W]: the mean logloss over a
+        sample's states that have a next item, summed up over the samples."""
+        before, after = states[:, :-2], history[:, 1:]
         real = _within(lengths - 1, after).to(states.dtype)
         softplus = nn.functional.softplus
-        loss = softplus(-(before * after).sum(2)) + softplus((before * other).sum(2))
-        return (loss * real).sum() / (2 * real.sum()).clamp(min=1)
+        loss = softplus(-(before * after).sum(2)) + softplus((before * negatives).sum(2))
+        return ((loss * real).sum(1) / (2 * real.sum(1)).clamp(min=1)).sum()
 
 
 def _within(lengths: Tensor, steps: Tensor) -> Tensor:

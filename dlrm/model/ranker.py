@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.types import DataType
 
 from sluice.dlrm.model.bag_weights import Weighing
+from sluice.dlrm.model.item_history import others, places_of
 from sluice.dlrm.model.missing import MissingNumbers
-from sluice.dlrm.model.table_compression import CombineCodes, Compression, Compressor
+from sluice.dlrm.model.table_compression import CombineCodes, Compression, Compressor, codes
 from sluice.dlrm.model.towers import WIDE, build, tower_of
 from sluice.dlrm.options import MODELS, ConfigError, ModelConfig, Table
 from sluice.ingest.knobs import nearest
@@ -44,12 +46,18 @@ class TableLayout:
         self.compressor = Compressor(kept, {name: Compression.read(text) for name, text in config.compress.items()})
         self.wide = tuple(replace(t, name=f"{t.name}@wide", width=WIDE) for t in columns
                           ) if "wide" in inputs else ()
-        self.tables = (*self.compressor.tables, *self.wide, *((self.history,) if self.history else ()))
-        self.keys = {t.name: [t.name] for t in self.tables}
-        """Table → the features that are looked up in it: for a history, each of its places is a feature."""
+        tables = [*self.compressor.tables, *self.wide, *((self.history,) if self.history else ())]
+        self.keys = {t.name: [t.name] for t in tables}
+        """Table → the features that are looked up in it: for a history, each of its places is a feature, and each place
+        after the first one more, for an item that did not come."""
+        self.names = [t.name for t in tables]
+        """All features, in the order in which `features` gives them."""
+        self.past: list[str] = []
+        self.others: list[str] = []
+        self._items = self.compressor.columns[0], Compression()
         if self.history is not None:
-            self.keys[self.history.name] = [f"{self.history.name}@{n}" for n in range(self.history.longest)]
-        self._names = [key for keys in self.keys.values() for key in keys]
+            tables = self._with_history(config, tables)
+        self.tables = tuple(tables)
         self._plain = all(how.kind == "full" for how in self.compressor.choices)
         for name in config.bags:
             _named(name, "bags", kept)
@@ -74,7 +82,7 @@ class TableLayout:
             v, n, w = zip(*found, strict=True)
             found = [(torch.cat(v), torch.cat(n), torch.cat(w) if self.weighed else None)]
         values, lengths, weights = found[0]
-        sparse = KeyedJaggedTensor(keys=self._names, values=values, lengths=lengths, weights=weights)
+        sparse = KeyedJaggedTensor(keys=self.names, values=values, lengths=lengths, weights=weights)
         if device.type == "cpu":
             return dense, sparse
         return dense.to(device, non_blocking=True), sparse.to(device, non_blocking=True)
@@ -85,19 +93,42 @@ class TableLayout:
         bags = lengths.view(len(self.weighed), -1)
         return torch.cat([how.weights(n) for how, n in zip(self.weighed, bags, strict=True)])
 
+    def _with_history(self, config: ModelConfig, tables: list[Table]) -> list[Table]:
+        """The tables with a history, the last of them, looked up in its own or in the target's."""
+        history, target = tables[-1], self.compressor.columns[self.target or 0]
+        self.past = [f"{history.name}@{n}" for n in range(history.longest)]
+        if config.auxiliary:
+            self.others = [f"{history.name}@not{n}" for n in range(1, history.longest)]
+        self.names[-1:] = [*self.past, *self.others]
+        lookups = history.lookups * (2 if self.others else 1)
+        if config.history_table != "target":
+            self.keys[history.name], self._items = [*self.past, *self.others], (history, Compression())
+            return [*tables[:-1], replace(history, lookups=lookups)]
+        how = self.compressor.choices[self.target or 0]
+        self._items = target, how
+        if history.rows != target.rows or how.kind in ("quotient", "product"):
+            raise ConfigError(
+                f"history table: {history.name!r} ({history.rows} ids) cannot be looked up in the table of "
+                f"{target.name!r} ({target.rows} ids, {how.kind}): it needs one table with as many ids; write "
+                "--history-table own, or compress that table in another way")
+        del self.keys[history.name]
+        self.keys[target.name] += [*self.past, *self.others]
+        return [replace(t, lookups=t.lookups + lookups, longest=t.longest + 2 * history.longest)
+                if t.name == target.name else t for t in tables[:-1]]
+
     def _without_history(self, values: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The other columns' ids and lengths, and the history's place by place: all first items, then all second
-        ones."""
+        """The other columns' ids and lengths, and the history's place by place: all first items, then all second ones,
+        then, where a gradient is wanted, those that did not come."""
         assert self.history is not None
         number = self.columns.index(self.history)
         rows = lengths.view(len(self.columns), -1)
         bags = list(torch.split(values, rows.sum(1, dtype=torch.int64).tolist()))
-        ids = bags.pop(number)
-        first = rows[number].cumsum(0) - rows[number]
-        places = torch.arange(self.history.longest).unsqueeze(1)
-        there = places < rows[number]
-        return (torch.cat(bags), torch.cat([rows[:number], rows[number + 1:]]).flatten(), ids[(first + places)[there]],
-                there.flatten().to(lengths.dtype))
+        places, there = places_of(bags.pop(number), rows[number], self.history.longest)
+        if self.others:
+            places = torch.cat([places, others(places, self.history.rows)])
+            there = torch.cat([there, there[1:] & torch.is_grad_enabled()])
+        return (torch.cat(bags), torch.cat([rows[:number], rows[number + 1:]]).flatten(),
+                codes(places[there], *self._items)[0], there.flatten().to(lengths.dtype))
 
 
 def _reading() -> list[str]:
@@ -119,14 +150,15 @@ class Ranker(nn.Module):
         """`decay` pulls the vectors that a batch looks up towards 0, see OptimConfig.table_decay."""
         super().__init__()
         # Tables start without memory: each rank makes only its part, when they are sharded.
+        kind = DataType[config.table_dtype.upper()]
         self.tables = EmbeddingBagCollection(device=torch.device("meta"), is_weighted=bool(layout.weighed), tables=[
             EmbeddingBagConfig(name=t.name, feature_names=layout.keys[t.name], num_embeddings=t.rows,
-                               embedding_dim=t.width) for t in layout.tables])
+                               embedding_dim=t.width, data_type=kind) for t in layout.tables])
         self.combine = CombineCodes(layout.compressor)
         self.tower = build(config, dense=dense, columns=len(layout.compressor.columns))
         self._wide = [t.name for t in layout.wide]
-        self._past = layout.keys[layout.history.name] if layout.history is not None else []
-        self._target = layout.target
+        self._past, self._others, self._target = layout.past, layout.others, layout.target
+        self._auxiliary = config.auxiliary
         self._half, self._decay = config.precision == "bf16", decay
         self._times = config.width // (config.table_width or config.width)
 
@@ -141,9 +173,15 @@ class Ranker(nn.Module):
             inputs.append(torch.stack([pooled[name] for name in self._wide], 1))
         with torch.autocast(dense.device.type, torch.bfloat16, enabled=self._half):
             if self._past:
-                lengths = sparse.lengths().view(-1, len(dense))[-len(self._past):].sum(0)
+                last = len(self._past) + len(self._others)
+                lengths = sparse.lengths().view(-1, len(dense))[-last:][:len(self._past)].sum(0)
                 history = torch.stack([pooled[name] for name in self._past], 1)
-                logits, _ = self.tower(*inputs, history, lengths, inputs[1][:, self._target])
+                learns = self._others and torch.is_grad_enabled()
+                negatives = torch.stack([pooled[name] for name in self._others], 1) if learns else None
+                logits, loss = self.tower(*inputs, history, lengths, inputs[1][:, self._target], negatives=negatives)
+                if learns:
+                    logits = _Beside.apply(  # type: ignore[no-untyped-call]
+                        logits, loss * (self._auxiliary / (rows or len(dense))))
             else:
                 logits = self.tower(*inputs)
         found: torch.Tensor = logits.float()  # bfloat16 until here
@@ -165,6 +203,19 @@ class _Decay(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         (x,) = ctx.saved_tensors
         return gradient + ctx.rate * x, None
+
+
+class _Beside(torch.autograd.Function):
+    """Gives the first tensor; backwards, the second is a loss of its own, to be added to whatever comes of the first.
+    What a run reports as its loss is so the predictions' alone, with an auxiliary loss or without."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gradient, gradient.new_ones(())
 
 
 @torch.fx.wrap

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from sluice.dlrm.lookup_frequencies import spread_runs
-from sluice.dlrm.options import ConfigError, Table
+from sluice.dlrm.options import MOST_ROWS, ConfigError, Table
 from sluice.ingest.knobs import nearest
 
 KINDS = ("full", "spread", "modulo", "hash", "quotient", "product")
 _SIZELESS = ("full", "spread")
 COMBINES = ("multiply", "add", "concat")
-_PRIME = 2**31 - 1  # ids are int32
+_PRIME = MOST_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +104,6 @@ def part_tables(table: Table, compression: Compression) -> tuple[Table, ...]:
     """The ordinary tables that stand for one table."""
     if compression.kind == "full":
         return (table,)
-    if table.rows > _PRIME:
-        raise ConfigError(f"table {table.name!r}: {table.rows} rows are beyond the ids' 31 bits")
     if compression.kind == "spread":
         return (replace(table, use=spread_runs(table.top, table.rows, _stride(table.rows))),)
     table = replace(table, use=(), top=())  # codes are used evenly

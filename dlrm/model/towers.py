@@ -10,10 +10,11 @@ inputs it takes, what it costs, and which features its weights belong to.
   such a table is WIDE wide and a weight is the mean over its n columns. Under row-wise Adagrad that mean takes the very
   steps of Adagrad on a single column;
 - `history` [B, T, W], `lengths` [B], `target` [B, W]: embedded items of a history (padded at the end, with any finite
-  values), how many are real, and the item in question. `negatives` [B, T, W], items that did not come, are needed for
-  an auxiliary loss alone.
+  values), how many are real, and the item in question. `negatives` [B, T − 1, W], items that did not come after the
+  first, are needed for an auxiliary loss alone.
 
-All return logits [B]; a tower with a history returns (logits, auxiliary loss), 0 without negatives.
+All return logits [B]; a tower with a history returns (logits, auxiliary loss summed up over the samples), 0 without
+negatives.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def cost_of(config: ModelConfig, *, dense: int, columns: int, history: int = 0) 
     return {**parts, "total": sum(parts.values(), LayerCost())}
 
 
-def _vector(config: ModelConfig, *names: str) -> list[Hashable]:
+def vector_labels(config: ModelConfig, *names: str) -> list[Hashable]:
     """The labels of these columns' vectors, one after the other."""
     return [(name, i) for name in names for i in range(config.width)]
 
@@ -96,7 +97,8 @@ def _bottom(config: ModelConfig, dense: int) -> LayerCost:
     return flops.mlp([dense, *config.dense_layers, config.width])
 
 
-def _over(config: ModelConfig, entering: int) -> LayerCost:
+def over_cost(config: ModelConfig, entering: int) -> LayerCost:
+    """What the last layers cost, over so many numbers."""
     return flops.mlp([entering, *config.over_layers, 1])
 
 
@@ -119,12 +121,12 @@ class Dlrm(Tower):
     @staticmethod
     def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
         return {"dense": _bottom(config, dense), "interaction": flops.dots(columns + 1, config.width),
-                "over": _over(config, config.width + comb(columns + 1, 2))}
+                "over": over_cost(config, config.width + comb(columns + 1, 2))}
 
     @staticmethod
     def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
         pairs: list[Hashable] = [frozenset(pair) for pair in combinations([_TOWER, *columns], 2)]
-        return {"dense.0.weight": (None, dense), "over.0.weight": (None, [*_vector(config, _TOWER), *pairs])}
+        return {"dense.0.weight": (None, dense), "over.0.weight": (None, [*vector_labels(config, _TOWER), *pairs])}
 
 
 class Dcn(Tower):
@@ -152,11 +154,11 @@ class Dcn(Tower):
         width = config.width * (columns + 1)
         return {"dense": _bottom(config, dense),
                 "interaction": flops.cross(width, config.cross_layers, config.cross_rank, config.cross_experts),
-                "over": _over(config, width)}
+                "over": over_cost(config, width)}
 
     @staticmethod
     def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
-        wide = _vector(config, _TOWER, *columns)
+        wide = vector_labels(config, _TOWER, *columns)
         cross = (CrossLayers if not config.cross_rank else LowRankCross if config.cross_experts == 1 else MixtureCross)
         return {"dense.0.weight": (None, dense), "over.0.weight": (None, wide),
                 **{f"cross.{name}": labels for name, labels in cross.labels(wide, config.cross_layers).items()}}
@@ -179,11 +181,11 @@ class WideDeep(Tower):
 
     @staticmethod
     def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
-        return {"wide": flops.linear(dense, 1, bias=False), "over": _over(config, dense + columns * config.width)}
+        return {"wide": flops.linear(dense, 1, bias=False), "over": over_cost(config, dense + columns * config.width)}
 
     @staticmethod
     def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
-        return {"linear.weight": (None, dense), "over.0.weight": (None, [*dense, *_vector(config, *columns)])}
+        return {"linear.weight": (None, dense), "over.0.weight": (None, [*dense, *vector_labels(config, *columns)])}
 
 
 class DeepFm(WideDeep):
@@ -221,9 +223,9 @@ class Dien(Tower):
     @staticmethod
     def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
         return {"interaction": flops.interests(config.width, history),
-                "over": _over(config, dense + (columns + 2) * config.width)}
+                "over": over_cost(config, dense + (columns + 2) * config.width)}
 
     @staticmethod
     def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> Mapping[str, Labels]:
-        vectors = _vector(config, *columns, "the target", "the interest")
+        vectors = vector_labels(config, *columns, "the target", "the interest")
         return {"over.0.weight": (None, [*dense, *vectors])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torchrec import optim
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
+from sluice.dlrm.optim.half_tables import HalfTables
 from sluice.dlrm.optim.lamb import Lamb
 from sluice.dlrm.optim.schedule import RateSchedule, Scheduled
 from sluice.dlrm.options import OptimConfig
@@ -44,7 +46,9 @@ def dense_optimiser(model: Any, config: OptimConfig) -> KeyedOptimizerWrapper:
 class LearningRates:
     """Sets both optimisers' learning rates by their schedules."""
 
-    def __init__(self, model: Any, dense: KeyedOptimizerWrapper, config: OptimConfig, steps_per_epoch: int) -> None:
+    def __init__(self, model: Any, dense: KeyedOptimizerWrapper, config: OptimConfig, steps_per_epoch: int,
+                 halves: Sequence[HalfTables] = ()) -> None:
+        self._halves = halves
         self._all = (
             Scheduled(model.fused_optimizer, RateSchedule.read(config.schedule), steps_per_epoch=steps_per_epoch,
                       fused=True),
@@ -54,3 +58,5 @@ class LearningRates:
         """Call it before the forward pass of step number `step`, the run's first being 0."""
         for one in self._all:
             one.begin(step)
+        for tables in self._halves:
+            tables.step = step

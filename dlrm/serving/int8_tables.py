@@ -23,24 +23,29 @@ _BLOCK_ROWS = 2**16
 class NarrowTables(nn.Module):
     """Takes the place of a Ranker's `tables`: takes ids and gives the sum of each bag's rows, by feature."""
 
-    def __init__(self, tables: Sequence[Table], keys: Mapping[str, Sequence[str]], kind: str) -> None:
-        """`keys` are the features that are looked up in each table."""
+    def __init__(self, tables: Sequence[Table], keys: Mapping[str, Sequence[str]], kind: str,
+                 names: Sequence[str] = ()) -> None:
+        """`keys` are the features that are looked up in each table, `names` all of them in the order in which they
+        come, if that is not the tables' order."""
         super().__init__()
         if kind not in KINDS:
             raise ConfigError(f"tables: {kind!r} is none of {', '.join(KINDS)}")
         self.kind = kind
         self._tables = {t.name: t for t in tables}
-        self._groups = [_Group([t for t in tables if t.width == width], keys, kind)
+        self._features = list(names or [key for t in tables for key in keys[t.name]])
+        tables_by_feature = {key: t for t in tables for key in keys[t.name]}
+        owners = [(name, tables_by_feature[name]) for name in self._features]
+        self._groups = [_Group([t for t in tables if t.width == width],
+                               [(name, t.name) for name, t in owners if t.width == width], kind)
                         for width in dict.fromkeys(t.width for t in tables)]
-        self._features = [key for t in tables for key in keys[t.name]]
 
     def fill(self, name: str, rows: Iterable[Tensor]) -> None:
-        """Sets a table's weights from its float32 rows, given in order, some at a time."""
+        """Sets a table's weights from its rows, given in order, some at a time."""
         group = next(g for g in self._groups if name in g.first)
         row = group.first[name]
         for part in rows:
             for block in torch.split(part, _BLOCK_ROWS):
-                group.put(row, block)
+                group.put(row, block.float())
                 row += len(block)
         if row != group.first[name] + self._tables[name].rows:
             raise ValueError(f"table {name!r}: {row - group.first[name]} rows were given for its "
@@ -78,7 +83,8 @@ class NarrowTables(nn.Module):
 class _Group:
     """Tables of one width, stacked in one array."""
 
-    def __init__(self, tables: Sequence[Table], keys: Mapping[str, Sequence[str]], kind: str) -> None:
+    def __init__(self, tables: Sequence[Table], features: Sequence[tuple[str, str]], kind: str) -> None:
+        """`features` are those that are looked up here, each with its table."""
         self.first: dict[str, int] = {}
         rows = 0
         for table in tables:
@@ -87,8 +93,8 @@ class _Group:
         self.width = tables[0].width
         self.weights = torch.zeros(rows, self.width, dtype=_DTYPES[kind])
         self.scales = torch.zeros(rows, 1, dtype=torch.float16) if kind == "int8" else None
-        self.features = [key for t in tables for key in keys[t.name]]
-        self._starts = torch.tensor([self.first[t.name] for t in tables for _ in keys[t.name]]).unsqueeze(1)
+        self.features = [name for name, _ in features]
+        self._starts = torch.tensor([self.first[table] for _, table in features]).unsqueeze(1)
 
     def put(self, first: int, block: Tensor) -> None:
         end = first + len(block)

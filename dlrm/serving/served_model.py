@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +147,10 @@ def online_of(table: FeatureTable, state: FittedState | None) -> dict[str, ops.O
 
 
 def layout_of(config: Config, table: FeatureTable) -> TableLayout:
-    """The same layout of tables that training has."""
+    """The same layout of tables that training has, but for what only its losses need."""
     dense = tuple(f.name for f in table.fields if f.role == "dense")
     missing = MissingNumbers(dense) if config.missing == "mask" else None
-    return TableLayout(config.model, tables_of(table.fields, config.model), missing)
+    return TableLayout(replace(config.model, auxiliary=0.0), tables_of(table.fields, config.model), missing)
 
 
 def ranker(config: Config, layout: TableLayout, dense: int, weights: CheckpointReader,
@@ -158,7 +158,7 @@ def ranker(config: Config, layout: TableLayout, dense: int, weights: CheckpointR
     """Builds a whole model in this process, with a checkpoint's weights."""
     with torch.random.fork_rng():
         model = Ranker(config.model, layout, dense)
-    tables = NarrowTables(layout.tables, layout.keys, kind)
+    tables = NarrowTables(layout.tables, layout.keys, kind, layout.names)
     for table in layout.tables:
         tables.fill(table.name, [weights.table(table.name)])
     model.tables = tables

@@ -14,6 +14,7 @@ from sluice.dlrm.checkpoint.meta import LATEST, CheckpointError, CheckpointMeta,
 from sluice.dlrm.follow import versions
 from sluice.dlrm.follow.versions import StartPoint
 from sluice.dlrm.lookup_frequencies import spread_out
+from sluice.dlrm.model.item_history import with_item_table
 from sluice.dlrm.options import ConfigError, profile_of, tables_of
 from sluice.dlrm.session.defaults import defaults, described
 from sluice.dlrm.session.early_warnings import early_warnings, left_out
@@ -60,7 +61,7 @@ def start_point(given: Given) -> StartPoint:
     chosen = defaults(rows, given.get("streams", STREAMS))
     config = fresh({**chosen, **given}, data=table.uri, version=table.version, ranks=ranks)
     columns = tables_of(table.fields, config.model, profile_of(table))
-    config = replace(config, model=spread_out(config.model, columns))
+    config = replace(config, model=with_item_table(spread_out(config.model, columns), table))
     return StartPoint(run=options.run, config=config, table=versions.view(table, config.follow),
                       meta=CheckpointMeta.of(table, config.to_dict()), resume=None, go_on=go_on, pause=options.pause,
                       split_moved=options.split_moved, chosen=described(rows, given))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def placed(config: Config, tables: Sequence[Table], machine: TrainingMachine) -> ModelPlacement:
     """Finds a place for every table of a run; PlacementError if they do not fit, or cannot be cut as the settings
     say."""
-    storage = Storage(optimiser=config.optim.table_optimiser)
+    storage = Storage(dtype=config.model.table_dtype, optimiser=config.optim.table_optimiser)
     if config.sharding == "torchrec":
         from sluice.dlrm.sharding.torchrec_planner import propose
 

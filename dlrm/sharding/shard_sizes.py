@@ -27,7 +27,7 @@ def split(bytes_: int, kernel: str) -> tuple[int, int]:
 
 # The state that an optimiser keeps for a table, in bytes a row and in bytes an element.
 STATES = {"rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8), "sgd": (0, 0)}
-DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
+DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}  # the same as TABLE_DTYPES of sluice.dlrm.options
 
 
 class PlacementError(UsageError):
@@ -157,7 +157,7 @@ def part(storage: Storage, rank: int, rows: int, width: int, *, lookups: float, 
     vector = storage.weights(1, width)
     device, host = split(storage.total(rows, width), kernel)
     return TableShard(rank=rank, rows=rows, width=width, bytes=device, host_bytes=host, reads=lookups * vector,
-                      sends=vector if rows else 0)
+                      sends=4 * width if rows else 0)  # sums are made, and sent, in float32
 
 
 def gb(count: float) -> str:

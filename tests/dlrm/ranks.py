@@ -39,13 +39,17 @@ SMALLER = {"big": "product:67", "mid": "quotient:20", "small": "hash:5"}
 KINDS = ("auto", "row", "table", "column")
 SMALL = {"width": 8, "dense_layers": (8,), "over_layers": (8,)}
 WITH_BAGS = {"bags": ModelConfig(bags={"small": "decay:0.5"}, **SMALL),
-             "dien": ModelConfig(kind="dien", history="small", target="mid", **SMALL)}
+             "dien": ModelConfig(kind="dien", history="small", target="mid", **SMALL),
+             "dien, one table": ModelConfig(kind="dien", history="small", target="tiny", history_table="target",
+                                            compress={"tiny": "spread"}, **SMALL)}
 
 
 def build(here: Ranks, how: str, optim: OptimConfig = PLAIN["adagrad"], **settings) -> tuple[Config, TrainingParts]:
     config = Config(data="fake", version=0, batch_size=ROWS, ranks=here.ranks, epochs=2, log_every=1, sharding=how,
                     seed=1, optim=optim, **{"model": MODEL, **settings})
-    layout = TableLayout(config.model, [replace(t, width=config.model.width) for t in TABLES])
+    items = config.model.target if config.model.history_table == "target" else ""  # as many as the history has
+    layout = TableLayout(config.model, [replace(t, width=config.model.width, rows=SIZES["small"] if t.name == items
+                                                else t.rows) for t in TABLES])
     placement = placed(config, layout.tables, machine(here.ranks, here.local_ranks))
     return config, parts_of(config, layout, len(DENSE), placement, here)
 
@@ -312,7 +316,8 @@ def main(folder: Path) -> None:
         hosts.write_text(json.dumps({"big": "table_row", "small": "table_row"}))
         found["unsharded"]["bags table_row"] = against_the_unsharded(here, str(hosts), WITH_BAGS["bags"])
         found["padded"] = [of_a_padded_batch(here, folder / f"padded-{here.ranks}-{i}-{ahead}", model, ahead=ahead)
-                           for i, model in enumerate((MODEL, WITH_BAGS["bags"])) for ahead in (False, True)]
+                           for i, model in enumerate((MODEL, WITH_BAGS["bags"], WITH_BAGS["dien"]))
+                           for ahead in (False, True)]
         if here.ranks < 4:
             found |= resumed(here, folder)
         found["recut"] = recut(here, folder)
@@ -377,8 +382,10 @@ def resumed(here: Ranks, folder: Path) -> dict:
     found: dict = {}
     wide = {"width": 16, "dense_layers": (8,), "over_layers": (8,), "compress": SMALLER}
     runs = {"adagrad": {}, "adam": {"optim": PLAIN["adam"]},
-            **{kind: {"optim": MIXED, "model": ModelConfig(kind=kind, **wide)} for kind in ("dcn", "deepfm")},
-            "dien": {"optim": MIXED, "model": WITH_BAGS["dien"]}}
+            **{kind: {"optim": MIXED, "model": ModelConfig(kind=kind, **wide)}
+               for kind in ("dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn")},
+            "dien": {"optim": MIXED, "model": WITH_BAGS["dien, one table"]},
+            **{kind: {"model": replace(MODEL, table_dtype=kind)} for kind in ("fp16", "bf16")}}
     for name, settings in runs.items():
         base = folder / f"{name}-{here.ranks}"
         straight, parts, _ = trained(here, "auto", base / "a", **settings)

@@ -15,7 +15,9 @@ from sluice.dlrm.model.towers import cost_of as count
 from sluice.dlrm.options import MODELS, ModelConfig
 
 CONFIGS = [dict(kind=k) for k in MODELS] + [dict(kind="dcn", cross_rank=8), dict(kind="dcn", cross_rank=8,
-                                                                                cross_experts=3)]
+                                                                                cross_experts=3),
+                                           dict(kind="xdeepfm", cin_layers=(9, 4, 7)),
+                                           dict(kind="autoint", attention_layers=3, attention_heads=3)]
 
 
 @pytest.mark.parametrize("settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values())))
@@ -27,7 +29,7 @@ def test_parameters_are_the_layers_own(settings):
     assert found["total"].flops == sum(part.flops for name, part in found.items() if name != "total")
 
 
-@pytest.mark.parametrize("settings", [s for s in CONFIGS if s["kind"] in ("dcn", "wide_deep")],
+@pytest.mark.parametrize("settings", [s for s in CONFIGS if s["kind"] not in ("dlrm", "deepfm", "dien", "pnn")],
                          ids=lambda s: "-".join(map(str, s.values())))
 def test_flops_are_those_that_torch_counts(settings):
     """Where a model is matrix products alone. (A batched product of all pairs does each twice: see `dots`.)"""
@@ -71,6 +73,12 @@ def test_bars_dcn_v2_x4():
     fields = 39 * 16
     deep = mlp([fields] + [1000] * 5).parameters + 2 * 1000 * 5
     assert X4_IDS * 16 + cross(fields, 3).parameters + deep + linear(fields + 1000, 1).parameters == 20_382_577
+
+
+def test_bars_ipnn_x1():
+    """Its numeric columns have vectors of width 10, too."""
+    ours = count(ModelConfig(kind="pnn", width=10, over_layers=(400,) * 3), dense=1, columns=39)["total"].parameters
+    assert ours == 400 * (1 + 390 + 39 * 38 // 2) + 400 + 2 * (400 * 400 + 400) + 401
 
 
 def test_mlperf_dlrm_dcn_v2():

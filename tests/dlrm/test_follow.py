@@ -27,6 +27,7 @@ from sluice.dlrm.follow import versions as follow
 from sluice.dlrm.follow.table_diff import TableDiff, between
 from sluice.dlrm.follow.transplant import labels_of, moved_weights
 from sluice.dlrm.model.towers import build as tower
+from sluice.dlrm.model.towers import tower_of
 from sluice.dlrm.options import Config, ConfigError, ModelConfig, OptimConfig
 from sluice.dlrm.ranks import machine, world
 from sluice.dlrm.training import assemble as build
@@ -119,7 +120,8 @@ def test_without_a_spec_sizes_must_do(tmp_path):
 
 @pytest.mark.parametrize("how", [
     {}, {"kind": "dcn", "cross_layers": 2}, {"kind": "dcn", "cross_layers": 2, "cross_rank": 4},
-    {"kind": "dcn", "cross_layers": 2, "cross_rank": 4, "cross_experts": 2}, {"kind": "wide_deep"}, {"kind": "deepfm"}])
+    {"kind": "dcn", "cross_layers": 2, "cross_rank": 4, "cross_experts": 2},
+    *({"kind": kind} for kind in ("wide_deep", "deepfm", "xdeepfm", "pnn", "dnn"))])
 def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
     """With a new column whose vector is 0 for the factorisation machine, and gone columns whose vectors were 0."""
     config = ModelConfig(width=4, dense_layers=(8,), over_layers=(8,), **how)
@@ -140,7 +142,7 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
     moved_pooled = torch.stack([pooled[:, 2], strange, pooled[:, 0]], 1)
     moved_wide = torch.stack([wide[:, 2], torch.zeros(rows, 4), wide[:, 0]], 1)
     inputs = [(dense, pooled), (shown, moved_pooled)]
-    if config.kind in ("wide_deep", "deepfm"):
+    if "wide" in tower_of(config.kind).inputs:
         inputs = [(*inputs[0], wide), (*inputs[1], moved_wide)]
     with torch.no_grad():
         torch.testing.assert_close(new(*inputs[1]), old(*inputs[0]))
@@ -148,15 +150,15 @@ def test_a_tower_answers_as_before_when_features_come_go_and_change_places(how):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning",
                             "ignore::UserWarning")  # torch of torchrec, see sluice.dlrm.telemetry.silence_warnings
-@pytest.mark.parametrize("optimiser", ["rowwise_adagrad", "adagrad"])
-def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser):
+@pytest.mark.parametrize(("optimiser", "dtype"), [("rowwise_adagrad", "fp32"), ("adagrad", "fp16")])
+def test_rows_weights_and_states_are_carried_over(versions, tmp_path, optimiser, dtype):
     """Each kind of table: grown, compressed and grown, spread and grown, new, gone; and both optimisers' states."""
     compress = {"C1": "spread", "C5": "quotient:8"}
     first, second = versions["first"], versions["other columns"]
     with world() as here:
         def made(table: FeatureTable):
             config = Config(data=table.uri, version=table.version, batch_size=BATCH, model=ModelConfig(
-                width=8, dense_layers=(8,), over_layers=(8,), compress=compress), optim=OptimConfig(
+                width=8, dense_layers=(8,), over_layers=(8,), compress=compress, table_dtype=dtype), optim=OptimConfig(
                 table_optimiser=optimiser, lr=0.1), reader="arrow")
             now = run_plan.plan_run(config, table, machine(1, 1))
             dense = sum(f.role == "dense" for f in table.fields)

@@ -44,7 +44,7 @@ OLDER = {"data": "t", "version": 3, "batch_size": 64, "model": {"kind": "dcn", "
 
 def test_what_an_older_program_recorded_is_read_and_recorded_alike():
     config = Config.from_dict(OLDER)
-    assert config.model == ModelConfig(kind="dcn", dense_layers=(8, 4))
+    assert config.model == ModelConfig(kind="dcn", dense_layers=(8, 4), history_table="own", auxiliary=0.0)
     assert (config.optim.lr, config.conditions.cache_limit, config.slices) == (0.1, 5, ("C2",))
     assert (config.last, Config(data="t", version=3).last) == ("drop", "pad")
     recorded = json.loads(json.dumps(config.to_dict()))

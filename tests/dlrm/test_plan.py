@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
+from sluice.dlrm.options import TABLE_DTYPES, ConfigError, ModelConfig, tables_of
 from sluice.dlrm.sharding.machine import MachineError, TrainingMachine, read
+from sluice.dlrm.sharding.shard_sizes import DTYPES
+from sluice.etl.schema import Field
 from sluice.etl.synth.small_table import small_table
 
 pytestmark = pytest.mark.slow
@@ -21,12 +24,15 @@ def plan(repo, *args):
     return done.returncode, json.loads(lines[-1]) if lines else None, done.stderr
 
 
-def test_the_large_table_fits_eight_ranks_by_rows(repo):
-    code, last, text = plan(repo, "--rows", "3650000000", "--width", "64", "--dtype", "fp16", "--machine", "8x80GB")
+LARGE = "1825000000,1825000000"
+
+
+def test_large_tables_fit_eight_ranks_by_rows(repo):
+    code, last, text = plan(repo, "--rows", LARGE, "--width", "64", "--dtype", "fp16", "--machine", "8x80GB")
     assert code == 0
     assert last["fits"]
     assert (last["weights_bytes"], last["state_bytes"]) == (467_200_000_000, 14_600_000_000)
-    assert last["plan"][0]["kind"] == "row"
+    assert [table["kind"] for table in last["plan"]] == ["row", "row"]
     assert last["bytes_per_rank"] == [60_225_000_000] * 8
     assert {way: v["fits"] for way, v in last["ways"].items()} == {
         "auto": True, "row": True, "table": False, "column": False}
@@ -35,11 +41,21 @@ def test_the_large_table_fits_eight_ranks_by_rows(repo):
 
 
 def test_a_plan_that_does_not_fit_is_refused_with_the_missing_bytes(repo):
-    code, last, text = plan(repo, "--rows", "3650000000", "--width", "64", "--dtype", "fp16", "--machine", "4x80GB")
+    code, last, text = plan(repo, "--rows", LARGE, "--width", "64", "--dtype", "fp16", "--machine", "4x80GB")
     assert code == 2
     assert not last["fits"]
     assert last["missing_bytes"] == 481_800_000_000 - 4 * 68_000_000_000
     assert "209.8 GB missing" in text.splitlines()[-1]
+
+
+def test_a_table_of_more_rows_than_ids_can_name_is_refused_as_in_training(repo):
+    code, last, text = plan(repo, "--rows", "10,3650000000", "--width", "64", "--dtype", "fp16", "--machine", "8x80GB")
+    assert (code, last) == (2, None)
+    assert "table 't1': 3,650,000,000 rows, and a column's ids are numbers of 31 bits" in text.splitlines()[-1]
+    large = Field(name="user", role="sparse", type="int32", cardinality=2**31)
+    with pytest.raises(ConfigError, match="table 'user': 2,147,483,648 rows"):
+        tables_of([large], ModelConfig())
+    assert sorted(DTYPES) == sorted(TABLE_DTYPES)
 
 
 def test_wrong_numbers_are_named(repo):

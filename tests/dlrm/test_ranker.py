@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sluice.dlrm.model.item_history import others, with_item_table
 from sluice.dlrm.model.missing import MissingNumbers
 from sluice.dlrm.model.ranker import Ranker, TableLayout
+from sluice.dlrm.model.table_compression import Compression, codes
 from sluice.dlrm.options import ConfigError, ModelConfig, Table
+from sluice.etl.spec.spec import Spec
 from tests.dlrm.rig import FakeBatch
 
 CPU = torch.device("cpu")
@@ -37,9 +41,66 @@ def test_full_tables_take_a_batchs_own_memory():
 
 
 def test_a_history_is_looked_up_place_by_place():
-    found = looked_up(ModelConfig(kind="dien", width=8, history="h", target="b"))
+    found = looked_up(ModelConfig(kind="dien", width=8, history="h", target="b", auxiliary=0.0))
     assert found == {"a": ([11, 12, 13], [1, 1, 1]), "b": ([1, 2, 3], [1, 1, 1]), "h@0": ([21, 24], [0, 1, 1]),
                      "h@1": ([22], [0, 1, 0]), "h@2": ([23], [0, 1, 0]), "h@3": ([], [0, 0, 0])}
+
+
+ITEMS = [replace(t, rows=60) if t.name == "b" else t for t in COLUMNS]
+
+
+def test_a_history_is_looked_up_in_the_targets_table_beside_items_that_did_not_come():
+    config = ModelConfig(kind="dien", width=8, history="h", target="b", history_table="target",
+                         compress={"b": "spread"})
+    layout = TableLayout(config, ITEMS)
+    assert [(t.name, t.lookups, t.longest) for t in layout.tables] == [("a", 1, 1), ("b", 5, 9)]
+    past, others = ([f"h@{n}" for n in range(4)], [f"h@not{n}" for n in range(1, 4)])
+    assert layout.keys == {"a": ["a"], "b": ["b", *past, *others]}
+    _, sparse = layout.features(batch(), CPU)
+    row = {i: int(codes(torch.tensor(i), ITEMS[2], Compression(kind="spread"))[0]) for i in range(60)}
+    assert len(set(row.values())) == 60
+    assert sparse["b"].values().tolist() == [row[1], row[2], row[3]]
+    assert [sparse[key].values().tolist() for key in past] == [[row[21], row[24]], [row[22]], [row[23]], []]
+    assert [sparse[key].lengths().tolist() for key in others] == [[0, 1, 0], [0, 1, 0], [0, 0, 0]]
+    with torch.no_grad():
+        _, judged = layout.features(batch(), CPU)
+    assert [judged[key].lengths().tolist() for key in others] == [[0, 0, 0]] * 3
+    assert judged["h@1"].values().tolist() == [row[22]]
+
+
+def test_items_that_did_not_come_are_others_spread_evenly_and_depend_on_the_row_alone():
+    g = torch.Generator().manual_seed(0)
+    places = torch.randint(0, 5, (6, 20_000), generator=g)
+    drawn = others(places, 5)
+    assert drawn.shape == (5, 20_000)
+    assert not (drawn == places[1:]).any()
+    torch.testing.assert_close(others(places[:, 70:75], 5), drawn[:, 70:75])
+    wide = others(places, 10_000)
+    assert int(wide.min()) >= 0
+    assert torch.histc(wide.float(), 10, 0, 10_000).sub(10_000).abs().max() < 500  # ± 5 standard deviations
+    assert torch.corrcoef(wide.float()).fill_diagonal_(0).abs().max() < 0.04
+    assert others(places[:1], 5).shape == (0, 20_000)
+
+
+@pytest.mark.parametrize(("history", "target", "asked", "chosen"), [
+    ("clicked", "item", "auto", "target"), ("clicked", "item", "target", "target"), ("clicked", "item", "own", "own"),
+    ("tags", "item", "auto", "own"), ("genre_pairs", "user", "auto", "own"), ("", "", "auto", "auto")])
+def test_a_history_shares_the_targets_table_where_the_spec_gives_the_same_ids(repo, history, target, asked, chosen):
+    table = SimpleNamespace(record=SimpleNamespace(spec="its text"), fields=(),
+                            spec=lambda: Spec.read(repo / "features/sessions.toml"))
+    model = ModelConfig(history=history, target=target, history_table=asked)
+    assert with_item_table(model, table).history_table == chosen
+    if chosen == "own" and asked == "auto":
+        with pytest.raises(ConfigError, match=f"the ids of '{history}' do not mean what those of '{target}' mean"):
+            with_item_table(replace(model, history_table="target"), table)
+
+
+@pytest.mark.parametrize(("compress", "rows"), [({}, 9), ({"b": "quotient:10"}, 60)])
+def test_a_table_that_cannot_hold_a_history_is_refused(compress, rows):
+    columns = [replace(t, rows=rows) if t.name == "b" else t for t in COLUMNS]
+    config = ModelConfig(kind="dien", width=8, history="h", target="b", history_table="target", compress=compress)
+    with pytest.raises(ConfigError, match=f"'h' .60 ids. cannot be looked up in the table of 'b' .{rows} ids"):
+        TableLayout(config, columns)
 
 
 def test_a_wide_part_takes_the_ids_as_they_are_beside_smaller_tables():

@@ -8,8 +8,8 @@ from tests.dlrm.rig import last_json, launch
 
 pytestmark = pytest.mark.slow
 
-# Those after the first two with LAMB, schedules and clipping; `dcn` and `deepfm` with smaller tables.
-RUNS = ["adagrad", "adam", "dcn", "deepfm", "dien"]
+# From `dcn` to `dien` with LAMB, schedules and clipping, all but the last with smaller tables; then tables of 16 bits.
+RUNS = ["adagrad", "adam", "dcn", "deepfm", "xdeepfm", "autoint", "pnn", "dnn", "dien", "fp16", "bf16"]
 KINDS = ["auto", "row", "table", "column"]
 
 
@@ -84,10 +84,10 @@ def test_weights_and_states_are_the_same_element_by_element_on_other_ranks(found
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize(("model", "how"), [*((m, how) for m in ("bags", "dien") for how in KINDS),
+@pytest.mark.parametrize(("model", "how"), [*((m, how) for m in ("bags", "dien", "dien, one table") for how in KINDS),
                                             ("bags", "table_row")])
 def test_every_kind_has_the_logits_and_gradients_of_the_unsharded_model(found, ranks, how, model):
-    """Weighted bags of no, one or several ids; and a history."""
+    """Weighted bags of no, one or several ids; a history with its loss, in a table of its own or the target's."""
     result = found[ranks]["unsharded"][f"{model} {how}"]
     assert result["logits"] < 1e-6
     assert max(result["tables"], result["dense"]) < 1e-6
@@ -120,7 +120,8 @@ def test_an_evaluation_covers_all_ranks_rows(found, ranks):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_padded_batch_has_the_gradient_of_its_real_rows_alone(found, ranks):
     """Of 64 rows 20 are real: the last of several ranks have none. With steps that look ahead and without, for plain
-    ids and for weighted bags, with a decay of the vectors; in the padding lie numbers that are none, and ids."""
+    ids, weighted bags and a history with its loss, with a decay of the vectors; in the padding lie numbers that are
+    none, and ids."""
     for result in found[ranks]["padded"]:
         assert max(result["gradients"], result["loss"]) < 1e-6
         assert result["moved"] > 1e-3

@@ -51,7 +51,7 @@ def inputs(shape, *, lengths=None, seed=0):
         lengths = torch.tensor([(3 * i) % (STEPS + 1) for i in range(samples)])
     return {"dense": normal(samples, dense), "pooled": normal(samples, columns, width),
             "wide": normal(samples, columns, 4), "history": normal(samples, STEPS, width), "lengths": lengths,
-            "target": normal(samples, width), "negatives": normal(samples, STEPS, width)}
+            "target": normal(samples, width), "negatives": normal(samples, STEPS - 1, width)}
 
 
 # ---- the twins: one sample at a time, weights by name
@@ -122,9 +122,37 @@ def twin_interest(w, history, target):
     return h
 
 
+def twin_cin(w, vectors):
+    """Map by map and pair by pair, as the publication's formula reads."""
+    x, sums = vectors, []
+    while (name := f"cin.layers.{len(sums)}") in w:
+        x = np.array([sum(kernel[i, j] * x[i] * vectors[j] for i, j in np.ndindex(kernel.shape)) for kernel in w[name]])
+        sums.append(x.sum(1))
+    return np.concatenate(sums)
+
+
+def twin_attention(w, fields, config):
+    """Head by head and feature by feature."""
+    width = config.width
+    for layer in range(config.attention_layers):
+        query, key, value, rest = (np.einsum("oi,fi->fo", w[f"attention.{layer}.{name}.weight"], fields)
+                                   for name in ("query", "key", "value", "rest"))
+        new = rest.copy()
+        for head in range(config.attention_heads):
+            at = slice(head * width, (head + 1) * width)
+            for f in range(len(fields)):
+                scores = np.exp([query[f, at] @ key[other, at] for other in range(len(fields))])
+                new[f, at] += sum(s / scores.sum() * value[other, at] for other, s in enumerate(scores))
+        fields = np.maximum(new, 0)
+    return fields.ravel()
+
+
 def twin(config, module, data):
-    w, found = arrays(module), []
-    data = {name: value.numpy() for name, value in data.items()}
+    return twin_of(config, arrays(module), {name: value.numpy() for name, value in data.items()})
+
+
+def twin_of(config, w, data):
+    found = []
     for b in range(len(data["dense"])):
         dense, pooled = data["dense"][b], data["pooled"][b]
         if config.kind == "dlrm":
@@ -140,18 +168,29 @@ def twin(config, module, data):
             interest = twin_interest(w, data["history"][b][:n], data["target"][b])
             logit = twin_mlp(w, "over", np.concatenate([dense, *pooled, data["target"][b], interest]),
                              last_linear=True)[0]
+        elif config.kind == "pnn":
+            dots = [i @ j for i, j in itertools.combinations(pooled, 2)]
+            logit = twin_mlp(w, "over", np.concatenate([dense, *pooled, dots]), last_linear=True)[0]
         else:
             logit = twin_mlp(w, "over", np.concatenate([dense, *pooled]), last_linear=True)[0]
-            logit += w["linear.weight"][0] @ dense
-            logit += sum(weights.mean() for weights in data["wide"][b])
+            if config.kind in ("wide_deep", "deepfm", "xdeepfm"):
+                logit += w["linear.weight"][0] @ dense
+                logit += sum(weights.mean() for weights in data["wide"][b])
             if config.kind == "deepfm":
                 logit += sum(i @ j for i, j in itertools.combinations(pooled, 2))
+            elif config.kind == "xdeepfm":
+                logit += w["found.weight"][0] @ twin_cin(w, pooled)
+            elif config.kind == "autoint":
+                fields = np.array([*(x * v for x, v in zip(dense, w["vectors"], strict=True)), *pooled])
+                logit += w["found.weight"][0] @ twin_attention(w, fields, config)
         found.append(logit)
     return np.array(found)
 
 
 CONFIGS = [dict(kind=k) for k in MODELS] + [dict(kind="dcn", cross_rank=3, cross_layers=2),
-                                           dict(kind="dcn", cross_rank=3, cross_experts=4, cross_layers=2)]
+                                           dict(kind="dcn", cross_rank=3, cross_experts=4, cross_layers=2),
+                                           dict(kind="xdeepfm", cin_layers=(3, 2, 4)),
+                                           dict(kind="autoint", attention_layers=3, attention_heads=3)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -163,6 +202,26 @@ def test_a_model_is_its_formula(settings, shape):
     data = inputs(shape)
     out = tower(*(data[name] for name in tower_of(config.kind).inputs))
     close(out[0] if config.kind == "dien" else out, twin(config, tower, data))
+
+
+@pytest.mark.parametrize("kind", ["xdeepfm", "autoint", "pnn", "dnn"])
+def test_gradients_are_the_differences_of_the_formula(kind):
+    """Along a random direction through all weights and inputs at once: (f(x + h v) − f(x − h v)) / 2h of the twin."""
+    config = ModelConfig(kind=kind, width=4, over_layers=(5,), cin_layers=(3, 2))
+    tower, data = randomise(build(config, dense=2, columns=3)), inputs((4, 2, 3, 4), seed=5)
+    names = tower_of(kind).inputs
+    values = {**dict(tower.named_parameters()), **{n: data[n].requires_grad_() for n in names}}
+    g = torch.Generator().manual_seed(7)
+    way = {n: torch.randn(v.shape, generator=g, dtype=torch.float64) for n, v in values.items()}
+    slopes = torch.autograd.grad(tower(*(data[n] for n in names)).sum(), list(values.values()))
+    found = sum(float((slope * way[n]).sum()) for n, slope in zip(values, slopes, strict=True))
+
+    def moved(step):
+        at = {n: (v.detach() + step * way[n]).numpy() for n, v in values.items()}
+        return twin_of(config, at, at).sum()
+
+    assert found == pytest.approx((moved(1e-6) - moved(-1e-6)) / 2e-6, rel=1e-6)
+    assert abs(found) > 1e-2
 
 
 @pytest.mark.parametrize("settings", CONFIGS, ids=lambda s: "-".join(map(str, s.values())))
@@ -220,23 +279,24 @@ def test_histories_that_are_all_empty_train(steps):
     tower = build(config, dense=2, columns=1)
     history = torch.zeros(3, steps, 4, requires_grad=True)
     logits, auxiliary = tower(torch.zeros(3, 2), torch.zeros(3, 1, 4), history, torch.zeros(3, dtype=torch.long),
-                              torch.ones(3, 4), negatives=torch.zeros(3, steps, 4))
+                              torch.ones(3, 4), negatives=torch.zeros(3, 0, 4))
     assert auxiliary == 0
     (logits.sum() + auxiliary).backward()
     assert all(torch.isfinite(p.grad).all() for p in tower.parameters() if p.grad is not None)
 
 
-def test_the_auxiliary_loss_is_the_mean_over_steps_that_have_a_next_item():
+def test_the_auxiliary_loss_is_the_mean_over_a_samples_steps_that_have_a_next_item():
     tower = randomise(build(ModelConfig(kind="dien", width=4), dense=2, columns=1))
     data = inputs((4, 2, 1, 4), lengths=torch.tensor([0, 1, 3, 5]))
     _, loss = tower(*(data[n] for n in tower_of("dien").inputs), negatives=data["negatives"])
-    w, terms = arrays(tower), []
+    w, found = arrays(tower), 0.0
     for b, n in enumerate(data["lengths"].tolist()):
-        states = twin_gru(w, data["history"][b].numpy()[:n])
+        states, terms = twin_gru(w, data["history"][b].numpy()[:n]), []
         for t in range(n - 1):
             terms.append(-np.log(sigmoid(states[t] @ data["history"][b, t + 1].numpy())))
-            terms.append(-np.log(1 - sigmoid(states[t] @ data["negatives"][b, t + 1].numpy())))
-    assert loss.item() == pytest.approx(np.mean(terms), abs=1e-9)
+            terms.append(-np.log(1 - sigmoid(states[t] @ data["negatives"][b, t].numpy())))
+        found += np.mean(terms) if terms else 0
+    assert loss.item() == pytest.approx(found, abs=1e-9)
 
 
 def test_the_mean_of_four_columns_learns_as_one_column_under_adagrad_does():

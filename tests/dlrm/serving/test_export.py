@@ -19,7 +19,9 @@ pytestmark = pytest.mark.slow
 
 DENSE, COLUMNS = 3, 4
 KINDS = [{}, {"kind": "dcn"}, {"kind": "dcn", "cross_rank": 4, "cross_experts": 2}, {"kind": "wide_deep"},
-         {"kind": "deepfm"}, {"kind": "dien", "history": "h", "target": "t"}, {"precision": "bf16"}]
+         *({"kind": kind} for kind in ("deepfm", "xdeepfm", "autoint", "pnn", "dnn")),
+         {"kind": "dien", "history": "h", "target": "t"},
+         {"precision": "bf16"}]
 
 
 def config(**how: object) -> ModelConfig:

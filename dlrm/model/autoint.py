@@ -1,0 +1,68 @@
+"""AutoInt+: every feature looks at all others by attention of several heads, layer after layer, beside a deep network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sluice.dlrm.model import flops
+from sluice.dlrm.model.dnn import Dnn
+from sluice.dlrm.model.flops import LayerCost
+from sluice.dlrm.model.towers import Labels
+from sluice.dlrm.options import ModelConfig
+
+
+class FieldAttention(nn.Module):
+    """x ← relu(heads side by side + R x), a head being softmax(Q x · K x) V x over the features, not scaled, as in the
+    publication. [B, n, before] → [B, n, heads · width]"""
+
+    def __init__(self, before: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.rest = (nn.Linear(before, heads * width, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+                             for layer in (self.query, self.key, self.value))
+        found = torch.matmul(torch.matmul(query, key.transpose(2, 3)).softmax(3), value)
+        both: Tensor = found.transpose(1, 2).flatten(2) + self.rest(x)
+        return both.relu()
+
+
+class AutoInt(Dnn):
+    """A dense feature's vector is its value times a vector that is learned. When a run follows a table, a new feature
+    takes its part of the attention at once; in other towers it says nothing before it has learned."""
+
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
+        super().__init__(config, dense, columns)
+        width, heads = config.width, config.attention_heads
+        self.vectors = nn.Parameter(torch.empty(dense, width))
+        nn.init.normal_(self.vectors, std=width**-0.5)
+        self.attention = nn.Sequential(*(FieldAttention(heads * width if n else width, width, heads)
+                                         for n in range(config.attention_layers)))
+        self.found = nn.Linear((dense + columns) * heads * width, 1, bias=False)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        logits: Tensor = super().forward(dense, pooled)
+        fields = torch.cat([dense.unsqueeze(2) * self.vectors, pooled], 1)
+        interactions: Tensor = self.found(self.attention(fields).flatten(1))
+        return logits + interactions.squeeze(1)
+
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+        fields, after = dense + columns, config.attention_heads * config.width
+        layers = LayerCost()
+        for n in range(config.attention_layers):
+            weights = 4 * (after if n else config.width) * after
+            layers += LayerCost(weights, 2 * weights * fields + 4 * fields * fields * after)
+        return {**Dnn.cost(config, dense=dense, columns=columns, history=history),
+                "interaction": LayerCost(dense * config.width) + layers + flops.linear(fields * after, 1, bias=False)}
+
+    @staticmethod
+    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> dict[str, Labels]:
+        after = config.attention_heads * config.width
+        places: list[Hashable] = [(name, i) for name in (*dense, *columns) for i in range(after)]
+        return {**Dnn.labels(config, dense, columns), "vectors": (dense, None), "found.weight": (None, places)}

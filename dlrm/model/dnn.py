@@ -1,0 +1,33 @@
+"""A plain deep network over dense features and embeddings: what every other tower has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sluice.dlrm.model.flops import LayerCost
+from sluice.dlrm.model.interactions import mlp
+from sluice.dlrm.model.towers import Labels, Tower, over_cost, vector_labels
+from sluice.dlrm.options import ModelConfig
+
+
+class Dnn(Tower):
+    """All vectors and dense features side by side, and layers over them."""
+
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
+        super().__init__(config, dense, columns)
+        self.over = mlp([dense + columns * config.width, *config.over_layers, 1], last_linear=True)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1)], 1))
+        return logits.squeeze(1)
+
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+        return {"over": over_cost(config, dense + columns * config.width)}
+
+    @staticmethod
+    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> dict[str, Labels]:
+        return {"over.0.weight": (None, [*dense, *vector_labels(config, *columns)])}

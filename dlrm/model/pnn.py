@@ -1,0 +1,39 @@
+"""PNN with inner products: a deep network over all vectors and the products of their pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import combinations
+from math import comb
+
+import torch
+from torch import Tensor
+
+from sluice.dlrm.model import flops
+from sluice.dlrm.model.flops import LayerCost
+from sluice.dlrm.model.interactions import Dots, mlp
+from sluice.dlrm.model.towers import Labels, Tower, over_cost, vector_labels
+from sluice.dlrm.options import ModelConfig
+
+
+class Pnn(Tower):
+    """Unlike DLRM it keeps the vectors themselves, and its dense features have no vector that takes part in a pair."""
+
+    def __init__(self, config: ModelConfig, dense: int, columns: int) -> None:
+        super().__init__(config, dense, columns)
+        self.dots = Dots(columns)
+        self.over = mlp([dense + columns * config.width + comb(columns, 2), *config.over_layers, 1], last_linear=True)
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        logits: Tensor = self.over(torch.cat([dense, pooled.flatten(1), self.dots(pooled)], 1))
+        return logits.squeeze(1)
+
+    @staticmethod
+    def cost(config: ModelConfig, *, dense: int, columns: int, history: int) -> dict[str, LayerCost]:
+        return {"interaction": flops.dots(columns, config.width),
+                "over": over_cost(config, dense + columns * config.width + comb(columns, 2))}
+
+    @staticmethod
+    def labels(config: ModelConfig, dense: Sequence[str], columns: Sequence[str]) -> dict[str, Labels]:
+        pairs: list[Hashable] = [frozenset(pair) for pair in combinations(columns, 2)]
+        return {"over.0.weight": (None, [*dense, *vector_labels(config, *columns), *pairs])}

@@ -1,0 +1,149 @@
+"""Tables of 16 bits on a CPU: looked up and updated within the backward pass as others are, rounded by chance.
+
+FBGEMM's kernels for CPUs (1.8) keep fp16 tables, but round each updated weight to the nearest, whatever
+`stochastic_rounding` says: a step below half a unit in the last place is lost, every time. For bf16 they have no
+forward pass at all. So such tables are looked up and updated here, in torch; weights and states lie where FBGEMM
+keeps them.
+
+An update is made in float32 and rounded up with the probability with which it lies nearer to the upper neighbour, so
+that small steps count on average. The chance is a function of the run's seed, the step, the table's name, and the
+weight's place in it: it is the same on any number of ranks, and after a resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from torch import Tensor
+
+_FACTORS = 0x1E3779B97F4A7C15, 0x3F58476D1CE4E5B9, 0x14D049BB133111EB  # large odd numbers, below 2⁶³
+_MOST = 2**63 - 1
+_BITS = {torch.float16: 13, torch.bfloat16: 16}
+"""How many bits of a float32's fraction the type has no place for."""
+_SMALL, _UNIT = 2.0**-14, 2.0**-24
+"""Below the first, float16's neighbours are the second apart."""
+
+
+def rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
+    """float32 values as `dtype`, each one of its two neighbours. `chance` has random bits, as many as are dropped."""
+    bits = _BITS[dtype]
+    found = ((values.view(torch.int32) + chance) & -(1 << bits)).view(torch.float32)
+    if dtype == torch.float16:
+        small = values.abs() < _SMALL
+        if bool(small.any()):
+            found = torch.where(small, ((values / _UNIT) + chance / (1 << bits)).floor() * _UNIT, found)
+    return found.to(dtype)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    for factor in _FACTORS[1:]:
+        numbers = (numbers ^ (numbers >> 29 & 0x7FFFFFFFF)) * factor
+    return numbers ^ (numbers >> 32 & 0xFFFFFFFF)
+
+
+class HalfTables(SplitTableBatchedEmbeddingBagsCodegen):  # type: ignore[misc]
+    """Takes the place of FBGEMM's module, whose object it becomes: see `take_over`."""
+
+    _parts: list[tuple[Tensor, Tensor | None, list[int], Tensor]]
+
+    def begin(self, seed: int, first_rows: Sequence[int], first_columns: Sequence[int]) -> None:
+        """Call it once, after the object has become one of these, with where each table's part begins in it."""
+        states = [found[0] for found in self.split_optimizer_states()] or [None] * len(self.embedding_specs)
+        self._parts = []
+        for number, weights in enumerate(self.split_embedding_weights()):
+            name = self.table_names[number]
+            key = int.from_bytes(hashlib.sha256(f"{seed}\0{name}".encode()).digest()[:7], "little")
+            columns = (torch.arange(weights.shape[1]) + first_columns[number]) * 2 + 1
+            features = [f for f, table in enumerate(self.feature_table_map) if table == number]
+            self._parts.append((weights, states[number], features, torch.cat(
+                [torch.tensor([key + first_rows[number]]), columns * _FACTORS[0]])))
+        self.step = 0
+
+    def forward(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, *_: Any,
+                **__: Any) -> Tensor:
+        found: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
+            self.placeholder_autograd_tensor, self, indices.long(), offsets, per_sample_weights)
+        return found
+
+    def lookups(self, indices: Tensor, offsets: Tensor, weights: Tensor | None,
+                ) -> Iterator[tuple[int, Tensor, Tensor | None, Tensor | None]]:
+        """For each table its number, the ids of all its features' bags, the bag of each id (None if each bag has one),
+        and its weight."""
+        batch = (len(offsets) - 1) // len(self.feature_table_map)
+        lengths, ends = offsets.diff().view(-1, batch), offsets[::batch].tolist()
+        for number, (_, _, features, _) in enumerate(self._parts):
+            at = [slice(ends[f], ends[f + 1]) for f in features]
+            own = lengths[features].flatten()
+            bags = None if bool((own == 1).all()) else torch.repeat_interleave(torch.arange(len(own)), own)
+            yield (number, torch.cat([indices[one] for one in at]), bags,
+                   None if weights is None else torch.cat([weights[one] for one in at]))
+
+    @torch.no_grad()
+    def update(self, number: int, ids: Tensor, gradients: Tensor) -> None:
+        """Moves the rows of these ids, each by the sum of its gradients."""
+        weights, state, _, places = self._parts[number]
+        rows, inverse = torch.unique(ids, return_inverse=True)
+        total = gradients.new_zeros(len(rows), weights.shape[1]).index_add_(0, inverse, gradients)
+        step = total * self.get_learning_rate()
+        if state is not None:
+            state = state.view(len(weights), -1)  # one number a row, or one a weight
+            squares = total.square()
+            seen = state[rows] + (squares if self.optimizer == EmbOptimType.EXACT_ADAGRAD
+                                  else squares.mean(1, keepdim=True))
+            state[rows] = seen
+            step /= seen.sqrt() + self.optimizer_args.eps
+        base = _mixed((rows + places[0]) * _FACTORS[0] + (self.step * _FACTORS[1] & _MOST))
+        chance = ((base.unsqueeze(1) * places[1:]) >> 40 & ((1 << _BITS[weights.dtype]) - 1)).int()
+        weights[rows] = rounded(weights[rows].float() - step, weights.dtype, chance)
+
+
+class _Lookup(torch.autograd.Function):
+    """The sums of the bags' rows, in float32; backwards, the tables are updated."""
+
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, tables: HalfTables, indices: Tensor, offsets: Tensor, weights: Tensor | None,
+                ) -> Tensor:
+        ctx.tables = tables
+        ctx.save_for_backward(indices, offsets, weights)
+        batch = (len(offsets) - 1) // len(tables.feature_table_map)
+        found: dict[int, Tensor] = {}
+        for number, ids, bags, per_id in tables.lookups(indices, offsets, weights):
+            rows, features = tables._parts[number][0], tables._parts[number][2]
+            vectors = rows[ids].float()
+            if per_id is not None:
+                vectors *= per_id.unsqueeze(1)
+            sums = vectors if bags is None else vectors.new_zeros(
+                len(features) * batch, rows.shape[1]).index_add_(0, bags, vectors)
+            found |= dict(zip(features, sums.view(len(features), batch, -1), strict=True))
+        return torch.cat([found[feature] for feature in sorted(found)], 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
+        indices, offsets, weights = ctx.saved_tensors
+        tables: HalfTables = ctx.tables
+        widths = [tables._parts[table][0].shape[1] for table in tables.feature_table_map]
+        columns = torch.split(gradient, widths, 1)
+        for number, ids, bags, weight in tables.lookups(indices, offsets, weights):
+            of_ids = torch.cat([columns[feature] for feature in tables._parts[number][2]])
+            of_ids = of_ids if bags is None else of_ids[bags]
+            tables.update(number, ids, of_ids if weight is None else of_ids * weight.unsqueeze(1))
+        return (None,) * 5
+
+
+def take_over(model: torch.nn.Module, seed: int) -> list[HalfTables]:
+    """Has the tables of 16 bits of a sharded model on a CPU be looked up and updated here."""
+    found = []
+    lookups = [one for module in model.modules() for one in getattr(module, "_lookups", ())]  # TorchRec hides them
+    for owner in (module for lookup in lookups for module in lookup.modules()):
+        tables: Any = getattr(owner, "_emb_module", None)
+        if isinstance(tables, SplitTableBatchedEmbeddingBagsCodegen) and tables.current_device.type == "cpu" and (
+                tables.weights_precision in (SparseType.FP16, SparseType.BF16)):
+            tables.__class__ = HalfTables
+            tables.begin(seed, owner._row_offset, owner._col_offset)
+            found.append(tables)
+    return found
