@@ -169,8 +169,8 @@ class Server:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hostile requests may not fill a log
         return uvicorn.Server(uvicorn.Config(
             self._service, http=protocol(self._limits.seconds, self._limits.connections), loop="asyncio", ws="none",
-            lifespan="off", log_config=None, access_log=False, backlog=_BACKLOG, timeout_keep_alive=60,
-            timeout_graceful_shutdown=self._options.limits.drain, server_header=False))
+            lifespan="off", proxy_headers=False, log_config=None, access_log=False, backlog=_BACKLOG,
+            timeout_keep_alive=60, timeout_graceful_shutdown=self._options.limits.drain, server_header=False))
 
     async def _run_until_stopped(self, listener: socket.socket) -> None:
         ready = asyncio.create_task(self._say_ready(listener))
