@@ -1,6 +1,7 @@
 """Loaders side by side on one feature table, in one run, taking turns.
 
     python -m benchmarks.loaders [TABLE] [--batch-size 8192] [--seconds 3] [--rounds 5]
+    python -m benchmarks.loaders --subset              (`make bench SUBSET=1`) their order, in a third of the time
 
 Every contender gives the same batches' shape: shuffled rows, float32 dense features and label, int32 ids, as torch
 tensors. Figures are medians over the rounds; ratios are taken within a round, then their median.
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,18 @@ from sluice.ingest.stages.transform import Transform
 from sluice.ingest.tools.decode_limit import decode_rows_per_s
 
 Contender = Callable[[float], float]  # seconds → rows a second
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured: the rows of a table that is made, the seconds of a turn, the turns of each loader."""
+
+    rows: int
+    seconds: float
+    rounds: int
+
+
+WHOLE, SUBSET = Extent(1_600_000, 3.0, 5), Extent(400_000, 1.0, 4)
 
 
 def ours(table: FeatureTable, batch_size: int, reader: str, shuffle: bool = True,
@@ -192,13 +206,18 @@ def main(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", nargs="?", help="a feature table with a train split (default: a new one)")
     parser.add_argument("--batch-size", type=int, default=8192, help="rows of a batch (default %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each loader (default %(default)s)")
+    parser.add_argument("--seconds", type=float, help=f"of each turn (default {WHOLE.seconds:g})")
+    parser.add_argument("--rounds", type=int, help=f"turns of each loader (default {WHOLE.rounds})")
+    parser.add_argument("--subset", action="store_true", help="less of everything: benchmarks/subset.py says whether "
+                        "its order of loaders is that of the whole")
     arguments = parser.parse_args(argv)
+    extent = SUBSET if arguments.subset else WHOLE
+    arguments.seconds = extent.seconds if arguments.seconds is None else arguments.seconds
+    arguments.rounds = extent.rounds if arguments.rounds is None else arguments.rounds
     if arguments.seconds <= 0 or arguments.rounds < 1:
         raise UsageError("--seconds and --rounds are positive")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        table = FeatureTable.open(arguments.table) if arguments.table else made_table(Path(folder), 1_600_000)
+        table = FeatureTable.open(arguments.table) if arguments.table else made_table(Path(folder), extent.rows)
         found, closing = contenders(table, arguments.batch_size, Path(folder))
         for close in closing:
             stack.callback(close)

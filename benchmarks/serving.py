@@ -1,9 +1,12 @@
 """A run served on one core: the time to an answer for one client, answers a second for many, and a soak below that.
 
     python benchmarks/serving.py RUN [--clients 64] [--seconds 10] [--soak 600] [--tables int8] [--attack 128]
+    python benchmarks/serving.py RUN --beside 5 [--rows rows.json]     in turns with the plainest server
 
-RUN was trained on a table of synthetic clicks (as the demo's); its server is a process of its own, bound to one core,
-and the clients are in this process, on the others. Each request is one row as JSON, over connections that stay open.
+RUN was trained on a table of synthetic clicks (as the demo's), or of what `--rows` has, JSON lines of raw rows; its
+server is a process of its own, bound to one core, and the clients are in this process, on the others. Each request is
+one row as JSON, or ten, over connections that stay open. `--beside N` measures only that: N rounds, in each of which
+this server and `plain_server.py` are asked by one client and by many; told are medians of the rounds' ratios.
 The soak asks at a steady rate, 80 % of the most that was answered, and looks at the server's memory at its first
 fifth and at its end. The attack is so many requests of 4,096 empty rows at one time: how they are answered, and how
 long /health takes meanwhile, asked every 20 ms over connections of its own.
@@ -24,8 +27,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +43,7 @@ from sluice.etl.common.program import run, say
 from sluice.etl.synth.criteo import CATEGORIES, INTEGERS, Clicks
 
 _ROWS = 2000
-_WARM = 200
+_WARM, _TEN = 200, 10
 _MOST_ROWS = 4096
 
 
@@ -60,17 +64,23 @@ class Seen:
                 "p99_ms": round(1000 * self.percentile(0.99), 2)}
 
 
-def requests() -> list[bytes]:
-    """One row of synthetic clicks each, as bytes on the wire."""
+def requests(rows: list[dict[str, Any]], each: int) -> list[bytes]:
+    """Requests of so many rows, as bytes on the wire."""
+    found = []
+    for first in range(0, len(rows) - each + 1, each):
+        body = json.dumps({"rows": rows[first:first + each]}).encode()
+        found.append(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+                     + str(len(body)).encode() + b"\r\n\r\n" + body)
+    return found
+
+
+def synthetic_clicks() -> list[dict[str, Any]]:
     clicks = Clicks(7).rows(10_000_000, _ROWS)
     codes = {name: clicks.codes(name) for name in CATEGORIES}
     found = []
     for n in range(_ROWS):
-        row = {name: int(clicks.counts[name][n]) for name in INTEGERS if not _null(clicks, name, n)}
-        row |= {name: f"{int(codes[name][n]):08x}" for name in CATEGORIES if not _null(clicks, name, n)}
-        body = json.dumps({"rows": [row]}).encode()
-        found.append(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
-                     + str(len(body)).encode() + b"\r\n\r\n" + body)
+        row: dict[str, Any] = {name: int(clicks.counts[name][n]) for name in INTEGERS if not _null(clicks, name, n)}
+        found.append(row | {name: f"{int(codes[name][n]):08x}" for name in CATEGORIES if not _null(clicks, name, n)})
     return found
 
 
@@ -201,21 +211,9 @@ def attack(port: int, requests: int) -> dict[str, Any]:
             "health_max_ms": round(1000 * max(seen.seconds), 1)}
 
 
-def main(argv: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=10, help="of each measurement (default: %(default)s)")
-    parser.add_argument("--soak", type=float, default=600, help="seconds of the soak; 0: none (default: %(default)s)")
-    parser.add_argument("--tables", default="int8")
-    parser.add_argument("--attack", type=int, default=128, metavar="N", help="requests of 4,096 empty rows at one "
-                        "time; 0: none (default: %(default)s)")
-    args = parser.parse_args(argv)
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        raise UsageError("the server has a core of its own here: two are needed")
-    command = [sys.executable, "-m", "dlrm.serve", str(args.run), "--port", "0", "--tables", args.tables,
-               "--reload-every", "0"]
+@contextmanager
+def serving(command: list[str], cores: list[int]) -> Iterator[tuple[int, psutil.Process, str]]:
+    """A server on the first core: its port, its process and what it said."""
     os.sched_setaffinity(0, cores[:1])  # the server inherits it
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     os.sched_setaffinity(0, cores[1:])
@@ -227,23 +225,82 @@ def main(argv: list[str]) -> dict[str, Any]:
                 break
         else:
             raise UsageError(f"the server did not start: {told.strip()}")
+        yield int(told.rpartition(":")[2]), psutil.Process(process.pid), told
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def measured(port: int, server: psutil.Process, asked: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
+    """A closed loop of clients, and what the server's processor did meanwhile."""
+    before = server.cpu_times()
+    seen, took = asyncio.run(closed_loop(port, asked, clients, seconds))
+    spent = server.cpu_times()
+    used = spent.user + spent.system - before.user - before.system
+    return {**seen.to_dict(took), "server_cores": round(used / took, 2),
+            "server_us_a_request": round(1e6 * used / max(1, len(seen.seconds)))}
+
+
+def beside(commands: dict[str, list[str]], cores: list[int], asked: list[bytes], args: argparse.Namespace
+           ) -> dict[str, Any]:
+    """Both servers are up; rounds of one client and of many, each time in another order."""
+    rounds: list[dict[str, dict[str, Any]]] = []
+    with serving(commands["plain"], cores) as plain, serving(commands["sluice"], cores) as ours:
+        ports = {"plain": plain, "sluice": ours}
+        for number in range(args.beside):
+            rounds.append({})
+            for name in list(ports) if number % 2 else list(ports)[::-1]:
+                port, server, _ = ports[name]
+                for clients in (1, args.clients):
+                    rounds[-1][f"{name}_{clients}"] = measured(port, server, asked, clients, args.seconds)
+            say(f"round {number + 1}: {rounds[-1]}")
+    found: dict[str, Any] = {"rounds": rounds}
+    for clients in (1, args.clients):
+        for figure in ("per_s", "median_ms", "p99_ms", "server_us_a_request"):
+            ratios = [one[f"sluice_{clients}"][figure] / max(1e-9, one[f"plain_{clients}"][figure]) for one in rounds]
+            found[f"{clients}_clients_{figure}"] = round(statistics.median(ratios), 3)
+    return found
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--soak", type=float, default=600, help="seconds of the soak; 0: none (default: %(default)s)")
+    parser.add_argument("--tables", default="int8")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="JSON lines of raw rows; none: synthetic clicks")
+    parser.add_argument("--beside", type=int, default=0, metavar="N", help="rounds beside the plainest server")
+    parser.add_argument("--attack", type=int, default=128, metavar="N", help="requests of 4,096 empty rows at one "
+                        "time; 0: none (default: %(default)s)")
+    args = parser.parse_args(argv)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise UsageError("the server has a core of its own here: two are needed")
+    command = [sys.executable, "-m", "dlrm.serve", str(args.run), "--port", "0", "--tables", args.tables,
+               "--reload-every", "0"]
+    rows = synthetic_clicks()
+    if args.rows:
+        rows = [json.loads(line) for line in args.rows.read_text().splitlines()[:_ROWS]]
+    asked = requests(rows, 1)
+    if args.beside:
+        plain = [sys.executable, str(Path(__file__).with_name("plain_server.py")), str(args.run)]
+        return beside({"plain": plain, "sluice": command}, cores, asked, args)
+    with serving(command, cores) as (port, server, told):
         say(told.strip())
-        port, asked = int(told.rpartition(":")[2]), requests()
-        server = psutil.Process(process.pid)
         asyncio.run(closed_loop(port, asked, 1, _WARM / 200))
-        alone, took = asyncio.run(closed_loop(port, asked, 1, args.seconds))
-        found: dict[str, Any] = {"one_client": alone.to_dict(took)}
+        found: dict[str, Any] = {"one_client": measured(port, server, asked, 1, args.seconds)}
         say(f"one client: {found['one_client']}")
-        before = server.cpu_times()
-        many, took = asyncio.run(closed_loop(port, asked, args.clients, args.seconds))
-        spent = server.cpu_times()
-        used = (spent.user + spent.system - before.user - before.system) / took
-        found["clients"] = {**many.to_dict(took), "server_cores": round(used, 2)}
-        say(f"{args.clients} clients: {found['clients']}")
+        found["clients"] = many = measured(port, server, asked, args.clients, args.seconds)
+        say(f"{args.clients} clients: {many}")
+        tens = measured(port, server, requests(rows, _TEN), args.clients, args.seconds)
+        found["tens"] = {**tens, "rows_per_s": _TEN * tens["per_s"]}
+        say(f"{args.clients} clients, {_TEN} rows a request: {found['tens']}")
         if args.soak:
             memory: list[int] = []
-            rate = 0.8 * len(many.seconds) / took
-            soak = asyncio.run(steady(port, asked, clients=args.clients, seconds=args.soak, rate=rate,
+            soak = asyncio.run(steady(port, asked, clients=args.clients, seconds=args.soak, rate=0.8 * many["per_s"],
                                       look=lambda: memory.append(server.memory_info().rss)))
             found["soak"] = {**soak.to_dict(args.soak), "seconds": args.soak,
                              "grown_bytes": server.memory_info().rss - memory[0], "bytes": memory[0]}
@@ -252,11 +309,6 @@ def main(argv: list[str]) -> dict[str, Any]:
             found["attack"] = attack(port, args.attack)
             say(f"attack: {found['attack']}")
         return {**found, "tables": told.splitlines()[0]}
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
-        if process.stderr is not None:
-            process.stderr.close()
 
 
 if __name__ == "__main__":

@@ -284,7 +284,7 @@ for words in ((sys.executable, "-S", "-m", "sluice.etl.job", "--help"),):
 
 def test_trainer_trains_and_evaluates(site):
     run(site("trainer"), SMALL_TABLE + """
-absent("petastorm", "starlette", "optuna", "scipy")
+absent("petastorm", "uvicorn", "optuna", "scipy")
 helps("train", "evaluate", "export", "plan")
 refused("serve", "serve", "run", "--port", "0")
 code, out, err = called("train", "--data", "table", "--run-dir", "run", "--batch-size", "512", "--tuning", "fixed")
@@ -304,7 +304,7 @@ helps("serve")
 
 def test_search_holds_what_proposes(site):
     run(site("search"), """
-absent("petastorm", "starlette")
+absent("petastorm", "uvicorn")
 imports("sluice.dlrm.hpo.study", "scipy.optimize", "optuna.samplers._gp.sampler")
 import_module("sluice.dlrm.hpo.trial_server")._import()
 assert "torchrec" in sys.modules
@@ -314,7 +314,7 @@ helps("search")
 
 def test_tuning_holds_every_policy_and_its_teaching(site):
     run(site("tuning"), """
-absent("petastorm", "starlette", "torchrec", "deltalake", "optuna", "scipy")
+absent("petastorm", "uvicorn", "torchrec", "deltalake", "optuna", "scipy")
 from sluice.agent import policies
 assert policies.names() == list(policies.PRODUCT)
 for name in policies.names():
@@ -326,7 +326,7 @@ helps("policies", "teach", "simulate")
 def test_teach_holds_the_environment_of_an_opening(site):
     run(site("teach"), """
 imports("gymnasium")
-absent("petastorm", "starlette", "torchrec")
+absent("petastorm", "uvicorn", "torchrec")
 from sluice.agent.learn.opening_env import OpeningEnv
 assert OpeningEnv.metadata == {"render_modes": []}
 """)

@@ -26,25 +26,6 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Turns:
-    """Lets `limit` callers pass in each turn of the event loop: however many come at once, others have turns in
-    between."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._passed = limit, 0
-
-    async def wait(self) -> None:
-        """Returns as soon as the caller may pass."""
-        while self._passed >= self._limit:
-            await asyncio.sleep(0)
-        if not self._passed:
-            asyncio.get_running_loop().call_soon(self._next_turn)
-        self._passed += 1
-
-    def _next_turn(self) -> None:
-        self._passed = 0
-
-
 class Full(Exception):
     """More requests wait already than may, or than can be answered in time; `retry_after` is the number of seconds
     after which to ask again."""

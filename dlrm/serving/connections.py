@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections import OrderedDict
 from typing import Any, Generic, TypeVar
 
-import h11
-from h11._receivebuffer import ReceiveBuffer
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 C = TypeVar("C")
-_BARE_LINE_END = re.compile(rb"(?<!\r)\n|\r(?!\n)")
+_HEAD_BYTES = 64 * 2**10
+"""How many bytes of a request may come that are no part of its body: a head, or headers after the last chunk."""
+_PIPELINED = 16
+"""How many requests may follow, unanswered, behind one on the same connection."""
 
 
 class Connections(Generic[C]):
@@ -60,62 +61,30 @@ class Connections(Generic[C]):
         self._busy.discard(connection)
 
 
-class _StrictLines(ReceiveBuffer):
-    """Accepts only lines that end in a carriage return and a line feed, and headers of one line: a proxy before this
-    server may read other bytes differently, and see two requests where this one sees one."""
-
-    def _extract(self, count: int) -> bytearray:
-        self._extracted = super()._extract(count)
-        return self._extracted
-
-    def maybe_extract_lines(self) -> list[bytearray] | None:
-        lines = super().maybe_extract_lines()
-        if lines and _BARE_LINE_END.search(self._extracted):
-            raise h11.LocalProtocolError("a line does not end in a carriage return and a line feed")
-        if any(line.startswith((b" ", b"\t")) for line in lines or ()):
-            raise h11.LocalProtocolError("a header goes on in the next line")
-        return lines
+class Doubtful(Exception):
+    """A proxy before this server may read such a request differently, and see two where this one sees one."""
 
 
-class _StrictConnection(h11.Connection):
-    """Refuses a request that gives its length in two ways."""
-
-    refusal = ""
-    """Why the request was refused."""
-
-    def __init__(self, byte_limit: int) -> None:
-        super().__init__(h11.SERVER, byte_limit)
-        self._receive_buffer = _StrictLines()
-
-    def next_event(self) -> Any:
-        try:
-            event = super().next_event()
-        except h11.RemoteProtocolError as error:
-            self.refusal = str(error)
-            raise
-        if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            if b"transfer-encoding" in names and b"content-length" in names:
-                self.refusal = "Content-Length and Transfer-Encoding exclude each other"
-            elif b"transfer-encoding" in names and event.http_version < b"1.1":
-                self.refusal = "HTTP/1.0 has no Transfer-Encoding"
-            if self.refusal:
-                raise h11.RemoteProtocolError(self.refusal)
-        return event
+def check_head(headers: list[tuple[bytes, bytes]], version: str) -> None:
+    """Raises Doubtful for a head that the parser lets pass. (It refuses two lengths, folded headers and lines that do
+    not end in a carriage return and a line feed by itself.)"""
+    names = [name for name, _ in headers]
+    if b"transfer-encoding" in names and version != "1.1":
+        raise Doubtful(f"HTTP/{version} has no Transfer-Encoding")
+    if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
+        raise Doubtful("it does not name one host")
 
 
-def protocol(seconds: float, limit: int) -> type[H11Protocol]:
+def protocol(seconds: float, limit: int) -> type[HttpToolsProtocol]:
     """uvicorn's protocol, which waits at most `seconds` for a request's head, keeps at most `limit` connections open,
     and refuses doubtful requests."""
-    open_connections: Connections[H11Protocol] = Connections(limit)
+    open_connections: Connections[HttpToolsProtocol] = Connections(limit)
 
-    class GuardedProtocol(H11Protocol):
-        conn: _StrictConnection
+    class GuardedProtocol(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.conn = _StrictConnection(self.conn._max_incomplete_event_size)
+        _message_begun = False
+        _outside_body = 0
+        """Bytes that came since the request began, or since the last part of its body."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -132,12 +101,42 @@ def protocol(seconds: float, limit: int) -> type[H11Protocol]:
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
-            super().data_received(data)
+            self._unset_keepalive_if_required()
+            self._outside_body = len(data) + (self._outside_body if self._message_begun else 0)
+            try:
+                self.parser.feed_data(data)
+                if self._message_begun and self._outside_body > _HEAD_BYTES:
+                    raise Doubtful(f"its head is longer than {_HEAD_BYTES} bytes")
+            except httptools.HttpParserUpgrade:
+                pass  # nothing is upgraded here: the request is answered, and the connection closed
+            except (httptools.HttpParserError, Doubtful) as error:
+                self._answer_and_close(400, "Bad Request",
+                                       f"this is no proper HTTP request: {error.__context__ or error}"[:300])
             if not self._is_idle():
                 self._stop_head_timer()
                 open_connections.begins(self)
             elif self._head_timer is None:
                 self._head_timer = self.loop.call_later(seconds, self._head_timed_out)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._message_begun = True
+
+        def on_headers_complete(self) -> None:
+            check_head(self.headers, self.parser.get_http_version())
+            if len(self.pipeline) >= _PIPELINED:
+                raise Doubtful(f"more than {_PIPELINED} requests wait behind one on this connection")
+            super().on_headers_complete()
+            if self.parser.should_upgrade():
+                self.cycle.keep_alive = False
+
+        def on_body(self, body: bytes) -> None:
+            self._outside_body = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._message_begun = False
+            super().on_message_complete()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -149,13 +148,9 @@ def protocol(seconds: float, limit: int) -> type[H11Protocol]:
             open_connections.closed(self)
             super().connection_lost(exc)
 
-        def send_400_response(self, msg: str) -> None:
-            self._answer_and_close(400, "Bad Request",
-                                   f"this is no proper HTTP request: {self.conn.refusal or msg}"[:300])
-
         def _answer_and_close(self, status: int, phrase: str, text: str, headers: str = "") -> None:
             """Sends a last answer and closes the connection; sends nothing if an answer is half sent."""
-            if not self.transport.is_closing() and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            if not self.transport.is_closing() and (self._is_idle() or not self.cycle.response_started):
                 body = json.dumps({"error": text})
                 self.transport.write(f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n{headers}"
                                      f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode())

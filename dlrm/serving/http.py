@@ -1,23 +1,20 @@
-"""The server's HTTP side: `HttpApp` makes a Starlette application of a scorer, within limits."""
+"""The server's HTTP side: `HttpApp` answers requests by a scorer, within limits. It is an application as ASGI has them,
+so that whatever speaks HTTP for it can be changed."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as Http
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from sluice.dlrm.serving.batcher import Batcher, Full, Turns
+from sluice.dlrm.serving.batcher import Batcher, Full
 from sluice.dlrm.serving.decode import Refusal
 from sluice.dlrm.serving.limits import Bucket, ServerLimits
 from sluice.dlrm.serving.metrics import ServerMetrics
@@ -25,9 +22,29 @@ from sluice.dlrm.serving.pace import Pace
 from sluice.dlrm.serving.scorer import Answer, PredictRequest, Scorer
 from sluice.etl.common.suggest import nearest
 
-_REQUESTS_A_TURN = 8
-"""How many requests for predictions are accepted before others, such as /health, have their turn."""
-ROUTES = ("/predict", "/model", "/health", "/metrics")
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+METHODS = {"/predict": ("POST",), "/model": ("GET", "HEAD"), "/health": ("GET", "HEAD"), "/metrics": ("GET", "HEAD")}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer over HTTP."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = "application/json"
+
+    async def send(self, send: Send) -> None:
+        headers = [(b"content-type", self.content_type.encode()), (b"content-length", str(len(self.body)).encode()),
+                   *((name.encode(), value.encode()) for name, value in self.headers.items())]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+class ClientGone(Exception):
+    """The client closed the connection before all of its request had come."""
 
 
 class BackgroundTask(Protocol):
@@ -54,17 +71,39 @@ class HttpApp:
         self.scorer, self.limits = scorer, limits
         self._background, self._clock, self._wall_clock = background, clock, wall_clock
         self._serving_since = wall_clock()
-        self._bucket, self._turns = Bucket(limits.rate, clock), Turns(_REQUESTS_A_TURN)
+        self._bucket = Bucket(limits.rate, clock)
         self.batcher: Batcher[PredictRequest, Answer | Refusal] = Batcher(
             self._score, size=lambda request: len(request.body), size_limit=limits.body_bytes,
             request_limit=limits.batch_requests, waiting_limit=limits.waiting, units=lambda request: request.units,
             answer_s=limits.seconds, pace=pace, clock=clock)
         self.batcher.on_batch = self.served.batch
         self.served.model(scorer.servable.about())
-        self.app = Starlette(lifespan=self._lifespan, routes=[
-            Route("/predict", self._predict, methods=["POST"]), Route("/model", self._model),
-            Route("/health", self._health), Route("/metrics", self._metrics)],
-            exception_handlers={404: _unknown_path, 405: _wrong_method, 500: _server_error})
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        path, method = scope["path"], scope["method"]
+        try:
+            if path not in METHODS:
+                reply = _error_reply(404, f"there is no {path[:60]!r} here{nearest(path[:60], METHODS)}")
+            elif method not in METHODS[path]:
+                reply = _error_reply(405, f"{path} takes {METHODS[path][0]}", {"allow": ", ".join(METHODS[path])})
+            elif path == "/predict":
+                reply = await self._predict(dict(scope["headers"]), receive)
+            elif path == "/model":
+                reply = _json_reply({**self.scorer.servable.about(), "features": self.scorer.decoder.kinds})
+            elif path == "/health":
+                reply = self._health()
+            else:
+                reply = Reply(200, self.served.text(self.batcher.waiting), content_type=CONTENT_TYPE_LATEST)
+        except Exception:
+            await _error_reply(500, "the server failed on this request; its log says why").send(send)
+            raise
+        await reply.send(send)
+
+    async def run_background(self) -> None:
+        """Runs what is to run beside the server, until it is cancelled."""
+        if self._background is not None:
+            await self._background(self)
 
     def take(self, scorer: Scorer) -> None:
         """Answers with this model from the next batch on."""
@@ -74,50 +113,40 @@ class HttpApp:
     def _score(self, requests: Sequence[PredictRequest]) -> Sequence[Answer | Refusal]:
         return self.scorer.answer(requests)
 
-    @asynccontextmanager
-    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._background(self)) if self._background else None
-        try:
-            yield
-        finally:
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-
-    async def _predict(self, http: Http) -> Response:
+    async def _predict(self, headers: Mapping[bytes, bytes], receive: Receive) -> Reply:
         begun_at = self._clock()
-        await self._turns.wait()
-        headers = {}
         try:
             if wait := self._bucket.take():
-                headers["retry-after"] = str(math.ceil(wait))
-                raise Refusal(429, f"more than {self.limits.rate:g} requests a second; try again in {wait:.1f} s")
-            answer = await self._answer_to(http)
-            self.served.answered(len(answer.probabilities), answer.missing)
-            response: Response = JSONResponse(answer.to_dict())
+                text = f"more than {self.limits.rate:g} requests a second; try again in {wait:.1f} s"
+                reply = _error_reply(429, text, {"retry-after": str(math.ceil(wait))})
+            else:
+                answer = await self._answer_to(headers, receive)
+                self.served.answered(len(answer.probabilities), answer.missing)
+                reply = _json_reply(answer.to_dict())
         except Full as full:
-            response = _error_response(503, str(full), {"retry-after": str(full.retry_after)})
+            reply = _error_reply(503, str(full), {"retry-after": str(full.retry_after)})
         except Refusal as refusal:
-            response = _error_response(refusal.status, str(refusal), headers)
-            if refusal.status in (408, 413):
-                response.headers["connection"] = "close"  # what is still to come is not read
-        except ClientDisconnect:
-            response = _error_response(499, "the client went away")
+            # After these two, what is still to come is not read.
+            close = {"connection": "close"} if refusal.status in (408, 413) else {}
+            reply = _error_reply(refusal.status, str(refusal), close)
+        except ClientGone:
+            reply = _error_reply(499, "the client went away")
         except Exception:
             self.served.request(500, self._clock() - begun_at)
             raise
-        self.served.request(response.status_code, self._clock() - begun_at)
-        return response
+        self.served.request(reply.status, self._clock() - begun_at)
+        return reply
 
-    async def _answer_to(self, http: Http) -> Answer:
+    async def _answer_to(self, headers: Mapping[bytes, bytes], receive: Receive) -> Answer:
         try:
             async with asyncio.timeout(self.limits.seconds):
-                body = await self._body(http)
+                body = await self._body(headers, receive)
         except TimeoutError:
             raise Refusal(408, f"the body did not come within {self.limits.seconds:g} s") from None
         try:
             async with asyncio.timeout(self.limits.seconds):
-                answer = await self.batcher.ask(PredictRequest(http.headers.get("content-type", ""), body))
+                content_type = headers.get(b"content-type", b"").decode("latin-1")
+                answer = await self.batcher.ask(PredictRequest(content_type, body))
         except TimeoutError:
             wait = max(1, math.ceil(self.batcher.ahead_s))
             raise Full(f"no answer within {self.limits.seconds:g} s: the server is busy", wait) from None
@@ -125,42 +154,35 @@ class HttpApp:
             raise answer
         return answer
 
-    async def _body(self, http: Http) -> bytes:
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         limit = self.limits.body_bytes
-        length = http.headers.get("content-length", "")
+        length = headers.get(b"content-length", b"").decode("latin-1")
         if length.isdigit() and int(length[:20]) > limit:
             raise Refusal(413, f"a body of {length[:20]} bytes is larger than {limit}")
-        parts, size = [], 0
-        async for part in http.stream():
+        parts, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
             size += len(part)
             if size > limit:
                 raise Refusal(413, f"the body is larger than {limit} bytes")
             parts.append(part)
+            more = message.get("more_body", False)
         return b"".join(parts)
 
-    async def _model(self, _http: Http) -> Response:
-        return JSONResponse({**self.scorer.servable.about(), "features": self.scorer.decoder.kinds})
-
-    async def _health(self, _http: Http) -> Response:
+    def _health(self) -> Reply:
         reload = {"reload": self._background.about()} if self._background else {}
-        return JSONResponse({"ok": True, **self.scorer.servable.about(), "since": iso_time(self._serving_since),
-                             **reload})
-
-    async def _metrics(self, _http: Http) -> Response:
-        return Response(self.served.text(self.batcher.waiting), media_type=CONTENT_TYPE_LATEST)
+        return _json_reply({"ok": True, **self.scorer.servable.about(), "since": iso_time(self._serving_since),
+                            **reload})
 
 
-def _error_response(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": text}, status, headers)
+def _json_reply(content: Mapping[str, Any]) -> Reply:
+    return Reply(200, json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
 
 
-async def _unknown_path(http: Http, _error: Exception) -> Response:
-    return _error_response(404, f"there is no {http.url.path[:60]!r} here{nearest(http.url.path[:60], ROUTES)}")
-
-
-async def _wrong_method(http: Http, _error: Exception) -> Response:
-    return _error_response(405, f"{http.url.path} takes {'POST' if http.url.path == '/predict' else 'GET'}")
-
-
-async def _server_error(_http: Http, _error: Exception) -> Response:
-    return _error_response(500, "the server failed on this request; its log says why")
+def _error_reply(status: int, text: str, headers: Mapping[str, str] | None = None) -> Reply:
+    # A lone surrogate, as a client's JSON may bring it, has no bytes of its own.
+    body = json.dumps({"error": text}, ensure_ascii=False).encode(errors="replace")
+    return Reply(status, body, headers or {})

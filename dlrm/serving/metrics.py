@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter as Count
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +19,14 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         home: dict[str, Any] = {"registry": self.registry}
-        self._requests = Counter("sluice_serve_requests", "Requests for predictions, by status", ["status"], **home)
+        requests = Counter("sluice_serve_requests", "Requests for predictions, by status", ["status"], **home)
         self._rows = Counter("sluice_serve_rows", "Rows predicted", **home)
-        self._missing = Counter("sluice_serve_missing_features", "Rows in which a feature was not named", ["feature"],
-                                **home)
+        missing = Counter("sluice_serve_missing_features", "Rows in which a feature was not named", ["feature"], **home)
+        # To find a label's counter takes longer than to count.
+        self._of_status = functools.cache(requests.labels)
+        self._missing = missing
+        self._missing_since: Count[str] = Count()
+        """What was missing since the figures were last asked for: there are many of them in a request."""
         self._seconds = Histogram("sluice_serve_seconds", "From a request's head to its answer", buckets=_SECONDS,
                                   **home)
         self._batch_requests = Histogram("sluice_serve_batch_requests", "Requests in a batch", buckets=_BATCH_SIZES,
@@ -41,15 +46,14 @@ class ServerMetrics:
     def request(self, status: int, seconds: float) -> None:
         """Counts a request that was answered, whatever the answer."""
         self.statuses[status] += 1
-        self._requests.labels(status).inc()
+        self._of_status(status).inc()
         self._seconds.observe(seconds)
 
     def answered(self, rows: int, missing: Mapping[str, int]) -> None:
         """Counts the rows of a request that got predictions; `missing` has the rows that did not name a feature."""
         self.rows += rows
         self._rows.inc(rows)
-        for name, count in missing.items():
-            self._missing.labels(name).inc(count)
+        self._missing_since.update(missing)
 
     def batch(self, requests: int) -> None:
         """Counts a batch of so many requests."""
@@ -69,4 +73,7 @@ class ServerMetrics:
     def text(self, waiting: int) -> bytes:
         """All figures as Prometheus reads them."""
         self._waiting.set(waiting)
+        for name, count in self._missing_since.items():
+            self._missing.labels(name).inc(count)
+        self._missing_since.clear()
         return generate_latest(self.registry)

@@ -168,13 +168,16 @@ class Server:
 
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hostile requests may not fill a log
         return uvicorn.Server(uvicorn.Config(
-            self._service.app, http=protocol(self._limits.seconds, self._limits.connections), loop="asyncio", ws="none",
-            log_config=None, access_log=False, backlog=_BACKLOG, timeout_keep_alive=60,
-            timeout_graceful_shutdown=self._options.limits.drain, server_header=False))
+            self._service, http=protocol(self._limits.seconds, self._limits.connections), loop="asyncio", ws="none",
+            lifespan="off", proxy_headers=False, log_config=None, access_log=False, backlog=_BACKLOG,
+            timeout_keep_alive=60, timeout_graceful_shutdown=self._options.limits.drain, server_header=False))
 
     async def _run_until_stopped(self, listener: socket.socket) -> None:
         ready = asyncio.create_task(self._say_ready(listener))
+        background = asyncio.create_task(self._service.run_background())
         await self._server._serve([listener])  # `serve` would also take signals, and end by them
+        background.cancel()
+        await asyncio.gather(background, return_exceptions=True)
         await ready
 
     async def _say_ready(self, listener: socket.socket) -> None:

@@ -156,7 +156,7 @@ def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
         return pa.array(np.clip(wide, _FLOAT.min, _FLOAT.max).astype(np.float32))
     if kind == pa.float64():
         return pc.fill_null(as_number(values), 0.0)
-    return values.cast(kind)
+    return values if values.type == kind else values.cast(kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ EXTRAS = {
     "safetensors": "tuning", "gymnasium": "teach",
     "optuna": "search", "scipy": "search",
     "torchrec": "trainer", "fbgemm_gpu": "trainer", "tensorboardX": "trainer", "prometheus_client": "trainer",
-    "starlette": "serve", "uvicorn": "serve", "h11": "serve",
+    "uvicorn": "serve", "httptools": "serve",
     "rich": "live",
 }
 """A package, by the name that it is imported by, and the least extra that holds it."""

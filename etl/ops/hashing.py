@@ -37,13 +37,13 @@ def mix(x: U64) -> U64:
 
 def hash_texts(column: pa.Array, salt: int = 0) -> U64:
     """Hashes each value of a string or binary array."""
-    column = _large(column)
+    width = _offset_width(column)
     count = len(column)
     if not count:
         return np.empty(0, np.uint64)
     _, offsets_buffer, data = column.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64)[column.offset:column.offset + count + 1]
-    start, length = offsets[:-1], np.diff(offsets)
+    offsets = np.frombuffer(offsets_buffer, width)[column.offset:column.offset + count + 1].astype(np.int64, copy=False)
+    start, length = offsets[:-1], offsets[1:] - offsets[:-1]
     first, last = int(offsets[0]) & ~7, int(offsets[-1])
     words = np.zeros((last - first + 7) // 8 + 2, np.uint64)  # aligned, and padded so that no gather goes beyond it
     if last > first:
@@ -102,11 +102,10 @@ def hash_rows(columns: list[pa.Array], seed: int) -> U64:
     return mix(key)
 
 
-def _large(column: pa.Array) -> pa.Array:
+def _offset_width(column: pa.Array) -> type[np.int32 | np.int64]:
+    """The type of the offsets at which an array's texts begin."""
     if pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type):
-        return column
-    if pa.types.is_binary(column.type):
-        return column.cast(pa.large_binary())
-    if pa.types.is_string(column.type):
-        return column.cast(pa.large_string())
+        return np.int64
+    if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+        return np.int32
     raise TypeError(f"a {column.type} array holds no text")

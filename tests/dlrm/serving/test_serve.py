@@ -137,6 +137,10 @@ DOUBTFUL = {
     "chunked twice": POST + b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GOOD,
     "chunked, and another": POST + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n" + GOOD,
     "an old version": POST.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + GOOD,
+    "a head without an end": GOOD[:-2] + b"x: " + b"y" * 66_000,
+    "headers without an end": GOOD[:-2] + b"x: y\r\n" * 11_000,
+    "headers after the body, without an end": POST + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * 11_000,
+    "a crowd on one connection": GOOD * 40,
     "no host": GOOD.replace(b"host: x\r\n", b"") + GOOD, "two hosts": GOOD.replace(b"host", b"host: y\r\nhost") + GOOD,
 }
 
@@ -151,7 +155,7 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
             assert heard.startswith(b"HTTP/1.1 400 Bad Request\r\n"), name
             assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
             assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"].startswith("this is no proper HTTP"), name
-        assert b"exclude each other" in server.raw(DOUBTFUL["both lengths"])
+        assert b"can't be present with Content-Length" in server.raw(DOUBTFUL["both lengths"])
 
         with ExitStack() as open_ones, httpx.Client(base_url=server.url) as http:
             assert http.get("/health").status_code == 200

@@ -349,7 +349,7 @@ def test_limits_that_cannot_be_are_refused():
 
 
 def client(service: HttpApp) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=service.app), base_url="http://here")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=service), base_url="http://here")
 
 
 def served(scorer: Scorer, talk, **limits):

@@ -1,0 +1,153 @@
+"""A feature table asked by key, over tables that a job wrote: against a plain search through the same rows."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice import FeatureStore
+from sluice.etl.table.table import FeatureTable, TableError
+from tests.etl import jobs
+
+ROWS, USERS = 3000, 60
+SPEC = """
+[input]
+format = "tsv"
+columns = ["user:text", "at:float", "spent:float", "label:int", "word:text", "words:text"]
+
+[table]
+row_group_rows = 128
+split = {train = 0.6, test = 0.4}
+
+[[column]]
+name = "user"
+role = "key"
+
+[[column]]
+name = "at"
+role = "time"
+
+[[column]]
+name = "label"
+role = "label"
+
+[[column]]
+name = "spent"
+role = "dense"
+ops = [{op = "fill", value = 0}]
+
+[[column]]
+name = "word"
+role = "sparse"
+ops = [{op = "hash", size = 1000}]
+
+[[column]]
+name = "bag"
+from = ["words"]
+role = "id_list"
+ops = [{op = "split", separator = " "}, {op = "hash", size = 1000}]
+"""
+
+
+def lines(rows: int, first: int = 0) -> str:
+    """Rows of few users at few times, so that many agree in both; `spent` is the row's number."""
+    draw = random.Random(first)
+    return "".join(f"u{draw.randrange(USERS)}\t{draw.randrange(200) / 4}\t{first + n}\t{draw.randrange(2)}\tw{n}\t"
+                   f"{' '.join('abc'[:draw.randrange(4)])}\n" for n in range(rows))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "rows.tsv").write_text(lines(ROWS))
+    (folder / "more.tsv").write_text(lines(ROWS // 10, ROWS))
+    jobs.run(None, folder / "users", folder / "rows.tsv", text=SPEC)
+    jobs.run(None, folder / "users", folder / "more.tsv", text=SPEC, mode="append")
+    return folder / "users"
+
+
+@pytest.fixture(scope="module")
+def rows(made) -> list[dict]:
+    return jobs.rows_of(FeatureTable.open(made))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_values_as_of_a_time_are_those_of_a_plain_search(made, rows, before):
+    store, draw = FeatureStore.open(made), random.Random(5)
+    keys = [f"u{draw.randrange(USERS + 5)}" for _ in range(500)]
+    times = [draw.choice((draw.randrange(-4, 210) / 4, draw.random() * 50)) for _ in keys]
+    times[:3] = [None, float("nan"), float("inf")]
+    found = store.as_of(keys, pa.array(times, pa.float64()), before=before).to_pylist()
+    seen = 0
+    for key, time, row in zip(keys, times, found, strict=True):
+        known = [r["at"] for r in rows if time is not None and r["user"] == key
+                 and (r["at"] < time if before else r["at"] <= time)]
+        seen += bool(known)
+        if not known:
+            assert row == dict.fromkeys(row)
+        else:
+            assert row["at"] == max(known)
+            assert row["spent"] in [r["spent"] for r in rows if (r["user"], r["at"]) == (key, row["at"])]
+    assert 300 < seen < 500
+
+
+def test_no_row_sees_its_own_future(made, rows, tmp_path):
+    """Every row of the table asks for what was known when it came: the answer is the same when all that came later, and
+    the row itself, have never been."""
+    store = FeatureStore.open(made)
+    users, times = [r["user"] for r in rows], [r["at"] for r in rows]
+    whole = store.as_of(users, times, before=True)
+    later = [row["at"] is not None and row["at"] >= time for row, time in zip(whole.to_pylist(), times, strict=True)]
+    assert not any(later)
+    assert whole["at"].null_count < len(rows) / 10
+    moment = 20.0
+    raw = [line.split("\t") for line in (lines(ROWS) + lines(ROWS // 10, ROWS)).splitlines(keepends=True)]
+    (tmp_path / "past.tsv").write_text("".join("\t".join(r) for r in raw if float(r[1]) < moment))
+    jobs.run(None, tmp_path / "past", tmp_path / "past.tsv", text=SPEC)
+    past = FeatureStore.open(tmp_path / "past")
+    asked = [u for u, t in zip(users, times, strict=True) if t == moment]
+    at_once = pa.array([moment] * len(asked), pa.float64())
+    assert len(asked) > 5
+    then, now = past.newest(asked), store.as_of(asked, at_once, before=True)
+    assert now["at"] == then["at"]
+    moments = Counter(zip(users, times, strict=True))
+    # Of several rows of one user and moment, which comes last is a matter of how files are cut.
+    alone = [moments[user, row["at"]] == 1 for user, row in zip(asked, now.to_pylist(), strict=True)]
+    assert now.filter(alone) == then.filter(alone)
+    assert sum(alone) > 1
+
+
+def test_the_newest_values_of_a_key(made, rows):
+    store = FeatureStore.open(made)
+    assert (len(store), "u1" in store, "nobody" in store) == (USERS, True, False)
+    for user in ("u1", "u7"):
+        newest = max(r["at"] for r in rows if r["user"] == user)
+        row = store[user]
+        assert row["at"] == newest
+        assert row in store.newest([user]).to_pylist()
+        stored = next(r for r in rows if r["spent"] == row["spent"])
+        assert row["word"] == stored["word"]
+        assert row["bag"] == np.frombuffer(stored["bag"], "<i4").tolist()
+    with pytest.raises(KeyError):
+        store["nobody"]
+    found = store.newest(["nobody", "u1", None]).to_pylist()
+    assert found == [dict.fromkeys(store.values.column_names), store["u1"], dict.fromkeys(store.values.column_names)]
+    first = FeatureStore.open(made, 0)
+    assert max(first.values["spent"].to_pylist()) < ROWS <= max(store.values["spent"].to_pylist())
+
+
+def test_a_table_without_a_key_or_a_time_is_refused_by_name(made, tmp_path):
+    with pytest.raises(TableError, match=r"'spent' is no column of role key .there are: user"):
+        FeatureStore.open(made, key="spent")
+    (tmp_path / "rows.tsv").write_text(lines(50))
+    jobs.run(None, tmp_path / "t", tmp_path / "rows.tsv", text=SPEC.replace(
+        'role = "time"', 'role = "dense"\nops = [{op = "fill", value = 0}]'))
+    with pytest.raises(TableError, match=r'needs one column of role time, .* none: add one to the spec .role = "time"'):
+        FeatureStore.open(tmp_path / "t")
+    with pytest.raises(ValueError, match="2 keys, but 1 times"):
+        FeatureStore.open(made).as_of(["u1", "u2"], [1.0])
