@@ -18,9 +18,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import inspect
+import itertools
 import json
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ import numpy as np
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.learn.opening_pipelines import pipeline
-from sluice.agent.planner_settings import DEFAULT
+from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.auto import Auto
 from sluice.agent.policies.opening.policy import OpeningPolicy
 from sluice.agent.policies.planner import changes, planner, state
@@ -45,6 +46,7 @@ from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
 from sluice.etl.common.suggest import nearest
 
+TOGETHER = "together"
 _DRAWS = 4000
 _LEAST, _LEAST_P5 = 0.003, 0.0005
 """Shares of the clairvoyant's rows that a rule has to bring in the mean, or in the 5th percentile, if it is to stay."""
@@ -59,20 +61,6 @@ class Edit:
     line: str
     without: str
 
-    @contextmanager
-    def made(self) -> Iterator[None]:
-        found = inspect.getattr_static(self.owner, self.function)
-        function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
-        source = textwrap.dedent(inspect.getsource(function))
-        if source.count(self.line) != 1:
-            raise UsageError(f"{self.function}: {self.line!r} is there {source.count(self.line)} times: a rule has "
-                             "changed; change the list in benchmarks/ablation.py")
-        made: dict[str, Any] = {}
-        exec("from __future__ import annotations\n" + source.replace(self.line, self.without),  # noqa: S102  our own
-             function.__globals__, made)
-        with mock.patch.object(self.owner, self.function, made[self.function]):
-            yield
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -80,14 +68,32 @@ class Rule:
 
     name: str
     edits: Sequence[Edit] = ()
-    settings: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for edit in self.edits:
-                stack.enter_context(edit.made())
-            yield
+
+@contextmanager
+def off(rules: Sequence[Rule]) -> Iterator[PlannerSettings]:
+    """A context in which these rules are off, and the settings for it."""
+    functions: dict[tuple[Any, str], list[Edit]] = {}
+    for edit in itertools.chain.from_iterable(rule.edits for rule in rules):
+        functions.setdefault((edit.owner, edit.function), []).append(edit)
+    with contextlib.ExitStack() as stack:
+        for (owner, name), edits in functions.items():
+            stack.enter_context(mock.patch.object(owner, name, _edited(owner, name, edits)))
+        yield replace(DEFAULT, **{name: value for rule in rules for name, value in rule.settings.items()})
+
+
+def _edited(owner: Any, name: str, edits: Sequence[Edit]) -> Any:
+    function = inspect.getattr_static(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    for edit in edits:
+        if source.count(edit.line) != 1:
+            raise UsageError(f"{name}: {edit.line!r} is there {source.count(edit.line)} times: a rule has changed; "
+                             "change the list in benchmarks/ablation.py")
+        source = source.replace(edit.line, edit.without)
+    made: dict[str, Any] = {}
+    exec(f"from __future__ import annotations\n{source}", function.__globals__, made)
+    return made[name]
 
 
 def _plan(name: str, line: str, without: str) -> Rule:
@@ -198,27 +204,26 @@ def cases(count: int) -> list[Case]:
     return found[:count]
 
 
-def scored(case: Case, rule: Rule | None, opener: OpeningPolicy, best: float) -> tuple[float, bool]:
-    """The share of the clairvoyant's rows with a rule off (None: with all of them on), and whether it was killed."""
-    with rule.off() if rule is not None else contextlib.nullcontext():
-        settings = DEFAULT if rule is None else replace(DEFAULT, **rule.settings)
+def scored(case: Case, rules: Sequence[Rule], opener: OpeningPolicy, best: float) -> tuple[float, bool]:
+    """The share of the clairvoyant's rows with these rules off, and whether it was killed."""
+    with off(rules) as settings:
         outcome = run(case.scenario, Auto(opener, settings=settings), seed=case.seed)
     return outcome.rows / max(1e-9, best), outcome.killed
 
 
-def table(rules: Sequence[Rule], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def table(arms: Collection[str], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What each rule brings, the most first."""
     rows, draw = [], np.random.default_rng(0)
     drawn = draw.integers(0, len(found), (_DRAWS, len(found)))
     full = np.array([one["all"][0] for one in found])
     kills = sum(one["all"][1] for one in found)
-    for rule in rules:
-        without = np.array([one[rule.name][0] for one in found])
+    for arm in arms:
+        without = np.array([one[arm][0] for one in found])
         gains = full - without
         low, high = np.quantile(gains[drawn].mean(axis=1), [0.025, 0.975])
         fifth = float(np.quantile(full, 0.05) - np.quantile(without, 0.05))
-        more_kills = sum(one[rule.name][1] for one in found) - kills
-        rows.append({"rule": rule.name, "mean": 100 * float(gains.mean()), "low": 100 * float(low),
+        more_kills = sum(one[arm][1] for one in found) - kills
+        rows.append({"rule": arm, "mean": 100 * float(gains.mean()), "low": 100 * float(low),
                      "high": 100 * float(high), "p5": 100 * fifth, "kills": more_kills,
                      "differs": int((np.abs(gains) > 1e-9).sum()),
                      "candidate": bool(gains.mean() < _LEAST and fifth < _LEAST_P5 and more_kills <= 0)})
@@ -227,26 +232,26 @@ def table(rules: Sequence[Rule], found: Sequence[dict[str, Any]]) -> list[dict[s
 
 def text(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> str:
     full = np.array([one["all"][0] for one in found])
-    lines = [f"{len(found)} pipelines, all rules: median {np.median(full):.3f}, mean {full.mean():.3f}, 5th percentile "
-             f"{np.quantile(full, 0.05):.3f}, {sum(one['all'][1] for one in found)} killed",
-             "| rule | mean, points | 5th percentile | more kills without | pipelines that differ | |",
+    head = (f"{len(found)} pipelines, all rules: median {np.median(full):.3f}, mean {full.mean():.3f}, 5th percentile "
+            f"{np.quantile(full, 0.05):.3f}, {sum(one['all'][1] for one in found)} killed")
+    lines = [head, "", "| rule | mean, points | 5th percentile | more kills without | pipelines that differ | |",
              "|---|---|---|---|---|---|"]
-    lines += [f"| {r['rule']} | {r['mean']:+.2f} ({r['low']:+.2f} to {r['high']:+.2f}) | {r['p5']:+.2f} | {r['kills']} |"
-              f" {r['differs']} | {'may leave' if r['candidate'] else ''} |" for r in rows]
+    lines += ["| {rule} | {mean:+.2f} ({low:+.2f} to {high:+.2f}) | {p5:+.2f} | {kills} | {differs} |".format(**row)
+              + f" {'may leave' if row['candidate'] else ''} |" for row in rows]
     return "\n".join(lines)
 
 
-def measure(rules: Sequence[Rule], some: Sequence[Case], keep: Callable[[dict[str, Any]], None],
+def measure(arms: Mapping[str, Sequence[Rule]], some: Sequence[Case], keep: Callable[[dict[str, Any]], None],
             done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All rules on all pipelines but those that are `done`; each pipeline's result is handed to `keep`."""
+    """All arms on all pipelines but those that are `done`; each pipeline's result is handed to `keep`. An arm has the
+    rules that are off in it."""
     opener = OpeningPolicy.in_use()
     if opener is None:
         raise UsageError("there are no weights of an opening: `make policy` makes them")
     found = list(done)
     for case in some[len(done):]:
         best = reference(case.scenario, seed=case.seed).rows
-        one: dict[str, Any] = {"all": scored(case, None, opener, best)}
-        one |= {rule.name: scored(case, rule, opener, best) for rule in rules}
+        one = {arm: scored(case, rules, opener, best) for arm, rules in {"all": (), **arms}.items()}
         keep(one)
         found.append(one)
     return found
@@ -255,6 +260,7 @@ def measure(rules: Sequence[Rule], some: Sequence[Case], keep: Callable[[dict[st
 def main(argv: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rule", action="append", metavar="NAME", help="this rule (default: all)")
+    parser.add_argument("--together", action="store_true", help="these rules off at once, in place of one by one")
     parser.add_argument("--pipelines", type=int, default=200, metavar="N", help="(default: %(default)s)")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="a line for each pipeline: goes on where it ended")
     options = parser.parse_args(argv)
@@ -264,10 +270,12 @@ def main(argv: list[str]) -> dict[str, Any]:
             raise UsageError(f"no rule {name!r}{nearest(name, names)}")
     if options.pipelines < 1:
         raise UsageError("--pipelines is at least 1")
-    rules = [rule for rule in RULES if rule.name in (options.rule or names)]
+    arms: dict[str, Sequence[Rule]] = {rule.name: [rule] for rule in RULES if rule.name in (options.rule or names)}
+    if options.together:
+        arms = {TOGETHER: [rule for rules in arms.values() for rule in rules]}
     done = [] if options.keep is None or not options.keep.exists() else [
         json.loads(line) for line in options.keep.read_text().splitlines()][:options.pipelines]
-    if any(missing := {rule.name for rule in rules} - one.keys() for one in done):
+    if any(missing := arms.keys() - one.keys() for one in done):
         raise UsageError(f"{options.keep}: it is of other rules: {', '.join(sorted(missing))} are not in it")
 
     def keep(one: dict[str, Any]) -> None:
@@ -275,8 +283,8 @@ def main(argv: list[str]) -> dict[str, Any]:
             with options.keep.open("a") as file:
                 file.write(json.dumps(one) + "\n")
 
-    found = measure(rules, cases(options.pipelines), keep, done)
-    rows = table(rules, found)
+    found = measure(arms, cases(options.pipelines), keep, done)
+    rows = table(arms, found)
     say(text(rows, found))
     return {"pipelines": len(found), "rules": rows, "simulated": True}
 

@@ -25,9 +25,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from sluice.agent.evaluate.yardsticks import made
 from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.pipeline_batch import PipelineBatch
-from sluice.agent.policies import make
 from sluice.agent.policies.intune import InTune
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
@@ -67,7 +67,7 @@ def published(setting: str, *, udf: float = 1.0, batch: int = 0, rescale: bool =
 def compare(scenario: Scenario, seeds: int) -> dict[str, float]:
     """Median score of each policy."""
     best = [reference(scenario, seed=s) for s in range(seeds)]
-    return {name: statistics.median(score(run(scenario, make(name), seed=s), best[s]) for s in range(seeds))
+    return {name: statistics.median(score(run(scenario, made(name, scenario), seed=s), best[s]) for s in range(seeds))
             for name in _POLICIES}
 
 
@@ -181,7 +181,7 @@ def cost_table(seeds: int) -> dict[str, Any]:
 
 def _decisions(scenario: Scenario, name: str) -> list[float]:
     """Seconds of each of a hundred."""
-    simulator, policy = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs), make(name)
+    simulator, policy = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs), made(name, scenario)
     state, spent = policy.initial(scenario.limits, simulator.knobs), []
     for _ in range(100):
         simulator.advance(scenario.interval_s)
