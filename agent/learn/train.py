@@ -63,6 +63,8 @@ class TeachingOptions:
 
 def main(argv: Sequence[str]) -> Mapping[str, Any]:
     options = parse(TeachingOptions, argv=argv, prog="sluice teach", description=__doc__)
+    import safetensors  # noqa: F401  what writes the weights is missed now, and not after an hour
+
     began = time.monotonic()
     if options.policy == "intune":
         found = _intune(options, options.out or intune.WEIGHTS, argv)
