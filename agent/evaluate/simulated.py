@@ -125,6 +125,7 @@ class ContestOptions:
     setup: tuple[str, ...] = setting((), "of the live set-ups (benchmarks/live_setups.py) these alone", metavar="NAME",
                                      again=True)
     rounds: int = setting(10, "turns of each live arm", least=1)
+    starts: int = setting(1, "times that each policy begins anew, in turns", least=1)
     settle: float = setting(10.0, "seconds in which a policy tunes a live pipeline", metavar="S", above=0)
     seconds: float = setting(0.4, "least seconds of each live turn", metavar="S", above=0)
 
@@ -182,7 +183,8 @@ def _live(options: PolicyOptions) -> dict[str, Any]:
 
     names = [n for n in dict.fromkeys(options.policy or LIVE) if n not in YARDSTICKS]  # no truth to know here
     contests = hold(names, setups=options.contest.setup, rounds=options.contest.rounds,
-                    seconds=options.contest.seconds, settle_s=options.contest.settle, say=say)
+                    seconds=options.contest.seconds, settle_s=options.contest.settle,
+                    starts=options.contest.starts, say=say)
     return {"live": {name: contest.to_dict() for name, contest in contests.items()}}
 
 
