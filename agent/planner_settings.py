@@ -19,7 +19,7 @@ class PlannerSettings:
     growth: int = 16
     """Workers to which a stage with one worker may grow at once: more would be a guess."""
     further: int = 8
-    """Times the most workers ever seen to which a stage may grow, if those paid off in full."""
+    """Times the most workers ever seen to which a stage may grow."""
     careful: int = 2
     """The same where other programs use the cores as well."""
     matters: float = 0.3
@@ -37,9 +37,7 @@ class PlannerSettings:
     busiest: float = 0.7
     """Share of its workers busy from which a stage is tried with numbers of workers whose cost is not known."""
     spare: int = 5
-    """Ticks in a row that must show workers to spare before some are given back …"""
-    spare_longer: int = 4
-    """… and times as many once a release had to be taken back."""
+    """Ticks in a row that must show workers to spare before some are given back."""
     spare_workers: float = 0.15
     """Share of all workers: fewer to spare are given back only if that brings …"""
     spare_gain: float = 1.02
@@ -51,7 +49,7 @@ class PlannerSettings:
     smooth: float = 0.02
     """Stall up to which the trainer counts as fed."""
     least_gain: float = 0.03
-    """Least gain of a rise, or this share of the gain hoped for; with less it is undone."""
+    """Least gain of a rise; with less it is undone."""
     least_kept: float = 0.93
     """Share of the rate that a release must keep."""
     clear: float = 0.3
@@ -69,7 +67,7 @@ class PlannerSettings:
     patience: int = 5
     """… and before anything else is."""
     hurt: int = 3
-    """Ticks before a change that does harm is undone, if no other program takes the cores."""
+    """Ticks before a change that does harm is undone."""
     harm: float = 0.95
     """Share of the rate before below which a change does harm."""
     start_up: int = 3
@@ -80,8 +78,6 @@ class PlannerSettings:
     """… and ticks for which it is; others follow once it was weighed."""
 
     # What follows from a failed change.
-    bent: float = 0.75
-    """If a row cost only this share with fewer workers, they disturb each other."""
     forgive: int = 400
     """Ticks for which a stage's failed change is not tried again."""
     doubt: int = 30
@@ -205,7 +201,7 @@ def check_numbers(settings: Any, *, times: Collection[str], shares: Collection[s
 
 _TIMES = {"worth", "crowd", "contended", "headroom", "in_hand", "worth_lean", "drift", "steep", "relieved", "locked",
           "spare_gain", "worth_saying", "apart"}
-_SHARES = {"matters", "lately", "slim", "memory_alarm", "smooth", "least_gain", "least_kept", "crash", "harm", "bent",
+_SHARES = {"matters", "lately", "slim", "memory_alarm", "smooth", "least_gain", "least_kept", "crash", "harm",
            "saturated", "memory_target", "process_share", "lean", "buffer_share", "learning", "forget", "flat",
            "least_wait", "busiest", "freer", "spare_workers", "spare_kept", "clear_share", "clear_kept", "trusted",
            "fulfilled", "lower", "mostly"}

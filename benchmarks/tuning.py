@@ -25,10 +25,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from sluice.agent.evaluate.yardsticks import made
+from sluice.agent.learn.intune_teacher import hardware_of
 from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.pipeline_batch import PipelineBatch
-from sluice.agent.policies import make
-from sluice.agent.policies.intune import InTune
+from sluice.agent.policies.intune import FineTuning, InTune
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.random_pipelines import held_out
@@ -67,7 +68,7 @@ def published(setting: str, *, udf: float = 1.0, batch: int = 0, rescale: bool =
 def compare(scenario: Scenario, seeds: int) -> dict[str, float]:
     """Median score of each policy."""
     best = [reference(scenario, seed=s) for s in range(seeds)]
-    return {name: statistics.median(score(run(scenario, make(name), seed=s), best[s]) for s in range(seeds))
+    return {name: statistics.median(score(run(scenario, made(name, scenario), seed=s), best[s]) for s in range(seeds))
             for name in _POLICIES}
 
 
@@ -102,16 +103,18 @@ def sweep_table(seeds: int) -> dict[str, Any]:
 
 
 def ablation_table(seeds: int, blind: Path | None = None) -> dict[str, Any]:
-    """The reconstruction with its model-latency input, with that held at 0, and taught without it (weights in `blind`),
-    on held-out pipelines."""
-    arms = {"intune": InTune(), "intune, model latency held at 0": InTune(model_latency=False)}
+    """The reconstruction with its model-latency input, with that held at 0, taught without it (weights in `blind`), and
+    frozen once it is taught, on held-out pipelines."""
+    arms: dict[str, dict[str, Any]] = {"intune": {}, "intune, model latency held at 0": {"model_latency": False},
+                                       "intune, not learning in the live pipeline": {"live": FineTuning(rate=0.0)}}
     if blind is not None:
-        arms["intune, taught without model latency"] = InTune(blind, model_latency=False)
+        arms["intune, taught without model latency"] = {"weights": blind, "model_latency": False}
     scores: dict[str, list[float]] = {name: [] for name in arms}
     for i in range(5 * seeds):
         scenario = held_out(i, changing=False)
         best = reference(scenario, seed=i)
-        for name, policy in arms.items():
+        for name, given in arms.items():
+            policy = InTune(machine=hardware_of(scenario), **given)
             scores[name].append(score(run(scenario, policy, seed=i), best))
     found = {name: statistics.median(values) for name, values in scores.items()}
     say("\n| held out, stationary | median score |\n|---|---|")
@@ -181,7 +184,7 @@ def cost_table(seeds: int) -> dict[str, Any]:
 
 def _decisions(scenario: Scenario, name: str) -> list[float]:
     """Seconds of each of a hundred."""
-    simulator, policy = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs), make(name)
+    simulator, policy = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs), made(name, scenario)
     state, spent = policy.initial(scenario.limits, simulator.knobs), []
     for _ in range(100):
         simulator.advance(scenario.interval_s)

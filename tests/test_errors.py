@@ -32,7 +32,6 @@ NOT_A_USERS_MISTAKE = {
     "FunctionMemoryError": "the user's function had no memory while it ran",
     "Gone": "between a worker process and its parent",
     "GradientError": "training has left the finite numbers",
-    "IntuneWeightsError": "of a file that this package brings",
     "MechanismError": "told as a ScenarioError, with its key",
     "NotANumber": "training has left the finite numbers",
     "OpeningError": "of code that describes how a pipeline began",

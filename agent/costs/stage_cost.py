@@ -177,12 +177,6 @@ class StageCost:
         most = self.settings.relieved * self.points[min(self.points)].busy_s
         return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= most})
 
-    def known_well(self, workers: int) -> StageCost:
-        """The stage without what was tried for a moment only, perhaps while costs were changing already. The present
-        setting and the smallest are kept."""
-        return replace(self, points={n: p for n, p in self.points.items()
-                                     if n in (workers, min(self.points)) or p.seen > self.settings.patience})
-
     def stale(self) -> StageCost:
         """The same model, but the next observation at a setting replaces all earlier ones."""
         return replace(self, points={n: replace(p, seen=0) for n, p in self.points.items()})
@@ -214,12 +208,6 @@ class StageCost:
     @property
     def most_seen(self) -> int:
         return max(self.points, default=0)
-
-    @property
-    def efficiency(self) -> float:
-        """How much of their fair share the workers added last brought: 1 means all of it, near 0 hardly anything."""
-        *_, before, last = sorted(self.points) if len(self.points) > 1 else (0, 0)
-        return min(1.0, self.points[before].busy_s / self.points[last].busy_s) if last else 1.0
 
     def cpu_s(self, workers: int) -> float:
         """The expected processor seconds a row with `workers`, interpolated as in `busy_s`."""

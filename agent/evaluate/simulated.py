@@ -18,15 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from sluice.agent import policies
-from sluice.agent.simulator.oracle import Oracle
+from sluice.agent.evaluate.tables import Row, comparison, missed, round_, summary, table
+from sluice.agent.evaluate.yardsticks import YARDSTICKS, made
+from sluice.agent.learn.opening_judgement import cases
 from sluice.agent.simulator.random_pipelines import held_out
 from sluice.agent.simulator.rollout import end_score, frozen_rows, metric, reference, run, score
 from sluice.agent.simulator.scenario import Scenario
 from sluice.agent.simulator.scenario_json import load, shipped
-from sluice.agent.tunable import Reason
+from sluice.agent.tunable import Policy, Reason
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
@@ -34,15 +34,13 @@ from sluice.etl.common.settings import parse, setting
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.stats import Snapshot
 
-_TITLES = {
-    "score": "score (rows over the whole scenario ÷ the clairvoyant's): median ± half the spread; held out: median/5 %",
-    "end": "end score (rows in the last fifth ÷ the clairvoyant's)",
-}
+LIVE = ("auto", "planner", "intune", "autotune", "plumber")
+"""The policies of the contest on live set-ups, unless some are named."""
 
 
 def judged() -> list[str]:
-    """The policies that are judged unless some are named: `shadow` changes nothing, and the oracle is a yardstick."""
-    return [*(name for name in policies.names() if name != "shadow"), "oracle"]
+    """The policies that are judged unless some are named: `shadow` changes nothing, and yardsticks know the truth."""
+    return [*(name for name in policies.names() if name != "shadow"), *YARDSTICKS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +54,13 @@ class EvaluationTask:
     """Whether policies also run without the governor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The result of one policy in one scenario with one seed."""
-
-    scenario: str
-    family: str
-    policy: str
-    seed: int
-    score: float
-    end: float
-    killed: bool
-    failed: tuple[str, ...]
-    """The scenario's conditions that the policy missed, with the values that it reached."""
-    bare_score: float | None
-    bare_killed: bool
-
-
 def work(task: EvaluationTask) -> list[Row]:
     """Runs one task; it is called in a separate process."""
     best = reference(task.scenario, seed=task.seed)
     rows = []
     for name in task.policies:
-        def policy(name: str = name) -> Any:
-            return Oracle(task.scenario.truth_at) if name == "oracle" else policies.make(name)
+        def policy(name: str = name) -> Policy:
+            return made(name, task.scenario)
 
         outcome = run(task.scenario, policy(), seed=task.seed)
         failed = []
@@ -98,12 +79,14 @@ def work(task: EvaluationTask) -> list[Row]:
 
 def tasks(names: Sequence[str], scenarios: Sequence[Scenario], *, seeds: int,
           pipelines: int) -> list[EvaluationTask]:
-    """The scenarios with every seed, and `pipelines` held-out pipelines of each family, each with a seed of its own."""
+    """The scenarios with every seed, and `pipelines` held-out pipelines of each of three families, each with a seed of
+    its own: those of the planner's generator, at rest and changing, and those on which openings are judged."""
     todo = [EvaluationTask(scenario, tuple(names), seed,
                             bare=seed == 0) for scenario in scenarios for seed in range(seeds)]
     todo += [EvaluationTask(held_out(i, changing=changing), tuple(names), i, bare=i % seeds == 0)
               for i in range(pipelines) for changing in (False, True)]
-    return todo
+    return todo + [EvaluationTask(case.scenario, tuple(names), case.seed, bare=i % seeds == 0)
+                   for i, case in enumerate(cases("held out", pipelines))]
 
 
 def measure(todo: Sequence[EvaluationTask], *, processes: int, progress: Callable[[int, int], None]) -> list[Row]:
@@ -124,77 +107,6 @@ def measure(todo: Sequence[EvaluationTask], *, processes: int, progress: Callabl
     return rows
 
 
-def table(rows: Sequence[Row], policies: Sequence[str], *, bold: bool) -> str:
-    """Policy × scenario: the median and the spread over the seeds; families: median and 5th percentile."""
-    names = list(dict.fromkeys(r.scenario for r in sorted(rows, key=lambda r: r.scenario) if r.family == "scenario"))
-    groups = [(n, [r for r in rows if r.scenario == n]) for n in names]
-    groups += [(f"held out, {f} ({len({r.scenario for r in rows if r.family == f})})",
-                [r for r in rows if r.family == f]) for f in ("stationary", "changing")
-               if any(r.family == f for r in rows)]
-    width = max(len(p) for p in policies) + 2
-    short = [f"{i + 1:>2}" for i in range(len(groups))]
-    lines = [f"{s}  {name}" for s, (name, _) in zip(short, groups, strict=True)]
-    for cells, title in _TITLES.items():
-        lines += ["", title, " " * width + "".join(f"{s:>11}" for s in short)]
-        medians = {(p, i): float(np.median([getattr(r, cells) for r in group if r.policy == p]))
-                   for p in policies for i, (_, group) in enumerate(groups)}
-        best = [max(round(medians[p, i], 3) for p in policies if p != "oracle" or len(policies) == 1)
-                for i in range(len(groups))]
-        for policy in policies:
-            line = f"{policy:<{width}}"
-            for i, (_, group) in enumerate(groups):
-                values = [getattr(r, cells) for r in group if r.policy == policy]
-                text = (f"{np.median(values):.2f}/{np.percentile(values, 5):.2f}" if group[0].family != "scenario"
-                        else f"{np.median(values):.3f}±{(max(values) - min(values)) / 2:.2f}")
-                killed = sum(r.killed for r in group if r.policy == policy)
-                text += "†" if killed else ""
-                marked = bold and round(medians[policy, i], 3) >= best[i]
-                line += " " * max(0, 11 - len(text)) + (f"\033[1m{text}\033[0m" if marked else text)
-            lines.append(line)
-    head = f"{'over all':<{width}}{'median':>9}{'5 %':>9}{'kills':>9}{'passes':>9}{'bare':>9}{'bare kills':>12}"
-    lines += ["", f"{head}  († killed for memory; bare: without the governor)"]
-    for policy, figures in summary(rows, policies).items():
-        lines.append(
-            f"{policy:<{width}}{figures['median']:>9.3f}{figures['p5']:>9.3f}{figures['kills']:>9}"
-            f"{figures['passes']:>6}/{figures['of']:<2}{figures['bare_median']:>9.3f}{figures['bare_kills']:>12}")
-    return "\n".join(lines)
-
-
-def summary(rows: Sequence[Row], policies: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The figures that the program's last line reports of each policy."""
-    figures_of = {}
-    for policy in policies:
-        own = [r for r in rows if r.policy == policy]
-        scenarios = sorted({r.scenario for r in own if r.family == "scenario"})
-        passed = [n for n in scenarios if 2 * sum(bool(r.failed) for r in own if r.scenario == n)
-                  < sum(r.scenario == n for r in own)]
-        bare = [r.bare_score for r in own if r.bare_score is not None]
-        figures_of[policy] = {
-            "median": _round(np.median([r.score for r in own])), "p5": _round(np.percentile([r.score for r in own], 5)),
-            "end_median": _round(np.median([r.end for r in own])), "kills": sum(r.killed for r in own),
-            "passes": len(passed), "of": len(scenarios),
-            "families": {f: {"median": _round(np.median(v)), "p5": _round(np.percentile(v, 5))}
-                         for f in ("scenario", "stationary", "changing")
-                         if (v := [r.score for r in own if r.family == f])},
-            "bare_median": _round(np.median(bare)),
-            "bare_kills": sum(r.bare_killed for r in own)}
-    return figures_of
-
-
-def missed(rows: Sequence[Row], policies: Sequence[str]) -> list[str]:
-    """The conditions that were missed, by policy and scenario (with the first seed that missed them)."""
-    lines = []
-    for policy in policies:
-        for row in sorted(rows, key=lambda r: (r.scenario, r.seed)):
-            if row.policy == policy and row.failed and row.seed == 0:
-                lines.append(f"{policy}: {row.scenario}: {'; '.join(row.failed)}")
-    return lines
-
-
-def _round(value: Any) -> float:
-    return round(float(value), 4)
-
-
 _EXAMPLES = """examples:
   sluice policies
   sluice policies --quick --policy planner --policy ds2
@@ -207,12 +119,13 @@ class ContestOptions:
     """The live set-ups that are run on this machine, and for how long."""
 
     title = "live set-ups"
-    live: bool = setting(False, "also run live set-ups on this machine, which should do nothing else meanwhile (the "
-                         "planner alone, unless --policy says otherwise)")
+    live: bool = setting(False, "also run live set-ups on this machine, which should do nothing else meanwhile (auto, "
+                         "planner, intune, autotune and plumber, unless --policy says otherwise)")
     live_only: bool = setting(False, "run these alone")
     setup: tuple[str, ...] = setting((), "of the live set-ups (benchmarks/live_setups.py) these alone", metavar="NAME",
                                      again=True)
     rounds: int = setting(10, "turns of each live arm", least=1)
+    starts: int = setting(1, "times that each policy begins anew, in turns", least=1)
     settle: float = setting(10.0, "seconds in which a policy tunes a live pipeline", metavar="S", above=0)
     seconds: float = setting(0.4, "least seconds of each live turn", metavar="S", above=0)
 
@@ -237,7 +150,7 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
     options = parse(PolicyOptions, argv=argv, prog="sluice policies", description=_described(__doc__),
                     epilog=_EXAMPLES)
     for name in options.policy:
-        if name != "oracle":
+        if name not in YARDSTICKS:
             policies.make(name)
     live = options.contest.live or options.contest.live_only
     figures = {} if options.contest.live_only else _simulated(options)
@@ -255,10 +168,10 @@ def _simulated(options: PolicyOptions) -> dict[str, Any]:
         0 if options.scenario else 4 if options.quick else 30)
     todo = tasks(names, scenarios, seeds=1 if options.quick else options.seeds, pipelines=pipelines)
     rows = measure(todo, processes=min(options.processes, len(todo)), progress=_progress)
-    say(table(rows, names, bold=sys.stderr.isatty()))
+    say(f"{table(rows, names, bold=sys.stderr.isatty())}\n\n{comparison(rows, names)}")
     if options.missed:
         say("\n" + "\n".join(missed(rows, names)))
-    return {"policies": summary(rows, names), "scenarios": len(scenarios), "pipelines": 2 * pipelines,
+    return {"policies": summary(rows, names), "scenarios": len(scenarios), "pipelines": 3 * pipelines,
             "simulated": True}
 
 
@@ -268,9 +181,10 @@ def _live(options: PolicyOptions) -> dict[str, Any]:
                          "repository")
     from sluice.benchmarks.rivals.contest import hold
 
-    names = [n for n in dict.fromkeys(options.policy or ["planner"]) if n != "oracle"]  # no truth to know here
+    names = [n for n in dict.fromkeys(options.policy or LIVE) if n not in YARDSTICKS]  # no truth to know here
     contests = hold(names, setups=options.contest.setup, rounds=options.contest.rounds,
-                    seconds=options.contest.seconds, settle_s=options.contest.settle, say=say)
+                    seconds=options.contest.seconds, settle_s=options.contest.settle,
+                    starts=options.contest.starts, say=say)
     return {"live": {name: contest.to_dict() for name, contest in contests.items()}}
 
 
@@ -290,7 +204,7 @@ def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
     options = parse(SimulationOptions, argv=argv, prog="sluice simulate", description=_described(simulate.__doc__),
                     epilog="example:\n  sluice simulate --policy planner --scenario 'cost'")
     scenario = next((s for s in shipped() if options.scenario in s.name), None) or load(options.scenario)
-    policy = Oracle(scenario.truth_at) if options.policy == "oracle" else policies.make(options.policy)
+    policy = made(options.policy, scenario)
     before = scenario.first_knobs
 
     def tell(snapshot: Snapshot, knobs: Knobs, reason: Reason) -> None:
@@ -305,7 +219,7 @@ def simulate(argv: Sequence[str]) -> Mapping[str, Any]:
     say(f"{score(outcome, best):.3f} of the clairvoyant's rows, {end_score(outcome, best):.3f} in the last fifth"
         + (", killed for memory" if outcome.killed else ""))
     return {"scenario": scenario.name, "policy": options.policy, "rows": round(outcome.rows),
-            "score": _round(score(outcome, best)), "end_score": _round(end_score(outcome, best)),
+            "score": round_(score(outcome, best)), "end_score": round_(end_score(outcome, best)),
             "killed": outcome.killed, "changes": sum(outcome.changed), "knobs": outcome.knobs.to_dict(),
             "simulated": True}
 

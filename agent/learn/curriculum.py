@@ -15,7 +15,7 @@ from sluice.agent.learn.lives import Clairvoyance
 from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.student import MOMENTS, Arrays, Student
 from sluice.agent.policies.opening.policy import SHAPES
-from sluice.agent.policies.opening.weights import OpeningWeightsError, read, write
+from sluice.agent.policies.opening.weights import WeightsError, read, write
 
 _EXAM = 1_000_000  # the numbers of the training pipelines that are only for the exam begin here
 _SAVED_EVERY = 50  # steps of policy gradient
@@ -54,7 +54,7 @@ class _Progress:
         if self._file.exists():
             arrays, found = read(self._file, {**SHAPES, **MOMENTS})
             if found["plan"] != self.done["plan"]:
-                raise OpeningWeightsError(f"{self._file}: it was taught by {found['plan']}, not by "
+                raise WeightsError(f"{self._file}: it was taught by {found['plan']}, not by "
                                           f"{self.done['plan']}; give another folder, or the same curriculum")
             self.student, self.done = Student(arrays, found["count"]), found
 

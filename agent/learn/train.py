@@ -31,8 +31,9 @@ class IntuneLearning:
     """How `intune` learns."""
 
     title = "intune"
-    decisions: int = setting(32_000, "decisions to learn from", least=1)
+    decisions: int = setting(320_000, "decisions to learn from", least=1)
     without_model_latency: bool = setting(False, "hide that input: the ablation")
+    validated: int = setting(40, "pipelines on which its live variants are compared", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +63,33 @@ class TeachingOptions:
 
 def main(argv: Sequence[str]) -> Mapping[str, Any]:
     options = parse(TeachingOptions, argv=argv, prog="sluice teach", description=__doc__)
+    import safetensors  # noqa: F401  what writes the weights is missed now, and not after an hour
+
     began = time.monotonic()
     if options.policy == "intune":
-        found = _intune(options, options.out or intune.WEIGHTS)
+        found = _intune(options, options.out or intune.WEIGHTS, argv)
     else:
         found = _opening(options, options.out or options.opening.folder / "opening.safetensors", argv)
     return {"policy": options.policy, "seed": options.seed, **found, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _intune(options: TeachingOptions, out: Path) -> dict[str, Any]:
-    learning = options.intune
-    network, mean = intune_teacher.learn(learning.decisions, options.seed,
-                                         model_latency=not learning.without_model_latency)
-    intune_teacher.save(network, out)
-    say(f"{out}: mean reward {mean:.3f} over the last fifth of {learning.decisions} decisions")
-    return {"decisions": learning.decisions, "mean_reward": round(mean, 4), "weights": str(out)}
+def _intune(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[str, Any]:
+    learning, seen = options.intune, not options.intune.without_model_latency
+    layers, mean = intune_teacher.learn(learning.decisions, options.seed, model_latency=seen, say=say)
+    table = intune_teacher.judged(layers, learning.validated, list(intune_teacher.VARIANTS), model_latency=seen)
+    for name, one in table.items():
+        say(f"learns on in a live pipeline: {name:<10} median {one['median']:.3f}, mean {one['mean']:.3f}, "
+            f"5th percentile {one['p5']:.3f}")
+    tensors = {f"{kind}{i}": tensor for i, layer in enumerate(layers) for kind, tensor in zip(
+        ("weight", "bias"), layer, strict=True)}
+    write(out, tensors, {**_made(argv), "seed": options.seed, "decisions": learning.decisions, "reward": mean,
+                         "table": table})
+    say(f"{out}: mean reward {mean:.3f} over the last fifth of {learning.decisions:,} decisions")
+    return {"decisions": learning.decisions, "reward": mean, "table": table, "weights": str(out)}
+
+
+def _made(argv: Sequence[str]) -> dict[str, str]:
+    return {"date": datetime.now(UTC).date().isoformat(), "command": shlex.join(["sluice", "teach", *argv])}
 
 
 def _opening(options: TeachingOptions, out: Path, argv: Sequence[str]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def auto(known: Foreknowledge | None = None, weights: str = "") -> Policy:
 
 PRODUCT: dict[str, Callable[[], Policy]] = {
     "auto": auto, "planner": Planner, "shadow": Shadow, "fixed": Fixed, "intune": InTune}
-MODES = ("auto", "planner", "shadow", "fixed")
+MODES = ("auto", "planner", "shadow", "fixed", "intune")
 """Those that training, and anyone's loop, may be tuned by."""
 RIVALS = ("autotune", "autotune-adaptive", "bayes", "cachew", "cores", "ds2", "even", "hill", "offline-grid", "plumber",
           "plumber-adaptive", "trident")

@@ -145,7 +145,7 @@ class Auto(Policy):
         promised = max(opening.rows_per_s, self._settings.worth * recent.rows_per_s)
         planner = replace(state.planner.undecided(before), trial=None, spare=0)
         instead, theirs = own or (before.knobs, recent.rows_per_s)
-        knobs, planner, reason = change(planner, opening.knobs, "opening", replace(recent, stages={}), Reason(
+        knobs, planner, reason = change(planner, opening.knobs, "opening", recent, Reason(
             text=f"the opening, by {opening.reason}: {moves(before.knobs, opening.knobs)}; {promised:,.0f} rows/s are "
                  f"promised, and {theirs:,.0f} by the planner's own choice",
             predicted_rows_per_s=promised, details={"kind": "opening", "own": instead.to_dict(),

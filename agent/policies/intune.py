@@ -1,40 +1,95 @@
 """`intune`: a reconstruction of InTune (RecSys'23), declared as such: its code and hyper-parameters are not public.
 
 Taken from the publication: what the agent sees (the pipeline's latency, free processors and free memory, which it can
-change; the model's latency, which it cannot; memory bandwidth and core speed, which are constants), its reward
-(throughput × (1 − memory used / memory limit)), small steps up or down in each stage, three layers of ReLU, training
-in a simulated pipeline first.
+change; the model's latency, which it cannot; memory bandwidth and core speed of the machine), its reward
+(throughput × (1 − memory used / memory limit)), small steps up or down in each stage and in the bytes that are
+prefetched, three layers of ReLU, training in simulated pipelines first, and learning that goes on in the live one.
 Ours: the latency is given per stage (seconds a batch, nine places, empty ones 0), so that pipelines of any length fit
-one network; free processors are those that no worker was given; a step is one of −5, −1, 0, +1, +5 workers, and the
-steps together stay within the processors; the values of the stages' steps are learned by deep Q-learning, each stage's
-from the common reward; what is learned is not trained further on the live pipeline. Latencies are logarithms in units
-of the slowest stage's, so that a pipeline a thousand times faster looks alike.
-`sluice teach --policy intune` makes the weights again.
+one network, with the prefetched bytes beside them; free processors are those that no worker was given; a step is one of
+−5, −1, 0, +1, +5 workers, and the steps together stay within the processors, or a quarter to four times the prefetched
+bytes; the values of the steps are learned by deep Q-learning, each place's from the common reward. In the live pipeline
+the reward is in units of the best rate seen there, and each decision is followed by a step of gradient descent on what
+was seen so far. Latencies are logarithms in units of the slowest stage's, so that a pipeline a thousand times faster
+looks alike.
+`sluice teach --policy intune` makes the weights again, and chooses among its variants.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from sluice.agent.costs.rates import PipelineRates, rates
+from sluice.agent.policies.opening.weights import read
 from sluice.agent.tunable import Policy, Reason
 from sluice.ingest.knobs import Knobs, Limits
 from sluice.ingest.stats import Snapshot
 
 STAGES = 9
 STEPS = (-5, -1, 0, 1, 5)
-INPUTS = STAGES + 5
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of the bytes that are prefetched: the choices of the last place."""
+PLACES = STAGES + 1
+INPUTS = STAGES + 6
 HIDDEN = 128
+SIZES = (INPUTS, HIDDEN, HIDDEN, HIDDEN, PLACES * len(STEPS))
+DISCOUNT = 0.8
+GAIN_SCALE = 5.0
 WEIGHTS = Path(__file__).with_name("intune.safetensors")
-_BANDWIDTH = _SPEED = 0.0  # logarithms of constants, in units of the machine trained on
+_LONGEST = 1.0  # gradient that counts in full
+_SEEN = 64  # decisions of the live pipeline that each step of learning looks at
+_COPIED = 1 << 25  # bytes, by which the memory's bandwidth is measured
+_COUNTED, _COUNTED_S = 200_000, 0.01  # additions in Python, and the seconds that a core of speed 1 takes for them
+Layers = tuple[tuple[np.ndarray, np.ndarray], ...]
 
 
-class IntuneWeightsError(ValueError):
-    """A weights file that does not fit: its message says which and why."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What the agent sees of the machine beside its cores and memory."""
+
+    bytes_per_s: float
+    """What memory can move; 0: no limit."""
+    speed: float
+    """Of a core; 1: as the simulator's."""
+
+    def inputs(self) -> list[float]:
+        bandwidth = 2.0 if self.bytes_per_s <= 0 else min(2.0, max(-4.0, math.log10(self.bytes_per_s / 1e10)))
+        return [bandwidth, math.log(self.speed)]
+
+
+@functools.cache
+def hardware() -> Hardware:
+    """This machine's, measured once, in some thirty milliseconds: the fastest of three copies, and of three counts."""
+    source, copies, counts = np.ones(_COPIED, np.uint8), [], []
+    target = np.empty_like(source)
+    for _ in range(3):
+        began = time.perf_counter()
+        np.copyto(target, source)
+        copied = time.perf_counter()
+        sum(range(_COUNTED))
+        copies.append(copied - began)
+        counts.append(time.perf_counter() - copied)
+    return Hardware(bytes_per_s=2 * _COPIED / min(copies), speed=_COUNTED_S / min(counts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuning:
+    """How it goes on learning in the live pipeline."""
+
+    rate: float
+    """How far a step of gradient descent goes; 0: it does not learn there."""
+    chance: float = 0.0
+    """The chance of a step at random in each place."""
+
+
+LIVE = FineTuning(rate=1e-3)
+"""The variant that did best on pipelines of the training's families (the weights' record has the table)."""
 
 
 def reward(rows_per_s: float, used: float, limit: float) -> float:
@@ -42,7 +97,8 @@ def reward(rows_per_s: float, used: float, limit: float) -> float:
     return rows_per_s * max(0.0, 1 - used / limit)
 
 
-def observe(rates: PipelineRates, snapshot: Snapshot, *, model_latency: bool = True) -> np.ndarray:
+def observe(rates: PipelineRates, snapshot: Snapshot, knobs: Knobs, machine: Hardware, *,
+            model_latency: bool = True) -> np.ndarray:
     """The network's inputs. Latencies are in units of the slowest stage's, so the balance shows and not the scale."""
     batch = snapshot.rows / max(1, snapshot.batches)
     latencies = [s.busy / s.rows_per_s / s.workers * batch if s.rows_per_s > 0 else 0.0 for s in rates.stages.values()]
@@ -51,70 +107,133 @@ def observe(rates: PipelineRates, snapshot: Snapshot, *, model_latency: bool = T
     model = snapshot.consumer_compute_s / max(1, snapshot.batches)
     values += [0.0] * (STAGES - len(values))
     given = sum(s.workers for s in rates.stages.values())
+    prefetched = math.log2(max(knobs.prefetch_bytes, 1) / rates.memory_limit) / 4 + 2
     values += [max(-1.0, 1 - given / max(1e-9, rates.cpu_quota)), 1 - rates.memory_used / rates.memory_limit,
-               math.log(max(model / slowest, 1e-3)) + 7 if model_latency else 0.0, _BANDWIDTH, _SPEED]
+               math.log(max(model / slowest, 1e-3)) + 7 if model_latency else 0.0, *machine.inputs(), prefetched]
     return np.array(values, dtype=np.float32)
 
 
-def move(knobs: Knobs, limits: Limits, steps: list[int], cores: float) -> Knobs:
-    """The knobs after one step in each stage, steps down first. If all together would exceed the cores, steps up are
-    cut, beginning with the last stage; no stage falls below its least."""
+def move(knobs: Knobs, limits: Limits, steps: Sequence[int], factor: float, cores: float) -> Knobs:
+    """The knobs after one step in each stage, steps down first, and with `factor` times the prefetched bytes. If all
+    together would exceed the cores, steps up are cut, beginning with the last stage; no stage falls below its least."""
     workers = dict(knobs.workers)
     for name, step in sorted(zip(limits.workers, steps, strict=False), key=lambda pair: pair[1] > 0):
         low, high = limits.workers[name]
         room = max(0, math.floor(cores) - sum(workers.values()))
         workers[name] = min(max(workers[name] + min(step, room), low), high)
-    return replace(knobs, workers=workers)
+    return limits.clamp(replace(knobs, workers=workers, prefetch_bytes=max(1, int(factor * knobs.prefetch_bytes))))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """One decision and what followed: inputs, the choice at each place, the gain of reward, the inputs after it."""
+
+    inputs: np.ndarray
+    chosen: np.ndarray
+    gain: float
+    after: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class IntuneState:
     limits: Limits
     knobs: Knobs
+    layers: Layers
     last: Snapshot | None = None
+    inputs: np.ndarray | None = None
+    chosen: np.ndarray | None = None
+    """What was seen at the last decision, and what was chosen."""
+    reward: float = 0.0
+    """The last one, in rows a second."""
+    best: float = 0.0
+    """The best rate seen in this pipeline: the unit of rewards."""
+    seen: tuple[Seen, ...] = ()
+    count: int = 0
 
 
 class InTune(Policy):
     name = "intune"
 
-    def __init__(self, weights: Path = WEIGHTS, *, model_latency: bool = True) -> None:
-        self._layers = load(weights)
-        self._model_latency = model_latency
+    def __init__(self, weights: Path | Layers = WEIGHTS, *, machine: Hardware | None = None,
+                 model_latency: bool = True, live: FineTuning = LIVE) -> None:
+        """`machine` is the one that the pipeline runs on; None: this one."""
+        self._layers = load(weights) if isinstance(weights, Path) else weights
+        self._machine, self._model_latency, self._live = machine or hardware(), model_latency, live
 
     def initial(self, limits: Limits, knobs: Knobs) -> IntuneState:
-        return IntuneState(limits=limits, knobs=limits.clamp(knobs))
-
-    def values(self, inputs: np.ndarray) -> np.ndarray:
-        """The worth of each step in each stage: stage × step."""
-        for weight, bias in self._layers[:-1]:
-            inputs = np.maximum(weight @ inputs + bias, 0)
-        weight, bias = self._layers[-1]
-        return np.asarray(weight @ inputs + bias).reshape(STAGES, len(STEPS))
+        return IntuneState(limits=limits, knobs=limits.clamp(knobs), layers=self._layers)
 
     def decide(self, snapshot: Snapshot, state: IntuneState) -> tuple[Knobs, IntuneState, Reason]:
         measured = rates(state.last, snapshot) if state.last else None
         state = replace(state, last=snapshot)
         if measured is None:
             return state.knobs, state, Reason(text="nothing was seen yet")
-        values = self.values(observe(measured, snapshot, model_latency=self._model_latency))
-        steps = [STEPS[int(i)] for i in values.argmax(axis=1)][:len(state.limits.workers)]
-        knobs = state.limits.clamp(move(state.knobs, state.limits, steps, snapshot.cpu_quota))
-        return knobs, replace(state, knobs=knobs), Reason(text=f"the network's steps are {steps}")
+        inputs = observe(measured, snapshot, state.knobs, self._machine, model_latency=self._model_latency)
+        state = self._learn(state, inputs, reward(measured.rows_per_s, measured.memory_used, measured.memory_limit),
+                            max(state.best, measured.rows_per_s))
+        chosen = values(state.layers, inputs[None])[0].argmax(axis=1)
+        if self._live.chance:
+            draw = np.random.default_rng((7, state.count))
+            chosen = np.where(draw.random(PLACES) < self._live.chance, draw.integers(len(STEPS), size=PLACES), chosen)
+        steps = [STEPS[i] for i in chosen[:min(STAGES, len(state.limits.workers))]]
+        factor = FACTORS[chosen[-1]]
+        knobs = move(state.knobs, state.limits, steps, factor, snapshot.cpu_quota)
+        return knobs, replace(state, knobs=knobs, inputs=inputs, chosen=chosen, count=state.count + 1), Reason(
+            text=f"the network's steps are {steps}, and {factor:g} times the prefetched bytes")
+
+    def _learn(self, state: IntuneState, inputs: np.ndarray, now: float, best: float) -> IntuneState:
+        """What followed the last decision, and one step of learning from all that was seen of late."""
+        gain = GAIN_SCALE * (now - state.reward) / max(best, 1e-9)
+        state = replace(state, reward=now, best=best)
+        if not self._live.rate or state.inputs is None or state.chosen is None:
+            return state
+        seen = (*state.seen, Seen(state.inputs, state.chosen, gain, inputs))[-_SEEN:]
+        present = (np.arange(PLACES) < len(state.limits.workers)) | (np.arange(PLACES) >= STAGES)
+        return replace(state, seen=seen, layers=learned(state.layers, seen, present, self._live.rate))
 
 
-def load(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Loads the weight and bias of each layer. Raises IntuneWeightsError for a file that is not such a network."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+def values(layers: Layers, inputs: np.ndarray) -> np.ndarray:
+    """The worth of each choice at each place: inputs × place × choice."""
+    return _forward(layers, inputs)[-1].reshape(-1, PLACES, len(STEPS))
 
-    sizes = [INPUTS, HIDDEN, HIDDEN, HIDDEN, STAGES * len(STEPS)]
-    try:
-        tensors = load_file(path)
-        layers = [(tensors[f"weight{i}"], tensors[f"bias{i}"]) for i in range(len(sizes) - 1)]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise IntuneWeightsError(f"{path}: no weights of intune: {error}; `sluice teach --policy intune` makes "
-                                 "them") from error
-    for i, (weight, bias) in enumerate(layers):
-        if weight.shape != (sizes[i + 1], sizes[i]) or bias.shape != (sizes[i + 1],):
-            raise IntuneWeightsError(f"{path}: weight{i} is {weight.shape}, wanted is {(sizes[i + 1], sizes[i])}")
-    return layers
+
+def _forward(layers: Layers, inputs: np.ndarray) -> list[np.ndarray]:
+    """What goes into each layer, and last what comes out."""
+    passed = [inputs]
+    for weight, bias in layers[:-1]:
+        passed.append(np.maximum(passed[-1] @ weight.T + bias, 0))
+    weight, bias = layers[-1]
+    return [*passed, passed[-1] @ weight.T + bias]
+
+
+def learned(layers: Layers, seen: Sequence[Seen], present: np.ndarray, rate: float) -> Layers:
+    """The layers after one step of gradient descent on the squared errors of Q-learning, averaged over the places that
+    are present. A steeper gradient goes no further than one of length 1, or a surprise would undo what was taught."""
+    share = present / present.sum()
+    after = values(layers, np.stack([one.after for one in seen])).max(axis=2) @ share
+    goals = np.array([one.gain for one in seen]) + DISCOUNT * after
+    passed = _forward(layers, np.stack([one.inputs for one in seen]))
+    found, chosen = passed[-1].reshape(-1, PLACES, len(STEPS)), np.stack([one.chosen for one in seen])[:, :, None]
+    errors = np.zeros_like(found)
+    off = np.take_along_axis(found, chosen, 2)[:, :, 0] - goals[:, None]
+    np.put_along_axis(errors, chosen, (2 * share * off / len(seen))[:, :, None].astype(found.dtype), 2)
+    back, steps = errors.reshape(len(seen), -1), []
+    for (weight, _), given in zip(reversed(layers), reversed(passed[:-1]), strict=True):
+        steps.append((back.T @ given, back.sum(axis=0)))
+        back = (back @ weight) * (given > 0)
+    length = math.sqrt(sum(float((part**2).sum()) for step in steps for part in step))
+    rate *= min(1.0, _LONGEST / max(length, 1e-12))
+    return tuple((weight - rate * by, bias - rate * up)
+                 for (weight, bias), (by, up) in zip(layers, reversed(steps), strict=True))
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    """The tensors of a weights file."""
+    return {name: shape for i in range(len(SIZES) - 1)
+            for name, shape in ((f"weight{i}", (SIZES[i + 1], SIZES[i])), (f"bias{i}", (SIZES[i + 1],)))}
+
+
+def load(path: Path) -> Layers:
+    """The weight and bias of each layer. Raises WeightsError for a file that is not such a network."""
+    tensors, _ = read(path, shapes(), policy="intune")
+    return tuple((tensors[f"weight{i}"], tensors[f"bias{i}"]) for i in range(len(SIZES) - 1))

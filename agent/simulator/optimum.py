@@ -15,8 +15,8 @@ _AHEAD_ITEMS, _AHEAD_BATCHES = 4, 8  # what the buffers should hold to smooth va
 
 
 class _Search:
-    def __init__(self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float) -> None:
-        self.truth, self.fill = truth, fill
+    def __init__(self, truth: TrueCosts, limits: Limits, also: Sequence[TrueCosts], fill: float, most: float) -> None:
+        self.truth, self.fill, self.most = truth, fill, most
         self.also = list(dict.fromkeys((truth, *also)))  # mostly these are the same
         self.names = [s.name for s in truth.stages]
         self.range = [limits.workers[n] for n in self.names]
@@ -38,7 +38,9 @@ class _Search:
 
     def fits(self, workers: Sequence[int], backends: Sequence[str], flow: Flow) -> bool:
         """Whether memory is enough. Workers hold an item while they work; queues before the slowest stage are full,
-        others not."""
+        others not; and they may be so many."""
+        if sum(workers) > self.most:
+            return False
         slowest = max((i for i, busy in enumerate(flow.busy) if busy > 0.98), default=0)
         for truth in self.also:
             sizes = [s.buffer_items * s.rows_per_item * s.bytes_per_row for s in truth.stages]
@@ -133,10 +135,11 @@ class _Search:
 
 
 def best_knobs(truth: TrueCosts, limits: Limits, *, also: Sequence[TrueCosts] = (), start_from: Knobs | None = None,
-               fill: float = 0.95) -> Knobs:
+               fill: float = 0.95, most: float = math.inf) -> Knobs:
     """The knobs with the highest steady rate that fill at most the share `fill` of the memory, in `truth` and in each
-    of `also`; the fewest workers among equals, and a little headroom. `start_from` is one more beginning."""
-    search = _Search(truth, limits, also, fill)
+    of `also`, with at most so many workers in all; the fewest workers among equals, and a little headroom. `start_from`
+    is one more beginning."""
+    search = _Search(truth, limits, also, fill, most)
     names = search.names
     starts = [[low for low, _ in search.range]]
     if start_from is not None:

@@ -7,6 +7,7 @@ neither changes a knob for a negligible gain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,9 +47,14 @@ class Oracle(Policy):
         known = len(truths) == len(state.truths) and all(a is b for a, b in zip(truths, state.truths, strict=True))
         if known or (state.truths and snapshot.at - state.at < _EVERY_S and self._moves(snapshot.at)):
             return state.knobs, state, Reason(text="nothing has changed")
-        knobs = best_knobs(truths[0], state.limits, also=truths[1:], start_from=state.knobs, fill=self._fill)
+        knobs = best_knobs(truths[0], state.limits, also=truths[1:], start_from=state.knobs, fill=self._fill,
+                           most=self._most(snapshot.cpu_quota))
         return knobs, OracleState(limits=state.limits, knobs=knobs, truths=truths, at=snapshot.at), Reason(
             text="what is best for the truth")
+
+    def _most(self, cores: float) -> float:
+        """How many workers there may be in all."""
+        return math.inf
 
     def _moves(self, at: float) -> bool:
         """Whether a slow change is going on, rather than a step."""

@@ -1,6 +1,7 @@
 """Compares policies on live pipelines with fixed settings: `contest`, and how it is scored.
 
-The settings of a set-up are surveyed once each, and each policy tunes a pipeline of its own from one worker a stage.
+The settings of a set-up are surveyed once each, and each policy tunes a pipeline of its own from one worker a stage, as
+often as there are `starts`, in turns: these show how soon it reaches the best setting's rate.
 Then arms take turns on one pipeline, each round in another order: as many workers as `cores`, the `best` setting
 of the survey, the same once more (the noise floor), the leanest that keeps the trainer fed where one does, and what
 each policy settled on. The score is (policy − cores) / (best − cores), of the means over the rounds, with a 95 %
@@ -14,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -29,6 +30,7 @@ from sluice.ingest.knobs import Knobs, nearest
 from sluice.ingest.stats import Snapshot
 
 COUNTS = 1.5  # times `cores`: a smaller spread says little
+START_S, BACK = 10.0, 0.95  # of a start: how long it is, and the share of the best rate that ends it
 FED = 0.01  # share of the trainer's time spent waiting: up to this, the trainer is the bottleneck
 _DRAWS = 4000
 _FIXED = ("cores", "best", "best again", "lean")
@@ -61,6 +63,19 @@ class Settled:
     cost: float
     """The share of a core that looking and deciding took."""
     frozen: str | None
+    rows: tuple[tuple[float, int], ...] = ()
+    """The moment of each look, and the rows that had come by then."""
+
+    def share(self, best: float) -> float:
+        """The rows that came in the first ten seconds, as a share of those at the rate `best`."""
+        at, rows = max((look for look in self.rows if look[0] <= START_S), default=(1.0, 0))
+        return rows / (at * best)
+
+    def reached_s(self, best: float) -> float:
+        """The seconds after which the rows of two looks together first came at 0.95 of the rate `best`; infinite if
+        they never did."""
+        return next((at for (at, rows), _, (end, more) in zip(self.rows, self.rows[1:], self.rows[2:], strict=False)
+                     if more - rows >= BACK * best * (end - at)), math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +97,8 @@ class Contest:
     survey: Mapping[str, Turn]
     arms: Mapping[str, Sequence[Turn]]
     settled: Mapping[str, Settled]
+    starts: Mapping[str, Sequence[Settled]] = field(default_factory=dict)
+    """Each time that a policy began anew; what it settled on last takes the turns."""
 
     @property
     def best(self) -> str:
@@ -94,6 +111,19 @@ class Contest:
 
     def score(self, arm: str) -> Score:
         return score(*([t.rows_per_s for t in self.arms[name]] for name in (arm, "cores", "best")))
+
+    def start(self, policy: str) -> dict[str, Any]:
+        """How a policy's starts did beside the best setting: the share of its rows in the first ten seconds, with its
+        95 % interval from drawing starts anew, and the median of the seconds to 0.95 of its rate."""
+        best, starts = self._mean("best", "rows_per_s"), self.starts.get(policy, ())
+        if not starts:
+            return {}
+        shares = np.array([one.share(best) for one in starts])
+        low, high = np.percentile(np.random.default_rng(0).choice(shares, (_DRAWS, len(shares))).mean(axis=1),
+                                  [2.5, 97.5])
+        reached = statistics.median(one.reached_s(best) for one in starts)
+        return {"starts": len(starts), "share_10s": round(float(shares.mean()), 3), "low": round(float(low), 3),
+                "high": round(float(high), 3), "to_95_s": round(reached, 2) if math.isfinite(reached) else None}
 
     def cpu_ratio(self, arm: str) -> float | None:
         """The cores that an arm used over those of the leanest setting that keeps the trainer fed, if there is one."""
@@ -114,7 +144,7 @@ class Contest:
                            "last_change_s": round(max(settled.changes, default=0.0), 1),
                            "cost": round(settled.cost, 5), "stall": round(self._mean(name, "stall"), 4),
                            "cpu_ratio": None if ratio is None else round(ratio, 2), "knobs": settled.knobs.to_dict(),
-                           "frozen": settled.frozen}
+                           "frozen": settled.frozen, "start": self.start(name)}
         again = self.score("best again")
         return {"counts": self.spread >= COUNTS, "best": self.best, "best_over_cores": round(self.spread, 2),
                 "rows_per_s": {name: round(self._mean(name, "rows_per_s")) for name in self.arms},
@@ -139,30 +169,37 @@ def score(arm: Sequence[float], cores: Sequence[float], best: Sequence[float]) -
 def settle(bench: Bench, policy: Policy, seconds: float, clock: Callable[[], float] = time.monotonic) -> Settled:
     """Lets a policy tune a pipeline for so many seconds."""
     changes: list[float] = []
+    looks: list[tuple[float, int]] = []
     began = clock()
 
     def record(event: dict[str, Any]) -> None:
         if event["kind"] == "decision":
             changes.append(clock() - began)
 
-    with Controller(bench.tunable, policy, record=record) as controller:
+    def observe(metric: dict[str, Any]) -> None:
+        looks.append((clock() - began, metric["rows"]))
+
+    with Controller(bench.tunable, policy, record=record, observe=observe) as controller:
         bench.run(seconds)
     knobs, backends = bench.tunable.knobs, bench.tunable.limits.backends
     # Settings that knobs do not name stay as another arm left them.
     knobs = replace(knobs, backend={n: knobs.backend.get(n, some[0]) for n, some in backends.items()})
     return Settled(knobs, tuple(changes), controller.cost_s / max(1e-9, clock() - began),
-                   controller.frozen)
+                   controller.frozen, tuple(looks))
 
 
 def contest(open_bench: Callable[[], Bench], settings: Sequence[str], policies: Mapping[str, Policy], *, rounds: int,
-            seconds: float, settle_s: float) -> Contest:
-    """Runs one set-up from the survey to the last round."""
-    settled = {}
-    for name, policy in policies.items():
+            seconds: float, settle_s: float, starts: int = 1) -> Contest:
+    """Runs one set-up from the first start to the last round."""
+    begun: dict[str, list[Settled]] = {name: [] for name in policies}
+    for name in begun:
         if name in _FIXED:
             raise LiveError(f"{name!r} is measured anyway; name another policy")
+    order = np.random.default_rng(1)
+    for name in (name for _ in range(starts) for name in order.permutation(list(policies)).tolist()):
         with open_bench() as bench:
-            settled[name] = settle(bench, policy, settle_s)
+            begun[name].append(settle(bench, policies[name], settle_s))
+    settled = {name: found[-1] for name, found in begun.items()}
     with open_bench() as bench:
         def turn(knobs: Knobs) -> Turn:
             return Turn.of(*bench.measure(knobs, seconds), knobs)
@@ -179,11 +216,11 @@ def contest(open_bench: Callable[[], Bench], settings: Sequence[str], policies: 
         for _ in range(rounds):
             for name in order.permutation(list(arms)).tolist():
                 turns[name].append(turn(arms[name]))
-    return Contest(survey, turns, settled)
+    return Contest(survey, turns, settled, begun)
 
 
 def hold(policies: Sequence[str], *, setups: Sequence[str], rounds: int, seconds: float, settle_s: float,
-         say: Callable[[str], None]) -> dict[str, Contest]:
+         starts: int, say: Callable[[str], None]) -> dict[str, Contest]:
     """Runs the contest on these live set-ups (none named: on all), and tells each as soon as it is over."""
     known = [setup.name for setup in SETUPS]
     for name in setups:
@@ -196,7 +233,8 @@ def hold(policies: Sequence[str], *, setups: Sequence[str], rounds: int, seconds
             say(f"live: {setup.name}: {setup.about}")
             contests[setup.name] = found = contest(
                 lambda setup=setup: Session(setup, clicks), setup.settings,  # type: ignore[misc]
-                {name: make(name) for name in policies}, rounds=rounds, seconds=seconds, settle_s=settle_s)
+                {name: make(name) for name in policies}, rounds=rounds, seconds=seconds, settle_s=settle_s,
+                starts=starts)
             for name, settled in found.settled.items():
                 say(f"{name} settled on {settled.knobs}" + (f", stopped: {settled.frozen}" if settled.frozen else ""))
             say(table({setup.name: found}))
@@ -212,7 +250,7 @@ def _cores(bench: Bench) -> Knobs:
 def table(contests: Mapping[str, Contest]) -> str:
     """The results as a person reads them: one line for each policy and set-up."""
     head = (f"{'live set-up':18}{'best setting':34}{'÷ cores':>8}  {'policy':10}{'score (95 %)':>22}{'same twice':>15}"
-            f"{'changes':>9}{'last':>8}{'CPU ÷ lean':>12}")
+            f"{'changes':>9}{'last':>8}{'CPU ÷ lean':>12}{'first 10 s':>24}{'95 % after':>12}")
     lines = [head]
     for name, found in contests.items():
         again = found.score("best again")
@@ -222,5 +260,13 @@ def table(contests: Mapping[str, Contest]) -> str:
                 f"{name:18}{found.best:34}{found.spread:>8.2f}  {policy:10}"
                 f"{str(found.score(policy)) if found.spread >= COUNTS else 'does not count':>22}"
                 f"{f'{again.low:.2f} to {again.high:.2f}':>15}{len(settled.changes):>9}"
-                f"{max(settled.changes, default=0.0):>6.1f} s{'' if ratio is None else f'{ratio:.2f}':>12}")
+                f"{max(settled.changes, default=0.0):>6.1f} s{'' if ratio is None else f'{ratio:.2f}':>12}"
+                f"{_told(found.start(policy))}")
     return "\n".join(lines)
+
+
+def _told(start: Mapping[str, Any]) -> str:
+    if not start:
+        return ""
+    share = "{share_10s:.2f} ({low:.2f} to {high:.2f})".format(**start)
+    return f"{share:>24}" + (f"{'never':>12}" if start["to_95_s"] is None else f"{start['to_95_s']:>10.1f} s")

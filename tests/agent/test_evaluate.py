@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 
 from sluice.agent.evaluate import simulated
-from sluice.agent.evaluate.simulated import EvaluationTask, Row, missed, summary, table, tasks, work
+from sluice.agent.evaluate.simulated import EvaluationTask, tasks, work
+from sluice.agent.evaluate.tables import Row, behind, comparison, missed, summary, table
+from sluice.agent.evaluate.yardsticks import Ceiling, made
 from sluice.agent.policies import make
 from sluice.agent.simulator.physics import SimMachine, SimStage
 from sluice.agent.simulator.rollout import Rollout, reference, run
@@ -48,6 +51,38 @@ def test_the_summary_is_over_all_runs_and_counts_kills_and_passes():
     assert found["kills"] == found["bare_kills"] == 1
     assert (found["passes"], found["of"]) == (1, 2)
     assert missed(rows, ["x"]) == ["x: b: kills ≤ 0: 1"]
+
+
+def test_the_table_pairs_policies_by_scenario_and_seed_and_draws_scenarios_anew():
+    """Two seeds of a scenario count as one: what is drawn anew are scenarios, or an interval would be too narrow."""
+    gains = {"a": (0.1, 0.3), "b": (0.4, 0.4), "c": (0.0, 0.0)}
+    rows = [row("auto", name, 0.9, seed=i) for name in gains for i in (0, 1)]
+    rows += [row("x", name, 0.9 - gain, seed=i) for name, both in gains.items() for i, gain in enumerate(both)]
+    rows += [row("auto", "far", 0.8, family="held out"), row("x", "far", 0.9, family="held out", killed=True)]
+    mean, low, high = behind([r for r in rows if r.family == "scenario"], "auto", "x")
+    assert mean == pytest.approx(0.2, abs=1e-4)
+    assert (low, high) == (0, pytest.approx(0.4)), "of three scenarios, the same one may be drawn thrice"
+    drawn = comparison(rows, ["auto", "x"]).splitlines()
+    assert "3 scenarios × 2 seeds: mean, median, 5 %" in drawn[0]
+    assert "| x | 0.700, 0.700, 0.500 | 0 | +20.0 (+0.0 to +40.0) | 0.900, 0.900, 0.900 | 1 | -10.0 " in drawn[3]
+    assert "| auto | 0.900, 0.900, 0.900 | 0 |  | 0.800, 0.800, 0.800 | 0 |  |" in drawn[2]
+
+
+def test_the_ceiling_of_intunes_actions_knows_the_truth_and_keeps_to_them():
+    """Five workers a look, as many in all as there are cores, stages where they are, four times the prefetched bytes:
+    so it is best at processors that are shared out, and far from it where a store has to be waited for."""
+    parts = (SimStage(name="read", cost_s=0.02), SimStage(name="udf", cost_s=0.3, lock=0.9,
+                                                          backends=("thread", "process")))
+    scenario = Scenario(name="lock", seconds=30, stages=parts, machine=SimMachine(cores=24))
+    seen: list[Any] = []
+    run(scenario, Ceiling(scenario.truth_at), observe=lambda snapshot, knobs, reason: seen.append(knobs))
+    assert all(abs(after.workers[n] - before.workers[n]) <= 5 and after.backend["udf"] == "thread"
+               and after.total_workers <= 24 and after.prefetch_bytes <= 4 * before.prefetch_bytes
+               for before, after in itertools.pairwise(seen) for n in after.workers)
+    plain = Scenario(name="even", seconds=60, machine=SimMachine(cores=24), stages=(
+        SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)))
+    rows = {name: run(plain, made(name, plain)).rows / reference(plain).rows for name in ("intune-ceiling", "fixed")}
+    assert rows["intune-ceiling"] >= 0.9 > 2 * rows["fixed"]
 
 
 def test_the_best_of_a_scenario_is_bold_on_a_terminal_and_the_oracle_does_not_count():
@@ -90,10 +125,10 @@ def test_the_run_without_the_governor_is_left_out_only_where_it_would_be_the_sam
     assert ran == ([True, False] if bare.killed else [True])
 
 
-def test_held_out_pipelines_come_in_both_families():
+def test_held_out_pipelines_come_in_three_families():
     todo = tasks(["fixed"], shipped()[:1], seeds=3, pipelines=4)
-    assert len(todo) == 3 + 8
-    assert {t.scenario.family for t in todo} == {"scenario", "stationary", "changing"}
+    assert len(todo) == 3 + 12
+    assert {t.scenario.family for t in todo} == {"scenario", "stationary", "changing", "held out"}
 
 
 def test_the_program_ends_with_one_line_of_json(small, repo):
@@ -102,7 +137,7 @@ def test_the_program_ends_with_one_line_of_json(small, repo):
                           cwd=repo, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["policies"]["planner"]["median"] > found["policies"]["fixed"]["median"] > 0
-    assert set(found["policies"]["planner"]) >= {"median", "p5"}
+    assert set(found["policies"]["planner"]) >= {"mean", "median", "p5", "kills"}
     assert "small" in done.stderr
     assert "fixed: small: end_score" in done.stderr
 

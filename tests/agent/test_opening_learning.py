@@ -16,7 +16,7 @@ from sluice.agent.learn.opening_judgement import Course, OpeningTable
 from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.student import Student
 from sluice.agent.policies.opening.policy import Answers, OpeningPolicy, answer, observe, setting
-from sluice.agent.policies.opening.weights import OpeningWeightsError
+from sluice.agent.policies.opening.weights import WeightsError
 from sluice.agent.simulator.optimum import best_knobs
 
 pytestmark = pytest.mark.slow
@@ -119,7 +119,7 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path, monkeypatc
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
     assert record == same
     assert OpeningPolicy(parts, record).record["lives"] == 24 + 4 * opening_teacher.PIPELINES * opening_teacher.GROUP
-    with pytest.raises(OpeningWeightsError, match="give another folder"):
+    with pytest.raises(WeightsError, match="give another folder"):
         teach(Curriculum(lives=25, rounds=2, imitations=8, gradients=4, exams=4), tmp_path / "parts", print)
 
 

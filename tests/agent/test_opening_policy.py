@@ -23,7 +23,7 @@ from sluice.agent.policies.opening.policy import (
     observe,
     setting,
 )
-from sluice.agent.policies.opening.weights import OpeningWeightsError, write
+from sluice.agent.policies.opening.weights import WeightsError, write
 from sluice.ingest.knobs import Limits
 
 MIB = 2**20
@@ -144,11 +144,11 @@ def test_weights_are_read_as_they_were_written_and_others_are_refused(tmp_path):
     assert loaded.record == record
     assert loaded.open(given()) == OpeningPolicy(weights(), record).open(given())
     write(tmp_path / "b.safetensors", {**weights(), "see.bias": np.zeros(3, np.float32)}, record)
-    with pytest.raises(OpeningWeightsError, match=r"b\.safetensors: see\.bias is \(3,\)"):
+    with pytest.raises(WeightsError, match=r"b\.safetensors: see\.bias is \(3,\)"):
         OpeningPolicy.load(tmp_path / "b.safetensors")
     (tmp_path / "c.safetensors").write_bytes(b"nonsense" * 10)
     for name in ("c.safetensors", "absent"):
-        with pytest.raises(OpeningWeightsError, match="sluice teach --policy opening"):
+        with pytest.raises(WeightsError, match="sluice teach --policy opening"):
             OpeningPolicy.load(tmp_path / name)
 
 

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import numpy as np
 import pytest
 
 from sluice.agent.costs.rates import rates
-from sluice.agent.learn.intune_teacher import learn, save
+from sluice.agent.learn.intune_teacher import Replay, hardware_of, learn, lesson
 from sluice.agent.policies.intune import (
+    DISCOUNT,
+    FACTORS,
     HIDDEN,
     INPUTS,
+    PLACES,
+    SIZES,
     STAGES,
     STEPS,
+    FineTuning,
+    Hardware,
     InTune,
-    IntuneWeightsError,
+    Seen,
+    hardware,
+    learned,
     load,
     move,
     observe,
     reward,
+    shapes,
+    values,
 )
+from sluice.agent.policies.opening.weights import WeightsError, write
 from sluice.agent.simulator.fluid import Simulator
+from sluice.agent.simulator.physics import SimMachine, SimStage
 from sluice.agent.simulator.random_pipelines import training
+from sluice.agent.simulator.scenario import Scenario
 from sluice.ingest.knobs import Knobs, Limits
+
+MACHINE = Hardware(bytes_per_s=0, speed=1)
+
+
+def _layers(seed=0):
+    draw = np.random.default_rng(seed)
+    return tuple((draw.normal(0, (2 / a) ** 0.5, (b, a)).astype(np.float32), np.zeros(b, np.float32))
+                 for a, b in itertools.pairwise(SIZES))
 
 
 @pytest.mark.parametrize(("used", "expected"), [(0, 100.0), (25, 75.0), (100, 0.0), (150, 0.0)])
@@ -34,52 +58,152 @@ def test_a_step_is_bounded_and_the_workers_stay_within_the_cores():
     knobs = Knobs(workers={"a": 3, "b": 4})
     for first in STEPS:
         for second in STEPS:
-            after = move(knobs, limits, [first, second], cores=10)
+            after = move(knobs, limits, [first, second], 1.0, cores=10)
             assert all(n >= 1 and abs(n - before) <= max(STEPS)
                        for n, before in zip(after.workers.values(), knobs.workers.values(), strict=True))
             assert after.total_workers <= 10
-    assert dict(move(knobs, limits, [5, 0], cores=10).workers) == {"a": 6, "b": 4}
-    assert dict(move(knobs, limits, [-5, 1], cores=10).workers) == {"a": 1, "b": 5}
+    assert dict(move(knobs, limits, [5, 0], 1.0, cores=10).workers) == {"a": 6, "b": 4}
+    assert dict(move(knobs, limits, [-5, 1], 1.0, cores=10).workers) == {"a": 1, "b": 5}
 
 
-def test_its_inputs_are_the_published_six_factors():
-    """Latency (per stage), free processors, free memory, model latency, bandwidth and speed."""
+def test_the_prefetched_bytes_are_multiplied_within_their_limits():
+    limits = Limits(workers={"a": (1, 64)}, prefetch_bytes=(2**20, 2**24))
+    knobs = Knobs(workers={"a": 3}, prefetch_bytes=2**22)
+    after = [move(knobs, limits, [0], factor, cores=10).prefetch_bytes for factor in FACTORS]
+    assert after == [2**20, 2**21, 2**22, 2**23, 2**24]
+    assert move(knobs, limits, [0], 8.0, cores=10).prefetch_bytes == 2**24
+
+
+def test_its_inputs_are_the_published_six_factors_and_the_prefetched_bytes():
+    """Latency (per stage), free processors, free memory, model latency, bandwidth and speed: each place says what it
+    is of, and another machine shows in its two places alone."""
     scenario = training(2)
     simulator = Simulator(scenario.truth_at, scenario.limits, scenario.first_knobs)
     before = simulator.snapshot()
     simulator.advance(5)
     now = simulator.snapshot()
     seen = rates(before, now)
-    inputs = observe(seen, now)
-    assert inputs.shape == (INPUTS,)
-    assert len(inputs) == STAGES + 5
+    inputs = observe(seen, now, simulator.knobs, MACHINE)
+    assert inputs.shape == (INPUTS,) == (STAGES + 6,)
     assert inputs[:len(scenario.stages)].max() == pytest.approx(7), "the slowest stage"
     assert not inputs[len(scenario.stages):STAGES].any()
-    blind = observe(seen, now, model_latency=False)
+    blind = observe(seen, now, simulator.knobs, MACHINE, model_latency=False)
     assert np.flatnonzero(inputs != blind).tolist() in ([], [STAGES + 2])
+    for machine, place in ((Hardware(bytes_per_s=1e8, speed=1), 3), (Hardware(bytes_per_s=0, speed=2), 4)):
+        assert np.flatnonzero(inputs != observe(seen, now, simulator.knobs, machine)).tolist() == [STAGES + place]
+    more = dataclasses.replace(simulator.knobs, prefetch_bytes=2 * simulator.knobs.prefetch_bytes)
+    assert np.flatnonzero(inputs != observe(seen, now, more, MACHINE)).tolist() == [STAGES + 5]
+
+
+def test_this_machine_is_measured_once():
+    found = hardware()
+    assert 1e8 < found.bytes_per_s < 1e13
+    assert 0.01 < found.speed < 100
+    assert hardware() is found
+
+
+def test_a_step_of_learning_follows_the_gradient_that_torch_finds():
+    import torch
+
+    draw, layers = np.random.default_rng(1), _layers()
+    seen = [Seen(draw.normal(3, 2, INPUTS).astype(np.float32), draw.integers(len(STEPS), size=PLACES),
+                 float(draw.normal()), draw.normal(3, 2, INPUTS).astype(np.float32)) for _ in range(5)]
+    present = np.isin(np.arange(PLACES), (0, 1, 2, STAGES))
+    tensors = [torch.from_numpy(t).clone().requires_grad_() for layer in layers for t in layer]
+
+    def worth(inputs):
+        for i in range(0, len(tensors), 2):
+            inputs = inputs @ tensors[i].T + tensors[i + 1]
+            inputs = torch.relu(inputs) if i < len(tensors) - 2 else inputs
+        return inputs.reshape(-1, PLACES, len(STEPS))
+
+    share = torch.from_numpy(present / present.sum()).float()
+    with torch.no_grad():
+        goal = torch.tensor([s.gain for s in seen]) + DISCOUNT * worth(
+            torch.from_numpy(np.stack([s.after for s in seen]))).amax(2) @ share
+    chosen = torch.from_numpy(np.stack([s.chosen for s in seen]))[:, :, None]
+    found = worth(torch.from_numpy(np.stack([s.inputs for s in seen]))).gather(2, chosen)[:, :, 0]
+    wanted = torch.autograd.grad((share * (found - goal[:, None]) ** 2).sum(1).mean(), tensors)
+    length = sum(float((part**2).sum()) for part in wanted) ** 0.5
+    assert length > 1, "so steep that it is cut to the length 1"
+    after = [t for layer in learned(layers, seen, present, rate=0.5) for t in layer]
+    before = [t for layer in layers for t in layer]
+    for old, new, gradient in zip(before, after, wanted, strict=True):
+        assert (old - new) / 0.5 == pytest.approx(gradient.numpy() / length, rel=1e-2, abs=1e-4)
+
+
+def test_it_goes_on_learning_in_the_live_pipeline_and_a_frozen_one_does_not():
+    """The same pipeline, the same weights: what the gains were changes the values, the same way each time."""
+    scenario = Scenario(name="live", seconds=40, machine=SimMachine(cores=16), stages=(
+        SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)))
+    ends = {}
+    for rate in (0.0, 1e-2):
+        policy = InTune(_layers(), machine=hardware_of(scenario), live=FineTuning(rate=rate))
+        state, simulator = policy.initial(scenario.limits, scenario.first_knobs), Simulator(
+            scenario.truth_at, scenario.limits, scenario.first_knobs)
+        for _ in range(40):
+            simulator.advance(1.0)
+            knobs, state, _ = policy.decide(simulator.snapshot(), state)
+            simulator.apply(knobs)
+        ends[rate] = state
+    probe = np.full((1, INPUTS), 3, np.float32)
+    assert (values(ends[0.0].layers, probe) == values(_layers(), probe)).all()
+    assert (values(ends[1e-2].layers, probe) != values(_layers(), probe)).any()
+    assert len(ends[1e-2].seen) == 38
+    assert ends[1e-2].best > 0
+
+
+def test_a_learner_with_one_good_step_finds_it():
+    """Q-learning as it goes on live, where one choice of one place always gains: its value becomes the largest."""
+    layers, inputs, present = _layers(2), np.full(INPUTS, 2, np.float32), np.arange(PLACES) == 0
+    draw = np.random.default_rng(0)
+    seen = []
+    for _ in range(60):
+        chosen = draw.integers(len(STEPS), size=PLACES)
+        seen.append(Seen(inputs, chosen, 1.0 if chosen[0] == 3 else 0.0, inputs))
+    for _ in range(400):
+        layers = learned(layers, seen, present, 1e-2)
+    found = values(layers, inputs[None])[0, 0]
+    assert found.argmax() == 3
+    assert found[3] - np.delete(found, 3).max() == pytest.approx(1.0, abs=0.1)
+
+
+def test_drawn_decisions_keep_the_place_of_the_prefetched_bytes():
+    replay = Replay.empty(16)
+    for i in range(16):
+        replay.add(np.arange(INPUTS), np.arange(PLACES), float(i), np.arange(INPUTS), stages=3)
+    inputs, steps, _, after, present = replay.sample(np.random.default_rng(0))
+    assert (steps[:, STAGES] == STAGES).all()
+    assert (present[:, STAGES] == 1).all()
+    assert (inputs[:, STAGES:] == np.arange(STAGES, INPUTS)).all()
+    assert (steps[:, :STAGES] == inputs[:, :STAGES]).all()
+    assert (inputs == after).all()
+    assert (present[:, :STAGES] == (steps[:, :STAGES] < 3)).all()
+
+
+def test_it_is_taught_by_both_generators():
+    assert {lesson(n).name for n in range(4)} == {"training 0", "training 1"}
+    assert lesson(2).stages != lesson(3).stages
 
 
 @pytest.mark.slow
 def test_three_layers_of_relu_and_one_seed_one_network(tmp_path):
-    network, _ = learn(400, seed=3)
+    layers, _ = learn(400, seed=3)
     again, _ = learn(400, seed=3)
-    assert [type(m).__name__ for m in network] == ["Linear", "ReLU"] * 3 + ["Linear"]
-    save(network, tmp_path / "a.safetensors")
-    save(again, tmp_path / "b.safetensors")
-    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-    assert [w.shape for w, _ in load(tmp_path / "a.safetensors")][1] == (HIDDEN, HIDDEN)
-    policy = InTune(tmp_path / "a.safetensors")
-    import torch
-
-    inputs = np.linspace(-1, 7, INPUTS, dtype=np.float32)
-    with torch.no_grad():
-        assert policy.values(inputs).ravel() == pytest.approx(network(torch.from_numpy(inputs)).numpy(), abs=1e-4)
+    assert all((a == b).all() for one, other in zip(layers, again, strict=True)
+               for a, b in zip(one, other, strict=True))
+    assert [w.shape for w, _ in layers] == [(HIDDEN, INPUTS), (HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (PLACES * 5, HIDDEN)]
+    write(tmp_path / "a", {f"{kind}{i}": t for i, one in enumerate(layers)
+                           for kind, t in zip(("weight", "bias"), one, strict=True)}, {"seed": 3})
+    assert all((a == b).all() for one, other in zip(layers, load(tmp_path / "a"), strict=True)
+               for a, b in zip(one, other, strict=True))
+    assert shapes().keys() == {f"{kind}{i}" for kind in ("weight", "bias") for i in range(4)}
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 10])
 def test_weights_that_are_none_are_refused(tmp_path, content):
     (tmp_path / "x.safetensors").write_bytes(content)
-    with pytest.raises(IntuneWeightsError, match=r"x\.safetensors"):
+    with pytest.raises(WeightsError, match=r"x\.safetensors"):
         InTune(tmp_path / "x.safetensors")
-    with pytest.raises(IntuneWeightsError, match="absent"):
+    with pytest.raises(WeightsError, match="absent"):
         InTune(tmp_path / "absent")

@@ -149,7 +149,7 @@ def test_it_ends_by_itself_when_it_is_abandoned_from_its_own_thread(tmp_path):
 
 
 @pytest.mark.parametrize(("tuning", "said"), [
-    ("atuo", "did you mean 'auto'"), ("", "none of auto, planner, shadow, fixed"), (Climbing, "is no policy"),
+    ("atuo", "did you mean 'auto'"), ("", "none of auto, planner, shadow, fixed, intune"), (Climbing, "is no policy"),
     (3, "is no policy")])
 def test_what_is_no_tuning_is_refused(tuning, said):
     with pytest.raises(KnobError, match=said):

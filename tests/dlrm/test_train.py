@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.agent.report.run_folder import RunFolder, read_lines
+from sluice.agent.report.run_folder import Run, RunFolder, read_lines
 from sluice.dlrm.checkpoint.meta import CheckpointError, latest
 from sluice.dlrm.training.input_checks import check_files
 from sluice.etl.synth.small_table import small_table
@@ -124,9 +124,11 @@ def test_people_see_the_plan_and_the_result_and_no_library_noise(folder):
 
 
 def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(folder):
-    """Nor does --last where all batches are full."""
-    process = train(folder, 2, "again", "--epochs", 2, "--tuning", "fixed", "--knobs", "read=3", "--last", "drop")
+    """Nor do another policy that turns them meanwhile, and --last where all batches are full."""
+    process = train(folder, 2, "again", "--epochs", 2, "--tuning", "intune", "--knobs", "read=3", "--last", "drop")
     assert process.returncode == 0, process.stderr[-3000:]
+    said = [event["reason"]["text"] for event in Run.read(folder / "again").of("decision")]
+    assert all(text.startswith("the network's steps are [") for text in said), said
     assert losses(folder, "again") == losses(folder, "two")
     assert last_json(process)["auc"] == json.loads((folder / "two.json").read_text())["auc"]
 

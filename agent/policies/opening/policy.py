@@ -254,7 +254,7 @@ class OpeningPolicy:
 
     @classmethod
     def load(cls, path: Path) -> OpeningPolicy:
-        """Raises OpeningWeightsError for a file that is no such network."""
+        """Raises WeightsError for a file that is no such network."""
         return cls(*read(path, SHAPES))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The files of an opening's weights: tensors, and a record of how they were taught; and which of them is in use."""
+"""The files of learned weights: tensors, and a record of how they were taught; and which of an opening's is in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORM = 1
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class OpeningWeightsError(UsageError):
+class WeightsError(UsageError):
     """A weights file that does not fit: its message says which and why."""
 
 
@@ -33,8 +33,8 @@ def in_use() -> Path | None:
     return next((path for path in (installed(), SHIPPED) if path.exists()), None)
 
 
-def read(path: Path, shapes: Shapes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The tensors of these shapes, and the record. Raises OpeningWeightsError for a file that has something else. The
+def read(path: Path, shapes: Shapes, policy: str = "opening") -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The tensors of these shapes, and the record. Raises WeightsError for a file that has something else. The
     library of the format is not needed for it: a header in JSON, and the numbers behind it."""
     try:
         whole = path.read_bytes()
@@ -43,12 +43,12 @@ def read(path: Path, shapes: Shapes) -> tuple[dict[str, np.ndarray], dict[str, A
         record = json.loads(header["__metadata__"]["record"])
         weights = {name: _tensor(whole[begin:], **header[name]) for name in shapes}
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise OpeningWeightsError(f"{path}: no weights of an opening: {error}; `sluice teach --policy opening` makes "
-                                  "them") from error
+        raise WeightsError(f"{path}: no weights of {policy}: {error}; `sluice teach --policy {policy}` makes "
+                           "them") from error
     for name, tensor in weights.items():
         if tensor.shape != shapes[name]:
-            raise OpeningWeightsError(f"{path}: {name} is {tensor.shape}, wanted is {shapes[name]}; `sluice teach "
-                                      "--policy opening` makes weights that fit")
+            raise WeightsError(f"{path}: {name} is {tensor.shape}, wanted is {shapes[name]}; `sluice teach --policy "
+                               f"{policy}` makes weights that fit")
     return weights, record
 
 

@@ -52,11 +52,10 @@ def range_of(state: PlannerState, name: str, contended: bool) -> tuple[int, int]
     least, most = state.limits.workers[name]
     cap = state.caps.get(name)
     if cap is not None and state.tick < cap.until:
-        least, most = max(least, cap.least), min(most, cap.most)
-    service = state.services[name]
-    growth = 1 + ((state.settings.careful if contended else state.settings.further) - 1) * service.efficiency**2
-    most_seen = max(1, service.most_seen)
-    reach = max(state.knobs.workers[name], math.ceil(growth * most_seen) if most_seen > 1 else state.settings.growth)
+        most = min(most, cap.most)
+    most_seen = state.services[name].most_seen
+    further = state.settings.careful if contended else state.settings.further
+    reach = max(state.knobs.workers[name], further * most_seen if most_seen > 1 else state.settings.growth)
     return least, max(least, min(most, reach))
 
 
@@ -94,8 +93,8 @@ def thin(state: PlannerState, forecast: Forecast, recent: PipelineRates,
     most, until = state.settings.slim * state.knobs.total_workers, state.tick + state.settings.forgive
     if knobs.total_workers > most or alone.rate(knobs.workers) < recent.rows_per_s:
         return None
-    caps = {n: WorkerCap(least, knobs.workers[n], until, forecast.slow, state.knobs.workers[n])
-            for n, (least, _) in state.limits.workers.items() if knobs.workers[n] < state.knobs.workers[n]}
+    caps = {n: WorkerCap(knobs.workers[n], until, forecast.slow, count)
+            for n, count in state.knobs.workers.items() if knobs.workers[n] < count}
     thinned = replace(state, spare=0, caps={**state.caps, **caps})
     return change(thinned, knobs, "release", recent, Reason(
         text=f"more threads want a core than get one: {moves(state.knobs, knobs)}", bottleneck="cores",
@@ -119,9 +118,9 @@ def release(state: PlannerState, forecast: Forecast, recent: PipelineRates, rang
     few = spare < settings.spare_workers * knobs_before.total_workers
     if spare < 1 or gain < settings.spare_kept or (few and gain < settings.spare_gain):
         return knobs_before, replace(state, spare=0), calm
-    if state.spare + 1 < state.spare_needed:
+    if state.spare + 1 < settings.spare:
         return knobs_before, replace(state, spare=state.spare + 1), calm
-    return change(replace(state, spare=0, released=True), knobs, "release", recent, replace(
+    return change(replace(state, spare=0), knobs, "release", recent, replace(
         calm, text=f"{calm.text}: {moves(knobs_before, knobs)} costs it nothing",
         predicted_rows_per_s=recent.rows_per_s, details=details(forecast, recent, knobs, recent.rows_per_s)))
 
@@ -130,12 +129,10 @@ def change(state: PlannerState, knobs: Knobs, kind: str | None, recent: Pipeline
            reason: Reason) -> tuple[Knobs, PlannerState, Reason]:
     """Puts `knobs` in force; with a `kind`, on trial. Where they give a stage processes of which none was weighed, one
     of them comes first, unless there is room for as many programs as large as this whole one."""
-    more = {n: stage.rows_per_s for n, stage in recent.stages.items() if knobs.workers[n] > state.knobs.workers[n]}
     starting = any(backend == "process" and state.knobs.backend.get(n) != "process"
                    for n, backend in knobs.backend.items())
     trial = TrialChange(
-        kind=kind, before=state.knobs, rows_per_s=recent.rows_per_s, stages=more, settings=state.settings,
-        costs={n: state.services[n].busy_s(state.knobs.workers[n]) for n in more if state.services[n].points},
+        kind=kind, before=state.knobs, rows_per_s=recent.rows_per_s, settings=state.settings,
         predicted=reason.predicted_rows_per_s or recent.rows_per_s, slow=Contention.of(recent, state.settings).slow,
         start_up=state.settings.start_up if starting or kind == "switch" else 0) if kind else None
     unweighed = not_weighed(state, knobs)
@@ -145,7 +142,7 @@ def change(state: PlannerState, knobs: Knobs, kind: str | None, recent: Pipeline
         knobs, trial = knobs.with_workers(**unweighed), replace(trial, then=knobs)
         reason = replace(reason, text=f"{reason.text}; one process of {' and of '.join(unweighed)} is weighed before "
                                       "others follow")
-    return knobs, replace(state, knobs=knobs, age=0, reverted=False, window=(), trial=trial, demands=()), reason
+    return knobs, replace(state, knobs=knobs, age=0, window=(), trial=trial, demands=()), reason
 
 
 def not_weighed(state: PlannerState, knobs: Knobs) -> dict[str, int]:
@@ -189,8 +186,6 @@ def go_on(state: PlannerState, trial: TrialChange,
         share *= settings.lower
     sizes = ", ".join(f"{format_bytes(state.services[n].process_bytes)} in {n}" for n in more)
     following = replace(trial, then=None, predicted=predicted, start_up=max(trial.start_up, state.age))
-    # What the others cost beside one process, starved or blocked by it, says little.
-    services = {n: s if n in more else s.stale() for n, s in state.services.items()}
-    return knobs, replace(state, knobs=knobs, age=0, window=(), trial=following, demands=(), services=services), Reason(
+    return knobs, replace(state, knobs=knobs, age=0, window=(), trial=following, demands=()), Reason(
         text=f"a process takes {sizes}: {moves(state.knobs, knobs)}", predicted_rows_per_s=predicted,
         details={"kind": "processes", "memory_free": forecast.free_bytes})

@@ -44,7 +44,6 @@ class Planner(Policy):
 
     def initial(self, limits: Limits, knobs: Knobs) -> PlannerState:
         return PlannerState(limits=limits, knobs=limits.clamp(knobs), settings=self.settings,
-                            spare_needed=self.settings.spare,
                             services={s: StageCost(name=s, settings=self.settings) for s in limits.workers})
 
     def learned(self, state: PlannerState) -> dict[str, Any]:
@@ -76,16 +75,14 @@ class Planner(Policy):
                 text="no time has passed since the last look")
         learned = _learn(state, snapshot, latest)
         other_machine = snapshot.cpu_quota != state.last.cpu_quota
-        changed = {n: learned.services[n].known_well(stage.workers) for n, stage in latest.stages.items()
-                   if n in state.services and _changed(state, learned, n, stage)}
-        learned = replace(learned, services={**learned.services, **changed})
+        changed = [n for n, stage in latest.stages.items()
+                   if n in state.services and _changed(state, learned, n, stage)]
         # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
         other_workload = state.age > state.settings.ours or any(
             learned.services[n].trends > state.services[n].trends for n in changed)
         if other_machine or (changed and other_workload):  # earlier measurements say nothing about what comes now
-            spare = state.settings.spare
-            learned = replace(learned, caps={}, tried=frozenset(), quiet_until=0, failures=0, spare=spare,
-                              spare_needed=spare, trial=None, window=(), demands=())
+            learned = replace(learned, caps={}, tried=frozenset(), quiet_until=0, failures=0,
+                              spare=state.settings.spare, trial=None, window=(), demands=())
         passed, first, settle = ticks(latest.seconds), state.age == state.tick, state.settings.settle
         state = replace(learned, last=snapshot, tick=state.tick + passed, age=state.age + passed,
                         window=seen(learned.window, snapshot, state.tick + passed, state.settings))
@@ -102,18 +99,15 @@ class Planner(Policy):
         if state.trial is not None:
             keep = state.trial.verdict(state.age, recent)
             failing = keep is False
-            if state.trial.kind in ("opening", "grow", "probe") and recent.stall > state.settings.smooth and (
-                    failing or (keep is None and state.age >= settle and state.trial.gain(recent) < 1)):
+            if failing and state.trial.kind in ("opening", "grow", "probe") and recent.stall > state.settings.smooth:
                 undone = replace(state, knobs=state.trial.before, trial=None)
                 forecast = forecast_of(undone, latest)  # perhaps a stage was grown whose workers wait for a lock
-                suspects = (suspect for suspect in stage_layouts.suspected(forecast, recent)
-                            if failing or suspect.stage in state.trial.stages)
-                useless = failing and state.trial.gain(recent) < 1 + state.settings.least_gain
+                useless = state.trial.gain(recent) < 1 + state.settings.least_gain
                 jammed = stage_layouts.hindered(forecast, recent) if useless else ()
                 # What an opening fell short by is no gain of what follows it.
                 before = max(recent.rows_per_s, state.trial.rows_per_s * (state.trial.kind == "opening"))
                 switch = reshape(undone, forecast, replace(recent, rows_per_s=before), itertools.chain(
-                    stage_layouts.locked(forecast), suspects, jammed))
+                    stage_layouts.locked(forecast), stage_layouts.suspected(forecast, recent), jammed))
                 if switch is not None:
                     return switch
             if keep is None:
@@ -121,8 +115,7 @@ class Planner(Policy):
             if not keep:
                 return _undo(state, state.trial, recent)
             # What was in the way of growing has gone where growing brings what was promised.
-            caps = {n: cap for n, cap in state.caps.items() if cap.least > state.limits.workers[n][0]} \
-                if state.trial.fulfilled(recent) else state.caps
+            caps = {} if state.trial.fulfilled(recent) else state.caps
             # While an opening's processes start, cores are short and others wait: only from here on are looks good.
             starting = state.trial.kind == "opening" and state.trial.start_up
             window = state.window[-1:] if starting else state.window
@@ -131,9 +124,7 @@ class Planner(Policy):
         # Before the first change nothing has to settle, and quick looks will do.
         if (len(state.window) < settle if first else state.tick - state.window[0].tick < settle - 1):
             return state.knobs, state, Reason(text="looking at how the present knobs do")
-        # Full buffers hide for a moment that the input has become slower: the latest interval is nearer the truth.
-        rate = min(recent.rows_per_s, latest.rows_per_s or math.inf)
-        planned = _plan(state, latest, replace(recent, rows_per_s=rate))
+        planned = _plan(state, latest, recent)
         urgent = latest.memory_used > self.settings.memory_alarm * latest.memory_limit
         if first and state.tick < settle - 1 and not urgent and (
                 planned[1].trial is None or planned[1].trial.kind != "grow"):
@@ -157,11 +148,9 @@ class Planner(Policy):
 
 
 def _changed(state: PlannerState, learned: PlannerState, name: str, stage: StageRates) -> bool:
-    """Whether a stage's costs have changed by themselves. Soon after a change of ours that can be told only if it was
-    undone: then a row should not be dearer than it was before."""
+    """Whether a stage's costs have changed by themselves: soon after a change of ours that cannot be told."""
     before, now = state.services[name], learned.services[name]
-    drifted = now.drifts > before.drifts and (state.age > state.settings.ours or (
-        state.reverted and now.busy_s(stage.workers) > before.busy_s(stage.workers)))
+    drifted = now.drifts > before.drifts and state.age > state.settings.ours
     return (drifted or now.trends > before.trends) and stage.busy >= state.settings.matters * stage.workers
 
 
@@ -213,14 +202,11 @@ def _undo(state: PlannerState, trial: TrialChange, recent: PipelineRates,
     if trial.kind in ("opening", "probe", "switch", "fuse", "split"):
         undone = state  # its measurements are in the curve now
     else:
-        undone = replace(state, caps=caps_after_failure(state, trial, recent),
-                         failures=state.failures + 1, spare=0,
-                         quiet_until=state.tick + settings.pause * 2 ** min(state.failures, settings.pause_doublings),
-                         spare_needed=state.spare_needed * (settings.spare_longer if trial.kind == "release" else 1))
-    knobs, after, reason = change(undone, trial.before, None, recent, Reason(
+        undone = replace(state, caps=caps_after_failure(state, trial, recent), failures=state.failures + 1, spare=0,
+                         quiet_until=state.tick + settings.pause * 2 ** min(state.failures, settings.pause_doublings))
+    return change(undone, trial.before, None, recent, Reason(
         text=text, predicted_rows_per_s=trial.rows_per_s,
         details={"kind": "undo", "gain": gain, "hoped": trial.hoped}))
-    return knobs, replace(after, reverted=True), reason
 
 
 def _give_way(state: PlannerState, trial: TrialChange,
@@ -230,12 +216,11 @@ def _give_way(state: PlannerState, trial: TrialChange,
     assert trial.own is not None, "the planner would have chosen something"
     best = max(recent.rows_per_s, trial.rows_per_s)
     back = replace(state, trial=None, knobs=state.knobs if recent.rows_per_s > trial.rows_per_s else trial.before)
-    knobs, after, reason = change(back, trial.own, "grow", replace(recent, rows_per_s=best, stages={}), Reason(
+    return change(back, trial.own, "grow", replace(recent, rows_per_s=best), Reason(
         text=f"the opening brings {recent.rows_per_s:,.0f} rows/s and the planner's own choice promises "
              f"{trial.own_rows_per_s:,.0f}, so that is tried: {moves(state.knobs, trial.own)}",
         predicted_rows_per_s=max(trial.own_rows_per_s, state.settings.worth * best),
         details={"kind": "own", "gain": trial.gain(recent), "hoped": trial.hoped}))
-    return knobs, after, reason
 
 
 def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> tuple[Knobs, PlannerState, Reason]:
@@ -243,8 +228,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
     unknown = state.services.keys() - forecast.each.keys() - _resting(state, recent)
     if not forecast.services or (unknown and state.tick <= settings.patience):
         return state.knobs, state, Reason(text="not every stage has reported work yet")
-    state = replace(state, caps={n: cap.eased(forecast.slow, state.tick, settings) for n, cap in state.caps.items()
-                                 if not cap.outdated(state.services[n], state.knobs.workers[n])})
+    state = replace(state, caps={n: cap.eased(forecast.slow, state.tick, settings) for n, cap in state.caps.items()})
     present_rate, bottleneck = forecast.rate(state.knobs.workers), forecast.bottleneck()
     ranges = {name: range_of(state, name, forecast.contended) for name in forecast.services}
     tight = (latest.memory_used > settings.memory_alarm * forecast.memory_limit
@@ -271,9 +255,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
             return thinned
         knobs, best = forecast.best(ranges, fewest=False)
         if best >= state.settings.worth * present_rate and knobs.workers != state.knobs.workers:
-            grown = replace(state, spare=0, released=False,
-                            spare_needed=state.spare_needed * (settings.spare_longer if state.released else 1))
-            return change(grown, knobs, "grow", recent, Reason(
+            return change(replace(state, spare=0), knobs, "grow", recent, Reason(
                 text=f"{cause}: {moves(state.knobs, knobs)}, {best / present_rate:.2g} times the rows predicted",
                 bottleneck=bottleneck, predicted_rows_per_s=best, details=details(forecast, recent, knobs, best)))
         candidates = itertools.chain(stage_layouts.suspected(forecast, recent), stage_layouts.split(forecast),
@@ -290,9 +272,7 @@ def _plan(state: PlannerState, latest: PipelineRates, recent: PipelineRates) -> 
                 text=f"{name} is the bottleneck, and how it scales is not known everywhere: "
                      f"trying {moves(state.knobs, knobs)}",
                 bottleneck=name, predicted_rows_per_s=hope, details=details(forecast, recent, knobs, hope)))
-    # Where growing did harm while other programs use the cores, the cores are what is short.
-    short = forecast.contended and bool(state.caps)
-    if bottleneck not in ("consumer", "cores") and not short:
+    if bottleneck not in ("consumer", "cores"):
         return state.knobs, replace(state, spare=0), Reason(
             text=f"{cause}, and nothing better is known", bottleneck=bottleneck, predicted_rows_per_s=present_rate)
     calm = Reason(text=cause, bottleneck=bottleneck, predicted_rows_per_s=present_rate)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
-from sluice.agent.costs.stage_cost import StageCost, between
+from sluice.agent.costs.stage_cost import StageCost
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.ingest.knobs import Knobs, Limits
@@ -24,9 +24,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCap:
-    """The fewest and most workers that a stage may have until a tick."""
+    """The most workers that a stage may have until a tick."""
 
-    least: int
     most: int
     until: float
     slow: float = 0.0
@@ -36,13 +35,6 @@ class WorkerCap:
     judged_from: float = 0
     """The tick until which the slowness is the lowest that is seen: at first what the change left behind is part of
     it."""
-    cost_s: float = 0.0
-    """What a row cost before the change that failed, if workers were added; 0: nothing is known of that."""
-
-    def outdated(self, cost: StageCost, workers: int) -> bool:
-        """Whether a row is clearly dearer, with as few workers again, than it was before the change that failed. Then
-        that failed because the workload changed meanwhile."""
-        return 0 < self.cost_s * cost.settings.relieved < cost.busy_s(workers)
 
     def eased(self, slow: float, tick: float, settings: PlannerSettings) -> WorkerCap:
         """The cap as it should be with the cores as they are now. After a failed change we have as many workers as
@@ -52,28 +44,19 @@ class WorkerCap:
             return replace(self, slow=min(self.slow, slow))
         left = self.judged_from and self.slow >= settings.worth_saying and slow - 1 < settings.freer * (self.slow - 1)
         freer = left or slow * settings.contended < self.slow
-        return WorkerCap(self.least, self.before, tick + settings.doubt) if freer else self
+        return WorkerCap(self.before, tick + settings.doubt) if freer else self
 
 
 def caps_after_failure(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> dict[str, WorkerCap]:
-    """The caps that follow from a failed change. Stages that grew until their workers disturbed each other may grow at
-    most half-way to that, by ratio, and so may all if other programs may have been the cause. If there are none, each
-    stage that was changed stays on the side it was on."""
-    settings, before = state.settings, trial.before
+    """The caps that follow from a failed change: the stages that grew stay as they were for a while, a shorter one if
+    other programs may have been the cause."""
+    settings, before = state.settings, trial.before.workers
     contended = Contention.of(recent, settings).slow >= settings.contended
     doubt = min(settings.forgive, settings.doubt * 2**state.failures)
-    caps, until = dict(state.caps), state.tick + (doubt if contended else settings.forgive)
-    grown = {n: (before.workers[n], count) for n, count in state.knobs.workers.items() if count > before.workers[n]}
-    bent = {n: between(count_before, count) for n, (count_before, count) in grown.items()
-            if (cost := state.services[n]).points and cost.busy_s(count) * settings.bent > cost.busy_s(count_before)}
-    for name, most in (bent or {n: between(*both) if contended else both[0] for n, both in grown.items()}).items():
-        least, limit = state.limits.workers[name]
-        caps[name] = WorkerCap(least, most, until, trial.slow, limit, state.tick + settings.pause,
-                               trial.costs.get(name, 0.0))
-    for name, count in state.knobs.workers.items():
-        if count < before.workers[name]:
-            caps[name] = WorkerCap(before.workers[name], state.limits.workers[name][1], until)
-    return caps
+    until = state.tick + (doubt if contended else settings.forgive)
+    return {**state.caps, **{
+        name: WorkerCap(before[name], until, trial.slow, state.limits.workers[name][1], state.tick + settings.pause)
+        for name, count in state.knobs.workers.items() if count > before[name]}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +72,6 @@ class PlannerState:
     """The latest looks that show the present knobs alone."""
     age: float = 0
     """Ticks since the last change."""
-    reverted: bool = False
-    """Whether the last change went back to what was in force before."""
     tick: float = 0
     other_cpu: float = 0.0
     passed: float = 0.0
@@ -106,9 +87,6 @@ class PlannerState:
     quiet_until: float = 0
     failures: int = 0
     spare: float = 0
-    spare_needed: int = DEFAULT.spare
-    released: bool = False
-    """Whether the last change of size was a release. If it has to be taken back, the next one waits longer."""
 
     @property
     def other_cpu_s(self) -> float:

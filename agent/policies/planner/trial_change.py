@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.ingest.knobs import Knobs
@@ -21,10 +19,6 @@ class TrialChange:
     rows_per_s: float
     """The rate before the change; `predicted` is the rate hoped for."""
     predicted: float
-    stages: Mapping[str, float] = field(default_factory=dict)
-    """Stage that got more workers → rows a second that it passed on before."""
-    costs: Mapping[str, float] = field(default_factory=dict)
-    """The same stages → what a row cost before."""
     slow: float = 0.0
     """How many times slower than with free cores our threads ran before the change."""
     start_up: float = 0
@@ -50,35 +44,28 @@ class TrialChange:
 
     def verdict(self, age: float, recent: PipelineRates) -> bool | None:
         """True: keep the change; False: undo it; None: wait and see. `age` counts ticks since the change."""
-        gain, nearer, limits = self.gain(recent), self._nearer(recent), self.settings
+        gain, limits = self.gain(recent), self.settings
         fed = recent.stall <= limits.smooth
         if self.own is not None:
             # The planner's own choice is as good as its promise is true, so it is not kept waiting.
             return None if age < limits.opened else recent.rows_per_s >= max(
                 self.rows_per_s, limits.trusted * self.own_rows_per_s)
-        clear = (max(gain, nearer) >= 1 + min(limits.clear_share * (self.hoped - 1), limits.clear) if self.rises
+        clear = (gain >= 1 + min(limits.clear_share * (self.hoped - 1), limits.clear) if self.rises
                  else gain >= limits.clear_kept)
         patience = limits.patience + self.start_up
         if age < (limits.settle if clear or fed else limits.hurt if self._hurts(recent) else patience):
             return None
-        enough = 1 + limits.least_gain * max(1.0, self.hoped - 1) if self.rises else limits.least_kept
-        return clear or fed or self.kind == "memory" or gain >= enough
+        return clear or fed or self.kind == "memory" or gain >= (
+            1 + limits.least_gain if self.rises else limits.least_kept)
 
     def fulfilled(self, recent: PipelineRates) -> bool:
         """Whether growing brought what was promised."""
         return self.kind == "grow" and self.gain(recent) >= 1 + self.settings.fulfilled * (self.hoped - 1)
 
     def _hurts(self, recent: PipelineRates) -> bool:
-        gain = max(self.gain(recent), self._nearer(recent))
-        return (self.rises and not self.start_up and gain < self.settings.harm
-                and Contention.of(recent, self.settings).slow < self.settings.contended)
+        return self.rises and not self.start_up and self.gain(recent) < self.settings.harm
 
     def crashed(self, rates: PipelineRates) -> bool:
         """Whether the latest interval alone shows that the change does harm. Workers that start up are given time."""
         return (self.rises and not self.start_up and rates.stall > self.settings.smooth
-                and max(self.gain(rates), self._nearer(rates)) < self.settings.crash)
-
-    def _nearer(self, recent: PipelineRates) -> float:
-        """The gain measured at the changed stages, which shows sooner than at the far end, where rows come in lumps."""
-        return min((recent.stages[n].rows_per_s / rate for n, rate in self.stages.items()
-                    if n in recent.stages and rate), default=self.gain(recent))
+                and self.gain(rates) < self.settings.crash)

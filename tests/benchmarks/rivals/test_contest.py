@@ -110,6 +110,31 @@ def test_a_policy_settles_on_a_pipeline_of_its_own():
     assert 0 <= found.cost < 1
 
 
+def test_a_start_is_told_by_its_first_ten_seconds_and_by_when_it_reaches_the_best():
+    """Five seconds at a tenth of the best rate, then the best: a look a second, of which two together count."""
+    rows = tuple((float(t), 10 * min(t, 5) + 100 * max(0, t - 5)) for t in range(13))
+    found = Settled(Knobs(workers={"read": 8}), (3.0,), 1e-3, None, rows)
+    assert found.share(100) == pytest.approx(0.55)
+    assert found.reached_s(100) == 5.0
+    assert found.reached_s(200) == math.inf
+    assert Settled(found.knobs, (), 0.0, None).share(100) == 0
+
+
+def test_policies_begin_as_often_as_is_asked_in_turns_and_the_last_start_takes_part():
+    policies = {"eight": Eight(), "also": Eight()}
+    began = []
+
+    def opened():
+        began.append(Bench())
+        return began[-1]
+
+    found = contest(opened, ["read=1", "read=4"], policies, rounds=1, seconds=2.0, settle_s=1.0, starts=3)
+    assert {name: len(starts) for name, starts in found.starts.items()} == {"eight": 3, "also": 3}
+    assert len(began) == 7, "each start has a pipeline of its own, and all arms one together"
+    assert found.settled["eight"] is found.starts["eight"][-1]
+    assert found.to_dict()["policies"]["also"]["start"]["starts"] == 3
+
+
 def test_the_table_and_the_json_say_what_a_policy_reached():
     turns = {"cores": [Turn(10, 1, 1)] * 2, "best": [Turn(20, 0, 1)] * 2, "best again": [Turn(20, 0, 1)] * 2,
              "lean": [Turn(20, 0, 1)] * 2, "eight": [Turn(19, 0, 1.2)] * 2}

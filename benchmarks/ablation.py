@@ -1,0 +1,278 @@
+"""What each of the planner's rules brings: every rule off in turn, on pipelines that nobody has looked at.
+
+    python -m benchmarks.ablation                       every rule on 200 pipelines, some forty minutes of one core
+    python -m benchmarks.ablation --rule fuse --pipelines 60
+
+Fixed beforehand: the policy is `auto` with the package's opening; the pipelines are 35 of each 100 `held out` and 35
+`hidden` ones (numbers from 4000), and 30 that change while they run (from 5000); the measure is the rows of the whole
+run as a share of the clairvoyant's, with and without the rule paired by pipeline and seed; intervals come from drawing
+pipelines anew. A rule that brings less than .3 points in the mean and nothing (.05) in the 5th percentile is a
+candidate to leave; it leaves if no scenario and no test of a mend fails without it. All figures are simulated.
+
+A rule is switched off by settings, or by an edit of the one line that has it: an edit that no longer fits is an error,
+so that the list stays true.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import itertools
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from sluice.agent.costs.contention import Contention
+from sluice.agent.costs.stage_cost import StageCost
+from sluice.agent.learn.opening_pipelines import pipeline
+from sluice.agent.planner_settings import DEFAULT, PlannerSettings
+from sluice.agent.policies.auto import Auto
+from sluice.agent.policies.opening.policy import OpeningPolicy
+from sluice.agent.policies.planner import changes, planner, state
+from sluice.agent.policies.planner.trial_change import TrialChange
+from sluice.agent.simulator.random_pipelines import held_out
+from sluice.agent.simulator.rollout import reference, run
+from sluice.agent.simulator.scenario import Scenario
+from sluice.etl.common.errors import UsageError
+from sluice.etl.common.program import run as program
+from sluice.etl.common.program import say
+from sluice.etl.common.suggest import nearest
+
+TOGETHER = "together"
+_DRAWS = 4000
+_LEAST, _LEAST_P5 = 0.003, 0.0005
+"""Shares of the clairvoyant's rows that a rule has to bring in the mean, or in the 5th percentile, if it is to stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A line of a function in which a rule lies, and what stands there without it."""
+
+    owner: Any
+    function: str
+    line: str
+    without: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of the planner, and how it is switched off."""
+
+    name: str
+    edits: Sequence[Edit] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def off(rules: Sequence[Rule]) -> Iterator[PlannerSettings]:
+    """A context in which these rules are off, and the settings for it."""
+    functions: dict[tuple[Any, str], list[Edit]] = {}
+    for edit in itertools.chain.from_iterable(rule.edits for rule in rules):
+        functions.setdefault((edit.owner, edit.function), []).append(edit)
+    with contextlib.ExitStack() as stack:
+        for (owner, name), edits in functions.items():
+            function, edited = inspect.getattr_static(owner, name), _edited(owner, name, edits)
+            # A function is known by its name to each module that imports it.
+            for one in [owner] if inspect.isclass(owner) else [
+                    module for module in list(sys.modules.values()) if vars(module).get(name) is function]:
+                stack.enter_context(mock.patch.object(one, name, edited))
+        yield replace(DEFAULT, **{name: value for rule in rules for name, value in rule.settings.items()})
+
+
+def _edited(owner: Any, name: str, edits: Sequence[Edit]) -> Any:
+    function = inspect.getattr_static(owner, name)
+    function = getattr(function, "__func__", function)  # of a class method
+    source = textwrap.dedent(inspect.getsource(function))
+    for edit in edits:
+        if source.count(edit.line) != 1:
+            raise UsageError(f"{name}: {edit.line!r} is there {source.count(edit.line)} times: a rule has changed; "
+                             "change the list in benchmarks/ablation.py")
+        source = source.replace(edit.line, edit.without)
+    made: dict[str, Any] = {}
+    exec(f"from __future__ import annotations\n{source}", function.__globals__, made)
+    return made[name]
+
+
+def _plan(name: str, line: str, without: str) -> Rule:
+    return Rule(name, [Edit(planner, "_plan", line, without)])
+
+
+def _decide(name: str, line: str, without: str) -> Rule:
+    return Rule(name, [Edit(planner.Planner, "decide", line, without)])
+
+
+RULES = [
+    # What is tried.
+    Rule("quick first looks", [Edit(planner.Planner, "next_look_s", "soon = unseen if trial is None",
+                                    "soon = False if trial is None")]),
+    _decide("a first glance only adds", "if first and state.tick < settle - 1 and not urgent and (", "if False and ("),
+    Rule("growth in steps", settings={"growth": 128, "further": 128, "careful": 128}),
+    Rule("smaller steps beside other programs", settings={"careful": DEFAULT.further}),
+    _plan("probe", "untried = probe(state, forecast, recent)", "untried = None"),
+    Rule("probe for an edge", settings={"edge": 1e9}),
+    Rule("probe fewer workers than seen", [Edit(StageCost, "hopes", "if lean == seen[0] > 1 and", "if False and")]),
+    _plan("thin", "thinned = thin(state, forecast, recent, ranges)", "thinned = None"),
+    _plan("switch where workers wait for each other", "if input_bound else None", "if False else None"),
+    _plan("switch a suspect", "stage_layouts.suspected(forecast, recent), ", ""),
+    _plan("fuse", "stage_layouts.fused(forecast)", "()"),
+    _plan("split", "stage_layouts.split(forecast)", "()"),
+    Rule("what shared a lock is measured anew", [Edit(changes, "reshape", ".stale()", "")]),
+    Rule("what shared a lock is relieved", [Edit(changes, "reshape", "(s.relieved() if state.limits.movable(n) else s)",
+                                                 "s")]),
+    _plan("release", "return release(state, forecast, recent, ranges, calm)", "return state.knobs, state, calm"),
+    _plan("memory is given back", "if tight:", "if False:"),
+    Rule("one process is weighed first", [Edit(changes, "change", "not_weighed(state, knobs)", "{}")]),
+    # How a change is judged.
+    _decide("a crash is undone at once", "state.trial.crashed(latest)", "False"),
+    Rule("harm is undone early", [Edit(TrialChange, "verdict", "limits.hurt if self._hurts(recent) else ", "")]),
+    Rule("a clear gain is kept early", settings={"clear": 1e9, "clear_share": 1.0, "clear_kept": 1.0}),
+    _decide("reshape in place of what failed", "if failing and", "if False and"),
+    _decide("part stages that saturate a lock together", "if useless else ()", "if False else ()"),
+    _decide("looks while processes start are left out", "state.window[-1:] if starting", "state.window[-1:] if False"),
+    Rule("an opening gives way to the planner's choice",
+         [Edit(planner, "_undo", "if trial.own not in (None, trial.before):", "if False:")]),
+    # What follows from a failure.
+    Rule("a pause after a failure", settings={"pause": 1, "pause_doublings": 1}),
+    Rule("the pause doubles", settings={"pause_doublings": 1}),
+    Rule("caps after a failure", [Edit(planner, "_undo", "caps_after_failure(state, trial, recent)", "state.caps")]),
+    Rule("caps: shorter beside others", [Edit(state, "caps_after_failure", "(doubt if contended else settings.forgive)",
+                                              "settings.forgive")]),
+    _plan("caps ease when cores become freer", "cap.eased(forecast.slow, state.tick, settings)", "cap"),
+    Rule("caps ease when a neighbour has left", [Edit(state.WorkerCap, "eased", "freer = left or", "freer =")]),
+    _decide("caps go when growing paid off", "if state.trial.fulfilled(recent)", "if False"),
+    # What is learned of costs, and of the cores.
+    Rule("other programs are seen", [Edit(Contention, "of", "if running < settings.least_running or", "if True or")]),
+    _decide("a change begins everything anew", "if other_machine or (changed and other_workload):", "if False:"),
+    Rule("a sudden change of cost", settings={"alarm": 1e9}),
+    Rule("slow drift moves the whole curve", settings={"trend": 1e9}),
+    Rule("costs while processes start are left out", [Edit(StageCost, "observe", "if starting or earlier", "if earlier")
+                                                      ]),
+    Rule("waits for a core are taken out of costs", [Edit(StageCost, "observe",
+                                                          "if saturated and not core_wait_s and self.points:",
+                                                          "if False:")]),
+    _plan("stages that rest are not waited for", " - _resting(state, recent)", ""),
+    Rule("the largest demand of late counts", [Edit(planner, "forecast_of", "max(state.demands, default=math.inf)",
+                                                    "(state.demands or (math.inf,))[-1]")]),
+    # What a setting would bring.
+    Rule("headroom", settings={"headroom": 1.0}),
+    Rule("leaner buffers for more workers", settings={"worth_lean": 1e9}),
+    Rule("aim lower where cores are short", settings={"halvings": 1}),
+    Rule("fusing saves a hand-over", settings={"handover_s": 1e-12}),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A pipeline with its seed."""
+
+    scenario: Scenario
+    seed: int
+
+
+def cases(count: int) -> list[Case]:
+    """So many pipelines, in an order in which the first ones are as mixed as all: of 20, seven held out, seven hidden,
+    six that change."""
+    found = []
+    for i in range(-(-count // 20)):
+        found += [Case(pipeline(split, n), n) for n in range(4000 + 7 * i, 4007 + 7 * i) for split in
+                  ("held out", "hidden")]
+        found += [Case(held_out(n, changing=True), n) for n in range(5000 + 6 * i, 5006 + 6 * i)]
+    return found[:count]
+
+
+def scored(case: Case, rules: Sequence[Rule], opener: OpeningPolicy, best: float) -> tuple[float, bool]:
+    """The share of the clairvoyant's rows with these rules off, and whether it was killed."""
+    with off(rules) as settings:
+        outcome = run(case.scenario, Auto(opener, settings=settings), seed=case.seed)
+    return outcome.rows / max(1e-9, best), outcome.killed
+
+
+def table(arms: Collection[str], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each rule brings, the most first."""
+    rows, draw = [], np.random.default_rng(0)
+    drawn = draw.integers(0, len(found), (_DRAWS, len(found)))
+    full = np.array([one["all"][0] for one in found])
+    kills = sum(one["all"][1] for one in found)
+    for arm in arms:
+        without = np.array([one[arm][0] for one in found])
+        gains = full - without
+        low, high = np.quantile(gains[drawn].mean(axis=1), [0.025, 0.975])
+        fifth = float(np.quantile(full, 0.05) - np.quantile(without, 0.05))
+        more_kills = sum(one[arm][1] for one in found) - kills
+        rows.append({"rule": arm, "mean": 100 * float(gains.mean()), "low": 100 * float(low),
+                     "high": 100 * float(high), "p5": 100 * fifth, "kills": more_kills,
+                     "differs": int((np.abs(gains) > 1e-9).sum()),
+                     "candidate": bool(gains.mean() < _LEAST and fifth < _LEAST_P5 and more_kills <= 0)})
+    return sorted(rows, key=lambda row: -row["mean"])
+
+
+def text(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> str:
+    full = np.array([one["all"][0] for one in found])
+    head = (f"{len(found)} pipelines, all rules: median {np.median(full):.3f}, mean {full.mean():.3f}, 5th percentile "
+            f"{np.quantile(full, 0.05):.3f}, {sum(one['all'][1] for one in found)} killed")
+    lines = [head, "", "| rule | mean, points | 5th percentile | more kills without | pipelines that differ | |",
+             "|---|---|---|---|---|---|"]
+    lines += ["| {rule} | {mean:+.2f} ({low:+.2f} to {high:+.2f}) | {p5:+.2f} | {kills} | {differs} |".format(**row)
+              + f" {'may leave' if row['candidate'] else ''} |" for row in rows]
+    return "\n".join(lines)
+
+
+def measure(arms: Mapping[str, Sequence[Rule]], some: Sequence[Case], keep: Callable[[dict[str, Any]], None],
+            done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All arms on all pipelines but those that are `done`; each pipeline's result is handed to `keep`. An arm has the
+    rules that are off in it."""
+    opener = OpeningPolicy.in_use()
+    if opener is None:
+        raise UsageError("there are no weights of an opening: `make policy` makes them")
+    found = list(done)
+    for case in some[len(done):]:
+        best = reference(case.scenario, seed=case.seed).rows
+        one = {arm: scored(case, rules, opener, best) for arm, rules in {"all": (), **arms}.items()}
+        keep(one)
+        found.append(one)
+    return found
+
+
+def main(argv: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rule", action="append", metavar="NAME", help="this rule (default: all)")
+    parser.add_argument("--together", action="store_true", help="these rules off at once, in place of one by one")
+    parser.add_argument("--pipelines", type=int, default=200, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="a line for each pipeline: goes on where it ended")
+    options = parser.parse_args(argv)
+    names = [rule.name for rule in RULES]
+    for name in options.rule or ():
+        if name not in names:
+            raise UsageError(f"no rule {name!r}{nearest(name, names)}")
+    if options.pipelines < 1:
+        raise UsageError("--pipelines is at least 1")
+    arms: dict[str, Sequence[Rule]] = {rule.name: [rule] for rule in RULES if rule.name in (options.rule or names)}
+    if options.together:
+        arms = {TOGETHER: [rule for rules in arms.values() for rule in rules]}
+    done = [] if options.keep is None or not options.keep.exists() else [
+        json.loads(line) for line in options.keep.read_text().splitlines()][:options.pipelines]
+    if any(missing := arms.keys() - one.keys() for one in done):
+        raise UsageError(f"{options.keep}: it is of other rules: {', '.join(sorted(missing))} are not in it")
+
+    def keep(one: dict[str, Any]) -> None:
+        if options.keep is not None:
+            with options.keep.open("a") as file:
+                file.write(json.dumps(one) + "\n")
+
+    found = measure(arms, cases(options.pipelines), keep, done)
+    rows = table(arms, found)
+    say(text(rows, found))
+    return {"pipelines": len(found), "rules": rows, "simulated": True}
+
+
+if __name__ == "__main__":
+    program(main)
