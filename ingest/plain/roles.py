@@ -115,7 +115,8 @@ def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:
 def _names(pattern: str, where: str, types: Mapping[str, str], lacking: Mapping[str, str]) -> list[str]:
     """The columns that a name or a pattern means."""
     if pattern in lacking:
-        raise ParquetError(f"{lacking[pattern]}: no column {pattern!r}, which other files have")
+        raise ParquetError(f"{lacking[pattern]}: no column {pattern!r}, which other files have; a spec can say that "
+                           "files may lack it (input.optional; `sluice guess` writes one)")
     names = [pattern] if pattern in types else fnmatch.filter(types, pattern)
     if not names:
         raise ParquetError(f"{where}: there is no column {pattern!r}{nearest(pattern, types)}")

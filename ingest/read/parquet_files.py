@@ -25,7 +25,7 @@ from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored, transformed
 from sluice.ingest.columns import Columns
-from sluice.ingest.plain.file_types import SEVERAL, common_types, refuse_mixed
+from sluice.ingest.plain.file_types import SEVERAL, common_number, common_types, refuse_mixed
 from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.made_columns import MadeColumns
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "roles_of", "table_of"]
 
 ONLY_SPLIT = "train"
-_SEVERAL_TYPES, _NOT_EVERYWHERE = "of several types", "not in every file"
+_SEVERAL_TYPES, _NOT_EVERYWHERE = "of several types", "not in every file, which a spec can say"
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -205,9 +205,19 @@ class ParquetFiles:
         """Raises ColumnError if a footer shows a value that a loader of these columns would stop at, or the first rows
         a time that no format reads."""
         paths = [self._path(file) for file in self.files]
-        check_values(self.recipes, columns, paths)
+        if said := check_values(self.recipes, columns, paths):
+            _tell(f"{self.uri}: {said}")
         for warning in unreadable([recipe for recipe in self.recipes if recipe.name in columns.names], paths):
             _tell(warning)
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """The number of rows that an embedding needs for ids that are taken as they are, as far as the footers of all
+        files say the largest one."""
+        sources = {recipe.name: recipe.sources[0] for recipe in self.recipes if recipe.name in names
+                   and not recipe.operators}
+        facts = probe([self._path(file) for file in self.files], sources.values(), rows=0, every=True)
+        return {name: one.high + 1 for name, source in sources.items() if (one := facts.get(source)) and one.known
+                and isinstance(one.low, int) and one.low >= 0}
 
     def _selection(self, split: str) -> RowSelection | None:
         if self.spec is not None:
@@ -237,10 +247,12 @@ def _tell(line: str) -> None:
 
 
 def _probed(paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]) -> dict[str, ColumnFacts]:
-    """What those of the columns hold that have one type in all files."""
-    there = [footer.types for footer in footers if any(footer.row_groups)]
-    return probe(paths, [name for name, kind in types.items()
-                         if kind != SEVERAL and all(one[name] == kind for one in there)])
+    """What those of the columns hold that have one type in all files, or are numbers of several."""
+    kinds = {name: {one[name] for one in (footer.types for footer in footers if any(footer.row_groups)) if name in one}
+             for name in types}
+    common = {name: mixed for name in types if len(kinds[name]) > 1 and (mixed := common_number(kinds[name]))}
+    alike = [name for name, kind in types.items() if name in common or (kind != SEVERAL and kinds[name] <= {kind})]
+    return probe(paths, alike, common=common)
 
 
 def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
@@ -263,16 +275,20 @@ def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str],
 
 
 def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]]:
-    """What the columns that are the same in all files hold, as far as it was looked at, how many rows there are, and
+    """What the columns hold that can be loaded from all files, as far as it was looked at, how many rows there are, and
     why the others were not looked at."""
     paths = _paths(source)[2]
     try:
         footers = footers_of(paths)
     except FooterError as error:
         raise ParquetError(str(error)) from error
-    types, lacking = common_types(paths, [footer.types for footer in footers])
+    files = [footer.types for footer in footers]
+    _, lacking = common_types(paths, files)
+    types, _ = common_types(paths, files, lacking)
     facts = _probed(paths, types, footers)
-    others = {name: _SEVERAL_TYPES for name in types if name not in facts} | dict.fromkeys(lacking, _NOT_EVERYWHERE)
+    for name in lacking.keys() & facts.keys():
+        facts[name].optional = True
+    others = {name: _NOT_EVERYWHERE if name in lacking else _SEVERAL_TYPES for name in types if name not in facts}
     return facts, sum(sum(footer.row_groups) for footer in footers), others
 
 
@@ -292,16 +308,16 @@ def _types_there(path: str) -> dict[str, pa.DataType]:
 
 def _paths(source: Paths) -> tuple[str, str, list[str]]:
     """The name of the source, what comes before each path to open it slowly, and the files' paths in the order of
-    their names (a list keeps its own)."""
+    their names (a list, of files, folders and globs, keeps its own)."""
     if not isinstance(source, (str, os.PathLike)):
-        slow = [(slow_path(os.fspath(p)), os.fspath(p)) for p in source]
-        if not slow:
+        each = [_paths(one) for one in source]
+        if not each:
             raise ParquetError("an empty list of files")
-        prefixes = {one.prefix if one else "" for one, _ in slow}
+        prefixes, found = {prefix for _, prefix, _ in each}, [path for _, _, some in each for path in some]
         if len(prefixes) > 1:
             raise ParquetError(f"files behind stores of several kinds ({', '.join(sorted(prefixes))}): give all "
                                "of them one delay, or none")
-        return f"{len(slow)} files from {slow[0][1]}", prefixes.pop(), [one.path if one else p for one, p in slow]
+        return f"{len(found)} files from {each[0][0]}", prefixes.pop(), found
     if (at := slow_path(os.fspath(source))) is not None:
         return os.fspath(source), at.prefix, _paths(at.path)[2]
     text = os.fspath(source)
@@ -312,7 +328,7 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
         paths = sorted(str(p) for p in Path(text).rglob("*.parquet")
                        if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts))
         what = "no file *.parquet in this folder or below"
-    elif glob.has_magic(text):
+    elif glob.has_magic(text) and not os.path.exists(text):
         paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
     else:
         paths, what = ([text] if os.path.exists(text) else []), "no such file or folder"

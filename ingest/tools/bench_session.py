@@ -46,8 +46,8 @@ class BenchRows:
     """Which rows are loaded, and in which order."""
 
     title = "what"
-    table: str = setting(help="a feature table, as etl/job.py writes it, or any folder, glob or file of Parquet",
-                         metavar="TABLE", positional=True)
+    table: tuple[str, ...] = setting(help="a feature table, as etl/job.py writes it, or any folder, glob or files of "
+                                     "Parquet", metavar="TABLE", positional=True, several=True)
     roles: str | None = setting(None, "roles of the columns of plain Parquet, for instance "
                                 "'label=click;dense=I*;sparse=C*,user%1000000' (% hashes to so many ids; default: "
                                 "guessed, and printed, unless --spec says it)",
@@ -58,8 +58,8 @@ class BenchRows:
     split: str = setting("train", "which part of the table", metavar="NAME")
     batch_size: int = setting(8192, "rows of a batch")
     seconds: float = setting(10.0, "how long to load, from the first batch on", above=0)
-    epochs: int | None = setting(None, "load exactly so many epochs instead, however long that takes", metavar="N",
-                                 least=1)
+    epochs: int | None = setting(None, "load exactly so many epochs instead, however long that takes; its rate counts "
+                                 "from the start, with the wait for the first batch", metavar="N", least=1)
     seed: int = setting(0, "decides the order of rows")
     shuffle: bool = setting(True, "rows as they lie", flags=("--no-shuffle",))
 
@@ -105,12 +105,13 @@ class BenchSession:
     def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
         self._options, self._say = options, say
         self._reader, self._policy = reader_of(options.reader), policies.make(options.tuning)
-        self._conditions = RunConditions(options.table, options.conditions, options.quarantine)
+        self._conditions = RunConditions(options.table[0], options.conditions, options.quarantine)
         self._functions: list[tuple[str, Function | str, bool]] = [
             *((function_of(name)[0], name, False) for name in options.udf),
             *((*function_of(name, "--arrow-udf"), True) for name in options.arrow_udf)]
         """The name of each transform, its function, and whether that takes a record batch."""
-        table = table_named(self._conditions.table, options.roles, options.code, options.transforms)
+        table = table_named((self._conditions.table, *options.table[1:]), options.roles, options.code,
+                            options.transforms)
         self._table = table.transformed(short_transforms(options.transforms))
         plain = self._table if isinstance(self._table, ParquetFiles) else None
         columns = Columns.of(self._table.fields, plain.fill if plain and options.fill is None else options.fill)
@@ -237,5 +238,5 @@ def _figures(found: BenchOutcome, epochs: int | None) -> dict[str, Any]:
     return {"rows_per_s": round(found.rows_per_s()),
             "rows_per_s_settled": round(found.rows_per_s(_SETTLED) or found.rows_per_s()),
             "stall_fraction": round(found.stall_fraction(), 4),
-            "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "order_hash": found.order_hash,
-            "rows": found.rows, **of_epochs}
+            "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4),
+            "first_batch_s": round(found.waits[0], 3), "order_hash": found.order_hash, "rows": found.rows, **of_epochs}
