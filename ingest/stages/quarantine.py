@@ -108,9 +108,8 @@ class RowQuarantine:
     def finite(self, stretch: Stretch, columns: Columns) -> Stretch:
         """Sets rows aside that hold NaN or infinity, by their files or by a transform: a loss would be none from there
         on. Such numbers become 0, and so do those of rows that have no weight."""
-        with np.errstate(all="ignore"):  # one fast pass; a sum of finite numbers may overflow, so look then
-            if not self.books.errors.finite or np.isfinite(stretch.floats.sum()):
-                return stretch
+        if not self.books.errors.finite or np.isfinite(stretch.floats).all():
+            return stretch
         for n, floats in enumerate(stretch.floats):
             bad, weights = ~np.isfinite(floats), weights_of(stretch, n, columns)
             for column in np.flatnonzero(bad.any(axis=1)):

@@ -21,15 +21,17 @@ from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.agent.runtime.knobs_file import is_file_name
 from sluice.etl.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.columns import Columns
-from sluice.ingest.knobs import parse_bytes
+from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest, parse_bytes
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, source_of
 from sluice.ingest.row_order import Read
+from sluice.ingest.stage_spec import BATCH, COLLATE, ONLINE, READ, SHUFFLE
 from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
 from sluice.ingest.tools.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.tools.run_conditions import RunConditions
@@ -117,9 +119,22 @@ class BenchSession:
         columns = Columns.of(self._table.fields, plain.fill if plain and options.fill is None else options.fill)
         if plain:  # what the loader would refuse
             plain.check(columns)
+        self._check_knobs(options.knobs)
         self._latency_s = options.store_latency_ms / 1000
         self._stack = ExitStack()
         self._run: RunFolder | None = None
+
+    def _check_knobs(self, knobs: str) -> None:
+        """Raises KnobError for a stage that there will not be, before anything that takes long."""
+        if is_file_name(knobs):
+            return
+        asked, made = Knobs().parse(knobs), [name for name, *_ in self._functions]
+        made += [one.name for one in self._table.transforms]
+        known = {READ.name, SHUFFLE.name, BATCH.name, COLLATE.name, *made,
+                 *([ONLINE] if any(f.online for f in self._table.fields) else ())}
+        for stage in (*asked.workers, *asked.backend, *asked.fused):
+            if not known.issuperset(stage.split("+")):
+                raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
 
     def __enter__(self) -> BenchSession:
         from sluice.ingest.loader import BatchLoader  # it loads torch: what is wrong has been said by now

@@ -10,6 +10,9 @@ import sys
 from collections import deque
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sluice.agent.report.format import percent
@@ -63,6 +66,16 @@ def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
             expected.append(loader.order_hash)
     assert (found.order_hashes, found.rows, len(found.marks)) == (expected, 3 * 4000, 3 * 25)
     assert (found.began, found.waits[0], found.rows_per_s()) == (0.0, 1.0, 12_000 / found.marks[-1][0])
+
+
+def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
+    """As the shell gives them in place of a pattern without quotes."""
+    for folder, rows in (("a", 320), ("b", 160)):
+        (tmp_path / folder).mkdir()
+        pq.write_table(pa.table({"y": [0, 1] * (rows // 2), "x": np.arange(rows) / 2}), tmp_path / folder / "c.parquet")
+    found = main(["bench", f"{tmp_path}/a", f"{tmp_path}/b/c.parquet", "--batch-size", "80", "--epochs", "1"])
+    assert found["rows"] == 480
+    assert f"2 files from {tmp_path / 'a'} version" in capsys.readouterr().err
 
 
 def test_a_packed_copy_is_told_beside_parquet_and_gives_the_same_order(repo, table, tmp_path):
@@ -177,7 +190,8 @@ from sluice.etl.common.errors import UsageError
 from sluice.ingest.__main__ import main
 
 for words in (["--rolse", "x"], ["--roles", "lable=label"], ["--roles", "label=labl"], ["--udf", "tests.nothing:f"],
-              ["--roles", "label=label;sparse=I1"], ["--spec", "nowhere.toml"], ["--tuning", "plannar"]):
+              ["--roles", "label=label;sparse=I1"], ["--spec", "nowhere.toml"], ["--tuning", "plannar"],
+              ["--knobs", "red=2"], ["--knobs", "redd.backend=process"]):
     try:
         main(["bench", sys.argv[1], *words])
     except UsageError as error:
@@ -190,10 +204,10 @@ def test_typos_are_refused_before_anything_heavy_is_imported(repo, table):
     done = subprocess.run([sys.executable, "-c", TYPOS, next(f.path for f in table.files_of("train"))], cwd=repo,
                           capture_output=True, text=True, timeout=120, check=True)
     said = done.stdout.splitlines()
-    assert len(said) == 7
+    assert len(said) == 9
     for line, text in zip(said, ("did you mean '--roles'", "did you mean 'label'", "did you mean 'label'",
                                  "tests.nothing", "column 'I1' holds float in the role sparse", "nowhere.toml",
-                                 "did you mean 'planner'"), strict=True):
+                                 "did you mean 'planner'", "did you mean 'read'", "did you mean 'read'"), strict=True):
         assert text in line
 
 

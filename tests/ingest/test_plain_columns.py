@@ -191,7 +191,7 @@ def test_roles_take_any_type_of_column(clicks):
     with BatchLoader(table_of(clicks, roles), batch_size=40, fill=0, shuffle=False, streams=1) as loader:
         assert loader.dense_names == ("score", "price", "is_new"), "in the order asked for"
         assert loader.sparse_names == ("device.os", "user_id", "country", "tags", "items")
-        assert loader.cardinalities == {"device.os": 12, "user_id": 1002, "country": 52, "tags": 22}
+        assert loader.cardinalities == {"device.os": 12, "user_id": 1002, "country": 52, "tags": 22, "items": 1202}
         batch = next(iter(loader))
         rows = log(np.arange(40))
         assert batch["price"].tolist() == [float(p or 0) for p in rows["price"].to_pylist()]
