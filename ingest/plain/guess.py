@@ -55,7 +55,7 @@ def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = N
     label = label or next((by_name[n] for n in LABELS if n in by_name), None)
     if label is None:
         raise GuessError(f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
-                         "roles=\"label=NAME;…\", or `sluice guess --label NAME` (columns: "
+                         "roles=\"label=NAME\", or `sluice guess --label NAME` (columns: "
                          f"{', '.join(list(facts)[:20])})")
     if label not in facts:
         raise ParquetError(f"there is no column {label!r} to be the label (columns: {', '.join(list(facts)[:20])})")

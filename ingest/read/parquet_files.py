@@ -31,7 +31,7 @@ from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
 from sluice.ingest.plain.recipe import Recipe
-from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, recipes_of, roles_of
+from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, only_label, recipes_of, roles_of
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.plain.unreadable import unreadable
 from sluice.ingest.read.footers import Footer, FooterError, footers_of
@@ -79,9 +79,10 @@ class ParquetFiles:
              spec: Spec | str | os.PathLike[str] | None = None, permission: Permission = NOTHING,
              transform_spec: Any = None, say: Callable[[str], None] | None = None) -> ParquetFiles:
         """Opens the files. Their columns are those of a `spec` of one's own, as the ETL would make them; or have
-        `roles`; without either they are guessed, and printed on standard error, once for a source. `hash` maps names,
-        or patterns of names, to numbers of ids. Roles and hash are of the columns after `transform_spec`. What is
-        guessed or left out is given to `say`; without it, it is printed on standard error, once."""
+        `roles`; without either they are guessed, and printed on standard error, once for a source; where `roles` name
+        the label alone, the others are. `hash` maps names, or patterns of names, to numbers of ids. Roles and hash are
+        of the columns after `transform_spec`. What is guessed or left out is given to `say`; without it, it is printed
+        on standard error, once."""
         say = say or _tell
         uri, prefix, paths = _paths(source)
         try:
@@ -101,7 +102,9 @@ class ParquetFiles:
             there, edited = retyped(there, transform_spec)
             types = {name: str(kind) if name in edited else types[name] for name, kind in there.items()
                      if name in edited or name in types}
-        hashed, fill, guessed = dict(hash or {}), dict[str, float](), spec is None and roles is None
+        roles = roles_of(roles) if isinstance(roles, str) else roles
+        label = None if roles is None or hash else only_label(roles)
+        hashed, fill, guessed = dict(hash or {}), dict[str, float](), spec is None and (roles is None or label in types)
         if spec is not None:
             if roles is not None or hash:
                 raise ParquetError("a spec says itself which roles the columns have and what is hashed: give either "
@@ -112,16 +115,14 @@ class ParquetFiles:
             recipes = recipes_of_spec(spec, types, lacking)
             permission = Permission(permission.modules, permission.functions | spec.permission.functions)
         else:
-            if roles is None:
+            if guessed or roles is None:
                 by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
                 facts = _probed(paths, {name: kind for name, kind in types.items() if name not in edited}, footers)
                 facts |= {name: ColumnFacts(there[name]) for name in edited}
-                found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), hashed=by_caller)
+                found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), label, by_caller)
                 hashed |= {one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller}
                 others = {name: _SEVERAL_TYPES for name in types if name not in found}
                 roles, fill = _guessed(uri, found, others | dict.fromkeys(lacking, _NOT_EVERYWHERE), say)
-            elif isinstance(roles, str):
-                roles = roles_of(roles)
             recipes, hashed = recipes_of(roles, hashed, types, lacking)
         used = dict.fromkeys([*(name for recipe in recipes for name in recipe.sources),
                               *((name for name in spec.input.columns if name not in spec.unused) if spec else ())])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import zoneinfo
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
@@ -83,9 +84,11 @@ def _columns(one: Proposal) -> list[str]:
     if one.time:
         clock = "%H" in one.format if one.format else not pa.types.is_date(one.facts.type)
         read = [f'{{op = "parse_time", format = "{one.format}"}}'] if one.format else []
+        named = getattr(one.facts.type, "tz", None)
+        zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         return [line for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)] for line in
                 _column(f"{one.name}_{part}", "sparse",
-                        [*read, f'{{op = "{part}"}}', f'{{op = "modulus", size = {size}}}'], seen, one.name)]
+                        [*read, f'{{op = "{part}"{zone}}}', f'{{op = "modulus", size = {size}}}'], seen, one.name)]
     return _column(one.name, one.role, _operators(one), seen)
 
 

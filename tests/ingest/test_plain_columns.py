@@ -416,6 +416,22 @@ class TestGuesses:
         ids = first_batch(tmp_path, text, len(texts))["at_weekday" if found else "at"].tolist()
         assert [one == 1 for one in ids] == [found != "" and not one for one in texts]  # 1 is what is missing
 
+    @pytest.mark.parametrize("roles", ["label=bought", {"label": ["bought"]}, {"label": "bought"}])
+    def test_who_names_the_label_alone_has_the_rest_guessed(self, tmp_path, capsys, roles):
+        at = pa.array([datetime.datetime(2025, 1, 1)] * 4, pa.timestamp("s", "Asia/Tokyo"))
+        pq.write_table(pa.table({"bought": [0, 1, 1, 0], "x": [1.0, None, 3.0, 4.0], "u": ["a", "b", "a", None],
+                                 "at": at}), tmp_path / "a.parquet")
+        with BatchLoader(str(tmp_path), batch_size=4, streams=1, roles=roles, shuffle=False) as loader:
+            assert (loader.dense_names, loader.sparse_names) == (("x",), ("u",))
+            assert next(iter(loader))["x"].tolist() == [1, 0, 3, 4]
+        assert "roles guessed (label: bought; dense: x; sparse: u%1000; empty values of x become 0" in \
+            capsys.readouterr().err
+        with pytest.raises(ParquetError, match=r"no column 'bougt' \(did you mean 'bought'"):
+            BatchLoader(str(tmp_path), batch_size=4, roles="label=bougt")
+        with BatchLoader(table_of(tmp_path, roles, hash={"u": 10}), batch_size=4, streams=1) as loader:
+            assert (loader.dense_names, loader.sparse_names) == ((), ("u",)), "who hashes has chosen"
+        assert '{op = "hour", zone = "Asia/Tokyo"}' in guessed_spec(tmp_path, "bought")
+
     def test_a_label_that_is_no_click_is_a_number_in_the_spec(self, tmp_path):
         pq.write_table(pa.table({"rating": [1, 5, 3, 4], "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet")
         assert first_batch(tmp_path, guessed_spec(tmp_path, "rating")).label.tolist() == [1, 5, 3, 4]
