@@ -49,7 +49,7 @@ class TuningStatus:
     settled: bool = False
     """Whether nothing was changed for ten looks, which come once a second."""
     changed_s: float = 0.0
-    """Seconds from the first batch to the last change."""
+    """Seconds from when the first batch was asked for, with which the run folder's time begins, to the last change."""
     stopped: str | None = None
     """Why nothing is tuned any more; None while it is."""
 
@@ -61,7 +61,7 @@ class TuningStatus:
         if not self.reason:
             return f"{self.mode}: tuning begins with the first batch, at {self.knobs}"
         made = "without a change" if not self.decisions else \
-            f"{seconds(self.changed_s)} after the first batch, by {self.decisions} change{'s' * (self.decisions > 1)}"
+            f"{seconds(self.changed_s)} after the start, by {self.decisions} change{'s' * (self.decisions > 1)}"
         return f"{self.mode}: {'settled' if self.settled else 'now'} at {self.knobs}, {made}: {self.reason}"
 
     __repr__ = __str__
@@ -111,16 +111,15 @@ class TunedRun:
         with self._mutex:  # so that `close` in another thread sees a thread that runs, or none for ever
             if not self._ending:
                 self._began = time.monotonic()
+                if self._folder is not None:
+                    self._folder.begin()
                 self._thread = threading.Thread(target=self._run, name="sluice-agent", daemon=True)
                 self._thread.start()
 
     def _run(self) -> None:
         while True:
             with self._mutex:
-                before = self._controller.decisions
                 self._controller.step()
-                if self._controller.decisions != before and self._began is not None:
-                    self._changed_s, self._changed_at = time.monotonic() - self._began, self._controller.ticks
             if self._wake.acquire(timeout=self._controller.wait_s):
                 break
         self._finish()
@@ -147,6 +146,8 @@ class TunedRun:
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Writes an event. If the folder can no longer be written, one line says so, and the run goes on."""
+        if event.get("kind") == "decision" and self._began is not None:
+            self._changed_s, self._changed_at = time.monotonic() - self._began, self._controller.ticks
         self._write("event", event)
 
     def _observe(self, metric: Mapping[str, Any]) -> None:

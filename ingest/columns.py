@@ -75,8 +75,9 @@ class Columns:
         labels = [f.name for f in used if f.role == "label"]
         weights = [f.name for f in used if f.role == "weight"]
         if len(labels) != 1 or len(weights) > 1:
+            none = "" if labels else ": name one, as label=NAME in roles, or by role = \"label\" in a spec"
             raise ColumnError(f"one label and at most one weight are needed; the table has the labels {labels} and "
-                              f"the weights {weights}")
+                              f"the weights {weights}{none}")
         numbers = [f.name for f in used if f.role != "id_list" and not f.made]
         if fill is None or isinstance(fill, (int, float)):
             fill = {} if fill is None else dict.fromkeys(numbers, float(fill))

@@ -6,7 +6,9 @@ import atexit
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -139,6 +141,7 @@ class BatchLoader(IterableDataset[Batch]):
                              last=last)
         self.plan.streams_of(rank, ranks)
         self._table = {"version": source.version, "split": split}
+        self._plain = plain if petastorm.transform_spec is None else None
         self._epochs = epochs
         self._remote = None if not workers else _remote_reads(
             workers, source, plan=self.plan, split=split, columns=self._columns, reader=rows.name, sample=sample,
@@ -180,10 +183,14 @@ class BatchLoader(IterableDataset[Batch]):
         """The columns of ids, in the order of `batch.values`."""
         return self._columns.sparse
 
-    @property
+    @cached_property
     def cardinalities(self) -> Mapping[str, int]:
-        """The number of rows that an embedding of each column of ids needs."""
-        return self._columns.cardinalities
+        """The number of rows that an embedding of each column of ids needs: of ids that plain files hold as they are,
+        one more than the largest, if the footers say which that is."""
+        own = self._columns.cardinalities
+        asked = [name for name in self.sparse_names if name not in own]
+        found = {**(self._plain.sizes(asked) if self._plain and asked else {}), **own}
+        return MappingProxyType({name: found[name] for name in self.sparse_names if name in found})
 
     @property
     def row_bytes(self) -> int:

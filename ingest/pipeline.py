@@ -232,7 +232,9 @@ class Pipeline:
                                        passes=functools.partial(_done, number))
             collator = Collator(columns, plan.batch_size // parts.ranks)
             self._use_remote()
-            return self._pool(COLLATE.name, stretches, lambda _: collator, size=lambda s: s.nbytes,
+            return self._pool(COLLATE.name, stretches,
+                              lambda _: lambda s, charge: collator(parts.aside.finite(s, columns), charge),
+                              size=lambda s: s.nbytes,
                               measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
 
     @property

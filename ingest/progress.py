@@ -81,9 +81,12 @@ class Progress:
             held_back=held_back.total(), held_back_pressure=held_back["pressure"])
 
     def outcome(self) -> dict[str, Any]:
-        """The rows that came, and, from the first batch on, their rate and the share of the time spent waiting."""
+        """The rows that came, their rate and the share of the time spent waiting: from the first batch on, or, of what
+        took no longer than that took to come, from when it was asked for."""
         wait_s, compute_s = self._consumer.totals(time.monotonic())
         rows, waited, computed = self._first or (self._rows, wait_s, compute_s)
+        if wait_s + compute_s < 2 * (waited + computed):
+            rows = waited = computed = 0
         seconds = wait_s + compute_s - waited - computed
         return {"rows": self._rows, "rows_per_s": round((self._rows - rows) / seconds) if seconds > 0 else None,
                 "stall_fraction": round((wait_s - waited) / seconds, 4) if seconds > 0 else None}

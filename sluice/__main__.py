@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module, metadata
 
@@ -41,14 +42,22 @@ def usage() -> str:
             "are made by `spark-submit etl/job.py …`.\n")
 
 
+def _print(text: str) -> None:
+    """Prints, as far as somebody reads: `| head` may have read enough."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        os._exit(1)
+
+
 def main() -> None:
     """Hands over to the verb's program, which runs as if it had been called by its own name."""
     words = sys.argv[1:]
     if words[:1] == ["--version"]:
-        print(f"sluice {metadata.version('sluice')}")
+        _print(f"sluice {metadata.version('sluice')}\n")
         return
     if not words or words[0] in ("-h", "--help"):
-        print(usage(), end="")
+        _print(usage())
         return
     if words[0] not in VERBS:
         from sluice.etl.common.suggest import nearest

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Self
 
 from sluice.agent.report.beside import shown
 from sluice.agent.report.run_folder import RunFolder
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from sluice.etl.spec.spec import Spec
     from sluice.etl.table.table import FeatureTable
     from sluice.ingest.read.parquet_files import Paths, Roles
+
+
+_NOTABLE = 0.01  # the share of rows that are left out of an epoch from which on it is said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,13 @@ class Loader(BatchLoader):
     (torchrun's LOCAL_WORLD_SIZE; without it all `ranks` are taken to be on this host). `dlrm.train` has one agent for
     all ranks of a host.
     """
+
+    def __new__(cls, *_source: Any, **given: Any) -> Self:
+        """Says which argument may have been meant by one that there is not, as Python does not."""
+        known = signature(cls.__init__).parameters
+        for name in given.keys() - known.keys():
+            raise TypeError(f"{cls.__name__} has no argument {name!r}{nearest(name, known)}")
+        return super().__new__(cls)
 
     def __init__(self, source: FeatureTable | ParquetFiles | Paths, *, batch_size: int,
                  tuning: str | Policy | None = None, run_dir: str | os.PathLike[str] | None = None,
@@ -174,6 +185,10 @@ class Loader(BatchLoader):
             super().close()
             self._page.close()
             raise
+        if self.plan.dropped > _NOTABLE * self.plan.rows and not rank:
+            print(f"{table.uri}: {self.plan.dropped:,} of {self.plan.rows:,} rows fill no batch of {batch_size:,} and "
+                  "are left out of each epoch, other ones each time; order=Order(last='pad') has them all",
+                  file=sys.stderr)
         self._tuned = TunedRun(self._progress, policy_of(tuning, foreknowledge(self)), folder=folder,
                                last=_Ending(self._progress, self.operators, self.stored_bytes).events)
         weakref.finalize(self, self._tuned.abandon).atexit = False
@@ -202,11 +217,16 @@ class Loader(BatchLoader):
 
     def close(self) -> None:
         """Ends the agent and the pipeline, from any state; a second call does nothing."""
+        aside, first = self.quarantined, not self._closed
         with self._page:
             try:
                 self._tuned.close()
             finally:
                 super().close()
+        if first and aside["rows_set_aside"]:
+            reasons = ", ".join(f"{reason}: {rows:,}" for reason, rows in aside["reasons"].items())
+            print(f"{aside['rows_set_aside']:,} rows were set aside ({reasons}); {aside['file']} lists them",
+                  file=sys.stderr)
 
     def __exit__(self, *error: Any) -> None:
         self._tuned.failed(error[1])

@@ -212,6 +212,44 @@ class TestEnds:
         assert int(rest) == 24
 
 
+class TestWhatItSays:
+    def test_an_argument_that_there_is_not_is_answered_with_the_one_that_was_meant(self, clicks):
+        with pytest.raises(TypeError, match=r"Loader has no argument 'batchsize' \(did you mean 'batch_size'\?\)"):
+            Loader(clicks, batchsize=80)
+        with pytest.raises(TypeError, match="batch_size"):
+            Loader(clicks)
+
+    def test_rows_that_fill_no_batch_are_told_and_rows_set_aside_at_the_end(self, clicks, tmp_path, capsys):
+        """Of 2,000 rows 1,800 are in batches of 300; six of them have a price that is none."""
+        def spoil(columns):
+            columns["price"][:1] = np.nan
+
+        aside = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
+        with loader_of(clicks, batch_size=300, order=Order(streams=1), errors=aside, transforms=[spoil]) as loader:
+            assert "200 of 2,000 rows fill no batch of 300 and are left out of each epoch" in capsys.readouterr().err
+            deque(loader, maxlen=0)
+            assert not capsys.readouterr().err
+        told = f"6 rows were set aside (batch: ColumnError: 6); {tmp_path / 'aside.jsonl'} lists them\n"
+        assert capsys.readouterr().err == told
+        loader.close()
+        with loader_of(clicks, batch_size=300, order=Order(streams=1, last="pad")) as loader:
+            deque(loader, maxlen=0)
+        assert not capsys.readouterr().err
+
+    def test_how_many_rows_an_embedding_needs_is_known_of_ids_as_they_are(self, tmp_path, capsys):
+        """The footers of all files say it, of all row groups; where one does not, or an id is below 0, nobody knows."""
+        for part in range(20):
+            ids = pa.array([part % 7] * 4, pa.int16())
+            pq.write_table(pa.table({
+                "y": [0, 1, 0, 1], "item": [3, 4, 5, 300 if part == 11 else 6], "low": [-1, 0, 1, 2], "quiet": ids,
+                "tags": [[1, 2], [40 if part == 13 else 7], [], None]}),
+                tmp_path / f"{part:02}.parquet", row_group_size=2,
+                write_statistics=True if part != 5 else ["y", "item", "low"])
+        with Loader(str(tmp_path), batch_size=8, roles="label=y;sparse=tags,item,low,quiet") as loader:
+            assert loader.sparse_names == ("tags", "item", "low", "quiet")
+            assert list(loader.cardinalities.items()) == [("item", 301)]
+
+
 class TestRanks:
     def test_ranks_of_a_host_share_its_cores_and_memory(self, clicks, monkeypatch):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

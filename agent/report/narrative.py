@@ -159,7 +159,7 @@ def sentences(run: Run) -> list[str]:
         parts.append("Too short to judge the input: what was seen is how it started. Let it run for ten seconds or "
                      "more (more epochs, or more rows).")
         if figures.rows_per_s_whole is not None and figures.stall_whole is not None:
-            parts.append(f"From the first batch on the consumer counted {count(figures.rows_per_s_whole)} rows/s, "
+            parts.append(f"The consumer counted {count(figures.rows_per_s_whole)} rows/s, "
                          f"{percent(figures.stall_whole)} of its time spent waiting.")
     elif figures.changes_settling and figures.rows_per_s_first and figures.stall_first is not None:
         times = figures.rows_per_s_settled / figures.rows_per_s_first

@@ -82,6 +82,10 @@ class RunFolder:
             lock.close()
             raise
 
+    def begin(self) -> None:
+        """Counts the time from now on, before anything is written."""
+        self._begun = self._clock()
+
     def event(self, event: Mapping[str, Any]) -> None:
         """Writes a line in events.jsonl, with `at` (seconds since the start) added."""
         self._write("events", event)

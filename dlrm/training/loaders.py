@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sluice.dlrm.options import Config, ConfigError
 from sluice.etl.table.table import FeatureTable
 from sluice.ingest.loader import BatchLoader, LoaderError
 from sluice.ingest.machine import Machine
+from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.tools.run_conditions import RunConditions
 
 # The loaders' share of a machine's memory; the rest is for tables, dense layers and their gradients.
@@ -48,8 +50,10 @@ def _loader(config: Config, table: FeatureTable, rank: int, local_ranks: int, **
     limit = config.memory_limit
     if limit is None:
         limit = int(Machine().memory_limit() * LOADERS_PART) // local_ranks
+    errors = replace(how.pop("errors", Errors()), finite=False)  # the trainer looks itself, as --missing says
     try:
         return BatchLoader(table, batch_size=config.batch_size, rank=rank, ranks=config.ranks, memory_limit=limit,
-                           reader=config.reader, streams=config.streams, window_rows=config.window_rows, **how)
+                           reader=config.reader, streams=config.streams, window_rows=config.window_rows, errors=errors,
+                           **how)
     except LoaderError as error:
         raise ConfigError(str(error)) from None

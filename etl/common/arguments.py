@@ -4,6 +4,7 @@ only: every room uses it."""
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -33,7 +34,10 @@ class ArgumentParser(argparse.ArgumentParser):
         return vars(self.parse_args(words))
 
     def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message.removeprefix('argument ')} (see --help)")
+        _, found, words = message.partition("unrecognized arguments: ")
+        files = found and all(map(os.path.exists, words.split()))
+        hint = "one is taken: put a pattern of files in quotes, so that the shell leaves it whole; " if files else ""
+        raise OptionError(f"{message.removeprefix('argument ')} ({hint}see --help)")
 
 
 def none_of(value: Any, choices: Iterable[Any]) -> str:

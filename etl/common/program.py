@@ -59,6 +59,9 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[
     signal.signal(signal.SIGINT, interrupted)
     try:
         result = main(argv)
+        if result is not None:
+            print(json.dumps(result, default=_plain), flush=True)
+        _leave(DONE)
     except KeyboardInterrupt:
         say("interrupted")
         sys.stdout.flush()
@@ -66,7 +69,7 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[
     except failures as error:
         say(f"failed: {error}")
         _leave(FAILED)
-    except BrokenPipeError:
+    except BrokenPipeError:  # `| head` has read enough
         os._exit(FAILED)
     except Exception as error:
         if missing := advice(error, main.__module__.rpartition(".")[2]):
@@ -78,9 +81,6 @@ def _run(main: Callable[[list[str]], Mapping[str, Any] | None], failures: tuple[
         traceback.print_exc()
         say(f"failed: {type(error).__name__}: {error}")
         _leave(FAILED)
-    if result is not None:
-        print(json.dumps(result, default=_plain), flush=True)
-    _leave(DONE)
 
 
 def _plain(value: Any) -> Any:

@@ -38,6 +38,13 @@ def common_types(paths: Sequence[str], files: Sequence[Types], optional: Iterabl
     return types, lacking
 
 
+def common_number(kinds: Iterable[str]) -> pa.DataType | None:
+    """The type as which numbers of these types are looked at together; None if some are no numbers."""
+    if not all(map(_NUMBER.fullmatch, kinds)):
+        return None
+    return pa.int64() if all(_WHOLE.fullmatch(kind) for kind in kinds) else pa.float64()
+
+
 def refuse_mixed(names: Iterable[str], recipes: Iterable[Recipe], kinds: Mapping[str, str],
                  files: Sequence[tuple[str, Types]], types_there: Callable[[str], Mapping[str, pa.DataType]]) -> None:
     """Raises an error that names file and column where files hold what cannot come together. Numbers of several types

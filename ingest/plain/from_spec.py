@@ -24,7 +24,7 @@ def recipes_of_spec(spec: Spec, types: Mapping[str, str], lacking: Mapping[str, 
         if name not in types and name not in spec.input.optional:
             where = f"{lacking[name]}: no column {name!r}, which other files have" if name in lacking else \
                 f"the files have no column {name!r}, which its input.columns name{nearest(name, types)}"
-            raise ColumnError(f"{spec.name}: {where}")
+            raise ColumnError(f"{spec.name}: {where}; where it may be missing, name it in input.optional as well")
     found = []
     for column in spec.columns:
         if column.role not in ROLES:

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from sluice.etl.ops.timestamps import ParseTime
 from sluice.ingest.plain.probe import ColumnFacts
 from sluice.ingest.plain.roles import GuessError, ParquetError
 
@@ -21,6 +23,8 @@ _UNIQUE, _MANY = 0.95, 1000
 """The share of values that differ, from which on a column names rows, if so many were seen."""
 _SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 _IDS = 2**31
+_FORMATS = tuple(f"{day}{clock}" for clock in (" %H:%M:%S", "T%H:%M:%S", "T%H:%M:%SZ", " %H:%M", "")
+                 for day in ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,9 @@ class Proposal:
     fill: bool = False
     """Whether numbers are missing."""
     time: str = ""
-    """For a time: the type in which a spec reads it as seconds."""
+    """For a time: the type in which a spec reads it."""
+    format: str = ""
+    """For a time as text: how a spec reads it as seconds."""
     why: str = ""
     """Why it is left out."""
 
@@ -49,7 +55,8 @@ def proposals(facts: Mapping[str, ColumnFacts], rows: int, label: str | None = N
     label = label or next((by_name[n] for n in LABELS if n in by_name), None)
     if label is None:
         raise GuessError(f"no column is called {', '.join(LABELS[:-1])} or {LABELS[-1]}: say which is the label, "
-                         f"roles={{'label': …}} (columns: {', '.join(list(facts)[:20])})")
+                         "roles=\"label=NAME\", or `sluice guess --label NAME` (columns: "
+                         f"{', '.join(list(facts)[:20])})")
     if label not in facts:
         raise ParquetError(f"there is no column {label!r} to be the label (columns: {', '.join(list(facts)[:20])})")
     hashed = set(hashed)
@@ -76,6 +83,8 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
     if pa.types.is_string(inner) or pa.types.is_large_string(inner):
         if not facts.values:
             return Proposal(name=name, facts=facts, why="text of which nothing was seen; hash= makes ids of it")
+        if role == "sparse" and (found := _time_format(facts.examples)):
+            return Proposal(name=name, facts=facts, time="text", format=found, why="a time as text")
         if role == "sparse" and facts.values >= _MANY and facts.distinct >= _UNIQUE * facts.values:
             return Proposal(name=name, facts=facts, why="text that differs in nearly every row")
         return Proposal(name=name, facts=facts, role=role, hash=_size(facts, rows))
@@ -84,6 +93,12 @@ def _proposal(name: str, facts: ColumnFacts, rows: int) -> Proposal:
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _time_format(examples: pa.Array) -> str:
+    """The format in which all of these texts are times; empty without one."""
+    texts = examples.filter(pc.not_equal(examples, ""))
+    return next((one for one in _FORMATS if len(texts) and not ParseTime(format=one).apply(texts, None).null_count), "")
 
 
 def _fits(facts: ColumnFacts) -> bool:
@@ -108,4 +123,4 @@ def _size(facts: ColumnFacts, rows: int) -> int:
 
 def user_of(found: Mapping[str, Proposal]) -> str | None:
     """The column by which rows are best split, if one names users."""
-    return next((name for name in found if _USERS.search(name)), None)
+    return next((name for name, one in found.items() if _USERS.search(name) and not one.facts.optional), None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from sluice.ingest.plain.recipe import Recipe
 from sluice.ingest.plain.roles import ParquetError
 from sluice.ingest.stages.number_types import ValueRefused, numbers
 
-_FILES, _GROUPS, _ROWS, _CHUNKS = 8, 32, 10_000, 20_000
+_FILES, _GROUPS, _ROWS, _CHUNKS, _EXAMPLES = 8, 32, 10_000, 20_000, 1_000
 """How many files are looked at, spread over all, how many row groups of each, how many rows of the first and of
-the last, and about how many column chunks in all."""
+the last, about how many column chunks in all, and how many values are kept of a column."""
 _IDS, _LARGEST = np.iinfo(np.int32), float(np.finfo(np.float32).max)
 Place = tuple[str, int]
 """A file, and the number of a row group in it."""
@@ -48,6 +49,12 @@ class ColumnFacts:
     """How many of these values differ."""
     seen: list[pa.Array] = field(default_factory=list, repr=False)
     """These values, until they are counted."""
+    examples: pa.Array | None = field(default=None, repr=False)
+    """Some of those that differ."""
+    optional: bool = False
+    """Whether a file lacks the column."""
+    known: bool = True
+    """Whether the footers that were looked at have the smallest and the largest value."""
 
     def widen(self, low: Any, high: Any, place: Place) -> None:
         if self.low is None or low < self.low:
@@ -56,16 +63,19 @@ class ColumnFacts:
             self.high, self.high_place = high, place
 
 
-def probe(paths: Sequence[str], names: Iterable[str], *, rows: int = _ROWS) -> dict[str, ColumnFacts]:
+def probe(paths: Sequence[str], names: Iterable[str], *, rows: int = _ROWS,
+          common: Mapping[str, pa.DataType] = MappingProxyType({}), every: bool = False) -> dict[str, ColumnFacts]:
     """Looks at some columns, parts of structs by their dotted names. `rows` is how many are read of a file; 0 takes
-    footers alone."""
-    chosen, names = _spread(list(paths), _FILES), list(names)
+    footers alone, with `every` those of all row groups. Columns in `common` have several types, and are looked at as
+    this one."""
+    chosen, names = _spread(list(paths), len(paths) if every else _FILES), list(names)
     facts: dict[str, ColumnFacts] = {}
     for path in chosen:
         try:
             with pq.ParquetFile(path) as file:
-                look = _FileLook(file, path, names, facts)
-                look.statistics(max(1, min(_GROUPS, _CHUNKS // max(1, len(names) * len(chosen)))))
+                look = _FileLook(file, path, names, facts, common)
+                look.statistics(file.num_row_groups if every else
+                                max(1, min(_GROUPS, _CHUNKS // max(1, len(names) * len(chosen)))))
                 if file.metadata.num_rows and path in (chosen[0], chosen[-1]) and rows:
                     look.sample(rows)
         except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
@@ -73,8 +83,8 @@ def probe(paths: Sequence[str], names: Iterable[str], *, rows: int = _ROWS) -> d
                                ) from error
     for one in facts.values():
         if one.seen:
-            one.distinct = len(pc.unique(pa.chunked_array(one.seen)))
-            one.seen = []
+            differ = pc.unique(pa.chunked_array(one.seen))
+            one.distinct, one.examples, one.seen = len(differ), differ[:_EXAMPLES], []
     return facts
 
 
@@ -90,8 +100,9 @@ def _spread(items: list[Any], most: int) -> list[Any]:
 class _FileLook:
     """Adds what one file says of some columns to what is known of them."""
 
-    def __init__(self, file: pq.ParquetFile, path: str, names: Sequence[str], facts: dict[str, ColumnFacts]):
-        self._file, self._path, self._facts = file, path, facts
+    def __init__(self, file: pq.ParquetFile, path: str, names: Sequence[str], facts: dict[str, ColumnFacts],
+                 common: Mapping[str, pa.DataType]):
+        self._file, self._path, self._facts, self._common = file, path, facts, common
         self._types = {part.name: part.type for part in parts(file.schema_arrow)}
         self._names = [name for name in names if name in self._types]
         self._known: set[str] = set()
@@ -105,13 +116,14 @@ class _FileLook:
             leaves.setdefault(next((name for name in _upwards(leaf) if name in self._types), leaf), number)
         self._known = set(self._names)
         for name in self._names:
-            self._facts.setdefault(name, ColumnFacts(self._types[name]))
+            self._facts.setdefault(name, ColumnFacts(self._common.get(name, self._types[name])))
         for group in _spread(list(range(self._file.metadata.num_row_groups)), groups):
             chunks = self._file.metadata.row_group(group)
             for name in self._names:
                 one, said = self._facts[name], chunks.column(leaves[name]).statistics
                 if said is None or not (said.has_null_count and (said.has_min_max or not said.num_values)):
                     self._known.discard(name)
+                    one.known = False
                 if said is not None and said.has_null_count and said.null_count and not pa.types.is_nested(one.type):
                     one.nulls[self._path, group] = said.null_count  # of a list it would count empty ones, too
                 if said is not None and said.has_min_max:
@@ -129,6 +141,8 @@ class _FileLook:
         table = flattened(pa.Table.from_batches(batches))
         for name in names:
             one, values = self._facts[name], whole(table.column(name))
+            if name in self._common:
+                values = values.cast(self._common[name], safe=False)
             if values.null_count and (name not in self._known or pa.types.is_nested(values.type)):
                 one.nulls[self._path, 0] = values.null_count
             if pa.types.is_floating(values.type):
@@ -170,9 +184,10 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, decimal.Decimal) else value
 
 
-def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[str]) -> None:
+def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[str]) -> str:
     """Raises ColumnError if a footer shows a value that a batch cannot hold, in a column that is taken as it is: a
-    missing one without a fill, an id that does not fit, a number that is too large."""
+    missing one without a fill, an id that does not fit, a number that is too large. Returns what is to be said of the
+    labels, if anything is."""
     scalars = {name for name in (*columns.floats, *columns.scalars) if name not in columns.added}
     taken = {recipe.name: recipe.sources[0] for recipe in recipes if recipe.name in scalars and not recipe.operators}
     facts = probe(paths, dict.fromkeys(taken.values()), rows=0) if taken else {}
@@ -188,6 +203,11 @@ def check_values(recipes: Sequence[Recipe], columns: Columns, paths: Sequence[st
             places.append(one.high_place)
         for place in places:
             _refuse(name, source, kind, place, name in columns.fill)
+    label = facts.get(taken.get(columns.label, ""))
+    if label is None or not isinstance(label.low, (int, float)) or 0 <= label.low <= label.high <= 1:
+        return ""
+    return (f"the label {columns.label!r} goes from {_shown(label.low)} to {_shown(label.high)}, and is loaded so; a "
+            "loss of clicks (binary cross-entropy) takes 0 to 1")
 
 
 def _refuse(name: str, source: str, kind: Any, place: Place, filled: bool) -> None:
@@ -213,8 +233,8 @@ def facts_text(one: ColumnFacts) -> str:
     said = [str(one.type)]
     if one.low is not None and not isinstance(one.low, (bytes, str)):
         said.append(f"{_shown(one.low)} to {_shown(one.high)}")
-    if one.nulls:
-        said.append("with empty values")
+    if one.optional or one.nulls:
+        said.append("not in every file" if one.optional else "with empty values")
     if one.values:
         said.append(f"{one.distinct:,} different among {one.values:,}")
     return ", ".join(said)

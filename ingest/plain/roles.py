@@ -40,6 +40,12 @@ def roles_of(text: str) -> dict[str, list[str]]:
     return roles
 
 
+def only_label(roles: Roles) -> str | None:
+    """The label, if that is all that is said."""
+    said = [roles["label"]] if isinstance(roles.get("label"), str) else list(roles.get("label", ()))
+    return str(said[0]) if len(roles) == len(said) == 1 else None
+
+
 def recipes_of(roles: Roles, hashed: Mapping[str, int], types: Mapping[str, str], lacking: Mapping[str, str]
                ) -> tuple[tuple[Recipe, ...], dict[str, int]]:
     """The columns in the order in which they are asked for, those of one pattern as they lie in the files, and the
@@ -115,7 +121,8 @@ def _check_hash(name: str, size: int | None, types: Mapping[str, str]) -> None:
 def _names(pattern: str, where: str, types: Mapping[str, str], lacking: Mapping[str, str]) -> list[str]:
     """The columns that a name or a pattern means."""
     if pattern in lacking:
-        raise ParquetError(f"{lacking[pattern]}: no column {pattern!r}, which other files have")
+        raise ParquetError(f"{lacking[pattern]}: no column {pattern!r}, which other files have; a spec can say that "
+                           "files may lack it (input.optional; `sluice guess` writes one)")
     names = [pattern] if pattern in types else fnmatch.filter(types, pattern)
     if not names:
         raise ParquetError(f"{where}: there is no column {pattern!r}{nearest(pattern, types)}")

@@ -58,7 +58,7 @@ def metadata_of(path: str, opened: Any) -> tuple[pq.FileMetaData, pa.Schema]:
         str(schema)  # only this finds names that are not text
     except Exception as error:  # bits may be flipped anywhere: any kind of error is possible
         raise FooterError(f"{path}: its footer cannot be read ({type(error).__name__}: {error}); the file is damaged, "
-                          "or no Parquet") from error
+                          "or no Parquet (other logs become a table by `sluice etl`)") from error
     if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
         raise FooterError(f"{path}: its footer tells of {metadata.num_rows} rows, and of {len(counts)} row groups that "
                           f"have {sum(counts)}; the file is damaged")

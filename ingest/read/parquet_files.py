@@ -25,13 +25,13 @@ from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.etl.spec.spec import Spec
 from sluice.etl.spec.table_transform import TableTransform, stored, transformed
 from sluice.ingest.columns import Columns
-from sluice.ingest.plain.file_types import SEVERAL, common_types, refuse_mixed
+from sluice.ingest.plain.file_types import SEVERAL, common_number, common_types, refuse_mixed
 from sluice.ingest.plain.from_spec import recipes_of_spec, selection_of
 from sluice.ingest.plain.guess import Proposal, proposals
 from sluice.ingest.plain.made_columns import MadeColumns
 from sluice.ingest.plain.probe import ColumnFacts, check_values, probe
 from sluice.ingest.plain.recipe import Recipe
-from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, recipes_of, roles_of
+from sluice.ingest.plain.roles import ROLES, GuessError, ParquetError, Roles, only_label, recipes_of, roles_of
 from sluice.ingest.plain.row_selection import RowSelection
 from sluice.ingest.plain.unreadable import unreadable
 from sluice.ingest.read.footers import Footer, FooterError, footers_of
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["GuessError", "ParquetError", "ParquetFiles", "Paths", "Roles", "roles_of", "table_of"]
 
 ONLY_SPLIT = "train"
-_SEVERAL_TYPES, _NOT_EVERYWHERE = "of several types", "not in every file"
+_SEVERAL_TYPES, _NOT_EVERYWHERE = "of several types", "not in every file, which a spec can say"
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
@@ -79,9 +79,10 @@ class ParquetFiles:
              spec: Spec | str | os.PathLike[str] | None = None, permission: Permission = NOTHING,
              transform_spec: Any = None, say: Callable[[str], None] | None = None) -> ParquetFiles:
         """Opens the files. Their columns are those of a `spec` of one's own, as the ETL would make them; or have
-        `roles`; without either they are guessed, and printed on standard error, once for a source. `hash` maps names,
-        or patterns of names, to numbers of ids. Roles and hash are of the columns after `transform_spec`. What is
-        guessed or left out is given to `say`; without it, it is printed on standard error, once."""
+        `roles`; without either they are guessed, and printed on standard error, once for a source; where `roles` name
+        the label alone, the others are. `hash` maps names, or patterns of names, to numbers of ids. Roles and hash are
+        of the columns after `transform_spec`. What is guessed or left out is given to `say`; without it, it is printed
+        on standard error, once."""
         say = say or _tell
         uri, prefix, paths = _paths(source)
         try:
@@ -101,7 +102,9 @@ class ParquetFiles:
             there, edited = retyped(there, transform_spec)
             types = {name: str(kind) if name in edited else types[name] for name, kind in there.items()
                      if name in edited or name in types}
-        hashed, fill, guessed = dict(hash or {}), dict[str, float](), spec is None and roles is None
+        roles = roles_of(roles) if isinstance(roles, str) else roles
+        label = None if roles is None or hash else only_label(roles)
+        hashed, fill, guessed = dict(hash or {}), dict[str, float](), spec is None and (roles is None or label in types)
         if spec is not None:
             if roles is not None or hash:
                 raise ParquetError("a spec says itself which roles the columns have and what is hashed: give either "
@@ -112,16 +115,14 @@ class ParquetFiles:
             recipes = recipes_of_spec(spec, types, lacking)
             permission = Permission(permission.modules, permission.functions | spec.permission.functions)
         else:
-            if roles is None:
+            if guessed or roles is None:
                 by_caller = {recipe.name for recipe in recipes_of({}, hashed, types, lacking)[0]}
                 facts = _probed(paths, {name: kind for name, kind in types.items() if name not in edited}, footers)
                 facts |= {name: ColumnFacts(there[name]) for name in edited}
-                found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), hashed=by_caller)
+                found = proposals(facts, sum(sum(footer.row_groups) for footer in footers), label, by_caller)
                 hashed |= {one.name: one.hash for one in found.values() if one.hash and one.name not in by_caller}
                 others = {name: _SEVERAL_TYPES for name in types if name not in found}
                 roles, fill = _guessed(uri, found, others | dict.fromkeys(lacking, _NOT_EVERYWHERE), say)
-            elif isinstance(roles, str):
-                roles = roles_of(roles)
             recipes, hashed = recipes_of(roles, hashed, types, lacking)
         used = dict.fromkeys([*(name for recipe in recipes for name in recipe.sources),
                               *((name for name in spec.input.columns if name not in spec.unused) if spec else ())])
@@ -205,9 +206,19 @@ class ParquetFiles:
         """Raises ColumnError if a footer shows a value that a loader of these columns would stop at, or the first rows
         a time that no format reads."""
         paths = [self._path(file) for file in self.files]
-        check_values(self.recipes, columns, paths)
+        if said := check_values(self.recipes, columns, paths):
+            _tell(f"{self.uri}: {said}")
         for warning in unreadable([recipe for recipe in self.recipes if recipe.name in columns.names], paths):
             _tell(warning)
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """The number of rows that an embedding needs for ids that are taken as they are, as far as the footers of all
+        files say the largest one."""
+        sources = {recipe.name: recipe.sources[0] for recipe in self.recipes if recipe.name in names
+                   and not recipe.operators}
+        facts = probe([self._path(file) for file in self.files], sources.values(), rows=0, every=True)
+        return {name: one.high + 1 for name, source in sources.items() if (one := facts.get(source)) and one.known
+                and isinstance(one.low, int) and one.low >= 0}
 
     def _selection(self, split: str) -> RowSelection | None:
         if self.spec is not None:
@@ -237,10 +248,12 @@ def _tell(line: str) -> None:
 
 
 def _probed(paths: Sequence[str], types: Mapping[str, str], footers: Sequence[Footer]) -> dict[str, ColumnFacts]:
-    """What those of the columns hold that have one type in all files."""
-    there = [footer.types for footer in footers if any(footer.row_groups)]
-    return probe(paths, [name for name, kind in types.items()
-                         if kind != SEVERAL and all(one[name] == kind for one in there)])
+    """What those of the columns hold that have one type in all files, or are numbers of several."""
+    kinds = {name: {one[name] for one in (footer.types for footer in footers if any(footer.row_groups)) if name in one}
+             for name in types}
+    common = {name: mixed for name in types if len(kinds[name]) > 1 and (mixed := common_number(kinds[name]))}
+    alike = [name for name, kind in types.items() if name in common or (kind != SEVERAL and kinds[name] <= {kind})]
+    return probe(paths, alike, common=common)
 
 
 def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str], say: Callable[[str], None]
@@ -263,16 +276,20 @@ def _guessed(uri: str, found: Mapping[str, Proposal], others: Mapping[str, str],
 
 
 def facts_of(source: Paths) -> tuple[dict[str, ColumnFacts], int, dict[str, str]]:
-    """What the columns that are the same in all files hold, as far as it was looked at, how many rows there are, and
+    """What the columns hold that can be loaded from all files, as far as it was looked at, how many rows there are, and
     why the others were not looked at."""
     paths = _paths(source)[2]
     try:
         footers = footers_of(paths)
     except FooterError as error:
         raise ParquetError(str(error)) from error
-    types, lacking = common_types(paths, [footer.types for footer in footers])
+    files = [footer.types for footer in footers]
+    _, lacking = common_types(paths, files)
+    types, _ = common_types(paths, files, lacking)
     facts = _probed(paths, types, footers)
-    others = {name: _SEVERAL_TYPES for name in types if name not in facts} | dict.fromkeys(lacking, _NOT_EVERYWHERE)
+    for name in lacking.keys() & facts.keys():
+        facts[name].optional = True
+    others = {name: _NOT_EVERYWHERE if name in lacking else _SEVERAL_TYPES for name in types if name not in facts}
     return facts, sum(sum(footer.row_groups) for footer in footers), others
 
 
@@ -292,16 +309,16 @@ def _types_there(path: str) -> dict[str, pa.DataType]:
 
 def _paths(source: Paths) -> tuple[str, str, list[str]]:
     """The name of the source, what comes before each path to open it slowly, and the files' paths in the order of
-    their names (a list keeps its own)."""
+    their names (a list, of files, folders and globs, keeps its own)."""
     if not isinstance(source, (str, os.PathLike)):
-        slow = [(slow_path(os.fspath(p)), os.fspath(p)) for p in source]
-        if not slow:
+        each = [_paths(one) for one in source]
+        if not each:
             raise ParquetError("an empty list of files")
-        prefixes = {one.prefix if one else "" for one, _ in slow}
+        prefixes, found = {prefix for _, prefix, _ in each}, [path for _, _, some in each for path in some]
         if len(prefixes) > 1:
             raise ParquetError(f"files behind stores of several kinds ({', '.join(sorted(prefixes))}): give all "
                                "of them one delay, or none")
-        return f"{len(slow)} files from {slow[0][1]}", prefixes.pop(), [one.path if one else p for one, p in slow]
+        return f"{len(found)} files from {each[0][0]}", prefixes.pop(), found
     if (at := slow_path(os.fspath(source))) is not None:
         return os.fspath(source), at.prefix, _paths(at.path)[2]
     text = os.fspath(source)
@@ -312,7 +329,7 @@ def _paths(source: Paths) -> tuple[str, str, list[str]]:
         paths = sorted(str(p) for p in Path(text).rglob("*.parquet")
                        if not any(part.startswith(("_", ".")) for part in p.relative_to(text).parts))
         what = "no file *.parquet in this folder or below"
-    elif glob.has_magic(text):
+    elif glob.has_magic(text) and not os.path.exists(text):
         paths, what = sorted(glob.glob(text, recursive=True)), "no file matches"
     else:
         paths, what = ([text] if os.path.exists(text) else []), "no such file or folder"

@@ -86,7 +86,7 @@ def opener(table: str | list[str], code: CodeOptions) -> Callable[[RemoteJob], U
             if not job.version.isdigit():
                 raise RemoteError(f"{table}: the loader reads plain Parquet, and this worker has a feature table")
             return UnitMaker(job, FeatureTable.open(table, int(job.version), allow_code=code.permission))
-        source = ParquetFiles.open(table, job.roles, job.hash, permission=code.permission)
+        source = ParquetFiles.open(table, job.roles, job.hash, permission=code.permission, say=lambda _: None)
         if source.version != job.version:
             raise RemoteError(f"{source.uri}: other files than the loader has (version {source.version} here, "
                               f"{job.version} there)")

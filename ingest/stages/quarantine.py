@@ -105,6 +105,24 @@ class RowQuarantine:
         self.rows(error, "batch", stretch.schedule.epoch, stretch.step + number, wrong.tolist())
         weights[wrong] = 0
 
+    def finite(self, stretch: Stretch, columns: Columns) -> Stretch:
+        """Sets rows aside that hold NaN or infinity, by their files or by a transform: a loss would be none from there
+        on. Such numbers become 0, and so do those of rows that have no weight."""
+        if not self.books.errors.finite or np.isfinite(stretch.floats).all():
+            return stretch
+        for n, floats in enumerate(stretch.floats):
+            bad, weights = ~np.isfinite(floats), weights_of(stretch, n, columns)
+            for column in np.flatnonzero(bad.any(axis=1)):
+                rows = np.flatnonzero(bad[column] & ~bad[:column].any(axis=0))
+                rows = rows[weights[rows] != 0]
+                name, value = columns.floats[column], floats[column, rows[0]] if len(rows) else 0
+                error = ColumnError(f"column {name!r} holds {value:g}: fill it (op = \"fill\" in a spec, or fill="
+                                    f"{{{name!r}: 0}}), mend the transform that gave it, or take Errors(finite=False) "
+                                    "to have such numbers as they are")
+                self.rows(error, "batch", stretch.schedule.epoch, stretch.step + n, rows.tolist())
+            floats[bad], weights[bad.any(axis=0)] = 0, 0
+        return stretch
+
     def lost(self, epoch: int, step: int) -> list[int]:
         """The rows of a batch that could not be read."""
         if not self._groups and not self._rows:
@@ -207,6 +225,9 @@ class Errors:
     """The largest share of all rows seen that may be set aside, judged once `probation_rows` were seen: one bad row
     among the first ten is not a rate."""
     probation_rows: int = 100_000
+    finite: bool = True
+    """Whether a number that is NaN or infinite makes such a row; without it, batches hold what files and transforms do.
+    """
 
     def __post_init__(self) -> None:
         if self.on_error not in ON_ERROR:

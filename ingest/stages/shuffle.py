@@ -257,7 +257,6 @@ class Gatherer:
     def _place(self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None, places: npt.NDArray[Any],
                targets: npt.NDArray[np.uint64], strides: npt.NDArray[Any]) -> None:
         """Places all columns of one number a row, as the compiled `place` does."""
-        self._check_labels(pieces)
         sources, kinds = self._sources(pieces)
         owners = []
         for column in np.flatnonzero(kinds == CONVERTED):
@@ -303,19 +302,6 @@ class Gatherer:
                 raise ColumnError(f"{self._describe(piece.decoded.task.read)}, row {piece.start + refused.at}: column "
                                   f"{name!r} holds {refused}") from None
         return arrays
-
-    def _check_labels(self, pieces: tuple[WindowPiece, ...]) -> None:
-        """Refuses labels that are no numbers: a loss would be none from there on. Empty ones are refused, or filled,
-        as in any column."""
-        name = self._columns.label
-        if name in self._columns.fill or name in self._columns.added:
-            return
-        for piece in pieces:
-            part = _part(piece, name)
-            if not part.null_count and not _finite(part):
-                raise ColumnError(f"{self._describe(piece.decoded.task.read)}: column {name!r} is the label, and holds "
-                                  "NaN or infinity; leave those rows out where the files are made, or say what they "
-                                  f"mean, for instance fill={{{name!r}: 0}}")
 
     def _filled(self, name: str, piece: WindowPiece, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if name not in self._columns.fill:

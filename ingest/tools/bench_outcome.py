@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sluice.ingest.loader import BatchLoader
 
 _LOOK_S = 0.05
+_LEAST_S = 0.5  # a rate of less is that of a few batches that lay ready
 _DECODE_S = 0.4
 _DECODE_THREADS = (1, 2, 4)
 
@@ -25,21 +26,24 @@ class BenchOutcome:
 
     marks: list[tuple[float, int]] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
-    """The seconds of waiting before each batch; 0 for the first, which is not counted."""
+    """The seconds of waiting before each batch."""
     order_hashes: list[str | None] = field(default_factory=list)
     """The order hash of each epoch that has ended."""
+    began: float | None = None
+    """When the first batch was asked for, if its rows and its time count, too."""
 
     def rows_per_s(self, share: float = 1.0) -> float:
         """The rate from the first batch (or so late that `share` of the time is left) to the last; the first is not
-        counted."""
-        kept = self.marks[self._from(share):]
-        return sum(rows for _, rows in kept[1:]) / (kept[-1][0] - kept[0][0]) if len(kept) > 1 else 0.0
+        counted, unless it is known when all of it `began`."""
+        since, first = self._from(share)
+        spent = self.marks[-1][0] - since
+        return sum(rows for _, rows in self.marks[first:]) / spent if spent else 0.0
 
     def stall_fraction(self, share: float = 1.0) -> float:
         """The share of that time that was spent waiting."""
-        first = self._from(share)
-        spent = self.marks[-1][0] - self.marks[first][0]
-        return min(1.0, sum(self.waits[first + 1:]) / spent) if spent else 0.0
+        since, first = self._from(share)
+        spent = self.marks[-1][0] - since
+        return min(1.0, sum(self.waits[first:]) / spent) if spent else 0.0
 
     @property
     def order_hash(self) -> str | None:
@@ -50,22 +54,25 @@ class BenchOutcome:
     def rows(self) -> int:
         return sum(rows for _, rows in self.marks)
 
-    def _from(self, share: float) -> int:
+    def _from(self, share: float) -> tuple[float, int]:
+        """The time that counts begins then, and with this batch."""
         begin, end = self.marks[0][0], self.marks[-1][0]
-        return next(n for n, (at, _) in enumerate(self.marks) if at >= end - share * (end - begin))
+        if self.began is not None and (share == 1 or share * (end - begin) < _LEAST_S):
+            return self.began, 0
+        first = next(n for n, (at, _) in enumerate(self.marks) if at >= end - share * (end - begin))
+        return self.marks[first][0], first + 1
 
 
 def consume(loader: BatchLoader, seconds: float, step: Callable[[], None],
             clock: Callable[[], float] = time.perf_counter, *, epochs: int | None = None) -> BenchOutcome:
-    """Takes batches for that many seconds from the first on, epoch after epoch, or exactly so many `epochs`. `step` is
-    what a trainer does with one."""
-    found = BenchOutcome()
-    end = float("inf")
-    began = clock()
+    """Takes batches for that many seconds from the first on, epoch after epoch, or exactly so many `epochs`, of which
+    the wait for the first batch is a part. `step` is what a trainer does with one."""
+    end, began = float("inf"), clock()
+    found = BenchOutcome(began=None if epochs is None else began)
     while epochs is None or len(found.order_hashes) < epochs:
         for batch in loader:
             now = clock()
-            found.waits.append(now - began if found.marks else 0.0)
+            found.waits.append(now - began)
             if not found.marks and epochs is None:
                 end = now + seconds
             found.marks.append((now, batch.rows))

@@ -21,15 +21,17 @@ from sluice.agent.report.run_folder import Run, RunFolder
 from sluice.agent.runtime.foreknowledge import foreknowledge
 from sluice.agent.runtime.knob_memory import KnobMemory
 from sluice.agent.runtime.knob_options import KnobOptions
+from sluice.agent.runtime.knobs_file import is_file_name
 from sluice.etl.common.settings import setting
 from sluice.etl.spec.code_options import CodeOptions, TransformOptions
 from sluice.etl.spec.table_transform import short_transforms
 from sluice.ingest.columns import Columns
-from sluice.ingest.knobs import parse_bytes
+from sluice.ingest.knobs import SIZES, KnobError, Knobs, nearest, parse_bytes
 from sluice.ingest.process.stacks import on_signal
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import AUTO, READERS, RowGroupReader, reader_of, source_of
 from sluice.ingest.row_order import Read
+from sluice.ingest.stage_spec import BATCH, COLLATE, ONLINE, READ, SHUFFLE
 from sluice.ingest.tools.bench_outcome import BenchOutcome, DecodeLimit, Peak, consume
 from sluice.ingest.tools.options import OrderOptions, RunOptions, function_of, table_named
 from sluice.ingest.tools.run_conditions import RunConditions
@@ -46,8 +48,8 @@ class BenchRows:
     """Which rows are loaded, and in which order."""
 
     title = "what"
-    table: str = setting(help="a feature table, as etl/job.py writes it, or any folder, glob or file of Parquet",
-                         metavar="TABLE", positional=True)
+    table: tuple[str, ...] = setting(help="a feature table, as etl/job.py writes it, or any folder, glob or files of "
+                                     "Parquet", metavar="TABLE", positional=True, several=True)
     roles: str | None = setting(None, "roles of the columns of plain Parquet, for instance "
                                 "'label=click;dense=I*;sparse=C*,user%1000000' (% hashes to so many ids; default: "
                                 "guessed, and printed, unless --spec says it)",
@@ -58,8 +60,8 @@ class BenchRows:
     split: str = setting("train", "which part of the table", metavar="NAME")
     batch_size: int = setting(8192, "rows of a batch")
     seconds: float = setting(10.0, "how long to load, from the first batch on", above=0)
-    epochs: int | None = setting(None, "load exactly so many epochs instead, however long that takes", metavar="N",
-                                 least=1)
+    epochs: int | None = setting(None, "load exactly so many epochs instead, however long that takes; its rate counts "
+                                 "from the start, with the wait for the first batch", metavar="N", least=1)
     seed: int = setting(0, "decides the order of rows")
     shuffle: bool = setting(True, "rows as they lie", flags=("--no-shuffle",))
 
@@ -105,20 +107,34 @@ class BenchSession:
     def __init__(self, options: BenchOptions, say: Callable[[str], None]) -> None:
         self._options, self._say = options, say
         self._reader, self._policy = reader_of(options.reader), policies.make(options.tuning)
-        self._conditions = RunConditions(options.table, options.conditions, options.quarantine)
+        self._conditions = RunConditions(options.table[0], options.conditions, options.quarantine)
         self._functions: list[tuple[str, Function | str, bool]] = [
             *((function_of(name)[0], name, False) for name in options.udf),
             *((*function_of(name, "--arrow-udf"), True) for name in options.arrow_udf)]
         """The name of each transform, its function, and whether that takes a record batch."""
-        table = table_named(self._conditions.table, options.roles, options.code, options.transforms)
+        table = table_named((self._conditions.table, *options.table[1:]), options.roles, options.code,
+                            options.transforms)
         self._table = table.transformed(short_transforms(options.transforms))
         plain = self._table if isinstance(self._table, ParquetFiles) else None
         columns = Columns.of(self._table.fields, plain.fill if plain and options.fill is None else options.fill)
         if plain:  # what the loader would refuse
             plain.check(columns)
+        self._check_knobs(options.knobs)
         self._latency_s = options.store_latency_ms / 1000
         self._stack = ExitStack()
         self._run: RunFolder | None = None
+
+    def _check_knobs(self, knobs: str) -> None:
+        """Raises KnobError for a stage that there will not be, before anything that takes long."""
+        if is_file_name(knobs):
+            return
+        asked, made = Knobs().parse(knobs), [name for name, *_ in self._functions]
+        made += [one.name for one in self._table.transforms]
+        known = {READ.name, SHUFFLE.name, BATCH.name, COLLATE.name, *made,
+                 *([ONLINE] if any(f.online for f in self._table.fields) else ())}
+        for stage in (*asked.workers, *asked.backend, *asked.fused):
+            if not known.issuperset(stage.split("+")):
+                raise KnobError(f"no stage {stage!r}{nearest(stage, (*known, *SIZES))}")
 
     def __enter__(self) -> BenchSession:
         from sluice.ingest.loader import BatchLoader  # it loads torch: what is wrong has been said by now
@@ -237,5 +253,5 @@ def _figures(found: BenchOutcome, epochs: int | None) -> dict[str, Any]:
     return {"rows_per_s": round(found.rows_per_s()),
             "rows_per_s_settled": round(found.rows_per_s(_SETTLED) or found.rows_per_s()),
             "stall_fraction": round(found.stall_fraction(), 4),
-            "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4), "order_hash": found.order_hash,
-            "rows": found.rows, **of_epochs}
+            "stall_fraction_settled": round(found.stall_fraction(_SETTLED), 4),
+            "first_batch_s": round(found.waits[0], 3), "order_hash": found.order_hash, "rows": found.rows, **of_epochs}

@@ -170,7 +170,7 @@ def table(uri: str, code: CodeOptions) -> Iterator[Finding]:
     """Checks a feature table, or a folder or pattern of Parquet files: with the columns of one's own spec, or as a
     loader would take them by itself."""
     try:
-        opened = table_named(uri, None, code)
+        opened = table_named([uri], None, code)
     except (GuessError, ColumnError) as error:
         yield Finding("columns", str(error), False if code.own_spec else None, "a loader needs roles= or spec=")
         found = parquet_paths(uri)

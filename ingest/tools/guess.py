@@ -28,7 +28,8 @@ _DESCRIPTION = ("Reads footers and a few rows, and writes a spec: roles, types, 
 class GuessOptions:
     """Which files, and where the spec goes."""
 
-    files: str = setting(help="a folder, glob or file of Parquet", metavar="FILES", positional=True)
+    files: tuple[str, ...] = setting(help="a folder, glob or files of Parquet", metavar="FILES", positional=True,
+                                     several=True)
     label: str | None = setting(None, "the column that is the label (default: guessed by its name)", metavar="NAME")
     out: str = setting("", "a new file for the spec (default: it is printed)", metavar="FILE")
 
@@ -41,9 +42,10 @@ def guessed_spec(source: Paths, label: str | None = None) -> str:
 
 def main(argv: list[str]) -> None:
     options = parse(GuessOptions, argv=argv, prog="sluice guess", epilog=_EXAMPLES, description=_DESCRIPTION)
-    text = guessed_spec(options.files, options.label)
+    files = options.files if len(options.files) > 1 else options.files[0]
+    text = guessed_spec(files, options.label)
     # Whoever takes it does this, too; what is left out stands in the spec.
-    ParquetFiles.open(options.files, spec=Spec.own(text, "the guessed spec"), say=lambda _: None)
+    ParquetFiles.open(files, spec=Spec.own(text, "the guessed spec"), say=lambda _: None)
     if not options.out:
         print(text, end="")
         return

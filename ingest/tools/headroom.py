@@ -19,6 +19,7 @@ from sluice.ingest.stats import Snapshot
 
 CACHED = 8  # batches that are used over and over to time the consumer alone
 _COUNTS = 0.02  # share of a step; less waiting is noise
+_KEEPS_UP = 0.9  # of the consumer's rate, below which loading alone is too slow
 _NO_STEP = 100.0  # a gain from which on the consumer alone takes next to no time
 
 Step = Callable[[Any], object]
@@ -68,7 +69,9 @@ class Headroom:
             line = f"consumer-bound: {self.stall:.0%} of each step waits; faster loading brings nothing"
         else:
             slowest = f"; slowest stage {self.slowest}" if self.slowest else ""
-            what = "input-bound: " if self._prepare > self._both else "balanced: loading alone keeps up, but together "
+            bound = self._prepare > self._both or self.loading < _KEEPS_UP * self.consumer
+            nearly = "nearly " if self.loading < self.consumer else ""
+            what = "input-bound: " if bound else f"balanced: loading alone {nearly}keeps up, but together "
             best = f"at best +{self.gain:.0%}" if self.gain < _NO_STEP else "the consumer alone takes next to no time"
             line = f"{what}{self.stall:.0%} of each step waits{slowest}; {best}"
         if self.idle_cores is None:
@@ -101,7 +104,9 @@ class Headroom:
         rows: list[tuple[str, float | None]] = [
             ("consumer alone, on cached batches", self.consumer), ("loading alone", self.loading),
             ("loading alone, files not in memory", self.cold), ("both together", self.together)]
-        lines = [self.verdict, *(f"  {name:36} {rate:14,.0f} rows/s" for name, rate in rows if rate is not None)]
+        said = {"consumer alone, on cached batches": f"{'next to no time':>21}"} if self.gain >= _NO_STEP else {}
+        lines = [self.verdict, *(f"  {name:36} {said.get(name) or f'{rate:14,.0f} rows/s'}" for name, rate in rows
+                                 if rate is not None)]
         lines.append(f"  of a step's time: {self.shares}")
         if self.what_if is not None:
             tried = "" if self.what_if.measured is None else f" (tried: {self.what_if.measured:,.0f})"
@@ -177,17 +182,21 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
             return
 
 
-def what_if(before: Snapshot, after: Snapshot, cores: float) -> WhatIf:
-    """Predicts the effect of one more worker in the busiest stage, by what a row costs in each stage between two
-    snapshots."""
+def what_if(before: Snapshot, after: Snapshot, cores: float, rate: float) -> WhatIf:
+    """Predicts the effect of one more worker in the busiest stage on the present rate, by what a row costs in each
+    stage between two snapshots."""
     rows = max(1, after.rows - before.rows)
     busy = {s.name: (s.busy_s - before.stage(s.name).busy_s) / rows for s in after.stages}
     cpu = sum(s.cpu_s - before.stage(s.name).cpu_s for s in after.stages) / rows
     workers = {s.name: s.workers for s in after.stages}
     slowest = max(busy, key=lambda name: busy[name] / workers[name])
+
+    def capacity() -> float:
+        return min(cores / max(cpu, 1e-12), *(workers[name] / max(cost, 1e-12) for name, cost in busy.items()))
+
+    now = capacity()
     workers[slowest] += 1
-    capacity = min(workers[name] / max(cost, 1e-12) for name, cost in busy.items())
-    return WhatIf(stage=slowest, workers=workers[slowest], predicted=min(capacity, cores / max(cpu, 1e-12)))
+    return WhatIf(stage=slowest, workers=workers[slowest], predicted=rate * capacity() / now)
 
 
 def measure(loader: BatchLoader, step: Step, *, seconds: float = 5.0, files: Iterable[str] = (),
@@ -209,7 +218,7 @@ def measure(loader: BatchLoader, step: Step, *, seconds: float = 5.0, files: Ite
 
     knobs = loader.knobs
     _, before, after = alone()
-    guess = what_if(before, after, after.cpu_quota)
+    guess = what_if(before, after, after.cpu_quota, found.loading)
     measured = None
     if guess.workers <= loader.limits.workers[guess.stage][1]:
         loader.apply(knobs.with_workers(**{guess.stage: guess.workers}))

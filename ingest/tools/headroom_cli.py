@@ -30,8 +30,8 @@ _DESCRIPTION = ("Times the consumer alone on cached batches, loading alone (file
 class HeadroomOptions:
     """What is loaded, and who takes the batches."""
 
-    table: str = setting(help="a feature table, or any folder, glob or file of Parquet", metavar="TABLE",
-                         positional=True)
+    table: tuple[str, ...] = setting(help="a feature table, or any folder, glob or files of Parquet", metavar="TABLE",
+                                     positional=True, several=True)
     batch_size: int = setting(8192, "rows of a batch", least=1)
     seconds: float = setting(3.0, "of each of seven measurements", above=0)
     split: str = setting("train", "which part of the table", metavar="NAME")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import zoneinfo
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
@@ -27,6 +28,9 @@ def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str]) -> str:
     left = [f"#   {name}: {reason}" for name, reason in why.items()]
     inputs = ",\n           ".join(json.dumps(f"{name}:{_type(one)}", ensure_ascii=False) for name, one in used.items())
     lines = [_HEAD, "[input]", 'format = "parquet"', f"columns = [{inputs}]"]
+    if optional := [name for name, one in used.items() if one.facts.optional and one.role != "label"]:
+        lines += ["# Not in every file, and null where they are missing:",
+                  f"optional = {json.dumps(optional, ensure_ascii=False)}"]
     if left:
         lines += ["# Left out:", *left]
     lines += ["", "[table]", *_split(found), ""]
@@ -39,7 +43,8 @@ def _type(one: Proposal) -> str:
     """The type of an input column of a spec."""
     kind = one.facts.type.value_type if pa.types.is_dictionary(one.facts.type) else one.facts.type
     if one.role == "label":
-        return "int"
+        return "int" if pa.types.is_boolean(kind) or not one.facts.values or 0 <= one.facts.low <= one.facts.high <= 1 \
+            else "float"
     if one.time:
         return one.time
     if one.role in ("dense", "weight"):
@@ -50,7 +55,7 @@ def _type(one: Proposal) -> str:
 def _split(found: Mapping[str, Proposal]) -> Iterator[str]:
     """How rows are split: by the first time that there is, else by the user, else not at all."""
     for name, one in found.items():
-        if one.time and one.facts.low is not None and not one.facts.nulls:
+        if one.time not in ("", "text") and one.facts.low is not None and not (one.facts.nulls or one.facts.optional):
             low, high = (_seconds(value, one) for value in (one.facts.low, one.facts.high))
             bounds = [int(low + (high - low) * share) for share in (0.8, 0.9)]
             if low < bounds[0] < bounds[1]:
@@ -77,10 +82,13 @@ def _seconds(value: object, one: Proposal) -> float:
 def _columns(one: Proposal) -> list[str]:
     seen = f"# {facts_text(one.facts)}"
     if one.time:
-        clock = not pa.types.is_date(one.facts.type)
+        clock = "%H" in one.format if one.format else not pa.types.is_date(one.facts.type)
+        read = [f'{{op = "parse_time", format = "{one.format}"}}'] if one.format else []
+        named = getattr(one.facts.type, "tz", None)
+        zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         return [line for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)] for line in
-                _column(f"{one.name}_{part}", "sparse", [f'{{op = "{part}"}}', f'{{op = "modulus", size = {size}}}'],
-                        seen, one.name)]
+                _column(f"{one.name}_{part}", "sparse",
+                        [*read, f'{{op = "{part}"{zone}}}', f'{{op = "modulus", size = {size}}}'], seen, one.name)]
     return _column(one.name, one.role, _operators(one), seen)
 
 

@@ -54,8 +54,8 @@ class View:
     """Shows snapshots as they come. On a terminal, and with rich installed, it redraws a picture and a table, with the
     lines of `tell` above them; elsewhere it prints plain lines."""
 
-    def __init__(self, stream: TextIO = sys.stderr):
-        self._stream = stream
+    def __init__(self, stream: TextIO | None = None):
+        stream = self._stream = stream or sys.stderr
         self._first: Snapshot | None = None
         self._last: Snapshot | None = None
         self._picture = Picture()

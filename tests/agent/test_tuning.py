@@ -64,7 +64,7 @@ def test_it_says_what_it_does_and_when_it_has_settled():
     assert status.knobs.workers["read"] == 3
     assert str(status) == repr(status)
     assert str(status).startswith("climbing: settled at read=3 collate=1")
-    assert str(status).endswith("after the first batch, by 2 changes: more is more")
+    assert str(status).endswith("after the start, by 2 changes: more is more")
 
 
 def test_what_is_fixed_says_so():
@@ -87,7 +87,8 @@ def test_who_turns_a_knob_by_hand_has_the_knobs_from_then_on():
 
 
 def test_the_folder_holds_the_run_and_is_told_at_its_end(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", {"kind": "load"})
+    times = iter([0.0, 1000.0])  # when the folder is made, and when the first batch is asked for
+    folder = RunFolder.create(tmp_path / "run", {"kind": "load"}, clock=lambda: next(times, 1000.0))
     pipeline, policy = Moving(), Climbing(most=4)
     run = started(pipeline, policy, folder=folder, last=lambda: [{"kind": "end", "rows": 5}])
     eventually(lambda: run.status.settled)
@@ -95,7 +96,7 @@ def test_the_folder_holds_the_run_and_is_told_at_its_end(tmp_path):
     run.close()
     run.close()
     read = Run.read(tmp_path / "run")
-    assert len(read.of("decision")) == 3
+    assert [decision["at"] for decision in read.of("decision")] == [0, 0, 0], "`loader.tuning` counts from there, too"
     [end] = read.of("end")
     assert end.items() >= {"rows": 5, "decisions": 3, "tuning": "climbing", "error": "ValueError: no"}.items()
     assert read.of("verdict")

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,28 @@ def test_exit_codes_and_messages(body, code, error, repo):
         assert json.loads(result.stdout.splitlines()[-1]) == {"rows": 3}
     else:
         assert result.stdout == ""
+
+
+@pytest.mark.parametrize("body", [
+    "run(lambda argv: {'rows': 3})", "run(lambda argv: print('text'))", "run(lambda argv: print('text', flush=True))",
+    "import sys; sys.argv[1:] = ['--help']; from sluice.__main__ import main; main()",
+    "import sys; sys.argv[1:] = ['--version']; from sluice.__main__ import main; main()"])
+def test_who_reads_no_further_gets_no_traceback(body, repo):
+    """As `| head` does it, which ends when it has read its lines."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", PRELUDE + body], stdout=write, stderr=subprocess.PIPE, text=True,
+                          cwd=repo, check=False, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_pattern_that_the_shell_has_expanded_is_spoken_of(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.parquet", "b.parquet"):
+        (tmp_path / name).touch()
+    assert "put a pattern of files in quotes" in refused("ingest.__main__", "doctor a.parquet b.parquet", capsys)
+    assert "in quotes" not in refused("ingest.__main__", "doctor a.parquet c.parquet", capsys)
 
 
 def refused(program, words, capsys) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from collections import deque
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sluice.agent.report.format import percent
@@ -53,13 +57,25 @@ def test_bench_ends_with_its_figures_and_leaves_a_run(repo, table, tmp_path):
 
 def test_exactly_so_many_epochs_are_loaded_however_short_the_time(table):
     with BatchLoader(table, batch_size=160, epochs=3, reader="arrow") as loader:
-        found = consume(loader, 1e-9, lambda: None, epochs=3)
+        ticks = itertools.count()  # a second passes at each look
+        found = consume(loader, 1e-9, lambda: None, lambda: float(next(ticks)), epochs=3)
     with BatchLoader(table, batch_size=160, epochs=3, reader="arrow") as loader:
         expected = []
         for _ in range(3):
             deque(loader, maxlen=0)
             expected.append(loader.order_hash)
     assert (found.order_hashes, found.rows, len(found.marks)) == (expected, 3 * 4000, 3 * 25)
+    assert (found.began, found.waits[0], found.rows_per_s()) == (0.0, 1.0, 12_000 / found.marks[-1][0])
+
+
+def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
+    """As the shell gives them in place of a pattern without quotes."""
+    for folder, rows in (("a", 320), ("b", 160)):
+        (tmp_path / folder).mkdir()
+        pq.write_table(pa.table({"y": [0, 1] * (rows // 2), "x": np.arange(rows) / 2}), tmp_path / folder / "c.parquet")
+    found = main(["bench", f"{tmp_path}/a", f"{tmp_path}/b/c.parquet", "--batch-size", "80", "--epochs", "1"])
+    assert found["rows"] == 480
+    assert f"2 files from {tmp_path / 'a'} version" in capsys.readouterr().err
 
 
 def test_a_packed_copy_is_told_beside_parquet_and_gives_the_same_order(repo, table, tmp_path):
@@ -174,7 +190,8 @@ from sluice.etl.common.errors import UsageError
 from sluice.ingest.__main__ import main
 
 for words in (["--rolse", "x"], ["--roles", "lable=label"], ["--roles", "label=labl"], ["--udf", "tests.nothing:f"],
-              ["--roles", "label=label;sparse=I1"], ["--spec", "nowhere.toml"], ["--tuning", "plannar"]):
+              ["--roles", "label=label;sparse=I1"], ["--spec", "nowhere.toml"], ["--tuning", "plannar"],
+              ["--knobs", "red=2"], ["--knobs", "redd.backend=process"]):
     try:
         main(["bench", sys.argv[1], *words])
     except UsageError as error:
@@ -187,10 +204,10 @@ def test_typos_are_refused_before_anything_heavy_is_imported(repo, table):
     done = subprocess.run([sys.executable, "-c", TYPOS, next(f.path for f in table.files_of("train"))], cwd=repo,
                           capture_output=True, text=True, timeout=120, check=True)
     said = done.stdout.splitlines()
-    assert len(said) == 7
+    assert len(said) == 9
     for line, text in zip(said, ("did you mean '--roles'", "did you mean 'label'", "did you mean 'label'",
                                  "tests.nothing", "column 'I1' holds float in the role sparse", "nowhere.toml",
-                                 "did you mean 'planner'"), strict=True):
+                                 "did you mean 'planner'", "did you mean 'read'", "did you mean 'read'"), strict=True):
         assert text in line
 
 
@@ -208,6 +225,19 @@ def test_rates_leave_out_the_first_batch_and_settled_is_the_last_third():
     assert found.stall_fraction() == 3 / 6
     assert found.stall_fraction(0.5) == 1 / 3
     assert BenchOutcome(marks=[(0.0, 5), (1.0, 5), (2.0, 30), (3.0, 90)]).rows_per_s(1 / 3) == 90
+
+
+def test_the_rate_of_a_few_batches_that_lay_ready_counts_from_when_the_first_was_asked_for():
+    """Two epochs of two batches each: the first comes after two seconds, the others within a millisecond."""
+    found = BenchOutcome(began=8.0, marks=[(10.0, 100), (10.0003, 100), (10.0006, 100), (10.001, 100)],
+                         waits=[2.0, 0.0002, 0.0002, 0.0001])
+    for share in (1.0, 1 / 3):
+        assert found.rows_per_s(share) == pytest.approx(400 / 2.001)
+        assert found.stall_fraction(share) == pytest.approx(2.0005 / 2.001)
+    long = BenchOutcome(began=0.0, marks=[(2.0, 100), (4.0, 100), (8.0, 300)], waits=[2.0, 1.0, 1.0])
+    assert long.rows_per_s() == 500 / 8
+    assert long.rows_per_s(1 / 3) == 0 == long.stall_fraction(1 / 3)  # nothing came in it before its end
+    assert (long.rows_per_s(2 / 3), long.stall_fraction(2 / 3)) == (75, 0.25)
 
 
 def test_knobs_go_from_run_to_run_by_file_and_by_registry(table, tmp_path, capsys):

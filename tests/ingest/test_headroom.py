@@ -93,10 +93,11 @@ def snapshot(at, rows, read_s, shuffle_s, batches=0):
 
 def test_another_worker_is_foretold_from_what_a_row_costs():
     before, after = snapshot(0, 0, 0, 0), snapshot(10, 1000, 8, 10)
-    found = what_if(before, after, cores=8)
+    found = what_if(before, after, cores=8, rate=100)
     assert (found.stage, found.workers) == ("shuffle", 2)
     assert found.predicted == pytest.approx(2 / 0.010)  # now shuffle 200, read 250
-    assert what_if(before, after, cores=2).predicted == pytest.approx(2 / 0.018)
+    assert what_if(before, after, cores=2, rate=100).predicted == pytest.approx(2 / 0.018)
+    assert what_if(before, after, cores=8, rate=10).predicted == pytest.approx(20), "at most twice what there is"
 
 
 def test_the_table_names_the_stalls_of_a_step():
@@ -113,7 +114,9 @@ def test_the_table_names_the_stalls_of_a_step():
     (50.0, 48.0, 0.52, "input-bound: ", "computing 48%, waiting 52% (48% as loading is slower, 4% in"),
     (200.0, 79.0, 0.21, "balanced: ", "computing 79%, waiting 21% (0% as loading is slower, 21% in"),
     (200.0, 60.0, 0.25, "balanced: ", "computing 75% (15% more than alone), waiting 25% (0% as loading"),
-    (95.0, 79.0, 0.21, "balanced: ", "computing 79%, waiting 21% (4% as loading is slower, 17% in"),
+    (95.0, 79.0, 0.21, "balanced: loading alone nearly keeps up, ",
+     "computing 79%, waiting 21% (4% as loading is slower, 17% in"),
+    (60.0, 30.0, 0.7, "input-bound: ", "computing 30%, waiting 70% (20% as loading is slower, 50% in"),
     (200.0, 99.5, 0.005, "consumer-bound: ", "computing 100%")])
 def test_the_verdict_agrees_with_the_table(loading, together, stall, bound, shares):
     lines = str(Headroom(consumer=100.0, loading=loading, together=together, stall=stall)).splitlines()

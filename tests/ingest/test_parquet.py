@@ -140,6 +140,12 @@ def test_a_glob_and_a_list_and_one_file(tmp_path):
     assert [f.rows for f in ParquetFiles.open(some, ASKED).files] == [123, 700]
     assert [f.rows for f in ParquetFiles.open(some[0], ASKED).files] == [123]
     assert ParquetFiles.open(some, ASKED).version != everything.version
+    (tmp_path / "day[1]").mkdir()  # a name that could be a pattern
+    write(tmp_path / "day[1]")
+    several = [tmp_path / "day[1]", f"{tmp_path}/part-[03].parquet"]
+    assert [f.rows for f in ParquetFiles.open(several, ASKED).files] == [*ROWS, 700, 123]
+    odd = (tmp_path / "part-3.parquet").rename(tmp_path / "part-[3].parquet")
+    assert [f.rows for f in ParquetFiles.open(odd, ASKED).files] == [123]
 
 
 def test_footers_are_remembered_until_a_file_changes(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from sluice.ingest.__main__ import main
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.parquet_files import ParquetError, ParquetFiles, table_of
+from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.transform import Transform, TransformError
 from sluice.ingest.tools import guess
 from sluice.ingest.tools.guess import guessed_spec
@@ -190,7 +191,7 @@ def test_roles_take_any_type_of_column(clicks):
     with BatchLoader(table_of(clicks, roles), batch_size=40, fill=0, shuffle=False, streams=1) as loader:
         assert loader.dense_names == ("score", "price", "is_new"), "in the order asked for"
         assert loader.sparse_names == ("device.os", "user_id", "country", "tags", "items")
-        assert loader.cardinalities == {"device.os": 12, "user_id": 1002, "country": 52, "tags": 22}
+        assert loader.cardinalities == {"device.os": 12, "user_id": 1002, "country": 52, "tags": 22, "items": 1202}
         batch = next(iter(loader))
         rows = log(np.arange(40))
         assert batch["price"].tolist() == [float(p or 0) for p in rows["price"].to_pylist()]
@@ -315,6 +316,13 @@ def test_an_id_of_a_function_beyond_what_embeddings_have_is_refused(clicks, valu
         list(loader)
 
 
+def first_batch(files, spec: str, rows: int = 4):
+    """The first rows of files, as they lie."""
+    source = table_of(files, spec=Spec.own(spec, "guessed"))
+    with BatchLoader(source, batch_size=rows, shuffle=False, streams=1) as loader:
+        return next(iter(loader))
+
+
 class TestGuesses:
     def test_the_guessed_spec_is_taken_by_loader_and_job(self, clicks, tmp_path):
         out = tmp_path / "guessed.toml"
@@ -354,7 +362,7 @@ class TestGuesses:
                 assert batch["none"].tolist() == [2] * 8
             assert "empty values of nan, x become 0" in capsys.readouterr().err
             with BatchLoader(tmp_path / f"{name}.parquet", batch_size=8, shuffle=False, streams=1, fill={"x": -1},
-                             roles={"label": "y", "dense": ["x", "nan"]}) as loader:
+                             roles={"label": "y", "dense": ["x", "nan"]}, errors=Errors(finite=False)) as loader:
                 batch = next(iter(loader))
                 assert batch["x"].tolist() == [1, -1, -1, 4, -1, -1, 7, 8]
                 assert batch["nan"][1].isnan(), "nobody asked for it to be filled"
@@ -367,20 +375,66 @@ class TestGuesses:
         assert 'name = "site"\nrole = "sparse"\nops = [{op = "hash", size = 1000}]' in text
         assert "split = {train = 1}" in text
 
-    def test_columns_that_are_not_the_same_in_every_file_are_left_out(self, tmp_path, capsys):
-        for part, more in enumerate(({"price": [1, 2], "site": ["a", "b"]}, {"price": [1.5, 2.0], "shop": ["a", "b"]})):
+    def test_columns_that_are_not_the_same_in_every_file_are_proposed_as_far_as_they_can_be_loaded(self, tmp_path,
+                                                                                                  capsys):
+        """Numbers of several types are; a spec also takes what some files lack. What is a number in one file and a list
+        in another is not."""
+        first = {"price": [1, 2], "n": pa.array([3, 4], pa.int8()), "site": ["a", "b"], "odd": [1, 2]}
+        second = {"price": [1.5, 2.0], "n": [2**40, 5], "shop": ["a", "b"], "odd": [[1], [2]]}
+        for part, more in enumerate((first, second)):
             pq.write_table(pa.table({"y": [0, 1], "user_id": [1, 2], **more}), tmp_path / f"{part}.parquet")
-        with BatchLoader(str(tmp_path), batch_size=2, streams=1) as loader:
-            assert loader.sparse_names == ("user_id",)
-        said = capsys.readouterr().err
-        assert "left out: price (of several types), site (not in every file), shop (not in every file))" in said
-        assert said.count("left out") == 1
-        guess.main([str(tmp_path)])
-        spec, said = capsys.readouterr()
-        assert "#   price: of several types\n#   site: not in every file\n#   shop: not in every file\n" in spec
-        assert not said, "the spec says it"
-        with BatchLoader(table_of(tmp_path, "label=y;dense=price"), batch_size=4, shuffle=False, streams=1) as loader:
+        with BatchLoader(str(tmp_path), batch_size=4, streams=1, shuffle=False) as loader:
+            assert (loader.dense_names, loader.sparse_names) == (("price",), ("user_id", "n"))
             assert next(iter(loader))["price"].tolist() == [1, 2, 1.5, 2]
+        said = capsys.readouterr().err
+        assert ("left out: odd (of several types), site (not in every file, which a spec can say), shop (not in every "
+                "file, which a spec can say))") in said
+        assert said.count("left out") == 1
+        guess.main([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")])
+        spec, said = capsys.readouterr()
+        assert 'optional = ["site", "shop"]\n# Left out:\n#   odd: of several types\n\n[table]' in spec
+        assert "# double, 1 to 2, 3 different among 4\n[[column]]" in spec
+        assert "# string, not in every file, 2 different among 2\n" in spec
+        assert not said, "the spec says it"
+        batch = first_batch(tmp_path, spec)
+        assert batch["price"].tolist() == [1, 2, 1.5, 2]
+        assert [len(set(batch[name].tolist())) for name in ("n", "site", "shop")] == [4, 3, 3]
+        assert (batch["site"][2:].tolist(), batch["shop"][:2].tolist()) == ([1, 1], [1, 1]), "null where it is missing"
+
+    @pytest.mark.parametrize(("texts", "found"), [
+        (["2025-03-01 10:20:00", "2025-03-02 23:00:00"], "%Y-%m-%d %H:%M:%S"), (["2025-03-01", None, ""], "%Y-%m-%d"),
+        (["2025-03-01T10:20:00Z", "2025-03-31T00:00:00Z"], "%Y-%m-%dT%H:%M:%SZ"),
+        (["01/03/2025 10:20", "31/03/2025 00:10"], "%d/%m/%Y %H:%M"), (["2025-03-01", "soon"], ""), (["10", "20"], "")])
+    def test_times_as_text_are_proposed_with_the_format_that_reads_them(self, tmp_path, capsys, texts, found):
+        columns = {"y": [0, 1, 0][:len(texts)], "x": [.5] * len(texts), "at": texts}
+        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+        with BatchLoader(str(tmp_path), batch_size=1, streams=1):
+            assert ("left out: at (a time as text)" in capsys.readouterr().err) is bool(found)
+        text = guessed_spec(tmp_path)
+        assert (f'{{op = "parse_time", format = "{found}"}}, {{op = "weekday"}}' in text) is bool(found)
+        assert ('name = "at_hour"' in text) is ("%H" in found)
+        ids = first_batch(tmp_path, text, len(texts))["at_weekday" if found else "at"].tolist()
+        assert [one == 1 for one in ids] == [found != "" and not one for one in texts]  # 1 is what is missing
+
+    @pytest.mark.parametrize("roles", ["label=bought", {"label": ["bought"]}, {"label": "bought"}])
+    def test_who_names_the_label_alone_has_the_rest_guessed(self, tmp_path, capsys, roles):
+        at = pa.array([datetime.datetime(2025, 1, 1)] * 4, pa.timestamp("s", "Asia/Tokyo"))
+        pq.write_table(pa.table({"bought": [0, 1, 1, 0], "x": [1.0, None, 3.0, 4.0], "u": ["a", "b", "a", None],
+                                 "at": at}), tmp_path / "a.parquet")
+        with BatchLoader(str(tmp_path), batch_size=4, streams=1, roles=roles, shuffle=False) as loader:
+            assert (loader.dense_names, loader.sparse_names) == (("x",), ("u",))
+            assert next(iter(loader))["x"].tolist() == [1, 0, 3, 4]
+        assert "roles guessed (label: bought; dense: x; sparse: u%1000; empty values of x become 0" in \
+            capsys.readouterr().err
+        with pytest.raises(ParquetError, match=r"no column 'bougt' \(did you mean 'bought'"):
+            BatchLoader(str(tmp_path), batch_size=4, roles="label=bougt")
+        with BatchLoader(table_of(tmp_path, roles, hash={"u": 10}), batch_size=4, streams=1) as loader:
+            assert (loader.dense_names, loader.sparse_names) == ((), ("u",)), "who hashes has chosen"
+        assert '{op = "hour", zone = "Asia/Tokyo"}' in guessed_spec(tmp_path, "bought")
+
+    def test_a_label_that_is_no_click_is_a_number_in_the_spec(self, tmp_path):
+        pq.write_table(pa.table({"rating": [1, 5, 3, 4], "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet")
+        assert first_batch(tmp_path, guessed_spec(tmp_path, "rating")).label.tolist() == [1, 5, 3, 4]
 
     def test_what_is_nested_deeper_is_left_out_unread(self, tmp_path):
         words = pa.list_(pa.dictionary(pa.int8(), pa.string()))  # Arrow cannot read it in pieces

@@ -255,13 +255,65 @@ def test_a_state_of_other_rows_names_what_differs_with_both_values(tmp_path):
             test.load_state_dict({})
 
 
+# ---- numbers that are none, and labels
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_label_that_is_no_number_is_refused_unless_somebody_says_what_it_means(tmp_path, value):
+@pytest.mark.parametrize("column", ["y", "x"])
+def test_a_number_that_is_none_is_refused_or_set_aside_unless_somebody_says_what_it_means(tmp_path, value, column):
+    """Of the label and of a feature."""
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"y": [0.0, value, 1.0, 0.0], "x": pa.array([1.0, 2.0, 3.0, 4.0], pa.float32())}), path)
+    stored = {"y": [0.0, 1.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0, 4.0]}
+    stored[column][1] = value
+    pq.write_table(pa.table(stored), path)
     roles = {"label": "y", "dense": ["x"]}
-    with BatchLoader(str(path), batch_size=2, streams=1, roles=roles, reader="arrow") as loader, \
-            pytest.raises(ColumnError, match=r"a.parquet, row group 0: column 'y' is the label, and holds NaN"):
+    how = {"batch_size": 2, "streams": 1, "roles": roles, "reader": "arrow"}
+    with BatchLoader(str(path), **how) as loader, pytest.raises(
+            QuarantineError, match=rf"a.parquet row group 0 row 1: .*column {column!r} holds (nan|inf): fill it"):
         list(loader)
-    with BatchLoader(str(path), batch_size=2, streams=1, roles=roles, reader="arrow", fill={"y": 0}) as loader:
-        assert sum(float(batch.label.sum()) for batch in loader) == 1.0
+    with BatchLoader(str(path), fill={column: 0}, **how) as loader:
+        assert sum(float(batch[column].sum()) for batch in loader) == (1 if column == "y" else 8)
+    aside = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
+    with BatchLoader(str(path), errors=aside, **how) as loader:
+        rows = [row for b in loader for row in zip(b["y"].tolist(), b["x"].tolist(), b.weight.tolist(), strict=True)]
+        assert loader.quarantined["rows_set_aside"] == 1
+    told = [json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]
+    assert [(one["row"], one["stage"]) for one in told] == [(1, "batch")]
+    assert sorted(row for row in rows if row[2]) == [(0.0, 1.0, 1.0), (0.0, 4.0, 1.0), (1.0, 3.0, 1.0)]
+    assert sum(np.isfinite(row).all() for row in rows) == 4
+    with BatchLoader(str(path), errors=Errors(finite=False), **how) as loader:
+        assert sum(not np.isfinite(batch[column].numpy()).all() for batch in loader) == 1
+
+
+def test_what_a_transform_makes_no_number_is_set_aside_with_its_reason_but_in_rows_that_do_not_count(tmp_path):
+    """The logarithm of the rows that only fill the last batch is none either: nobody is told, and they become 0."""
+    write(tmp_path, "a", rows=30, price=np.arange(30.0))
+    aside = Errors(on_error="quarantine", quarantine=tmp_path / "aside.jsonl")
+
+    def log(columns):
+        with np.errstate(divide="ignore"):
+            return {"price": np.log(columns["price"])}
+
+    with BatchLoader(str(tmp_path), batch_size=16, streams=1, last="pad", roles="label=y;dense=price", errors=aside,
+                     transforms=[log]) as loader:
+        batches = list(map(numbers_of, loader))
+    dense, weight = map(np.concatenate, zip(*batches, strict=True))
+    assert np.isfinite(dense).all()
+    assert weight.sum() == 29
+    reason, = map(json.loads, (tmp_path / "aside.jsonl").read_text().splitlines())
+    assert (reason["row"], reason["type"]) == (0, "ColumnError")
+    assert "column 'price' holds -inf" in reason["reason"]
+
+
+def numbers_of(batch) -> tuple[np.ndarray, np.ndarray]:
+    return batch.dense.numpy().copy(), batch.weight.numpy().copy()
+
+
+@pytest.mark.parametrize(("values", "said"), [([1, 5, 3, 2], "goes from 1 to 5"), ([0, 1, 1, 0], ""),
+                                              ([0.5, 1.0, 0.0, 0.25], ""), ([-1.0, 1.0, 1.0, -1.0], "from -1 to 1")])
+def test_labels_that_are_no_clicks_are_loaded_as_they_are_and_that_is_said_early(tmp_path, capsys, values, said):
+    pq.write_table(pa.table({"y": values, "x": [1.0, 2.0, 3.0, 4.0]}), tmp_path / "a.parquet")
+    with BatchLoader(str(tmp_path), batch_size=4, streams=1, roles="label=y;dense=x", shuffle=False) as loader:
+        told = capsys.readouterr().err
+        assert [value for batch in loader for value in batch.label.tolist()] == values
+    assert said in told
+    assert ("cross-entropy" in told) is bool(said)
