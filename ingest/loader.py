@@ -143,7 +143,8 @@ class BatchLoader(IterableDataset[Batch]):
         self._remote = None if not workers else _remote_reads(
             workers, source, plan=self.plan, split=split, columns=self._columns, reader=rows.name, sample=sample,
             groups=groups, local_only={"a packed copy": packed, "before_read (--store-latency-ms)": before_read,
-                                       "what Petastorm's Reader is asked for": petastorm.asked_for})
+                                       "what Petastorm's Reader is asked for": petastorm.asked_for},
+            rank=f"{rank}/{ranks}", functions=[t.function for t in [*left, *given] if t.sendable])
         aside = RowQuarantine(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
         groups.rescue = aside if aside.allowed else None
         self._pipeline = Pipeline(

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from sluice.etl.common import interpreter
@@ -17,6 +18,7 @@ from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.process.worker import RestartBudget, RestartsExhausted
 from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
+from sluice.ingest.stages.transform_worker import anonymous_bytes
 
 _PROGRAM = "sluice.ingest.remote.worker:local"
 _REST_S = 1.0  # how long a worker that could not be reached is left alone
@@ -34,6 +36,11 @@ class RemoteWorker:
     rests_until: float = float("-inf")
     leaving: bool = False
     lost: str = ""
+    heard: float = float("-inf")
+    """When it was last known to be there."""
+    pinged: bool = False
+    silent: bool = False
+    """Whether it does not even answer a ping: others are asked instead, until it does."""
     bytes: int = 0
     """What it is charged with on this host."""
 
@@ -44,6 +51,9 @@ class RemoteWorker:
 
 class Fleet:
     """Workers that others have started. `changed` is notified of all that a waiting request may wait for."""
+
+    slack = 1.0
+    """How much busier a worker may be that other loaders ask for the same."""
 
     def __init__(self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic):
         self.changed = threading.Condition()
@@ -62,12 +72,18 @@ class Fleet:
     def use(self, requests: int) -> None:
         """Says how many units will be asked for at once."""
 
-    def lease(self, others_than: Collection[RemoteWorker]) -> RemoteWorker | None:
-        """The least busy worker, with one more request; None: there is none now. Call it with `changed` held."""
+    def lease(self, others_than: Collection[RemoteWorker], key: str = "") -> RemoteWorker | None:
+        """The least busy worker, with one more request; of those that are hardly busier the one that other loaders ask
+        for the same `key`, too. None: there is none now. Call it with `changed` held."""
         now = self._clock()
-        free = [w for w in self.workers if not w.leaving and w not in others_than and w.rests_until <= now]
-        worker = min(free, key=lambda w: w.load, default=None)
+        free = [w for w in self.workers
+                if not (w.leaving or w.silent) and w not in others_than and w.rests_until <= now]
+        least = min((w.load for w in free), default=0.0)
+        worker = min((w for w in free if w.load <= least + (self.slack if key else 0.0)), default=None,
+                     key=lambda w: blake2b(f"{w.connection.address} {key}".encode()).digest())
         if worker is not None:
+            if not worker.asked:
+                worker.heard = now
             worker.asked += 1
         return worker
 
@@ -75,7 +91,9 @@ class Fleet:
         """Ends a lease. `lost` says why the worker did not answer."""
         with self.changed:
             worker.asked -= 1
-            if lost:
+            if not lost:
+                worker.heard = self._clock()
+            else:
                 self.last_lost = lost
                 worker.rests_until = self._clock() + _REST_S
             self.changed.notify_all()
@@ -93,10 +111,12 @@ class LocalFleet(Fleet):
     """Processes of this host, at most so many. They are started when they are needed, replaced when they die, and end
     with this process, however it ends."""
 
-    def __init__(self, most: int, job: RemoteJob, table: str | list[str]):
-        """A worker opens the `table`, or the files."""
+    slack = 0.0
+
+    def __init__(self, most: int, job: RemoteJob, table: str | list[str], functions: Sequence[str] = ()):
+        """A worker opens the `table`, or the files, and may call the `functions`."""
         super().__init__()
-        self._most, self._job, self._table = most, job, table
+        self._most, self._job, self._given = most, job, {"table": table, "functions": list(functions)}
         self._target, self._closed = 0, False
         self._threads: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
@@ -158,7 +178,7 @@ class LocalFleet(Fleet):
         """One worker, from its start to its end."""
         worker, token = None, secrets.token_hex(16)
         try:
-            process, lifeline, announced = _started(self._table, token)
+            process, lifeline, announced = _started({**self._given, "token": token})
         except OSError as error:
             self._gone(None, f"a worker process could not be started: {error}")
             return
@@ -211,7 +231,7 @@ class LocalFleet(Fleet):
     def _weigh(self, worker: RemoteWorker) -> None:
         """Charges a worker with the most memory that it was seen to have. Not with the lock held: the account is the
         pipeline's."""
-        size = max(WORKER_PROCESS_BYTES, _own_bytes(worker.process))
+        size = max(WORKER_PROCESS_BYTES, anonymous_bytes(worker.process.pid if worker.process else None))
         with self.changed:
             more = size - worker.bytes if worker in self.workers else 0
             worker.bytes += max(0, more)
@@ -219,7 +239,7 @@ class LocalFleet(Fleet):
             self.charge(more)
 
 
-def _started(table: str | list[str], token: str) -> tuple[subprocess.Popen[bytes], int, Any]:
+def _started(given: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int, Any]:
     """A process, the end of a pipe whose closing ends it, and what it says once it listens."""
     lifeline, ours = os.pipe()
     announced, theirs = os.pipe()
@@ -233,7 +253,7 @@ def _started(table: str | list[str], token: str) -> tuple[subprocess.Popen[bytes
     assert process.stdin is not None
     try:
         with process.stdin as pipe:
-            pipe.write(json.dumps({"table": table, "token": token}).encode())
+            pipe.write(json.dumps(given).encode())
     except BrokenPipeError:
         pass  # it has ended: who waits for its announcement finds out
     return process, ours, os.fdopen(announced, "rb")
@@ -246,11 +266,3 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
 
 def _how(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _own_bytes(process: subprocess.Popen[bytes] | None) -> int:
-    try:
-        with open(f"/proc/{process.pid if process else 0}/status") as status:
-            return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:")), 0)
-    except OSError:
-        return 0

@@ -116,7 +116,7 @@ def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, wher
     for name, value in new.items():
         if name.removesuffix(_LENGTHS) in transform.outputs:
             found[name] = value
-        elif name not in arrays or not _same(np.asarray(value), arrays[name]):
+        elif name not in arrays or not same_bytes(np.asarray(value), arrays[name]):
             how = "came back changed, and" if name in arrays else "came back, which"
             raise TransformError(f"{where}: column {name!r} {how} is none of its outputs "
                                  f"({', '.join(transform.outputs)}); name it there")
@@ -127,7 +127,7 @@ def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, wher
     return found
 
 
-def _same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+def same_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether two arrays hold the same bytes: NaN is the same as NaN."""
     return one.dtype == other.dtype and one.shape == other.shape and bool(
         (np.ascontiguousarray(one).view(np.uint8) == np.ascontiguousarray(other).view(np.uint8)).all())
