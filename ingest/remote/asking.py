@@ -55,7 +55,6 @@ class Asking:
         self._rates: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=64))
         self._over, self._watcher = threading.Event(), threading.Thread(
             target=self._watch, daemon=True, name="sluice-remote-watch")
-        self._watcher.start()
         self.counts: Counter[str] = Counter()
         """Units, calls, bytes; `retries`: requests made again as a worker was lost, wrong or failed; `hedges`: another
         worker asked as the first was slow or silent; `late`: right answers to what was there already."""
@@ -63,6 +62,9 @@ class Asking:
     def get(self, unit: Unit | Call) -> Any:
         """The batches of a unit, or the columns of a call. `Closed`, if this was closed meanwhile."""
         race, fleet, alone_since = _Race(), self._fleet, self._clock()
+        with fleet.changed:
+            if self._watcher.ident is None:
+                self._watcher.start()
         try:
             while True:
                 with fleet.changed:

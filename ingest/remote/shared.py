@@ -59,7 +59,7 @@ class SharedUnits:
         """The parts of a unit for a loader. Loaders of one `kin` want the same units."""
         with self._lock:
             self._heard.setdefault(kin, {})[loader] = self._clock()
-            if len(self._live(kin)) == 1 and (kin, unit) not in self._kept:
+            if self._tidied(kin) == 1 and (kin, unit) not in self._kept:
                 made = None  # there is nobody to keep it for
             else:
                 made = self._kept.setdefault((kin, unit), _Made(make()))
@@ -77,15 +77,15 @@ class SharedUnits:
             raise
         with self._lock:
             made.had.add(loader)
-            live = self._live(kin)
-            for key in [key for key, one in self._kept.items() if key[0] == kin and one.had >= live]:
-                del self._kept[key]
-            while self._kept and self.bytes > self._limit:
-                del self._kept[next(iter(self._kept))]
+            self._tidied(kin)
 
-    def _live(self, kin: str) -> set[str]:
-        """The loaders that were heard of lately."""
-        heard, now = self._heard[kin], self._clock()
-        for loader in [one for one, at in heard.items() if now - at > _GONE_S]:
+    def _tidied(self, kin: str) -> int:
+        """Drops what nobody may still want, and what there is no room for; the number of loaders heard of lately."""
+        heard, since = self._heard[kin], self._clock() - _GONE_S
+        for loader in [one for one, at in heard.items() if at < since]:
             del heard[loader]
-        return set(heard)
+        for key in [key for key, made in self._kept.items() if key[0] == kin and made.had >= heard.keys()]:
+            del self._kept[key]
+        while self._kept and self.bytes > self._limit:
+            del self._kept[next(iter(self._kept))]
+        return len(heard)

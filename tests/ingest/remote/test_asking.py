@@ -229,7 +229,7 @@ def test_a_worker_that_has_forgotten_a_job_is_told_of_it_again(serve, job, unit,
     assert asker.counts["retries"] == 0
 
 
-def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(serve, worker, job, unit, open_job):
+def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(worker, job, unit, open_job):
     with socket.create_server(("127.0.0.1", 0)) as dead:
         asker, fleet = asking(job, type("Dead", (), {"port": dead.getsockname()[1]}), worker)
         first(fleet)
@@ -266,7 +266,7 @@ def test_where_nobody_answers_the_run_ends_and_says_who(job, unit, monkeypatch):
     monkeypatch.setattr(asking_file, "_NOBODY_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as dead:
         asker, _ = asking(job, type("Dead", (), {"port": dead.getsockname()[1]}))
-        with pytest.raises(RemoteError, match=r"no worker was there for 0.5 s; the last: worker 127.0.0.1:\d+ does not"):
+        with pytest.raises(RemoteError, match=r"no worker was there for 0.5 s; the last: worker 127.*:\d+ does not"):
             asker.get(unit)
 
 
@@ -276,22 +276,22 @@ def certificates(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
     found = {}
     for name in ("ours", "another"):
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}",
-                        "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / f"{name}.key", "-out",
-                        folder / f"{name}.pem"], check=True, capture_output=True)
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-addext",
+                        "subjectAltName=IP:127.0.0.1", "-subj", f"/CN={name}", "-keyout", folder / f"{name}.key",
+                        "-out", folder / f"{name}.pem"], check=True, capture_output=True)
         found[name] = (folder / f"{name}.pem").read_bytes(), (folder / f"{name}.key").read_bytes()
     return found
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
-def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(serve, worker, job, unit, open_job, certificates):
+def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(serve, job, unit, open_job, certificates):
     ours, another = certificates["ours"], certificates["another"]
     server = serve(open_job, certificate=ours, scheme="grpc+tls")
     asker, _ = asking(job, server, authority=ours[0])
     right(asker.get(unit), open_job, job, unit)
-    for other in (server, worker):  # a certificate that nobody we know signed; none at all
+    for other in (server, serve(open_job)):  # a certificate that nobody we know signed; none at all
         asker, _ = asking(job, other, authority=another[0])
-        with pytest.raises(RemoteError, match=r"worker 127.0.0.1:\d+: its certificate is not from the authority that ca="):
+        with pytest.raises(RemoteError, match=r"worker 127.0.0.1:\d+: its certificate is not from the authority"):
             asker.get(unit)
     plain, _ = asking(job, server)
     plain._fleet._clock = iter(range(0, 10**6, 2)).__next__
