@@ -160,7 +160,8 @@ class BatchLoader(IterableDataset[Batch]):
         self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
-        self._progress = Progress(self._pipeline, machine, memory_limit)
+        self._progress = Progress(self._pipeline, machine, memory_limit,
+                                  dict if self._remote is None else self._remote.stats)
         self.order_hash: str | None = None
         """The order hash of the epoch last finished: a hash of the ids that came to this rank and their order. The same
         for every choice of knobs; each rank has its own."""

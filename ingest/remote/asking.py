@@ -22,6 +22,7 @@ _TIMEOUT_S = 60.0
 _NOBODY_S = 60.0  # how long a request waits while no worker is there at all, or none answers
 _LOOK_S = 1.0
 _QUIET_S, _PING_S = 0.5, 0.75  # whoever has not answered for so long is asked whether it is there, and has so long
+_TELL = 3  # pings in a row that are not answered: a busy host may miss one
 
 
 def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
@@ -75,7 +76,7 @@ class Asking:
                     worker = (fleet.lease(race.asked | race.failed, unit.key)
                               or fleet.lease(race.asked, unit.key)) if wait_s <= 0 else None
                     if worker is None:
-                        if any(not w.silent for w in fleet.workers):
+                        if fleet.starting or any(not w.silent for w in fleet.workers):
                             alone_since = now
                         elif now - alone_since > _NOBODY_S:
                             raise RemoteError(f"no worker was there for {_NOBODY_S:g} s; the last: "
@@ -112,11 +113,13 @@ class Asking:
     def _ping(self, worker: RemoteWorker) -> None:
         is_there = worker.connection.answers(_PING_S)
         with self._fleet.changed:
-            worker.pinged, worker.silent = False, not is_there
+            worker.pinged, worker.silent = False, 0 if is_there else worker.silent + 1
             if is_there:
                 worker.heard = self._clock()
             else:
                 self._fleet.last_lost = f"worker {worker.connection.address} does not even answer a ping"
+                if worker.silent == _TELL:
+                    self._fleet.tell(self._fleet.last_lost)
             self._fleet.changed.notify_all()
 
     def _settled(self, race: _Race) -> bool:

@@ -25,7 +25,7 @@ from sluice.ingest.process import protocol
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
 from sluice.ingest.remote.unit import RemoteError, package
-from sluice.ingest.stages.transformer import same_bytes
+from sluice.ingest.stages.number_types import same_bytes
 
 _HEAD_BYTES = 2**18  # an error's text and traceback
 

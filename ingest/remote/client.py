@@ -46,9 +46,9 @@ class Connection:
 
     def ask(self, what: Unit | Call, timeout_s: float) -> Any:
         """The batches of a unit, or what a function gave back. `WorkerLost`, `WrongAnswer`, or the worker's error."""
-        self.open()
         if isinstance(what, Call):
             return self._call(what, timeout_s)
+        self.open()
         try:
             return self._ask(what, timeout_s)
         except _Unknown:
@@ -140,7 +140,7 @@ class Connection:
         if self._tls and "handshake failed" in why:
             return RemoteError(f"worker {self.address}: its certificate is not from the authority that ca=FILE names, "
                                f"or is another host's, or it does not speak TLS ({why})")
-        hint = "" if self._tls else " (if it speaks TLS, add &ca=FILE)"
+        hint = "" if self._tls or self._open else " (if it speaks TLS, add &ca=FILE)"
         return WorkerLost(f"worker {self.address}: {why}{hint}")
 
 

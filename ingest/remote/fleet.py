@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -39,8 +40,8 @@ class RemoteWorker:
     heard: float = float("-inf")
     """When it was last known to be there."""
     pinged: bool = False
-    silent: bool = False
-    """Whether it does not even answer a ping: others are asked instead, until it does."""
+    silent: int = 0
+    """How many pings it has not answered, since it did: others are asked instead, until it does."""
     bytes: int = 0
     """What it is charged with on this host."""
 
@@ -61,6 +62,8 @@ class Fleet:
         self.error: BaseException | None = None
         """Why there will be no workers any more."""
         self.last_lost = ""
+        self.starting, self.closed = 0, False
+        self._core_s, self._counted_at = 0.0, clock()
         self.charge: Callable[[int], None] = lambda _: None
         self._clock = clock
 
@@ -71,6 +74,20 @@ class Fleet:
 
     def use(self, requests: int) -> None:
         """Says how many units will be asked for at once."""
+
+    def core_s(self) -> float:
+        """The cores that workers have held until now, at work or not, times seconds: what they cost. Call it with
+        `changed` held, and before there are more of them or fewer."""
+        now = self._clock()
+        self._core_s += sum(worker.connection.threads for worker in self.workers) * (now - self._counted_at)
+        self._counted_at = now
+        return self._core_s
+
+    def tell(self, why: str) -> None:
+        """Tells the user that a worker is lost, in a line."""
+        self.last_lost = why
+        if not self.closed:
+            print(f"sluice: {why}; what it was asked for is asked of others", file=sys.stderr, flush=True)
 
     def lease(self, others_than: Collection[RemoteWorker], key: str = "") -> RemoteWorker | None:
         """The least busy worker, with one more request; of those that are hardly busier the one that other loaders ask
@@ -93,8 +110,11 @@ class Fleet:
             worker.asked -= 1
             if not lost:
                 worker.heard = self._clock()
+                worker.lost = ""
             else:
-                self.last_lost = lost
+                if not worker.lost:
+                    self.tell(lost)
+                worker.lost = lost
                 worker.rests_until = self._clock() + _REST_S
             self.changed.notify_all()
 
@@ -103,6 +123,7 @@ class Fleet:
         return []
 
     def close(self) -> None:
+        self.closed = True
         for worker in self.workers:
             worker.connection.close()
 
@@ -117,10 +138,10 @@ class LocalFleet(Fleet):
         """A worker opens the `table`, or the files, and may call the `functions`."""
         super().__init__()
         self._most, self._job, self._given = most, job, {"table": table, "functions": list(functions)}
-        self._target, self._closed = 0, False
+        self._target = 0
         self._threads: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._starting = self._failed = 0
+        self._failed = 0
         self._budget = RestartBudget(limit=60)
 
     @property
@@ -132,7 +153,7 @@ class LocalFleet(Fleet):
         with self.changed:
             self._target = min(self._most, -(-requests // 2))
             staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
-            for worker in staying[max(0, self._target - self._starting):]:
+            for worker in staying[max(0, self._target - self.starting):]:
                 worker.leaving = True
                 self._let_go(worker)
             self._staff()
@@ -142,7 +163,7 @@ class LocalFleet(Fleet):
         super().give_back(worker, lost)
         with self.changed:
             if lost:  # it may hang: another takes its place
-                worker.lost, worker.leaving = lost, True
+                worker.leaving = True
                 _kill(worker.process)
             self._let_go(worker)
         self._weigh(worker)
@@ -154,7 +175,7 @@ class LocalFleet(Fleet):
 
     def close(self) -> None:
         with self.changed:
-            self._closed, self._target = True, 0
+            self.closed, self._target = True, 0
             for process in self._processes:
                 _kill(process)
             threads = list(self._threads)
@@ -167,9 +188,9 @@ class LocalFleet(Fleet):
     def _staff(self) -> None:
         """Starts the workers that are missing, each by a thread that sees it through. Call it with `changed` held."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        while not self._closed and self.error is None and \
-                self._starting + sum(not w.leaving for w in self.workers) < self._target:
-            self._starting += 1
+        while not self.closed and self.error is None and \
+                self.starting + sum(not w.leaving for w in self.workers) < self._target:
+            self.starting += 1
             thread = threading.Thread(target=self._life, daemon=True, name="sluice-remote-worker")
             self._threads.append(thread)
             thread.start()
@@ -184,15 +205,16 @@ class LocalFleet(Fleet):
             return
         with self.changed:
             self._processes.add(process)
-            if self._closed:
+            if self.closed:
                 _kill(process)
         with announced:
             line = announced.readline()
         with self.changed:
             if line:
                 worker = RemoteWorker(Connection(json.loads(line)["listening"], token, self._job), process)
+                self.core_s()
                 self.workers.append(worker)
-                self._failed, self._starting = 0, self._starting - 1
+                self._failed, self.starting = 0, self.starting - 1
                 self.changed.notify_all()
         if worker is not None:
             self._weigh(worker)
@@ -209,11 +231,13 @@ class LocalFleet(Fleet):
             worker.bytes = 0
         with self.changed:
             if worker is not None:
+                self.core_s()
                 self.workers.remove(worker)
             else:
-                self._failed, self._starting = self._failed + 1, self._starting - 1
-            if not self._closed and (worker is None or not worker.leaving or worker.lost):
-                self.last_lost = why
+                self._failed, self.starting = self._failed + 1, self.starting - 1
+            if not self.closed and (worker is None or not worker.leaving or worker.lost):
+                if worker is None or not worker.lost:
+                    self.tell(why)
                 if self._failed >= _FAILED_STARTS:
                     self.error = RemoteError(f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
                                              f"{why}, and said why on standard error")

@@ -98,8 +98,10 @@ class WorkerReads:
 
     def stats(self) -> dict[str, Any]:
         counts = self._asking.counts
-        return {"workers": len(self._fleet.workers) if self._at_the_end is None else self._at_the_end,
-                **{name: counts[name] for name in ("units", "calls", "bytes", "retries", "hedges", "late")}}
+        with self._fleet.changed:
+            return {"workers": len(self._fleet.workers) if self._at_the_end is None else self._at_the_end,
+                    **{name: counts[name] for name in ("units", "calls", "bytes", "retries", "hedges", "late")},
+                    "core_s": round(self._fleet.core_s(), 3)}
 
     def close(self) -> None:
         """Ends all waiting, and the workers that are this process's own. Does nothing in a fork of it."""

@@ -266,7 +266,7 @@ def test_where_nobody_answers_the_run_ends_and_says_who(job, unit, monkeypatch):
     monkeypatch.setattr(asking_file, "_NOBODY_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as dead:
         asker, _ = asking(job, type("Dead", (), {"port": dead.getsockname()[1]}))
-        with pytest.raises(RemoteError, match=r"no worker was there for 0.5 s; the last: worker 127.*:\d+ does not"):
+        with pytest.raises(RemoteError, match=r"no worker was there for 0.5 s; the last: .* not even answer"):
             asker.get(unit)
 
 
