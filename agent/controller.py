@@ -215,6 +215,7 @@ class Controller:
                 "away": measured.away, "demand_rows_per_s": measured.demand_rows_per_s,
                 "memory_used": measured.memory_used, "memory_limit": measured.memory_limit, "cpu": measured.cpu,
                 "held_back": snapshot.held_back, "held_back_pressure": snapshot.held_back_pressure,
+                **({"elsewhere": snapshot.elsewhere} if snapshot.elsewhere else {}),
                 "cpu_quota": measured.cpu_quota, "knobs": self._tunable.knobs.to_dict(), "stages": stages}
 
     @property

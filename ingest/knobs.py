@@ -174,9 +174,10 @@ class Limits:
     def backends_of(self, stage: str) -> tuple[str, ...]:
         return self.backends.get(stage, ("thread",))
 
-    def movable(self, stage: str) -> bool:
-        """Whether a stage's functions can run on threads and in processes of this host."""
-        return set(self.backends_of(stage)) >= set(BACKENDS)
+    def movable(self, stage: str, backend: str | None) -> bool:
+        """Whether a stage's functions can run on threads and in processes of this host. Where workers elsewhere do its
+        work, somebody has said so."""
+        return backend != REMOTE and set(self.backends_of(stage)) >= set(BACKENDS)
 
     def head(self, knobs: Knobs, stage: str) -> str:
         """The stage whose workers do the work of `stage`: itself, or the first of those that are fused with it."""

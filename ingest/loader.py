@@ -146,7 +146,8 @@ class BatchLoader(IterableDataset[Batch]):
         self._remote = None if not workers else _remote_reads(
             workers, source, plan=self.plan, split=split, columns=self._columns, reader=rows.name, sample=sample,
             groups=groups, local_only={"a packed copy": packed, "before_read (--store-latency-ms)": before_read,
-                                       "what Petastorm's Reader is asked for": petastorm.asked_for})
+                                       "what Petastorm's Reader is asked for": petastorm.asked_for},
+            rank=f"{rank}/{ranks}", functions=[t.function for t in [*left, *given] if t.sendable])
         aside = RowQuarantine(self._books, Origins(self.plan, rank, ranks), lambda file: groups.files[file].path)
         groups.rescue = aside if aside.allowed else None
         self._pipeline = Pipeline(
@@ -162,7 +163,8 @@ class BatchLoader(IterableDataset[Batch]):
         self._run_end = 0  # the first epoch that the pipeline does not reach
         self._iteration = 0
         self._under_way = self._closed = False
-        self._progress = Progress(self._pipeline, machine, memory_limit)
+        self._progress = Progress(self._pipeline, machine, memory_limit,
+                                  dict if self._remote is None else self._remote.stats)
         self.order_hash: str | None = None
         """The order hash of the epoch last finished: a hash of the ids that came to this rank and their order. The same
         for every choice of knobs; each rank has its own."""

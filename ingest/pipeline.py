@@ -28,7 +28,7 @@ from sluice.ingest.read.reader import RowGroupSource, Work
 from sluice.ingest.row_order import Position, Read, RowsPlan
 from sluice.ingest.stage_spec import BATCH, COLLATE, READ, SHUFFLE, StageSpec, limits_of
 from sluice.ingest.stages.batch import Collator, Cut, Cutter, Ready, Stretch, at_once, cuts, most_steps
-from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker, RemoteReads, placed, switched
+from sluice.ingest.stages.completed_windows import CompletedWindows, ReadDone, ReadWorker, RemoteWork, placed, switched
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.minimum_memory import footprint_of
 from sluice.ingest.stages.pool import Pool
@@ -66,8 +66,8 @@ class PipelineParts:
     """The number of columns whose values cannot be moved as they are stored in a file."""
     epochs: int = 1
     """The number of epochs that follow each other without a stop."""
-    remote: RemoteReads | None = None
-    """Workers elsewhere that can read, too."""
+    remote: RemoteWork | None = None
+    """Workers elsewhere that can read and call functions, too."""
 
     def __post_init__(self) -> None:
         names = [stage.name for stage in self.stages]
@@ -78,8 +78,9 @@ class PipelineParts:
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
-        return stage_spec.pipeline([stage_spec.transform(t.name, movable=t.movable) for t in self.transforms],
-                                   remote=self.remote is not None)
+        there = self.remote is not None
+        return stage_spec.pipeline([stage_spec.transform(t.name, movable=t.movable, remote=there and t.sendable)
+                                    for t in self.transforms], remote=there)
 
 
 class Pipeline:
@@ -162,8 +163,8 @@ class Pipeline:
 
     def _use_remote(self) -> None:
         if self._parts.remote is not None and self._pools:
-            is_remote = self._read_backend() == REMOTE
-            self._parts.remote.use(self.knobs.workers[READ.name] if is_remote else 0)
+            self._parts.remote.use(sum(self.knobs.workers[name] for name, backend in self.knobs.backend.items()
+                                       if backend == REMOTE and name not in self.knobs.fused))
 
     def _read_backend(self) -> str:
         return self.knobs.backend.get(READ.name, "thread")
@@ -305,7 +306,7 @@ class Pipeline:
         stages = self._transforms[fused.name] = [
             TransformStage(transform, columns, self._parts.aside, backend=self.knobs.backend.get(fused.name, "thread"),
                            budget=self._budget, charge=governor.hold, spent=spent, alone=governor.alone,
-                           burden=self._burden)
+                           burden=self._burden, elsewhere=self._parts.remote)
             for transform in fused.transforms]
         return Step(fused, tally, lambda: [stage.runner() for stage in stages])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.ingest.knobs import Knobs, Limits
@@ -33,8 +34,11 @@ class _Consumer(NamedTuple):
 class Progress:
     """The counters of one rank's loading, and its knobs: what a tuning loop looks at and turns."""
 
-    def __init__(self, pipeline: Pipeline | RowGroupStage, machine: Machine, memory_limit: int | None):
-        """`memory_limit` is the user's; the machine's counts if it is lower."""
+    def __init__(self, pipeline: Pipeline | RowGroupStage, machine: Machine, memory_limit: int | None,
+                 elsewhere: Callable[[], Mapping[str, float]] = dict):
+        """`memory_limit` is the user's; the machine's counts if it is lower. `elsewhere` counts what workers on other
+        hosts did."""
+        self._elsewhere = elsewhere
         self._pipeline, self._machine, self._limit = pipeline, machine, memory_limit
         self._batches = self._rows = 0
         self._sequence = itertools.count()
@@ -78,7 +82,8 @@ class Progress:
             rows=self._rows, consumer_wait_s=wait_s, consumer_compute_s=compute_s,
             memory_used=machine.memory_used(), memory_limit=self.memory_limit(),
             cpu_quota=machine.cores(), cpu_used_s=machine.cpu_used_s(), cores_idle_s=machine.cores_idle_s(),
-            held_back=held_back.total(), held_back_pressure=held_back["pressure"])
+            held_back=held_back.total(), held_back_pressure=held_back["pressure"],
+            elsewhere=dict(self._elsewhere()))
 
     def outcome(self) -> dict[str, Any]:
         """The rows that came, their rate and the share of the time spent waiting: from the first batch on, or, of what

@@ -66,10 +66,10 @@ BATCH = StageSpec(name="batch", room="stretch")
 COLLATE = StageSpec(name="collate", room="prefetch_bytes", workers_a_core=0)  # it only hands batches over
 
 
-def transform(name: str, *, movable: bool) -> StageSpec:
-    """A stage of transforms."""
-    return StageSpec(name=name, room="stretch", workers=16, workers_a_core=4, transforms=True,
-                     backends=BACKENDS if movable else ("thread",))
+def transform(name: str, *, movable: bool, remote: bool = False) -> StageSpec:
+    """A stage of transforms. `remote` says whether workers elsewhere can do its work, too."""
+    return StageSpec(name=name, room="stretch", workers=64 if remote else 16, workers_a_core=4, transforms=True,
+                     backends=(*(BACKENDS if movable else ("thread",)), *((REMOTE,) if remote else ())))
 
 
 def pipeline(transforms: Sequence[StageSpec], *, remote: bool = False) -> tuple[StageSpec, ...]:

@@ -85,7 +85,7 @@ def _movable(forecast: Forecast) -> list[str]:
         head = forecast.limits.head(forecast.knobs, name)
         return forecast.capacity(head, forecast.knobs.workers[head])
 
-    return sorted((n for n in forecast.each if forecast.limits.movable(n)), key=capacity)
+    return sorted((n for n, cost in forecast.each.items() if forecast.limits.movable(n, cost.backend)), key=capacity)
 
 
 def _waiting(stage: StageRates) -> float:

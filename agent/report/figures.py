@@ -113,6 +113,12 @@ def machine(run: Run, end: float) -> str:
         chart("Cores", Panel(axis=charts.WHOLE, series=[
             Series(name="in use", points=_points(loader, "cpu"), style="area"),
             Series(name="at hand", points=_points(loader, "cpu_quota"), style="limit")]), end=end, note=whose)]
+    if there := loader[-1].get("elsewhere") if loader else None:
+        drawn.append(chart("Workers elsewhere", Panel(axis=charts.WHOLE, series=[
+            Series(name="workers", points=_points(loader, "elsewhere", "workers"), style="step")]), end=end, note=(
+                f"{format_bytes(there['bytes'])} came from them for {there['core_s']:,.0f} core-seconds; "
+                f"{there['retries']:,} requests were made again, {there['hedges']:,} to a second worker as the first "
+                "was slow")))
     return _side_by_side("Memory and cores", drawn)
 
 

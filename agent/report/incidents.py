@@ -17,7 +17,7 @@ _AT_ONCE_S = 2.0  # an event so soon after another shares its outcome
 _MOST_SAID = 4  # changes of knobs in a sentence
 _SMOOTH = 3  # a rate is the mean of so many metrics
 _WHAT = {"slow-transform": "workload", "cores": "cores", "memory-spike": "memory", "kill-worker": "worker",
-         "stop-worker": "worker", "stall-store": "store", "corrupt": "store"}
+         "kill-remote": "worker",         "stop-worker": "worker", "stall-store": "store", "corrupt": "store"}
 
 Line = Mapping[str, Any]
 

@@ -186,6 +186,7 @@ class HostTunable:
                          for name in (s.name for s in first.stages)),
             consumer_wait_s=self._sum("", "consumer_wait_s", step_s * stall),
             consumer_compute_s=self._sum("", "consumer_compute_s", step_s * (1 - stall)),
+            elsewhere={name: sum(s.elsewhere.get(name, 0) for s in local) for name in first.elsewhere},
             memory_used=max(s.memory_used for s in local),
             memory_limit=min(s.memory_limit for s in local) // share,
             cpu_quota=min(s.cpu_quota for s in local) / share,

@@ -108,6 +108,7 @@ class Endpoint:
 
 
 def _loader_metrics(snapshot: Snapshot) -> Iterator[Metric]:
+    yield from _elsewhere_metrics(snapshot.elsewhere)
     for texts, family in ((_LOADER_COUNTERS, CounterMetricFamily), (_LOADER_GAUGES, GaugeMetricFamily)):
         for name, text in texts.items():
             yield family(f"sluice_loader_{_with_unit(name)}", text, getattr(snapshot, name))
@@ -117,6 +118,18 @@ def _loader_metrics(snapshot: Snapshot) -> Iterator[Metric]:
             for stage in snapshot.stages:
                 by_stage.add_metric([stage.name], getattr(stage, name))
             yield by_stage
+
+
+_ELSEWHERE = {"workers": "Workers on other hosts", "bytes": "Bytes that came from them",
+              "retries": "Requests made again", "hedges": "Requests to a second worker as the first was slow",
+              "core_s": "Cores that they held, times seconds"}
+
+
+def _elsewhere_metrics(counts: Mapping[str, float]) -> Iterator[Metric]:
+    for name, text in _ELSEWHERE.items():
+        if name in counts:
+            family = GaugeMetricFamily if name == "workers" else CounterMetricFamily
+            yield family(f"sluice_loader_elsewhere_{_with_unit(name)}", text, counts[name])
 
 
 def _with_unit(name: str) -> str:

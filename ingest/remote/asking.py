@@ -1,15 +1,15 @@
-"""Asks workers for units, another one when the first is slow, lost or wrong: `Asking`."""
+"""Asks workers for units and calls, another one when the first is slow, silent, lost or wrong: `Asking`."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-
-import pyarrow as pa
+from typing import Any
 
 from sluice.ingest.read.reader import SourceError
+from sluice.ingest.remote.calls import Call
 from sluice.ingest.remote.client import WorkerLost, WrongAnswer
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit
@@ -19,8 +19,10 @@ _FEW, _FIRST_S, _LEAST_S, _TIMES = 8, 10.0, 0.5, 4
 _TRIES = {SourceError: 2, WrongAnswer: 3, WorkerLost: 6}
 """How often a unit may fail in which way. A store that one worker cannot see may be seen by another."""
 _TIMEOUT_S = 60.0
-_NOBODY_S = 60.0  # how long a request waits while no worker is there at all
+_NOBODY_S = 60.0  # how long a request waits while no worker is there at all, or none answers
 _LOOK_S = 1.0
+_QUIET_S, _PING_S = 0.5, 0.75  # whoever has not answered for so long is asked whether it is there, and has so long
+_TELL = 3  # pings in a row that are not answered: a busy host may miss one
 
 
 def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
@@ -33,12 +35,12 @@ def slow_after(seconds_a_row: Sequence[float], rows: int) -> float:
 
 
 class _Race:
-    """One unit, and whoever was asked for it. The first right answer counts."""
+    """One unit or call, and whoever was asked for it. The first right answer counts."""
 
     def __init__(self) -> None:
         self.asked: set[RemoteWorker] = set()
         self.failed: set[RemoteWorker] = set()
-        self.answer: list[pa.RecordBatch] | None = None
+        self.answer: Any = None
         self.error: BaseException | None = None
         self.failures: Counter[type[Exception]] = Counter()
         self.slow_at = float("-inf")
@@ -46,38 +48,42 @@ class _Race:
 
 
 class Asking:
-    """Gets units from a fleet, for any number of threads."""
+    """Gets units from a fleet, and has functions called there, for any number of threads."""
 
     def __init__(self, fleet: Fleet, *, clock: Callable[[], float] = time.monotonic,
                  patience: Callable[[Sequence[float], int], float] = slow_after):
         self._fleet, self._clock, self._patience = fleet, clock, patience
-        self._rates: deque[float] = deque(maxlen=64)
-        self._closed = False
+        self._rates: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=64))
+        self._over, self._watcher = threading.Event(), threading.Thread(
+            target=self._watch, daemon=True, name="sluice-remote-watch")
         self.counts: Counter[str] = Counter()
-        """Units, bytes; `retries`: requests made again as a worker was lost, wrong or failed; `hedges`: a second worker
-        asked as the first was slow; `late`: right answers that came when the unit was there already."""
+        """Units, calls, bytes; `retries`: requests made again as a worker was lost, wrong or failed; `hedges`: another
+        worker asked as the first was slow or silent; `late`: right answers to what was there already."""
 
-    def get(self, unit: Unit) -> list[pa.RecordBatch]:
-        """The batches of a unit. `Closed`, if this was closed meanwhile."""
+    def get(self, unit: Unit | Call) -> Any:
+        """The batches of a unit, or the columns of a call. `Closed`, if this was closed meanwhile."""
         race, fleet, alone_since = _Race(), self._fleet, self._clock()
+        with fleet.changed:
+            if self._watcher.ident is None:
+                self._watcher.start()
         try:
             while True:
                 with fleet.changed:
                     if self._settled(race):
-                        assert race.answer is not None
                         return race.answer
                     now = self._clock()
-                    wait_s = race.slow_at - now if race.asked else 0.0
-                    worker = (fleet.lease(race.asked | race.failed) or fleet.lease(race.asked)) if wait_s <= 0 else None
+                    wait_s = race.slow_at - now if any(not w.silent for w in race.asked) else 0.0
+                    worker = (fleet.lease(race.asked | race.failed, unit.key)
+                              or fleet.lease(race.asked, unit.key)) if wait_s <= 0 else None
                     if worker is None:
-                        if race.asked or fleet.workers:
+                        if fleet.starting or any(not w.silent for w in fleet.workers):
                             alone_since = now
                         elif now - alone_since > _NOBODY_S:
                             raise RemoteError(f"no worker was there for {_NOBODY_S:g} s; the last: "
                                               f"{fleet.last_lost or 'there was none'}")
                         fleet.changed.wait(min(_LOOK_S, wait_s) if wait_s > 0 else _LOOK_S)
                         continue
-                    patience_s = self._patience(self._rates, unit.rows)
+                    patience_s = self._patience(self._rates[unit.kind], unit.rows)
                     if race.asked:
                         self.counts["hedges"] += 1
                     race.asked.add(worker)
@@ -90,25 +96,48 @@ class Asking:
     def close(self) -> None:
         """Ends all waiting."""
         with self._fleet.changed:
-            self._closed = True
+            self._over.set()
+            self._fleet.changed.notify_all()
+
+    def _watch(self) -> None:
+        """Asks workers from whom nothing came for a while whether they are there."""
+        while not self._over.wait(_QUIET_S):
+            with self._fleet.changed:
+                since = self._clock() - _QUIET_S
+                quiet = [w for w in self._fleet.workers if (w.asked or w.silent) and not w.pinged and w.heard <= since]
+                for worker in quiet:
+                    worker.pinged = True
+            for worker in quiet:
+                threading.Thread(target=self._ping, args=(worker,), daemon=True, name="sluice-remote-ping").start()
+
+    def _ping(self, worker: RemoteWorker) -> None:
+        is_there = worker.connection.answers(_PING_S)
+        with self._fleet.changed:
+            worker.pinged, worker.silent = False, 0 if is_there else worker.silent + 1
+            if is_there:
+                worker.heard = self._clock()
+            else:
+                self._fleet.last_lost = f"worker {worker.connection.address} does not even answer a ping"
+                if worker.silent == _TELL:
+                    self._fleet.tell(self._fleet.last_lost)
             self._fleet.changed.notify_all()
 
     def _settled(self, race: _Race) -> bool:
         """Whether the unit is there; raises why it will not be."""
         if race.answer is not None:
             return True
-        if self._closed:
+        if self._over.is_set():
             raise Closed
         error = race.error or self._fleet.error
         if error is not None:
             raise error
         return False
 
-    def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit, timeout_s: float) -> None:
+    def _ask(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, timeout_s: float) -> None:
         """Asks one worker, on a thread of its own."""
         began, lost = self._clock(), ""
         try:
-            batches = worker.connection.ask(unit, timeout_s)
+            answer = worker.connection.ask(unit, timeout_s)
         except Exception as error:
             lost = str(error) if isinstance(error, WorkerLost) else ""
             with self._fleet.changed:
@@ -118,26 +147,27 @@ class Asking:
                 if race.over or race.answer is not None:
                     self.counts["late"] += 1
                 else:
-                    race.answer = batches
-                    self.counts["units"] += 1
-                    self.counts["bytes"] += sum(batch.nbytes for batch in batches)
-                self._rates.append((self._clock() - began) / max(1, unit.rows))
+                    race.answer = answer
+                    self.counts[unit.counted] += 1
+                    self.counts["bytes"] += sum(
+                        part.nbytes for part in (answer.values() if isinstance(answer, dict) else answer))
+                self._rates[unit.kind].append((self._clock() - began) / max(1, unit.rows))
         finally:
             self._fleet.give_back(worker, lost)
 
-    def _failed(self, race: _Race, worker: RemoteWorker, unit: Unit, error: Exception) -> None:
+    def _failed(self, race: _Race, worker: RemoteWorker, unit: Unit | Call, error: Exception) -> None:
         race.asked.discard(worker)
         race.failed.add(worker)
         kind = type(error)
         race.failures[kind] += 1
-        if race.over or race.answer is not None or self._closed:
+        if race.over or race.answer is not None or self._over.is_set():
             return
         if race.failures[kind] < _TRIES.get(kind, 1):
             self.counts["retries"] += 1
             race.slow_at = float("-inf")
         elif isinstance(error, (WorkerLost, WrongAnswer)):
             race.error = RemoteError(
-                f"worker {worker.connection.address}: file {unit.file}, row group {unit.group} was asked for "
+                f"worker {worker.connection.address}: {unit.said} was asked for "
                 f"{race.failures[kind]} times in vain; the last time: {error}")
         else:
             race.error = error

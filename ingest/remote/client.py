@@ -6,11 +6,13 @@ import json
 import threading
 from typing import Any
 
+import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import flight
 
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.read.reader import SourceError
+from sluice.ingest.remote.calls import Call, Damaged
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
 
 _OPEN_S = 60.0
@@ -28,9 +30,12 @@ class WrongAnswer(Exception):
 class Connection:
     """Asks one worker for units of a job, from any number of threads."""
 
-    def __init__(self, address: str, token: str, job: RemoteJob, *, authority: bytes | None = None):
-        """`address` is HOST:PORT; with an `authority` (its certificate in PEM) TLS is used."""
-        self.address, self._job, self._schema = address, job, job.schema
+    def __init__(self, address: str, token: str, job: RemoteJob, *, authority: bytes | None = None,
+                 asker: tuple[str, str] = ("", "")):
+        """`address` is HOST:PORT; with an `authority` (its certificate in PEM) TLS is used. The `asker` is the loader's
+        rank, and a name that it alone has: loaders of one job and rank want the same units."""
+        self.address, self._job, self._schema, self._asker = address, job, job.schema, asker
+        self._digest, self._tls = job.digest, authority is not None
         self._token = (b"authorization", f"Bearer {token}".encode())
         scheme = "grpc" if authority is None else "grpc+tls"
         self._client = flight.FlightClient(f"{scheme}://{address}", tls_root_certs=authority, generic_options=[
@@ -39,15 +44,27 @@ class Connection:
         self.threads = 1
         """How many units the worker makes at once, once it has said so."""
 
-    def ask(self, unit: Unit, timeout_s: float) -> list[pa.RecordBatch]:
-        """The batches of a unit. `WorkerLost`, `WrongAnswer`, or the error of the worker."""
+    def ask(self, what: Unit | Call, timeout_s: float) -> Any:
+        """The batches of a unit, or what a function gave back. `WorkerLost`, `WrongAnswer`, or the worker's error."""
+        if isinstance(what, Call):
+            return self._call(what, timeout_s)
         self.open()
         try:
-            return self._ask(unit, timeout_s)
+            return self._ask(what, timeout_s)
         except _Unknown:
             self._open = False
             self.open()
-            return self._ask(unit, timeout_s)
+            return self._ask(what, timeout_s)
+
+    def answers(self, within_s: float) -> bool:
+        """Whether the worker is there, whatever it says."""
+        try:
+            list(self._client.do_action(flight.Action("ping", b""), self._options(within_s)))
+        except (flight.FlightUnavailableError, flight.FlightTimedOutError):
+            return False
+        except (flight.FlightError, pa.ArrowException, OSError):
+            pass
+        return True
 
     def open(self) -> None:
         """Opens the job there, if it is not open yet."""
@@ -65,10 +82,21 @@ class Connection:
     def close(self) -> None:
         self._client.close()
 
+    def _call(self, call: Call, timeout_s: float) -> dict[str, npt.NDArray[Any]]:
+        try:
+            [answer] = self._client.do_action(flight.Action("call", call.request()), self._options(timeout_s))
+        except (flight.FlightError, pa.ArrowException, OSError) as error:
+            raise self._error(error) from None
+        try:
+            return call.answer(answer.body)
+        except Damaged as error:
+            raise WrongAnswer(str(error)) from None
+
     def _ask(self, unit: Unit, timeout_s: float) -> list[pa.RecordBatch]:
         batches = []
         try:
-            reader = self._client.do_get(flight.Ticket(unit.request(self._job.digest)), self._options(timeout_s))
+            ticket = flight.Ticket(unit.request(self._digest, *self._asker))
+            reader = self._client.do_get(ticket, self._options(timeout_s))
             for chunk in reader:
                 batches.append(chunk.data)
                 wrong = self._wrong(unit, batches, chunk.app_metadata)
@@ -108,7 +136,12 @@ class Connection:
             return _Unknown()
         if told.get("kind") in _KINDS:
             return _KINDS[told["kind"]](f"worker {self.address}: {told['text']}")
-        return WorkerLost(f"worker {self.address}: {str(error).partition('. gRPC')[0].strip() or type(error).__name__}")
+        why = str(error).partition(". gRPC")[0].strip() or type(error).__name__
+        if self._tls and "handshake failed" in why:
+            return RemoteError(f"worker {self.address}: its certificate is not from the authority that ca=FILE names, "
+                               f"or is another host's, or it does not speak TLS ({why})")
+        hint = "" if self._tls or self._open else " (if it speaks TLS, add &ca=FILE)"
+        return WorkerLost(f"worker {self.address}: {why}{hint}")
 
 
 class _Unknown(Exception):

@@ -6,10 +6,12 @@ import json
 import os
 import secrets
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from sluice.etl.common import interpreter
@@ -17,6 +19,7 @@ from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.process.worker import RestartBudget, RestartsExhausted
 from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.unit import RemoteError, RemoteJob
+from sluice.ingest.stages.transform_worker import anonymous_bytes
 
 _PROGRAM = "sluice.ingest.remote.worker:local"
 _REST_S = 1.0  # how long a worker that could not be reached is left alone
@@ -34,6 +37,11 @@ class RemoteWorker:
     rests_until: float = float("-inf")
     leaving: bool = False
     lost: str = ""
+    heard: float = float("-inf")
+    """When it was last known to be there."""
+    pinged: bool = False
+    silent: int = 0
+    """How many pings it has not answered, since it did: others are asked instead, until it does."""
     bytes: int = 0
     """What it is charged with on this host."""
 
@@ -45,12 +53,17 @@ class RemoteWorker:
 class Fleet:
     """Workers that others have started. `changed` is notified of all that a waiting request may wait for."""
 
+    slack = 1.0
+    """How much busier a worker may be that other loaders ask for the same."""
+
     def __init__(self, connections: Sequence[Connection] = (), *, clock: Callable[[], float] = time.monotonic):
         self.changed = threading.Condition()
         self.workers = [RemoteWorker(one) for one in connections]
         self.error: BaseException | None = None
         """Why there will be no workers any more."""
         self.last_lost = ""
+        self.starting, self.closed = 0, False
+        self._core_s, self._counted_at = 0.0, clock()
         self.charge: Callable[[int], None] = lambda _: None
         self._clock = clock
 
@@ -62,12 +75,32 @@ class Fleet:
     def use(self, requests: int) -> None:
         """Says how many units will be asked for at once."""
 
-    def lease(self, others_than: Collection[RemoteWorker]) -> RemoteWorker | None:
-        """The least busy worker, with one more request; None: there is none now. Call it with `changed` held."""
+    def core_s(self) -> float:
+        """The cores that workers have held until now, at work or not, times seconds: what they cost. Call it with
+        `changed` held, and before there are more of them or fewer."""
         now = self._clock()
-        free = [w for w in self.workers if not w.leaving and w not in others_than and w.rests_until <= now]
-        worker = min(free, key=lambda w: w.load, default=None)
+        self._core_s += sum(worker.connection.threads for worker in self.workers) * (now - self._counted_at)
+        self._counted_at = now
+        return self._core_s
+
+    def tell(self, why: str) -> None:
+        """Tells the user that a worker is lost, in a line."""
+        self.last_lost = why
+        if not self.closed:
+            print(f"sluice: {why}; what it was asked for is asked of others", file=sys.stderr, flush=True)
+
+    def lease(self, others_than: Collection[RemoteWorker], key: str = "") -> RemoteWorker | None:
+        """The least busy worker, with one more request; of those that are hardly busier the one that other loaders ask
+        for the same `key`, too. None: there is none now. Call it with `changed` held."""
+        now = self._clock()
+        free = [w for w in self.workers
+                if not (w.leaving or w.silent) and w not in others_than and w.rests_until <= now]
+        least = min((w.load for w in free), default=0.0)
+        worker = min((w for w in free if w.load <= least + (self.slack if key else 0.0)), default=None,
+                     key=lambda w: blake2b(f"{w.connection.address} {key}".encode()).digest())
         if worker is not None:
+            if not worker.asked:
+                worker.heard = now
             worker.asked += 1
         return worker
 
@@ -75,8 +108,13 @@ class Fleet:
         """Ends a lease. `lost` says why the worker did not answer."""
         with self.changed:
             worker.asked -= 1
-            if lost:
-                self.last_lost = lost
+            if not lost:
+                worker.heard = self._clock()
+                worker.lost = ""
+            else:
+                if not worker.lost:
+                    self.tell(lost)
+                worker.lost = lost
                 worker.rests_until = self._clock() + _REST_S
             self.changed.notify_all()
 
@@ -85,6 +123,7 @@ class Fleet:
         return []
 
     def close(self) -> None:
+        self.closed = True
         for worker in self.workers:
             worker.connection.close()
 
@@ -93,14 +132,16 @@ class LocalFleet(Fleet):
     """Processes of this host, at most so many. They are started when they are needed, replaced when they die, and end
     with this process, however it ends."""
 
-    def __init__(self, most: int, job: RemoteJob, table: str | list[str]):
-        """A worker opens the `table`, or the files."""
+    slack = 0.0
+
+    def __init__(self, most: int, job: RemoteJob, table: str | list[str], functions: Sequence[str] = ()):
+        """A worker opens the `table`, or the files, and may call the `functions`."""
         super().__init__()
-        self._most, self._job, self._table = most, job, table
-        self._target, self._closed = 0, False
+        self._most, self._job, self._given = most, job, {"table": table, "functions": list(functions)}
+        self._target = 0
         self._threads: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._starting = self._failed = 0
+        self._failed = 0
         self._budget = RestartBudget(limit=60)
 
     @property
@@ -112,7 +153,7 @@ class LocalFleet(Fleet):
         with self.changed:
             self._target = min(self._most, -(-requests // 2))
             staying = sorted((w for w in self.workers if not w.leaving), key=lambda w: -w.asked)
-            for worker in staying[max(0, self._target - self._starting):]:
+            for worker in staying[max(0, self._target - self.starting):]:
                 worker.leaving = True
                 self._let_go(worker)
             self._staff()
@@ -122,7 +163,7 @@ class LocalFleet(Fleet):
         super().give_back(worker, lost)
         with self.changed:
             if lost:  # it may hang: another takes its place
-                worker.lost, worker.leaving = lost, True
+                worker.leaving = True
                 _kill(worker.process)
             self._let_go(worker)
         self._weigh(worker)
@@ -134,7 +175,7 @@ class LocalFleet(Fleet):
 
     def close(self) -> None:
         with self.changed:
-            self._closed, self._target = True, 0
+            self.closed, self._target = True, 0
             for process in self._processes:
                 _kill(process)
             threads = list(self._threads)
@@ -147,9 +188,9 @@ class LocalFleet(Fleet):
     def _staff(self) -> None:
         """Starts the workers that are missing, each by a thread that sees it through. Call it with `changed` held."""
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        while not self._closed and self.error is None and \
-                self._starting + sum(not w.leaving for w in self.workers) < self._target:
-            self._starting += 1
+        while not self.closed and self.error is None and \
+                self.starting + sum(not w.leaving for w in self.workers) < self._target:
+            self.starting += 1
             thread = threading.Thread(target=self._life, daemon=True, name="sluice-remote-worker")
             self._threads.append(thread)
             thread.start()
@@ -158,21 +199,22 @@ class LocalFleet(Fleet):
         """One worker, from its start to its end."""
         worker, token = None, secrets.token_hex(16)
         try:
-            process, lifeline, announced = _started(self._table, token)
+            process, lifeline, announced = _started({**self._given, "token": token})
         except OSError as error:
             self._gone(None, f"a worker process could not be started: {error}")
             return
         with self.changed:
             self._processes.add(process)
-            if self._closed:
+            if self.closed:
                 _kill(process)
         with announced:
             line = announced.readline()
         with self.changed:
             if line:
                 worker = RemoteWorker(Connection(json.loads(line)["listening"], token, self._job), process)
+                self.core_s()
                 self.workers.append(worker)
-                self._failed, self._starting = 0, self._starting - 1
+                self._failed, self.starting = 0, self.starting - 1
                 self.changed.notify_all()
         if worker is not None:
             self._weigh(worker)
@@ -189,11 +231,13 @@ class LocalFleet(Fleet):
             worker.bytes = 0
         with self.changed:
             if worker is not None:
+                self.core_s()
                 self.workers.remove(worker)
             else:
-                self._failed, self._starting = self._failed + 1, self._starting - 1
-            if not self._closed and (worker is None or not worker.leaving or worker.lost):
-                self.last_lost = why
+                self._failed, self.starting = self._failed + 1, self.starting - 1
+            if not self.closed and (worker is None or not worker.leaving or worker.lost):
+                if worker is None or not worker.lost:
+                    self.tell(why)
                 if self._failed >= _FAILED_STARTS:
                     self.error = RemoteError(f"{_FAILED_STARTS} worker processes in a row could not start; the last: "
                                              f"{why}, and said why on standard error")
@@ -211,7 +255,7 @@ class LocalFleet(Fleet):
     def _weigh(self, worker: RemoteWorker) -> None:
         """Charges a worker with the most memory that it was seen to have. Not with the lock held: the account is the
         pipeline's."""
-        size = max(WORKER_PROCESS_BYTES, _own_bytes(worker.process))
+        size = max(WORKER_PROCESS_BYTES, anonymous_bytes(worker.process.pid if worker.process else None))
         with self.changed:
             more = size - worker.bytes if worker in self.workers else 0
             worker.bytes += max(0, more)
@@ -219,7 +263,7 @@ class LocalFleet(Fleet):
             self.charge(more)
 
 
-def _started(table: str | list[str], token: str) -> tuple[subprocess.Popen[bytes], int, Any]:
+def _started(given: dict[str, Any]) -> tuple[subprocess.Popen[bytes], int, Any]:
     """A process, the end of a pipe whose closing ends it, and what it says once it listens."""
     lifeline, ours = os.pipe()
     announced, theirs = os.pipe()
@@ -233,7 +277,7 @@ def _started(table: str | list[str], token: str) -> tuple[subprocess.Popen[bytes
     assert process.stdin is not None
     try:
         with process.stdin as pipe:
-            pipe.write(json.dumps({"table": table, "token": token}).encode())
+            pipe.write(json.dumps(given).encode())
     except BrokenPipeError:
         pass  # it has ended: who waits for its announcement finds out
     return process, ours, os.fdopen(announced, "rb")
@@ -246,11 +290,3 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
 
 def _how(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _own_bytes(process: subprocess.Popen[bytes] | None) -> int:
-    try:
-        with open(f"/proc/{process.pid if process else 0}/status") as status:
-            return next((int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon:")), 0)
-    except OSError:
-        return 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -16,12 +17,14 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.read.parquet_files import ParquetFiles
 from sluice.ingest.read.reader import RowGroupReader, SourceError
 from sluice.ingest.remote.asking import Asking
+from sluice.ingest.remote.calls import Call, source_digest
 from sluice.ingest.remote.client import Connection
 from sluice.ingest.remote.fleet import Fleet, LocalFleet
 from sluice.ingest.remote.maker import job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit
 from sluice.ingest.row_order import RowsPlan
 from sluice.ingest.stages.shuffle import Decoded, ReadRows, ReadTask, WindowPiece
+from sluice.ingest.stages.transform import Arrays
 
 if TYPE_CHECKING:
     from sluice.etl.table.table import FeatureTable
@@ -58,12 +61,13 @@ class Received:
 
 
 class WorkerReads:
-    """Reads row groups by workers elsewhere (`ingest.stages.completed_windows.RemoteReads`)."""
+    """Reads row groups, and calls functions, by workers elsewhere (`ingest.stages.completed_windows.RemoteWork`)."""
 
     def __init__(self, fleet: Fleet, groups: RowGroupReader, asking: Asking | None = None):
         self._fleet, self._groups, self._asking = fleet, groups, asking or Asking(fleet)
         self.requests = fleet.requests
         self._at_the_end: int | None = None
+        self._sources: dict[str, str] = {}
         self._pid = os.getpid()
 
     def read(self, task: ReadTask, charge: Charge) -> ReadRows:
@@ -74,6 +78,13 @@ class WorkerReads:
             if self._groups.rescue is None:
                 raise
             return Decoded(task, self._groups.rescue.group(error, task.read, self._groups.schema), charge)
+
+    def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
+        rows = max((array.shape[0] for array in arrays.values()), default=0)
+        if function not in self._sources:
+            self._sources[function] = source_digest(function)
+        found: Arrays = self._asking.get(Call(function, self._sources[function], arrays, where, rows))
+        return found
 
     def use(self, requests: int) -> None:
         self._fleet.use(requests)
@@ -87,8 +98,10 @@ class WorkerReads:
 
     def stats(self) -> dict[str, Any]:
         counts = self._asking.counts
-        return {"workers": len(self._fleet.workers) if self._at_the_end is None else self._at_the_end,
-                **{name: counts[name] for name in ("units", "bytes", "retries", "hedges", "late")}}
+        with self._fleet.changed:
+            return {"workers": len(self._fleet.workers) if self._at_the_end is None else self._at_the_end,
+                    **{name: counts[name] for name in ("units", "calls", "bytes", "retries", "hedges", "late")},
+                    "core_s": round(self._fleet.core_s(), 3)}
 
     def close(self) -> None:
         """Ends all waiting, and the workers that are this process's own. Does nothing in a fork of it."""
@@ -101,8 +114,10 @@ class WorkerReads:
 
 
 def remote_reads(workers: str, source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, columns: Columns,
-                 reader: str, sample: str | None, groups: RowGroupReader, local_only: Mapping[str, Any]) -> WorkerReads:
-    """Reads by the `workers` that a user names, for one loader. What is in `local_only` cannot be done elsewhere."""
+                 reader: str, sample: str | None, groups: RowGroupReader, local_only: Mapping[str, Any], rank: str,
+                 functions: Sequence[str]) -> WorkerReads:
+    """Reads by the `workers` that a user names, for one loader. What is in `local_only` cannot be done elsewhere; the
+    `functions` can. A loader's `rank` says which rows of a job it wants."""
     for what, given in local_only.items():
         if given:
             raise RemoteError(f"workers={workers!r}: {what} is of this process alone; leave one of the two out")
@@ -112,11 +127,11 @@ def remote_reads(workers: str, source: FeatureTable | ParquetFiles, *, plan: Row
         if not rest.isdigit() or not 1 <= int(rest) <= _MOST_LOCAL:
             raise RemoteError(f"workers={workers!r}: {rest!r} is no number of workers from 1 to {_MOST_LOCAL}")
         table = [file.path for file in source.files] if isinstance(source, ParquetFiles) else str(source.uri)
-        return WorkerReads(LocalFleet(int(rest), job, table), groups)
-    return WorkerReads(Fleet(_connections(workers, job)), groups)
+        return WorkerReads(LocalFleet(int(rest), job, table, functions), groups)
+    return WorkerReads(Fleet(_connections(workers, job, (rank, secrets.token_hex(8)))), groups)
 
 
-def _connections(workers: str, job: RemoteJob) -> list[Connection]:
+def _connections(workers: str, job: RemoteJob, asker: tuple[str, str]) -> list[Connection]:
     """Connections to `HOST:PORT,…?token=FILE[&ca=FILE]`."""
     addresses, _, query = workers.partition("?")
     options = parse_qs(query)
@@ -132,4 +147,4 @@ def _connections(workers: str, job: RemoteJob) -> list[Connection]:
         authority = Path(options["ca"][0]).read_bytes() if "ca" in options else None
     except OSError as error:
         raise RemoteError(f"workers={workers!r}: {error.filename}: {error.strerror}") from None
-    return [Connection(address, token, job, authority=authority) for address in addresses.split(",")]
+    return [Connection(address, token, job, authority=authority, asker=asker) for address in addresses.split(",")]

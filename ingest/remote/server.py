@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import itertools
 import json
 import threading
 from collections import OrderedDict
@@ -13,9 +14,12 @@ import pyarrow as pa
 from pyarrow import flight
 
 from sluice.etl.common.errors import UsageError
+from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.read.reader import SourceError
+from sluice.ingest.remote.calls import Functions
 from sluice.ingest.remote.maker import UnitMaker
+from sluice.ingest.remote.shared import SharedUnits
 from sluice.ingest.remote.unit import RemoteJob, Unit, checksum
 
 _JOBS = 8
@@ -40,9 +44,12 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
     """Answers requests for units. It serves as soon as it is made."""
 
     def __init__(self, location: str, token: str, open_job: Callable[[RemoteJob], UnitMaker], *, threads: int = 1,
-                 certificate: tuple[bytes, bytes] | None = None):
+                 certificate: tuple[bytes, bytes] | None = None, permission: Permission = NOTHING,
+                 share_bytes: int = 2**28):
         """`open_job` opens the table for a job, or refuses it. So many units are made at once. `certificate` is TLS's,
-        with its key, both in PEM."""
+        with its key, both in PEM. The functions that loaders may call need the `permission`. So many bytes of units are
+        kept for other loaders of a job."""
+        self._shared, self._functions = SharedUnits(share_bytes), Functions(permission)
         self._open_job, self._threads = open_job, threads
         self._jobs: OrderedDict[str, UnitMaker] = OrderedDict()
         self._opening, self._lock, self._free = threading.Lock(), threading.Lock(), threading.Semaphore(threads)
@@ -50,7 +57,16 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
                          tls_certificates=[certificate] if certificate else None)
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        """`open` opens a job; its answer says how many units this worker makes at once."""
+        """`open` opens a job; its answer says how many units this worker makes at once. `call` calls a function,
+        `ping` does nothing."""
+        if action.type == "call":
+            try:
+                with self._free:
+                    return iter([self._functions.answer(action.body)])
+            except Exception as error:
+                raise _told(error) from None
+        if action.type == "ping":
+            return iter([])
         if action.type != "open":
             raise _error(REFUSED, f"there is no action {action.type!r}")
         try:
@@ -65,17 +81,18 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: Any, ticket: Any) -> Any:
         """The batches of a unit, each with its checksum."""
         try:
-            job, unit = Unit.from_request(ticket.ticket)
+            job, rank, loader, unit = Unit.from_request(ticket.ticket)
         except Exception as error:
             raise _told(error) from None
         maker = self._known(job)
         if maker is None:
             raise _error(UNKNOWN, "this worker has not opened the job, or no more")
-        return flight.GeneratorStream(maker.job.schema, self._made(maker, unit, context))
+        made = self._shared.parts(f"{job} {rank}", loader, unit.key, lambda: self._made(maker, unit))
+        return flight.GeneratorStream(maker.job.schema, itertools.takewhile(lambda _: not context.is_cancelled(), made))
 
-    def _made(self, maker: UnitMaker, unit: Unit, context: Any) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    def _made(self, maker: UnitMaker, unit: Unit) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         batches = maker.batches(unit)
-        while not context.is_cancelled():
+        while True:
             with self._free:  # not while the last batch is on its way
                 try:
                     batch = next(batches, None)

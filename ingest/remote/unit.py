@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 from zlib_ng.zlib_ng import crc32
@@ -112,6 +112,8 @@ class Part:
 class Unit:
     """One read of an epoch."""
 
+    counted: ClassVar[str] = "units"
+    kind: ClassVar[str] = "read"
     epoch: int
     file: int
     group: int
@@ -122,6 +124,15 @@ class Unit:
     def rows(self) -> int:
         return sum(part.stop - part.start for part in self.parts)
 
+    @property
+    def said(self) -> str:
+        return f"file {self.file}, row group {self.group}"
+
+    @property
+    def key(self) -> str:
+        """What is the same wherever it is asked for."""
+        return self.request("", "", "").decode()
+
     @classmethod
     def of(cls, task: ReadTask) -> Self:
         windows, read = task.schedule.windows, task.read
@@ -129,21 +140,22 @@ class Unit:
             Part(windows[p.window].stream, windows[p.window].number, p.start, p.stop,
                  p.stop - p.start == windows[p.window].rows) for p in read.parts))
 
-    def request(self, job: str) -> bytes:
+    def request(self, job: str, rank: str, loader: str) -> bytes:
+        """A request by a loader of its job, which has this rank."""
         parts = [[p.stream, p.window, p.start, p.stop, int(p.whole)] for p in self.parts]
-        return json.dumps([job, self.epoch, self.file, self.group, self.draw, parts]).encode()
+        return json.dumps([job, rank, loader, self.epoch, self.file, self.group, self.draw, parts]).encode()
 
     @classmethod
-    def from_request(cls, data: bytes) -> tuple[str, Self]:
-        """The digest of the job, and the unit. RemoteError if it is no request."""
+    def from_request(cls, data: bytes) -> tuple[str, str, str, Self]:
+        """The digest of the job, rank and loader, and the unit. RemoteError if it is no request."""
         try:
-            job, epoch, file, group, draw, parts = _parsed(data)
+            job, rank, loader, epoch, file, group, draw, parts = _parsed(data)
             unit = cls(_number(epoch), _number(file), _number(group), _number(draw), tuple(
                 Part(_number(stream), _number(window), _number(start), _number(stop), bool(_number(whole)))
                 for stream, window, start, stop, whole in parts))
         except (TypeError, ValueError):
             raise RemoteError("a request that is none of this version of sluice") from None
-        return str(job), unit
+        return str(job), str(rank), str(loader), unit
 
     def check(self, groups: tuple[tuple[int, ...], ...]) -> int:
         """The rows of its row group. RemoteError if the table has no such rows."""

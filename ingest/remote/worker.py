@@ -18,6 +18,8 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run, say
 from sluice.etl.common.settings import check, parse, setting
 from sluice.etl.spec.code_options import CodeOptions
+from sluice.etl.spec.permission import Permission
+from sluice.ingest.knobs import parse_bytes
 from sluice.ingest.process.child_main import end_with_parent
 from sluice.ingest.read.parquet_files import ParquetFiles, is_table
 from sluice.ingest.remote.maker import UnitMaker
@@ -36,6 +38,8 @@ class WorkerOptions:
     table: str = setting(help="the feature table, or folder, glob or file of Parquet, that it reads", metavar="TABLE")
     listen: str = setting("127.0.0.1:0", "where it listens; port 0: any that is free", metavar="HOST:PORT")
     token_file: str = setting(help="a file whose text whoever asks must know", metavar="FILE")
+    share: int = setting(2**28, "how much of what one loader was given is kept for others of the same table and plan",
+                         metavar="BYTES", parse=parse_bytes, least=0)
     threads: int = setting(0, "how many row groups it reads at once (default: one for each core)", least=0)
     tls_certificate: str = setting("", "speak TLS, with this certificate (PEM)", metavar="FILE")
     tls_key: str = setting("", "and its key", metavar="FILE")
@@ -57,7 +61,8 @@ def main(argv: list[str]) -> dict[str, Any]:
         raise UsageError(f"--token-file {options.token_file}: is empty")
     certificate = (_file(options.tls_certificate), _file(options.tls_key)) if options.tls_certificate else None
     server = _server(options.listen, token, opener(options.table, options.code),
-                     threads=options.threads or len(os.sched_getaffinity(0)), certificate=certificate)
+                     threads=options.threads or len(os.sched_getaffinity(0)), certificate=certificate,
+                     permission=options.code.permission, share_bytes=options.share)
     address = f"{options.listen.rpartition(':')[0]}:{server.port}"
     print(json.dumps({"listening": address}), flush=True)
     say(f"reads {options.table} for who has the token; listens at {address}")
@@ -71,7 +76,8 @@ def local(_owner: str, *descriptors: str) -> None:
     lifeline, announced = map(int, descriptors)
     end_with_parent(lifeline)
     given = json.loads(sys.stdin.buffer.read())
-    server = _server("127.0.0.1:0", given["token"], opener(given["table"], CodeOptions()), threads=1)
+    server = _server("127.0.0.1:0", given["token"], opener(given["table"], CodeOptions()), threads=1,
+                     permission=Permission(functions=frozenset(given["functions"])))
     with os.fdopen(announced, "w") as told:
         told.write(json.dumps({"listening": f"127.0.0.1:{server.port}"}) + "\n")
     threading.Event().wait()

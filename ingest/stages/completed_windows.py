@@ -1,4 +1,4 @@
-"""Which windows have all their rows: `CompletedWindows`, and `ReadWorker`, which reads here or by `RemoteReads` and may
+"""Which windows have all their rows: `CompletedWindows`, and `ReadWorker`, which reads here or by `RemoteWork` and may
 place a window's rows at once.
 
 A row group that is read brings rows of some windows. Whoever brings a window's last row group places its rows on the
@@ -19,6 +19,7 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
 from sluice.ingest.stages.shuffle import Block, Gatherer, Gathering, ReadRows, ReadTask, WindowPiece
+from sluice.ingest.stages.transform import Arrays
 
 CompleteWindow = Gathering | Block | BaseException
 """A window that has all its rows; or the error with which placing them failed, which comes in the window's turn."""
@@ -90,23 +91,26 @@ def _first(schedule: EpochSchedule, number: int) -> int:
     return schedule.windows[-1].first + schedule.windows[-1].rows
 
 
-class RemoteReads(Protocol):
-    """Workers of other processes or hosts that read (`ingest/remote`). All may be called from any thread."""
+class RemoteWork(Protocol):
+    """Workers of other processes or hosts (`ingest/remote`). All may be called from any thread."""
 
     requests: int
     """How many reads are asked for at once to begin with."""
+
+    def call(self, function: str, arrays: Arrays, where: str) -> Arrays:
+        """The columns that a function, as `module:function`, changed or gave; `arrays` are not written."""
 
     def read(self, task: ReadTask, charge: Charge) -> ReadRows:
         """What came of a read that some worker did."""
 
     def use(self, requests: int) -> None:
-        """Says how many reads will be asked for at once from now on; 0: none, so that no worker is needed."""
+        """Says how many reads and calls will be asked for at once from now on; 0: none, so that no worker is needed."""
 
     def watch(self, charge: Callable[[int], None]) -> None:
         """`charge` is called from now on with memory that workers on this host take (+) and give back (-)."""
 
 
-def switched(read: Callable[[ReadTask, Charge], ReadRows], remote: RemoteReads | None, backend: Callable[[], str]
+def switched(read: Callable[[ReadTask, Charge], ReadRows], remote: RemoteWork | None, backend: Callable[[], str]
              ) -> Callable[[ReadTask, Charge], ReadRows]:
     """Reads here or elsewhere, as `backend` says at that moment."""
     if remote is None:

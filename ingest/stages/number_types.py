@@ -48,3 +48,9 @@ def _ids(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
             why = "does not fit int32" if np.floor(array[at]) == array[at] else "is no whole number"
             raise ValueRefused(at, f"{array[at]}, which {why}, as ids do; hash, categorify or bucketize it")
     return np.ascontiguousarray(array, np.int32)
+
+
+def same_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether two arrays hold the same bytes: NaN is the same as NaN."""
+    return one.dtype == other.dtype and one.shape == other.shape and bool(
+        (np.ascontiguousarray(one).view(np.uint8) == np.ascontiguousarray(other).view(np.uint8)).all())

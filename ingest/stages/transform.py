@@ -93,6 +93,11 @@ class Transform:
         return isinstance(self.function, str) and not self.arrow
 
     @property
+    def sendable(self) -> bool:
+        """Whether workers elsewhere can call it, which keep no limit of a single call."""
+        return self.movable and self.limit_s is None and self.memory_limit is None
+
+    @property
     def code(self) -> str | None:
         """Where the function is found, as `module:function`; None for code without a name that others can import: a
         notebook's, a closure, a lambda."""
@@ -150,6 +155,10 @@ class Fused:
     def movable(self) -> bool:
         """Whether it can also run in processes."""
         return all(t.movable for t in self.transforms)
+
+    @property
+    def sendable(self) -> bool:
+        return all(t.sendable for t in self.transforms)
 
 
 def fused(transforms: Iterable[Transform]) -> tuple[Fused, ...]:

@@ -1,8 +1,8 @@
 """Runs a transform's function: `TransformStage`, of which each worker of the pool has a `TransformWorker`.
 
-A `TransformWorker` calls the function in its pool's thread, or in a process that it owns, as the knob says at that
-moment. So the back end changes between two items: the pool, its order and what it holds stay. Rows on which the
-function fails are found by halving the batch.
+A `TransformWorker` calls the function in its pool's thread, in a process that it owns, or by workers elsewhere, as the
+knob says at that moment. So the back end changes between two items: the pool, its order and what it holds stay. Rows on
+which the function fails are found by halving the batch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.ingest.columns import Columns
-from sluice.ingest.knobs import format_bytes
+from sluice.ingest.errors import LoadingError
+from sluice.ingest.knobs import REMOTE, format_bytes
 from sluice.ingest.machine import WORKER_PROCESS_BYTES
 from sluice.ingest.process.child_main import load
 from sluice.ingest.process.worker import RestartBudget, RestartsExhausted, WorkerClosed, WorkerCrashed, WorkerProcess
 from sluice.ingest.stages.batch import Stretch, lengths_name
+from sluice.ingest.stages.completed_windows import RemoteWork
 from sluice.ingest.stages.pool import Closed
 from sluice.ingest.stages.quarantine import PROGRAM_ERRORS, RowQuarantine, isolate, kinds_of, weights_of
 from sluice.ingest.stages.transform import Arrays, Function, Given, Transform, TransformError, over_arrow, shown
@@ -39,16 +41,18 @@ class TransformStage:
     def __init__(self, transform: Transform, columns: Columns, aside: RowQuarantine, *, backend: str,
                  budget: RestartBudget,
                  charge: Callable[[int, bool], None], spent: Callable[[float, float], None],
-                 alone: Callable[[], AbstractContextManager[int]], burden: int = 1):
+                 alone: Callable[[], AbstractContextManager[int]], burden: int = 1,
+                 elsewhere: RemoteWork | None = None):
         """`charge` is called with memory taken (+) and given back (-), and whether it is a process's own; `spent` with
         a process's seconds on a core, and those that it waited for one; `alone` is the governor's. The function runs
-        `burden` times for each batch, all but the last time on a copy."""
+        `burden` times for each batch, all but the last time on a copy. Workers `elsewhere` can call it, too."""
         self.transform, self.columns, self.aside, self.backend = transform, columns, aside, backend
         self.hidden = frozenset(of for name in transform.added for of in (name, lengths_name(name)))
         """The columns of a batch that are only room for what the function is to give."""
         self.burden = burden
         self.function = function_of(transform)
         self.spent, self.alone, self._budget, self._charge = spent, alone, budget, charge
+        self._elsewhere = elsewhere
         self._lock = threading.RLock()  # a garbage collector may close a forgotten loader's stages within it
         self._workers: dict[Worker, None] = {}  # in the order in which they were started
         self.process_bytes = 0  # the most memory that one of its processes was seen to take for itself
@@ -69,6 +73,16 @@ class TransformStage:
                 self.process_bytes or WORKER_PROCESS_BYTES)
             self._workers[worker] = None
         return worker
+
+    def call_elsewhere(self, arrays: Arrays, where: str) -> Given:
+        assert self._elsewhere is not None
+        assert isinstance(self.transform.function, str)
+        size = 2 * sum(array.nbytes for array in arrays.values())  # what is sent, and what comes back
+        self._charge(size, False)
+        try:
+            return self._elsewhere.call(self.transform.function, arrays, where)
+        finally:
+            self._charge(-size, False)
 
     def leave(self, worker: Worker) -> None:
         worker.close()
@@ -144,7 +158,7 @@ class TransformWorker:
                 return self._call(arrays, where)
             except MemoryError:
                 return self._alone(arrays, before, where)
-        except (WorkerClosed, Closed, RestartsExhausted, TransformError):
+        except (WorkerClosed, Closed, RestartsExhausted, LoadingError):
             raise
         except (Exception, *_ENDS) as error:
             return _Rescue(stage, self._call, stretch, number, where).of(error, before)
@@ -176,6 +190,9 @@ class TransformWorker:
                 return over_arrow(stage.function, arrays, stage.columns, where)
             given: Given = stage.function(shown(stage.transform, arrays))
             return given
+        if self._backend == REMOTE:
+            self.close()
+            return stage.call_elsewhere(arrays, where)
         if self._worker is None:
             self._worker = stage.worker()
         try:

@@ -14,7 +14,7 @@ from sluice.ingest.columns import Columns
 from sluice.ingest.memory.governor import Charge
 from sluice.ingest.stages.batch import Stretch, columns_of, joined, lengths_name
 from sluice.ingest.stages.counters import StageCounters, WorkerClock
-from sluice.ingest.stages.number_types import ValueRefused, numbers
+from sluice.ingest.stages.number_types import ValueRefused, numbers, same_bytes
 from sluice.ingest.stages.transform import Arrays, Fused, Given, Transform, TransformError
 
 _AT_ONCE = 8192  # rows that pass all stages that are fused, before the next ones do: they stay in the core's cache
@@ -116,7 +116,7 @@ def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, wher
     for name, value in new.items():
         if name.removesuffix(_LENGTHS) in transform.outputs:
             found[name] = value
-        elif name not in arrays or not _same(np.asarray(value), arrays[name]):
+        elif name not in arrays or not same_bytes(np.asarray(value), arrays[name]):
             how = "came back changed, and" if name in arrays else "came back, which"
             raise TransformError(f"{where}: column {name!r} {how} is none of its outputs "
                                  f"({', '.join(transform.outputs)}); name it there")
@@ -125,12 +125,6 @@ def _expected(transform: Transform, new: Mapping[str, Any], arrays: Arrays, wher
             lacking = name if name not in found else lengths_name(name)
             raise TransformError(f"{where}: it gave no column {lacking!r}, which its outputs name")
     return found
-
-
-def _same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    """Whether two arrays hold the same bytes: NaN is the same as NaN."""
-    return one.dtype == other.dtype and one.shape == other.shape and bool(
-        (np.ascontiguousarray(one).view(np.uint8) == np.ascontiguousarray(other).view(np.uint8)).all())
 
 
 def _check_ids(name: str, ids: npt.NDArray[Any], size: int, where: str) -> None:

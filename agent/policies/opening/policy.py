@@ -114,7 +114,7 @@ class Glimpse:
             workers=of_each(*(knobs.workers[name] for name in own)),
             most=of_each(*(limits.workers[name][1] for name in own)),
             process=np.array([[knobs.backend.get(name) == "process" for name in own]]),
-            movable=np.array([[limits.movable(name) for name in own]]),
+            movable=np.array([[limits.movable(name, knobs.backend.get(name)) for name in own]]),
             python=of_each(*(np.nan if kind is None else float(kind == "python") for kind in python)),
             consumed=passed("rows"), wait_s=passed("consumer_wait_s"), compute_s=passed("consumer_compute_s"),
             read_ahead_bytes=of_pipeline(knobs.read_ahead_bytes), prefetch_bytes=of_pipeline(knobs.prefetch_bytes),
@@ -271,7 +271,7 @@ class OpeningPolicy:
             return Opening(knobs=given.knobs, inside=False, reason=outside, rows_per_s=None)
         chosen = setting(look, inputs, answer(self._weights, inputs, look.real))
         own = [stage.name for stage in given.seen.stages if stage.name not in given.knobs.fused]
-        movable = [name for name in own if given.limits.movable(name)]
+        movable = [name for name in own if given.limits.movable(name, given.knobs.backend.get(name))]
         knobs = given.limits.clamp(Knobs(
             workers={**given.knobs.workers, **{n: int(w) for n, w in zip(own, chosen.workers[0], strict=True)}},
             backend={**given.knobs.backend, **{n: "process" if moved else "thread" for n, moved in

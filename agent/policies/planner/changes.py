@@ -36,7 +36,7 @@ def reshape(state: PlannerState, forecast: Forecast, recent: PipelineRates,
             continue
         trying = replace(state, spare=0, tried=state.tried | {shape.key})
         if moving:
-            sharing = {n: (s.relieved() if state.limits.movable(n) else s).stale()
+            sharing = {n: (s.relieved() if state.limits.movable(n, s.backend) else s).stale()
                        for n, s in forecast.each.items() if n != name and s.backend == "thread"}
             trying = replace(trying, services={**state.services, **sharing}, caps={})
         return change(trying, knobs, shape.kind, recent, Reason(

@@ -18,8 +18,8 @@ TOKEN = "the token of these tests"
 def serve():
     """A function that makes a worker; all of them end with the test."""
     with contextlib.ExitStack() as stack:
-        def make(open_job, kind=WorkerServer, **how):
-            server = kind("grpc://127.0.0.1:0", TOKEN, open_job, **how)
+        def make(open_job, kind=WorkerServer, scheme="grpc", **how):
+            server = kind(f"{scheme}://127.0.0.1:0", TOKEN, open_job, **how)
             stack.callback(server.close)
             return server
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import subprocess
 import threading
+import time
 from collections import deque
 
 import pyarrow as pa
@@ -43,9 +46,29 @@ def open_job(table):
     return lambda job: UnitMaker(job, FeatureTable.open(table.uri))
 
 
-def asking(job, *servers, token=TOKEN, **how):
-    fleet = Fleet([Connection(f"127.0.0.1:{server.port}", token, job) for server in servers])
-    return Asking(fleet, **how), fleet
+_made = []
+
+
+@pytest.fixture(autouse=True)
+def close_all():
+    yield
+    while _made:
+        asker, fleet = _made.pop()
+        asker.close()
+        fleet.close()
+
+
+def asking(job, *servers, token=TOKEN, authority=None, **how):
+    fleet = Fleet([Connection(f"127.0.0.1:{server.port}", token, job, authority=authority) for server in servers])
+    _made.append((Asking(fleet, **how), fleet))
+    return _made[-1]
+
+
+def first(fleet):
+    """Makes the first worker the one that is asked first: all others are busy."""
+    fleet.slack = 0.0
+    for other in fleet.workers[1:]:
+        other.asked += 1
 
 
 def right(batches, open_job, job, unit):
@@ -70,14 +93,14 @@ class Held(WorkerServer):
 def test_when_the_first_is_slow_a_second_is_asked_and_the_late_answer_is_dropped(serve, worker, job, unit, open_job):
     held = serve(open_job, Held)
     asker, fleet = asking(job, held, worker, patience=lambda rates, rows: 0.0)
+    first(fleet)
     right(asker.get(unit), open_job, job, unit)
     assert held.asked.is_set()
     assert (asker.counts["hedges"], asker.counts["units"], asker.counts["retries"]) == (1, 1, 0)
     held.may_answer.set()
     with fleet.changed:
-        assert fleet.changed.wait_for(lambda: asker.counts["late"] == 1, 30)
+        assert fleet.changed.wait_for(lambda: asker.counts["late"] == 1 and not fleet.workers[0].asked, 30)
     assert asker.counts["units"] == 1
-    assert all(not w.asked for w in fleet.workers) or fleet.changed.wait_for(lambda: True)
 
 
 def test_what_is_slow_is_judged_by_what_was_measured():
@@ -99,7 +122,7 @@ class Wrong(WorkerServer):
     def do_get(self, context, ticket):
         if not self.left:
             return super().do_get(context, ticket)
-        _, unit = Unit.from_request(ticket.ticket)
+        *_, unit = Unit.from_request(ticket.ticket)
         [maker] = self._jobs.values()
         made = [(batch, checksum(batch).to_bytes(4, "little")) for batch in maker.batches(unit)]
         batch, summed = made[0]
@@ -133,6 +156,7 @@ def test_a_wrong_answer_is_asked_for_again_and_one_that_stays_wrong_is_an_error(
 def test_a_worker_that_ended_or_never_was_there_costs_a_retry(serve, worker, job, unit, open_job):
     gone = serve(open_job)
     asker, fleet = asking(job, gone, worker)
+    first(fleet)
     right(fleet.workers[0].connection.ask(unit, 30), open_job, job, unit)
     gone.shutdown()
     right(asker.get(unit), open_job, job, unit)
@@ -176,7 +200,7 @@ def test_only_who_has_the_token_is_let_in(worker, job, unit):
     with pytest.raises(flight.FlightUnauthenticatedError):
         list(client.do_action(flight.Action("open", job.to_json())))
     with pytest.raises(flight.FlightUnauthenticatedError):
-        client.do_get(flight.Ticket(unit.request(job.digest)))
+        client.do_get(flight.Ticket(unit.request(job.digest, "", "")))
 
 
 def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, job, unit, open_job):
@@ -185,7 +209,7 @@ def test_a_port_scanners_bytes_and_requests_that_are_none_harm_nobody(worker, jo
             scanner.sendall(data)
     client = flight.FlightClient(f"grpc://127.0.0.1:{worker.port}")
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-    for ticket in (b"", b"[]", b"\xff\xfe", b'["no such job", 0, 0, 0, 0, []]', b"[" * 3000):
+    for ticket in (b"", b"[]", b"\xff\xfe", b'["no such job", "", "", 0, 0, 0, 0, []]', b"[" * 3000):
         with pytest.raises(flight.FlightServerError) as refused:
             client.do_get(flight.Ticket(ticket), options).read_all()
         assert json.loads(refused.value.extra_info)["kind"] in ("refused", "unknown")
@@ -203,3 +227,73 @@ def test_a_worker_that_has_forgotten_a_job_is_told_of_it_again(serve, job, unit,
     server._jobs.clear()
     right(asker.get(unit), open_job, job, unit)
     assert asker.counts["retries"] == 0
+
+
+def test_a_host_that_takes_connections_and_says_nothing_is_noticed_within_two_seconds(worker, job, unit, open_job):
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        asker, fleet = asking(job, type("Dead", (), {"port": dead.getsockname()[1]}), worker)
+        first(fleet)
+        began = time.monotonic()
+        right(asker.get(unit), open_job, job, unit)
+        assert fleet.workers[0].silent
+        assert time.monotonic() - began < asking_file._FIRST_S / 2, "not by its answer being late"
+        assert (asker.counts["hedges"], asker.counts["retries"]) == (1, 0)
+        for _ in range(3):  # and it is left alone
+            right(asker.get(unit), open_job, job, unit)
+        assert asker.counts["hedges"] == 1
+    assert asking_file._QUIET_S * 2 + asking_file._PING_S <= 2
+
+
+def test_a_worker_that_hangs_is_asked_again_once_it_answers(serve, worker, job, unit, open_job):
+    class Hanging(Held):
+        def do_action(self, context, action):
+            if action.type == "ping":
+                self.may_answer.wait(30)
+            return super().do_action(context, action)
+
+    held = serve(open_job, Hanging)
+    asker, fleet = asking(job, held, worker)
+    first(fleet)
+    right(asker.get(unit), open_job, job, unit)
+    assert fleet.workers[0].silent
+    held.may_answer.set()
+    with fleet.changed:
+        assert fleet.changed.wait_for(lambda: not fleet.workers[0].silent and not fleet.workers[0].asked, 30)
+    assert asker.counts["late"] == 1
+
+
+def test_where_nobody_answers_the_run_ends_and_says_who(job, unit, monkeypatch):
+    monkeypatch.setattr(asking_file, "_NOBODY_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        asker, _ = asking(job, type("Dead", (), {"port": dead.getsockname()[1]}))
+        with pytest.raises(RemoteError, match=r"no worker was there for 0.5 s; the last: .* not even answer"):
+            asker.get(unit)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """Two authorities, each with a certificate for 127.0.0.1 that it signed itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    found = {}
+    for name in ("ours", "another"):
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-addext",
+                        "subjectAltName=IP:127.0.0.1", "-subj", f"/CN={name}", "-keyout", folder / f"{name}.key",
+                        "-out", folder / f"{name}.pem"], check=True, capture_output=True)
+        found[name] = (folder / f"{name}.pem").read_bytes(), (folder / f"{name}.key").read_bytes()
+    return found
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(serve, job, unit, open_job, certificates):
+    ours, another = certificates["ours"], certificates["another"]
+    server = serve(open_job, certificate=ours, scheme="grpc+tls")
+    asker, _ = asking(job, server, authority=ours[0])
+    right(asker.get(unit), open_job, job, unit)
+    for other in (server, serve(open_job)):  # a certificate that nobody we know signed; none at all
+        asker, _ = asking(job, other, authority=another[0])
+        with pytest.raises(RemoteError, match=r"worker 127.0.0.1:\d+: its certificate is not from the authority"):
+            asker.get(unit)
+    plain, _ = asking(job, server)
+    plain._fleet._clock = iter(range(0, 10**6, 2)).__next__
+    with pytest.raises(RemoteError, match=r"in vain; the last time: .*&ca=FILE"):
+        plain.get(unit)

@@ -8,11 +8,18 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+import time
+from zlib import crc32
 
 import pytest
 
+from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
+from sluice.ingest.remote.maker import UnitMaker
+from sluice.ingest.remote.server import WorkerServer
+from sluice.ingest.stages.transform import Transform
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +38,13 @@ def ended(pid: int, within_s: float = 30.0) -> bool:
         os.close(descriptor)
 
 
-def hashes(loader, epochs, at=lambda epoch, step: None):
+def hashes(loader, epochs, at=lambda epoch, step: None, values=None):
     found = []
     for epoch in range(epochs):
-        for step, _ in enumerate(loader):
+        for step, batch in enumerate(loader):
             at(epoch, step)
+            if values is not None:
+                values.append([crc32(part.numpy().tobytes()) for part in (batch.dense, batch.values, batch.label)])
         found.append(loader.order_hash)
     return found
 
@@ -93,6 +102,57 @@ def test_workers_end_with_a_trainer_that_is_killed(table, repo):
         assert not ended(pid, 0)
         trainer.kill()
         assert ended(pid)
+
+
+def test_a_transform_elsewhere_keeps_its_rows_while_workers_are_killed(table):
+    def loading(**how):
+        return BatchLoader(table, batch_size=160, epochs=3, reader="arrow", fill=0.0,
+                           transforms=[Transform("mine", "tests.ingest.remote.functions:halved")], **how)
+
+    def values(loader, at=lambda epoch, step: None):
+        return hashes(loader, 3, at, seen := []), seen
+
+    with loading() as loader:
+        expected = values(loader)
+    killed = []
+    with loading(workers="local:2", knobs=Knobs(workers={"mine": 3}, backend={"mine": "remote"})) as loader:
+        def at(epoch, step):
+            if step == 6 and loader.remote_pids:
+                killed.append(loader.remote_pids[0])
+                os.kill(killed[-1], signal.SIGKILL)
+
+        assert values(loader, at) == expected
+        assert loader.remote["calls"] >= 3 * 24
+    assert killed
+
+
+def test_a_trainer_that_was_stopped_for_longer_than_any_answer_may_take_goes_on(serve, table, repo, named):
+    class Held(WorkerServer):
+        asked, may_answer = threading.Event(), threading.Event()
+
+        def do_get(self, context, ticket):
+            self.asked.set()
+            self.may_answer.wait(60)
+            return super().do_get(context, ticket)
+
+    server = serve(lambda job: UnitMaker(job, FeatureTable.open(table.uri)), Held, threads=2)
+    with BatchLoader(table, batch_size=160, reader="arrow") as loader:
+        [expected] = hashes(loader, 1)
+    code = ("from sluice.ingest.loader import BatchLoader; from sluice.ingest.remote import asking\n"
+            "asking._TIMEOUT_S, asking._FIRST_S, asking._LEAST_S = 1.0, 0.05, 0.05\n"
+            f"loader = BatchLoader({table.uri!r}, batch_size=160, workers={named(server)!r}, reader='arrow')\n"
+            "rows = sum(batch.label.shape[0] for batch in loader)\n"
+            "print(loader.order_hash, rows, loader.remote['retries']); loader.close()")
+    with subprocess.Popen([sys.executable, "-c", code], cwd=repo, stdout=subprocess.PIPE, text=True) as trainer:
+        assert server.asked.wait(60)
+        trainer.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, trainer.pid, os.WSTOPPED | os.WNOWAIT)
+        server.may_answer.set()
+        time.sleep(1.2)  # its deadline passes while it cannot see that
+        trainer.send_signal(signal.SIGCONT)
+        found, rows, retries = trainer.communicate(timeout=60)[0].split()
+    assert (found, int(rows)) == (expected, 4000 // 160 * 160)
+    assert int(retries) > 0, "what came too late was asked for again"
 
 
 def test_bench_counts_epochs_and_faults_of_its_own_workers_and_a_plain_worker_serves_others(repo, table, tmp_path):

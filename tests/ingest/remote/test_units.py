@@ -138,16 +138,17 @@ def test_a_unit_is_made_the_same_each_time_on_any_thread_and_by_any_worker(asked
 def test_requests_are_read_back_and_nonsense_is_refused(asked):
     job, maker, units = asked
     for unit in units:
-        assert Unit.from_request(unit.request(job.digest)) == (job.digest, unit)
-    for data in (b"", b"\xff", b"[]", b"{}", b"[1, 2]", b'["j", 0, 0, 0, 0, [[0, 0, 0]]]', b'["j", 0, -1, 0, 0, []]',
-                 b'["j", 0, 0.5, 0, 0, []]', b"[" * 5000, b"0" * (2**20 + 1)):
+        assert Unit.from_request(unit.request(job.digest, "0/2", "me")) == (job.digest, "0/2", "me", unit)
+    for data in (b"", b"\xff", b"[]", b"{}", b"[1, 2]", b'["j", "", "", 0, 0, 0, 0, [[0, 0, 0]]]',
+                 b'["j", "", "", 0, -1, 0, 0, []]', b'["j", "", "", 0, 0.5, 0, 0, []]', b"[" * 5000,
+                 b"0" * (2**20 + 1)):
         with pytest.raises(RemoteError):
             Unit.from_request(data)
     for data in (b"", b"[]", b"{}", job.to_json().replace(b'"split"', b'"slit"')):
         with pytest.raises(RemoteError):
             RemoteJob.from_json(data)
     for unit in (Unit(0, 99, 0, 0, ()), Unit(0, 0, 99, 0, ()),
-                 Unit.from_request(b'["", 0, 0, 0, 0, [[0, 0, 0, 9999, 0]]]')[1]):
+                 Unit.from_request(b'["", "", "", 0, 0, 0, 0, [[0, 0, 0, 9999, 0]]]')[-1]):
         with pytest.raises(RemoteError, match="row group"):
             list(maker.batches(unit))
 

@@ -1,0 +1,133 @@
+"""One call of a transform's function elsewhere: `Call` packs a batch, `Functions` answers.
+
+Numbers cross as they lie in memory, with their CRC-32; the function goes by its name, with a hash of the source of its
+module. What it left unchanged does not come back."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from zlib_ng.zlib_ng import crc32
+
+from sluice.etl.ops.base import OperatorError
+from sluice.etl.spec.permission import Permission
+from sluice.ingest.process import protocol
+from sluice.ingest.process.child_main import load
+from sluice.ingest.process.worker import FunctionError, FunctionMemoryError
+from sluice.ingest.remote.unit import RemoteError, package
+from sluice.ingest.stages.number_types import same_bytes
+
+_HEAD_BYTES = 2**18  # an error's text and traceback
+
+
+class Damaged(Exception):
+    """A message that is not what was sent."""
+
+
+def source_digest(function: str) -> str:
+    """A hash of the source of the module in which `module:function` is defined, with the functions beside it."""
+    found = load(function)
+    try:
+        text = inspect.getsource(sys.modules[inspect.unwrap(found).__module__])
+    except (AttributeError, KeyError, OSError, TypeError):
+        raise RemoteError(f"{function}: there is no source of it in Python by which two hosts could see that theirs is "
+                          "the same; call it from a function of your own") from None
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A function, and the columns of a batch on which it is called."""
+
+    counted: ClassVar[str] = "calls"
+    key: ClassVar[str] = ""
+    kind: str
+    """The function, as `module:function`."""
+    source: str
+    arrays: Mapping[str, npt.NDArray[Any]]
+    said: str
+    """The batch, in words."""
+    rows: int
+
+    def request(self) -> pa.Buffer:
+        return packed({"package": package(), "function": self.kind, "source": self.source}, self.arrays)
+
+    def answer(self, body: pa.Buffer) -> dict[str, npt.NDArray[Any]]:
+        """The columns that came back; the function's error, if it raised."""
+        head, arrays = unpacked(body)
+        if "error" in head:
+            kind = FunctionMemoryError if "MemoryError" in head["error"]["kinds"] else FunctionError
+            raise kind(self.said, head["error"])
+        return arrays
+
+
+class Functions:
+    """Calls functions for loaders, as far as they are allowed and are the same here."""
+
+    def __init__(self, permission: Permission):
+        self._permission, self._lock = permission, threading.Lock()
+        self._known: dict[str, tuple[Callable[..., Any], str]] = {}
+
+    def answer(self, body: pa.Buffer) -> pa.Buffer:
+        head, given = unpacked(body)
+        if head.get("package") != package():
+            raise RemoteError(f"the worker has sluice {package()}, the loader {head.get('package')}: install one "
+                              "version on both")
+        function = self._function(head["function"], head["source"])
+        try:
+            arrays = {name: array.copy() for name, array in given.items()}
+            result = function(dict(arrays))
+            if not isinstance(result, (Mapping, type(None))):
+                raise TypeError(f"the function returned {type(result).__name__}, not a dict of column names and arrays")
+            arrays |= {name: np.asarray(array) for name, array in (result or {}).items()}
+            return packed({}, {name: array for name, array in arrays.items()
+                               if name not in given or not same_bytes(array, given[name])})
+        except BaseException as error:  # sys.exit() in a user's function is an error as well
+            return packed({"error": protocol.describe(error)}, {})
+
+    def _function(self, name: str, source: str) -> Callable[..., Any]:
+        with self._lock:
+            if name not in self._known:
+                try:
+                    self._known[name] = self._permission.load(name, "a loader"), source_digest(name)
+                except OperatorError as error:
+                    raise RemoteError(str(error)) from None
+            function, own = self._known[name]
+        if own != source:
+            raise RemoteError(f"function {name}: the worker has another source of its module than the loader ({own} "
+                              f"here, {source} there): install one version on both, and start the worker anew")
+        return function
+
+
+def packed(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> pa.Buffer:
+    """Arrays, one after the other, and what is said of them."""
+    layout = protocol.RegionLayout(arrays)
+    room = np.empty(layout.size + _HEAD_BYTES, np.uint8)
+    index = layout.write(room[:layout.size])
+    text = json.dumps({**head, "index": index, "sum": crc32(room[:layout.size].data)}).encode()
+    end = np.frombuffer(text + len(text).to_bytes(4, "little"), np.uint8)
+    room[layout.size:layout.size + end.size] = end
+    return pa.py_buffer(room[:layout.size + end.size])
+
+
+def unpacked(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """What was packed. `Damaged`, if it is anything else."""
+    try:
+        data = np.frombuffer(body, np.uint8)
+        size = data.size - 4 - int.from_bytes(data[-4:].tobytes(), "little")
+        head = json.loads(data[size:-4].tobytes())
+        if head["index"][1] != size or crc32(data[:size].data) != head["sum"]:
+            raise ValueError("values that differ from their checksum (CRC-32)")
+        return head, protocol.read(data[:size], head["index"])[0]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise Damaged(f"a call that is not what was sent: {error}") from None

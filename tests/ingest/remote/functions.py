@@ -1,0 +1,30 @@
+"""Functions that workers elsewhere call in tests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def halved(columns):
+    """Writes into one column, gives another anew and leaves the others."""
+    columns["I1"] *= 0.5
+    return {"C1": np.maximum(columns["C1"] - 1, 0)}
+
+
+def picky(columns):
+    """Fails on some rows."""
+    if (columns["I2"] > 8).any():
+        raise ValueError("too much")
+    return halved(columns)
+
+
+def short(columns):
+    return {"I1": columns["I1"][:-1]}
+
+
+def texts(columns):
+    return {"I1": columns["I1"].astype(object)}
+
+
+def greedy(columns):
+    raise MemoryError("all of it")

@@ -1,0 +1,187 @@
+"""Transforms that workers elsewhere run: the same rows, the same errors, and nothing that is not the same there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluice.etl.spec.permission import Permission
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.knobs import KnobError, Knobs
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.process.worker import FunctionMemoryError
+from sluice.ingest.remote import calls
+from sluice.ingest.remote.calls import Call, Damaged, Functions, packed, source_digest, unpacked
+from sluice.ingest.remote.maker import UnitMaker
+from sluice.ingest.remote.server import WorkerServer
+from sluice.ingest.remote.unit import RemoteError
+from sluice.ingest.stages.quarantine import Errors, QuarantineError
+from sluice.ingest.stages.transform import Transform, TransformError
+from tests.ingest.remote import functions
+from tests.ingest.remote.test_units import hashes, same
+
+HERE = "tests.ingest.remote.functions"
+ALLOWED = Permission(modules=frozenset([HERE]))
+REMOTE = Knobs(workers={"mine": 2}, backend={"mine": "remote"})
+
+
+@pytest.fixture
+def calling(serve, table):
+    """A function that makes a worker which may call these tests' functions."""
+    return lambda kind=WorkerServer, permission=ALLOWED: serve(
+        lambda job: UnitMaker(job, FeatureTable.open(table.uri)), kind, threads=2, permission=permission)
+
+
+def mine(function, **how):
+    return {"transforms": [Transform("mine", f"{HERE}:{function}", **how)], "fill": 0.0}
+
+
+def test_a_transform_elsewhere_gives_the_same_batches_also_if_it_changes_its_back_end_while_it_runs(
+        calling, named, table):
+    server = calling()
+    expected = hashes(table, **mine("halved"))
+    same(hashes(table, **mine("halved"), workers=named(server), knobs=REMOTE), expected)
+    assert any((one[3] != other[3]).any() for one, other in zip(expected[1], hashes(table, fill=0.0)[1], strict=True))
+    found, turns = [], itertools.cycle(["remote", "process", "thread"])
+    with BatchLoader(table, batch_size=160, epochs=2, **mine("halved"), workers=named(server)) as loader:
+        assert loader.limits.backends_of("mine") == ("thread", "process", "remote")
+        for _ in range(2):
+            for step, _batch in enumerate(loader):
+                if step % 7 == 0:
+                    loader.apply(Knobs(workers={"mine": 1 + step % 3}, backend={"mine": next(turns)}))
+            found.append(loader.order_hash)
+        assert loader.remote["calls"] > 0
+    assert found == expected[0]
+
+
+def test_workers_are_wanted_for_reads_and_calls_together(table, named, calling):
+    with BatchLoader(table, batch_size=160, **mine("halved"), workers=named(calling())) as loader:
+        asked = []
+        loader._remote.use = asked.append
+        batches = iter(loader)
+        next(batches)
+        for read, own in (("remote", "remote"), ("thread", "remote"), ("thread", "thread")):
+            loader.apply(Knobs(workers={"read": 3, "mine": 5}, backend={"read": read, "mine": own}))
+        assert asked == [2, 8, 5, 0]
+
+
+def test_limits_of_a_single_call_are_kept_by_processes_here_alone(table, named, calling):
+    with pytest.raises(KnobError, match="'remote' is not among"):
+        BatchLoader(table, batch_size=160, **mine("halved", limit_s=5), workers=named(calling()), knobs=REMOTE)
+
+
+def test_a_function_that_is_not_allowed_or_another_one_is_refused_by_name(calling, named, table, monkeypatch, tmp_path):
+    how = mine("halved") | {"knobs": REMOTE, "errors": Errors(on_error="quarantine", quarantine=tmp_path / "rows")}
+    with pytest.raises(RemoteError, match=rf"a loader names the function '{HERE}:halved'.*--allow-code {HERE}"):
+        hashes(table, **how, workers=named(calling(permission=Permission())))
+    server = calling()
+    hashes(table, **how, workers=named(server))
+    [(function, (loaded, _))] = server._functions._known.items()
+    server._functions._known[function] = loaded, "of another day"
+    with pytest.raises(RemoteError, match=rf"function {HERE}:halved: the worker has another source of its module"):
+        hashes(table, **how, workers=named(server))
+    monkeypatch.setattr(Call, "request", lambda self: packed({"package": "0.0.1", "function": "", "source": ""}, {}))
+    with pytest.raises(RemoteError, match=r"the worker has sluice .*, the loader 0\.0\.1"):
+        hashes(table, **how, workers=named(calling()))
+    assert not (tmp_path / "rows").exists(), "no row is to blame"
+
+
+def test_a_hash_covers_what_stands_beside_a_function_and_what_has_no_source_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for number, beside in enumerate((1, 2, 1)):
+        (tmp_path / f"own{number}.py").write_text(f"BESIDE = {beside}\ndef own(columns):\n    return BESIDE\n")
+        found.append(source_digest(f"own{number}:own"))
+    assert found[0] == found[2] != found[1]
+    with pytest.raises(RemoteError, match="there is no source of it in Python"):
+        source_digest("math:sqrt")
+
+
+def test_rows_that_fail_there_are_set_aside_as_here_and_errors_name_the_batch(calling, named, table, tmp_path):
+    aside = {name: Errors(on_error="quarantine", quarantine=tmp_path / name)
+             for name in ("here", "there")}
+    server = calling()
+    same(hashes(table, 1, **mine("picky"), errors=aside["there"], workers=named(server), knobs=REMOTE),
+         hashes(table, 1, **mine("picky"), errors=aside["here"]))
+    listed = [sorted((one["file"], one["row_group"], str(one["row"])) for one in
+                     map(json.loads, (tmp_path / name).read_text().splitlines())) for name in ("here", "there")]
+    assert listed[0] == listed[1] != []
+    for function, error, said in (("short", TransformError, "'I1' came back with shape"),
+                                  ("texts", QuarantineError, "dtype object"), ("greedy", QuarantineError, "all of it")):
+        with pytest.raises(error, match=rf"transform 'mine'.*{said}"):
+            hashes(table, **mine(function), workers=named(server), knobs=REMOTE)
+
+
+class Damaging(WorkerServer):
+    """A worker whose first answers to calls are damaged on the way."""
+
+    left = 3
+
+    def do_action(self, context, action):
+        answers = list(super().do_action(context, action))
+        if action.type == "call" and self.left:
+            self.left -= 1
+            body = np.frombuffer(answers[0], np.uint8).copy()
+            body[len(body) // 3] ^= 1
+            answers = [pa.py_buffer(body[:len(body) - self.left])]
+        return iter(answers)
+
+
+def test_a_damaged_answer_is_asked_for_again(calling, named, table):
+    with BatchLoader(table, batch_size=160, **mine("halved"), workers=named(calling(Damaging), calling()),
+                     knobs=REMOTE) as loader:
+        for _ in loader:
+            pass
+        assert loader.remote["retries"] >= 1
+        assert loader.order_hash == hashes(table, 1, **mine("halved"))[0][0]
+
+
+def test_what_was_packed_comes_back_and_anything_else_is_found():
+    arrays = {"a": np.arange(7, dtype=np.float32), "b": np.arange(3), "none": np.empty(0, np.int32),
+              "wide": np.arange(12).reshape(3, 4), "day": np.array(["2026-11-22"], "M8[D]")}
+    body = packed({"function": "x"}, arrays)
+    head, found = unpacked(body)
+    assert head["function"] == "x"
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
+    data = body.to_pybytes()
+    for at in range(0, len(data), 3):
+        with pytest.raises(Damaged):
+            unpacked(pa.py_buffer(data[:at]))
+        flipped = bytearray(data)
+        flipped[at] ^= 4
+        try:  # space between two values is nobody's, but is summed as well
+            head, found = unpacked(pa.py_buffer(bytes(flipped)))
+        except Damaged:
+            continue
+        assert at >= len(data) - 100, "what is said of the values names the function, which is looked up"
+    for junk in (b"", b"\0" * 40, b"{}" + (2).to_bytes(4, "little"), b"\xff" * 99):
+        with pytest.raises(Damaged):
+            unpacked(pa.py_buffer(junk))
+
+
+def test_an_error_of_any_kind_crosses_with_its_batch():
+    def call(name):
+        given = Call(f"{HERE}:{name}", source_digest(f"{HERE}:{name}"), {"I1": np.ones(3)}, "step 7", 3)
+        return given.answer(Functions(ALLOWED).answer(given.request()))
+
+    with pytest.raises(FunctionMemoryError, match="step 7: MemoryError: all of it"):
+        call("greedy")
+    assert replace(Call("f", "", {}, "", 0), rows=2).rows == 2
+    assert call("short")["I1"].shape == (2,)
+    assert functions.short({"I1": np.ones(3)})["I1"].shape == (2,)
+    assert calls.Call.key == ""
+
+
+def test_a_worker_needs_no_torch(repo):
+    code = "import sys, sluice.ingest.remote.worker; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=repo, check=False).returncode == 0

@@ -1,0 +1,170 @@
+"""Loaders of one job that ask the same workers: each unit is made once, and nobody waits for who dies or lags."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pyarrow as pa
+import pytest
+
+from sluice.etl.table.table import FeatureTable
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.remote.maker import UnitMaker
+from sluice.ingest.remote.shared import SharedUnits
+from tests.ingest.remote.test_units import hashes
+
+
+class Making:
+    """Makes units of three parts, and counts."""
+
+    def __init__(self, rows=10):
+        self.made, self.rows = [], rows
+
+    def __call__(self, unit):
+        def parts():
+            for number in range(3):
+                self.made.append((unit, number))
+                yield pa.record_batch({"x": pa.array(range(self.rows), pa.int64())}), bytes([number])
+
+        return parts
+
+
+def taken(shared, loader, unit, making, kin="job 0/1"):
+    return [end for _, end in shared.parts(kin, loader, unit, making(unit))]
+
+
+def known(shared, loaders, kin="job 0/1"):
+    for loader in loaders:
+        assert list(shared.parts(kin, loader, "a unit without rows", lambda: iter([]))) == []
+
+
+def test_a_unit_is_made_once_for_all_and_kept_no_longer_than_somebody_may_want_it():
+    shared, making = SharedUnits(2**20), Making()
+    known(shared, "abc")
+    for loader in "bca":
+        assert taken(shared, loader, "u", making) == [b"\0", b"\1", b"\2"]
+        assert shared.bytes == (0 if loader == "a" else 240)
+    assert making.made == [("u", n) for n in range(3)]
+    taken(shared, "a", "u", making, kin="job 1/2")
+    assert len(making.made) == 6, "another rank wants other rows"
+
+
+def test_for_one_loader_alone_nothing_is_kept():
+    shared, making = SharedUnits(2**20), Making()
+    for _ in range(2):
+        taken(shared, "a", "u", making)
+        assert shared.bytes == 0
+    assert len(making.made) == 6
+
+
+def test_who_dies_in_the_middle_holds_up_nobody_and_is_forgotten():
+    now = [0.0]
+    shared, making = SharedUnits(2**20, clock=lambda: now[0]), Making()
+    known(shared, "ab")
+    dying = shared.parts("job 0/1", "a", "u", making("u"))
+    next(dying)
+    assert taken(shared, "b", "u", making) == [b"\0", b"\1", b"\2"]
+    dying.close()
+    assert len(making.made) == 3
+    assert shared.bytes == 240, "for the one that may come back"
+    now[0] = 31.0
+    taken(shared, "b", "next", making)
+    assert shared.bytes == 0
+    assert shared._heard["job 0/1"].keys() == {"b"}
+
+
+def test_who_lags_costs_no_more_than_the_limit_and_makes_its_own():
+    shared, making = SharedUnits(2 * 240 + 1), Making()
+    known(shared, "ab")
+    for number in range(9):
+        taken(shared, "a", f"u{number}", making)
+        assert shared.bytes <= 480
+    assert taken(shared, "b", "u0", making) == [b"\0", b"\1", b"\2"]
+    assert taken(shared, "b", "u8", making) == [b"\0", b"\1", b"\2"]
+    assert len(making.made) == 30
+
+
+def test_two_that_ask_at_once_get_one_and_an_error_is_kept_from_nobody_and_made_again():
+    shared, barrier = SharedUnits(2**20), threading.Barrier(2)
+    made, found, fails = [], [], [True]
+
+    def make():
+        made.append(1)
+        yield pa.record_batch({"x": [1]}), b"0"
+        if fails:
+            raise OSError("gone")
+        yield pa.record_batch({"x": [1]}), b"1"
+
+    known(shared, "ab", "k")
+
+    def get(loader):
+        barrier.wait(30)
+        try:
+            found.append([end for _, end in shared.parts("k", loader, "u", make)])
+        except OSError as error:
+            found.append(str(error))
+
+    def both():
+        threads = [threading.Thread(target=get, args=(loader,)) for loader in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+
+    both()
+    assert found == ["gone"] * 2
+    assert 1 <= len(made) <= 2
+    assert shared.bytes == 0
+    fails.clear()
+    found.clear()
+    made.clear()
+    both()
+    assert found == [[b"0", b"1"]] * 2
+    assert made == [1]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_three_loaders_of_one_table_have_each_row_group_read_about_once(serve, named, table, dies):
+    makers = []
+
+    class Counting(UnitMaker):
+        asked = 0
+
+        def batches(self, unit):
+            self.asked += 1
+            return super().batches(unit)
+
+    def open_job(job):
+        makers.append(Counting(job, FeatureTable.open(table.uri)))
+        return makers[-1]
+
+    servers = [serve(open_job, threads=2) for _ in range(3)]
+    expected, _ = hashes(table, 3, fill=0.0)
+    with BatchLoader(table, batch_size=160, fill=0.0) as one:
+        units = 3 * len(one.plan.schedule(0).reads)
+    loaders = [BatchLoader(table, batch_size=160, epochs=3, fill=0.0, workers=named(*servers)) for _ in range(3)]
+    assert {loader._remote._asking._fleet.workers[0].connection._asker[0] for loader in loaders} == {"0/1"}
+    barrier, found = threading.Barrier(3), {}
+
+    def run(number):
+        for epoch in range(3):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                barrier.wait(60)
+            for step, _ in enumerate(loaders[number]):
+                if dies and number == 2 and (epoch, step) == (1, 3):
+                    loaders[number].close()
+                    barrier.abort()
+                    return
+        found[number] = loaders[number].order_hash
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for loader in loaders:
+        loader.close()
+    assert found == dict.fromkeys(range(3 - dies), expected[-1])
+    made = sum(maker.asked for maker in makers)
+    assert units <= made <= 1.3 * units + 2 * 8, f"{made} units were made where {units} are wanted"
