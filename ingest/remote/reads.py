@@ -131,5 +131,5 @@ def _connections(workers: str, job: RemoteJob) -> list[Connection]:
         token = Path(options["token"][0]).read_text("utf-8").strip()
         authority = Path(options["ca"][0]).read_bytes() if "ca" in options else None
     except OSError as error:
-        raise RemoteError(f"workers={workers!r}: {error.filename}: {error.strerror}") from None
+        raise RemoteError(f"workers={workers!r}: {error}") from None
     return [Connection(address, token, job, authority=authority) for address in addresses.split(",")]
