@@ -176,7 +176,7 @@ def test_a_run_is_judged_by_what_came_after_its_start(tmp_path):
     whole = {"samples_per_s": 950.0, "stall_fraction": 0.2}
     verdict = narrative.verdict(_looked_at(tmp_path / "short", [0.0, 0.0, 120.0, 1000.0], whole))
     assert verdict.startswith("Too short to judge the input")
-    assert "the consumer counted 950 rows/s, 20 % of its time spent waiting." in verdict
+    assert "The consumer counted 950 rows/s, 20 % of its time spent waiting." in verdict
     assert "bottleneck" not in verdict
     with open(tmp_path / "short" / "events.jsonl", "a") as events:  # the same command once more: nothing left to train
         events.write(json.dumps({"kind": "end", "at": 12.0, "samples_per_s": 0.0, "stall_fraction": 0.0}) + "\n")

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sluice.agent.report.format import percent
+from sluice.agent.report.format import count, percent
 from sluice.agent.report.narrative import HARDLY, summary, tell
 from sluice.agent.report.run_folder import Run
 from sluice.etl.common.errors import UsageError
@@ -73,8 +73,13 @@ def test_several_files_and_folders_are_one_table(table, tmp_path, capsys):
     for folder, rows in (("a", 320), ("b", 160)):
         (tmp_path / folder).mkdir()
         pq.write_table(pa.table({"y": [0, 1] * (rows // 2), "x": np.arange(rows) / 2}), tmp_path / folder / "c.parquet")
-    found = main(["bench", f"{tmp_path}/a", f"{tmp_path}/b/c.parquet", "--batch-size", "80", "--epochs", "1"])
+    found = main(["bench", f"{tmp_path}/a", f"{tmp_path}/b/c.parquet", "--batch-size", "80", "--epochs", "1",
+                  "--run-dir", f"{tmp_path}/run"])
     assert found["rows"] == 480
+    told = f"The consumer counted {count(found['rows_per_s'])} rows/s, {percent(found['stall_fraction'])} of its time"
+    assert told in tell(Run.read(tmp_path / "run")), "a run too short to settle has one rate, too"
+    assert found["rows_per_s_settled"] == found["rows_per_s"]
+    assert found["stall_fraction_settled"] == found["stall_fraction"]
     assert f"2 files from {tmp_path / 'a'} version" in capsys.readouterr().err
 
 

@@ -280,7 +280,7 @@ class OpeningPolicy:
             prefetch_bytes=_MIB * -int(-chosen.prefetch_bytes[0] // _MIB)))
         rate = float(chosen.rows_per_s[0])
         return Opening(knobs=knobs, inside=True, rows_per_s=rate, reason=(
-            f"as taught in {self.record['lives']:,} simulated lives, for what {len(own)} stages did in "
+            f"what was taught in {self.record['lives']:,} simulated lives, for what {len(own)} stages did in "
             f"{look.seconds:.2g} s on {given.seen.cpu_quota:g} cores"))
 
     def _outside(self, inputs: Inputs, stages: list[str]) -> str:
