@@ -33,11 +33,13 @@ class OptionalFolder:
 
 OPTIONAL = {
     "local ETL": OptionalFolder(paths=("etl/local", "benchmarks/placement.py"),
-                                tests=("tests/etl/local", "tests/etl/test_estimate.py", "tests/etl/test_first_rows.py"),
+                                tests=("tests/etl/local", "tests/etl/test_estimate.py", "tests/etl/test_first_rows.py",
+                                       "tests/etl/test_feature_store.py"),
                                 askers=("etl/engines.py", "etl/estimate.py", "etl/first_rows.py", "tests/etl/jobs.py")),
     "rivals": OptionalFolder(paths=("benchmarks/rivals",), tests=("tests/benchmarks/rivals",),
                              askers=("agent/policies/__init__.py", "agent/evaluate/simulated.py")),
-    "serving": OptionalFolder(paths=("dlrm/serving", "dlrm/serve.py", "dlrm/export.py", "benchmarks/serving.py"),
+    "serving": OptionalFolder(paths=("dlrm/serving", "dlrm/serve.py", "dlrm/export.py", "benchmarks/serving.py",
+                                     "benchmarks/plain_server.py"),
                               tests=("tests/dlrm/serving",), askers=("sluice/__main__.py",)),
     "search": OptionalFolder(paths=("dlrm/hpo", "dlrm/search.py", "benchmarks/search.py"), tests=("tests/dlrm/hpo",),
                              askers=("sluice/__main__.py",)),

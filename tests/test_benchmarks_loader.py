@@ -12,6 +12,7 @@ import pytest
 from benchmarks import race, shapes, shuffle
 from benchmarks.peers.peer import Peer, PeerError
 from benchmarks.peers.serve import Job
+from benchmarks.subset import kendall
 from sluice.etl.common.errors import UsageError
 from sluice.ingest.row_order import RowsPlan
 
@@ -55,6 +56,14 @@ def test_a_lane_tells_its_median_and_how_many_times_ours_is_as_fast():
     assert line.endswith("2.00 M rows/s   0.50    0.25 s  ours ×3")
     assert "\033" not in line
     assert race.drawn(race.Lane("ours", [4e6], row_ns=[1.0]), 4e6, 100, race._COLOURS).startswith("\033[1;32mours")
+
+
+def test_two_orders_agree_by_the_pairs_that_they_share():
+    rates = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
+    assert kendall(rates, {name: 10 * rate for name, rate in rates.items()}) == 1
+    assert kendall(rates, {name: -rate for name, rate in rates.items()}) == -1
+    assert kendall(rates, {"a": 2.0, "b": 1.0, "c": 3.0, "d": 4.0}) == pytest.approx(4 / 6)
+    assert kendall(rates, dict.fromkeys(rates, 1.0)) == 0
 
 
 def test_peers_are_asked_for_by_name():

@@ -116,6 +116,7 @@ class Server:
     def __init__(self, options: ServerOptions, limits: ServerLimits, pins: PinKeeper, say: Say) -> None:
         import torch
 
+        from sluice.dlrm.serving.connections import protocol  # what is not installed is told before a model is loaded
         from sluice.dlrm.serving.http import HttpApp
         from sluice.dlrm.serving.reload import Reload
         from sluice.dlrm.telemetry.silence_warnings import quiet
@@ -126,6 +127,7 @@ class Server:
         gc.collect()
         gc.freeze()  # what libraries made stays: a collection that goes through it all holds requests up for 0.2 s
         self._options, self._limits, self._pins, self._say = options, limits, pins, say
+        self._protocol = protocol(limits.seconds, limits.connections)
         try:
             scorer, pace = self._load()
             self._servable = scorer.servable
@@ -164,11 +166,9 @@ class Server:
     def _uvicorn(self) -> uvicorn.Server:
         import uvicorn
 
-        from sluice.dlrm.serving.connections import protocol
-
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hostile requests may not fill a log
         return uvicorn.Server(uvicorn.Config(
-            self._service, http=protocol(self._limits.seconds, self._limits.connections), loop="asyncio", ws="none",
+            self._service, http=self._protocol, loop="asyncio", ws="none",
             lifespan="off", proxy_headers=False, log_config=None, access_log=False, backlog=_BACKLOG,
             timeout_keep_alive=60, timeout_graceful_shutdown=self._options.limits.drain, server_header=False))
 

@@ -156,6 +156,9 @@ def test_doubtful_requests_floods_and_idle_connections_cost_others_nothing(folde
             assert (heard.count(b"HTTP/1.1 "), b"connection: close" in heard) == (1, True), name
             assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"].startswith("this is no proper HTTP"), name
         assert b"can't be present with Content-Length" in server.raw(DOUBTFUL["both lengths"])
+        upgrade = server.raw(GOOD.replace(b"host", b"connection: upgrade\r\nupgrade: h2c\r\nhost"))
+        assert upgrade.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in upgrade
 
         with ExitStack() as open_ones, httpx.Client(base_url=server.url) as http:
             assert http.get("/health").status_code == 200
