@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sluice.agent.costs.rates import rates
-from sluice.agent.learn.intune_teacher import Replay, hardware_of, learn, lesson
+from sluice.agent.learn.intune_teacher import Replay, hardware_of, learn
 from sluice.agent.policies.intune import (
     DISCOUNT,
     FACTORS,
@@ -179,11 +179,6 @@ def test_drawn_decisions_keep_the_place_of_the_prefetched_bytes():
     assert (steps[:, :STAGES] == inputs[:, :STAGES]).all()
     assert (inputs == after).all()
     assert (present[:, :STAGES] == (steps[:, :STAGES] < 3)).all()
-
-
-def test_it_is_taught_by_both_generators():
-    assert {lesson(n).name for n in range(4)} == {"training 0", "training 1"}
-    assert lesson(2).stages != lesson(3).stages
 
 
 @pytest.mark.slow

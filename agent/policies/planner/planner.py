@@ -115,7 +115,8 @@ class Planner(Policy):
             if not keep:
                 return _undo(state, state.trial, recent)
             # What was in the way of growing has gone where growing brings what was promised.
-            caps = {} if state.trial.fulfilled(recent) else state.caps
+            caps = {n: cap for n, cap in state.caps.items() if cap.least > state.limits.workers[n][0]} \
+                if state.trial.fulfilled(recent) else state.caps
             # While an opening's processes start, cores are short and others wait: only from here on are looks good.
             starting = state.trial.kind == "opening" and state.trial.start_up
             window = state.window[-1:] if starting else state.window
