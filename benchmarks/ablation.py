@@ -134,6 +134,8 @@ RULES = [
     # How a change is judged.
     _decide("a crash is undone at once", "state.trial.crashed(latest)", "False"),
     Rule("harm is undone early", [Edit(TrialChange, "verdict", "limits.hurt if self._hurts(recent) else ", "")]),
+    Rule("harm is waited out beside others",
+         [Edit(TrialChange, "_hurts", "and Contention.of(recent, self.settings).slow < self.settings.contended", "")]),
     Rule("a clear gain is kept early", settings={"clear": 1e9, "clear_share": 1.0, "clear_kept": 1.0}),
     _decide("reshape in place of what failed", "if failing and", "if False and"),
     _decide("part stages that saturate a lock together", "if useless else ()", "if False else ()"),

@@ -11,8 +11,8 @@ bytes; the values of the steps are learned by deep Q-learning, each place's from
 the reward is in units of the best rate seen there, and each decision is followed by a step of gradient descent on what
 was seen so far. Latencies are logarithms in units of the slowest stage's, so that a pipeline a thousand times faster
 looks alike.
-`sluice teach --policy intune` makes weights, and compares its variants. Those in use are of the variant that did best on
-pipelines kept apart, which was taught before it saw the machine and the prefetched bytes (their record says so).
+`sluice teach --policy intune` makes weights, and compares its variants. Those in use are of the variant that did best
+on pipelines kept apart, which was taught before it saw the machine and the prefetched bytes (their record says so).
 """
 
 from __future__ import annotations
