@@ -33,6 +33,7 @@ import numpy as np
 
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.stage_cost import StageCost
+from sluice.agent.learn.opening_judgement import Case
 from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.auto import Auto
@@ -41,7 +42,6 @@ from sluice.agent.policies.planner import changes, planner, state
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.simulator.random_pipelines import held_out
 from sluice.agent.simulator.rollout import reference, run
-from sluice.agent.simulator.scenario import Scenario
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
@@ -175,22 +175,14 @@ RULES = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A pipeline with its seed."""
-
-    scenario: Scenario
-    seed: int
-
-
 def cases(count: int) -> list[Case]:
     """So many pipelines, in an order in which the first ones are as mixed as all: of 20, seven held out, seven hidden,
     six that change."""
     found = []
     for i in range(-(-count // 20)):
-        found += [Case(pipeline(split, n), n) for n in range(4000 + 7 * i, 4007 + 7 * i) for split in
-                  ("held out", "hidden")]
-        found += [Case(held_out(n, changing=True), n) for n in range(5000 + 6 * i, 5006 + 6 * i)]
+        found += [Case(scenario=pipeline(split, n), seed=n) for n in range(4000 + 7 * i, 4007 + 7 * i)
+                  for split in ("held out", "hidden")]
+        found += [Case(scenario=held_out(n, changing=True), seed=n) for n in range(5000 + 6 * i, 5006 + 6 * i)]
     return found[:count]
 
 
