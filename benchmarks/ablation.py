@@ -157,6 +157,7 @@ RULES = [
     # What is learned of costs, and of the cores.
     Rule("other programs are seen", [Edit(Contention, "of", "if running < settings.least_running or", "if True or")]),
     _decide("a change begins everything anew", "if other_machine or (changed and other_workload):", "if False:"),
+    _decide("what was tried for a moment is forgotten", ".known_well(stage.workers)", ""),
     Rule("a sudden change of cost", settings={"alarm": 1e9}),
     Rule("slow drift moves the whole curve", settings={"trend": 1e9}),
     Rule("costs while processes start are left out", [Edit(StageCost, "observe", "if starting or earlier", "if earlier")

@@ -75,8 +75,9 @@ class Planner(Policy):
                 text="no time has passed since the last look")
         learned = _learn(state, snapshot, latest)
         other_machine = snapshot.cpu_quota != state.last.cpu_quota
-        changed = [n for n, stage in latest.stages.items()
-                   if n in state.services and _changed(state, learned, n, stage)]
+        changed = {n: learned.services[n].known_well(stage.workers) for n, stage in latest.stages.items()
+                   if n in state.services and _changed(state, learned, n, stage)}
+        learned = replace(learned, services={**learned.services, **changed})
         # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
         other_workload = state.age > state.settings.ours or any(
             learned.services[n].trends > state.services[n].trends for n in changed)
