@@ -67,7 +67,7 @@ class PlannerSettings:
     patience: int = 5
     """… and before anything else is."""
     hurt: int = 3
-    """Ticks before a change that does harm is undone."""
+    """Ticks before a change that does harm is undone, if no other program takes the cores."""
     harm: float = 0.95
     """Share of the rate before below which a change does harm."""
     start_up: int = 3

@@ -33,6 +33,7 @@ import numpy as np
 
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.stage_cost import StageCost
+from sluice.agent.learn.opening_judgement import Case
 from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.auto import Auto
@@ -41,7 +42,6 @@ from sluice.agent.policies.planner import changes, planner, state
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.agent.simulator.random_pipelines import held_out
 from sluice.agent.simulator.rollout import reference, run
-from sluice.agent.simulator.scenario import Scenario
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.program import run as program
 from sluice.etl.common.program import say
@@ -134,6 +134,8 @@ RULES = [
     # How a change is judged.
     _decide("a crash is undone at once", "state.trial.crashed(latest)", "False"),
     Rule("harm is undone early", [Edit(TrialChange, "verdict", "limits.hurt if self._hurts(recent) else ", "")]),
+    Rule("harm is waited out beside others",
+         [Edit(TrialChange, "_hurts", "and Contention.of(recent, self.settings).slow < self.settings.contended", "")]),
     Rule("a clear gain is kept early", settings={"clear": 1e9, "clear_share": 1.0, "clear_kept": 1.0}),
     _decide("reshape in place of what failed", "if failing and", "if False and"),
     _decide("part stages that saturate a lock together", "if useless else ()", "if False else ()"),
@@ -144,6 +146,9 @@ RULES = [
     Rule("a pause after a failure", settings={"pause": 1, "pause_doublings": 1}),
     Rule("the pause doubles", settings={"pause_doublings": 1}),
     Rule("caps after a failure", [Edit(planner, "_undo", "caps_after_failure(state, trial, recent)", "state.caps")]),
+    Rule("caps: half-way beside others", [Edit(state, "caps_after_failure", "between(before, count) if contended else ",
+                                               "")]),
+    Rule("caps: what was too few", [Edit(state, "caps_after_failure", "elif count < before:", "elif False:")]),
     Rule("caps: shorter beside others", [Edit(state, "caps_after_failure", "(doubt if contended else settings.forgive)",
                                               "settings.forgive")]),
     _plan("caps ease when cores become freer", "cap.eased(forecast.slow, state.tick, settings)", "cap"),
@@ -152,6 +157,7 @@ RULES = [
     # What is learned of costs, and of the cores.
     Rule("other programs are seen", [Edit(Contention, "of", "if running < settings.least_running or", "if True or")]),
     _decide("a change begins everything anew", "if other_machine or (changed and other_workload):", "if False:"),
+    _decide("what was tried for a moment is forgotten", ".known_well(stage.workers)", ""),
     Rule("a sudden change of cost", settings={"alarm": 1e9}),
     Rule("slow drift moves the whole curve", settings={"trend": 1e9}),
     Rule("costs while processes start are left out", [Edit(StageCost, "observe", "if starting or earlier", "if earlier")
@@ -170,22 +176,14 @@ RULES = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A pipeline with its seed."""
-
-    scenario: Scenario
-    seed: int
-
-
 def cases(count: int) -> list[Case]:
     """So many pipelines, in an order in which the first ones are as mixed as all: of 20, seven held out, seven hidden,
     six that change."""
     found = []
     for i in range(-(-count // 20)):
-        found += [Case(pipeline(split, n), n) for n in range(4000 + 7 * i, 4007 + 7 * i) for split in
-                  ("held out", "hidden")]
-        found += [Case(held_out(n, changing=True), n) for n in range(5000 + 6 * i, 5006 + 6 * i)]
+        found += [Case(scenario=pipeline(split, n), seed=n) for n in range(4000 + 7 * i, 4007 + 7 * i)
+                  for split in ("held out", "hidden")]
+        found += [Case(scenario=held_out(n, changing=True), seed=n) for n in range(5000 + 6 * i, 5006 + 6 * i)]
     return found[:count]
 
 

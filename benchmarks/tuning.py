@@ -29,7 +29,7 @@ from sluice.agent.evaluate.yardsticks import made
 from sluice.agent.learn.intune_teacher import hardware_of
 from sluice.agent.learn.opening_pipelines import pipeline
 from sluice.agent.learn.pipeline_batch import PipelineBatch
-from sluice.agent.policies.intune import FineTuning, InTune
+from sluice.agent.policies.intune import InTune
 from sluice.agent.simulator.fluid import Simulator
 from sluice.agent.simulator.physics import Consumer, SimMachine, SimStage
 from sluice.agent.simulator.random_pipelines import held_out
@@ -106,7 +106,7 @@ def ablation_table(seeds: int, blind: Path | None = None) -> dict[str, Any]:
     """The reconstruction with its model-latency input, with that held at 0, taught without it (weights in `blind`), and
     frozen once it is taught, on held-out pipelines."""
     arms: dict[str, dict[str, Any]] = {"intune": {}, "intune, model latency held at 0": {"model_latency": False},
-                                       "intune, not learning in the live pipeline": {"live": FineTuning(rate=0.0)}}
+                                       "intune, not learning in the live pipeline": {"rate": 0.0}}
     if blind is not None:
         arms["intune, taught without model latency"] = {"weights": blind, "model_latency": False}
     scores: dict[str, list[float]] = {name: [] for name in arms}

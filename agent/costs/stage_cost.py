@@ -177,6 +177,12 @@ class StageCost:
         most = self.settings.relieved * self.points[min(self.points)].busy_s
         return replace(self, points={n: p for n, p in self.points.items() if p.busy_s <= most})
 
+    def known_well(self, workers: int) -> StageCost:
+        """The stage without what was tried for a moment only, perhaps while costs were changing already. The present
+        setting and the smallest are kept."""
+        return replace(self, points={n: p for n, p in self.points.items()
+                                     if n in (workers, min(self.points)) or p.seen > self.settings.patience})
+
     def stale(self) -> StageCost:
         """The same model, but the next observation at a setting replaces all earlier ones."""
         return replace(self, points={n: replace(p, seen=0) for n, p in self.points.items()})

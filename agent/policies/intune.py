@@ -1,24 +1,22 @@
 """`intune`: a reconstruction of InTune (RecSys'23), declared as such: its code and hyper-parameters are not public.
 
-Taken from the publication: what the agent sees (the pipeline's latency, free processors and free memory, which it can
-change; the model's latency, which it cannot; memory bandwidth and core speed of the machine), its reward
-(throughput × (1 − memory used / memory limit)), small steps up or down in each stage and in the bytes that are
-prefetched, three layers of ReLU, training in simulated pipelines first, and learning that goes on in the live one.
-Ours: the latency is given per stage (seconds a batch, nine places, empty ones 0), so that pipelines of any length fit
-one network, with the prefetched bytes beside them; free processors are those that no worker was given; a step is one of
-−5, −1, 0, +1, +5 workers, and the steps together stay within the processors, or a quarter to four times the prefetched
-bytes; the values of the steps are learned by deep Q-learning, each place's from the common reward. In the live pipeline
-the reward is in units of the best rate seen there, and each decision is followed by a step of gradient descent on what
-was seen so far. Latencies are logarithms in units of the slowest stage's, so that a pipeline a thousand times faster
-looks alike.
-`sluice teach --policy intune` makes the weights again, and chooses among its variants.
+Taken from the publication: what the agent sees (the pipeline's latency, free processors and memory, which it can
+change; the model's latency, which it cannot; memory bandwidth and core speed), its reward (throughput × (1 − memory
+used / memory limit)), small steps up or down in each stage and in the prefetched bytes, three layers of ReLU, training
+in simulated pipelines first, and learning that goes on in the live one. Ours: latency is given per stage (seconds a
+batch, nine places, as logarithms in units of the slowest stage's), with the prefetched bytes beside it; a step is one
+of −5, −1, 0, +1, +5 workers, together within the processors, or a quarter to four times the bytes; the values of the
+steps are learned by deep Q-learning, each place's from the common reward, in a live pipeline in units of the best rate
+seen there. `sluice teach --policy intune` makes weights, and compares its variants. Those in use are of the one that
+did best on pipelines kept apart, which was taught before it saw the machine and the prefetched bytes (their record
+says so).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import time
+import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,30 +64,15 @@ class Hardware:
 @functools.cache
 def hardware() -> Hardware:
     """This machine's, measured once, in some thirty milliseconds: the fastest of three copies, and of three counts."""
-    source, copies, counts = np.ones(_COPIED, np.uint8), [], []
-    target = np.empty_like(source)
-    for _ in range(3):
-        began = time.perf_counter()
-        np.copyto(target, source)
-        copied = time.perf_counter()
-        sum(range(_COUNTED))
-        copies.append(copied - began)
-        counts.append(time.perf_counter() - copied)
-    return Hardware(bytes_per_s=2 * _COPIED / min(copies), speed=_COUNTED_S / min(counts))
+    source = np.ones(_COPIED, np.uint8)
+    copied_s, counted_s = (min(timeit.repeat(work, number=1, repeat=3)) for work in (
+        source.copy, lambda: sum(range(_COUNTED))))
+    return Hardware(bytes_per_s=2 * _COPIED / copied_s, speed=_COUNTED_S / counted_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuning:
-    """How it goes on learning in the live pipeline."""
-
-    rate: float
-    """How far a step of gradient descent goes; 0: it does not learn there."""
-    chance: float = 0.0
-    """The chance of a step at random in each place."""
-
-
-LIVE = FineTuning(rate=1e-3)
-"""The variant that did best on pipelines of the training's families (the weights' record has the table)."""
+RATE = 1e-2
+"""How far a step of gradient descent goes in the live pipeline, as did best on pipelines kept apart (the weights'
+record has the table); 0: it does not learn there."""
 
 
 def reward(rows_per_s: float, used: float, limit: float) -> float:
@@ -125,7 +108,7 @@ def move(knobs: Knobs, limits: Limits, steps: Sequence[int], factor: float, core
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class Transition:
     """One decision and what followed: inputs, the choice at each place, the gain of reward, the inputs after it."""
 
     inputs: np.ndarray
@@ -147,18 +130,17 @@ class IntuneState:
     """The last one, in rows a second."""
     best: float = 0.0
     """The best rate seen in this pipeline: the unit of rewards."""
-    seen: tuple[Seen, ...] = ()
-    count: int = 0
+    seen: tuple[Transition, ...] = ()
 
 
 class InTune(Policy):
     name = "intune"
 
     def __init__(self, weights: Path | Layers = WEIGHTS, *, machine: Hardware | None = None,
-                 model_latency: bool = True, live: FineTuning = LIVE) -> None:
+                 model_latency: bool = True, rate: float = RATE) -> None:
         """`machine` is the one that the pipeline runs on; None: this one."""
         self._layers = load(weights) if isinstance(weights, Path) else weights
-        self._machine, self._model_latency, self._live = machine or hardware(), model_latency, live
+        self._machine, self._model_latency, self._rate = machine or hardware(), model_latency, rate
 
     def initial(self, limits: Limits, knobs: Knobs) -> IntuneState:
         return IntuneState(limits=limits, knobs=limits.clamp(knobs), layers=self._layers)
@@ -172,24 +154,21 @@ class InTune(Policy):
         state = self._learn(state, inputs, reward(measured.rows_per_s, measured.memory_used, measured.memory_limit),
                             max(state.best, measured.rows_per_s))
         chosen = values(state.layers, inputs[None])[0].argmax(axis=1)
-        if self._live.chance:
-            draw = np.random.default_rng((7, state.count))
-            chosen = np.where(draw.random(PLACES) < self._live.chance, draw.integers(len(STEPS), size=PLACES), chosen)
         steps = [STEPS[i] for i in chosen[:min(STAGES, len(state.limits.workers))]]
         factor = FACTORS[chosen[-1]]
         knobs = move(state.knobs, state.limits, steps, factor, snapshot.cpu_quota)
-        return knobs, replace(state, knobs=knobs, inputs=inputs, chosen=chosen, count=state.count + 1), Reason(
+        return knobs, replace(state, knobs=knobs, inputs=inputs, chosen=chosen), Reason(
             text=f"the network's steps are {steps}, and {factor:g} times the prefetched bytes")
 
     def _learn(self, state: IntuneState, inputs: np.ndarray, now: float, best: float) -> IntuneState:
         """What followed the last decision, and one step of learning from all that was seen of late."""
         gain = GAIN_SCALE * (now - state.reward) / max(best, 1e-9)
         state = replace(state, reward=now, best=best)
-        if not self._live.rate or state.inputs is None or state.chosen is None:
+        if not self._rate or state.inputs is None or state.chosen is None:
             return state
-        seen = (*state.seen, Seen(state.inputs, state.chosen, gain, inputs))[-_SEEN:]
+        seen = (*state.seen, Transition(state.inputs, state.chosen, gain, inputs))[-_SEEN:]
         present = (np.arange(PLACES) < len(state.limits.workers)) | (np.arange(PLACES) >= STAGES)
-        return replace(state, seen=seen, layers=learned(state.layers, seen, present, self._live.rate))
+        return replace(state, seen=seen, layers=learned(state.layers, seen, present, self._rate))
 
 
 def values(layers: Layers, inputs: np.ndarray) -> np.ndarray:
@@ -206,7 +185,7 @@ def _forward(layers: Layers, inputs: np.ndarray) -> list[np.ndarray]:
     return [*passed, passed[-1] @ weight.T + bias]
 
 
-def learned(layers: Layers, seen: Sequence[Seen], present: np.ndarray, rate: float) -> Layers:
+def learned(layers: Layers, seen: Sequence[Transition], present: np.ndarray, rate: float) -> Layers:
     """The layers after one step of gradient descent on the squared errors of Q-learning, averaged over the places that
     are present. A steeper gradient goes no further than one of length 1, or a surprise would undo what was taught."""
     share = present / present.sum()

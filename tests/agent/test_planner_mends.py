@@ -164,7 +164,7 @@ def test_nothing_is_learned_of_what_stages_cost_while_processes_start():
 
 
 def test_a_cap_falls_once_the_cores_are_freer_than_before_the_failure():
-    cap = WorkerCap(most=2, until=100, slow=1.4, before=16, judged_from=14)
+    cap = WorkerCap(least=1, most=2, until=100, slow=1.4, before=16, judged_from=14)
     assert cap.eased(1.3, 12, DEFAULT).slow == 1.3  # at first what is seen is what the change left behind
     assert cap.eased(1.25, 20, DEFAULT) == cap
     assert cap.eased(1.1, 20, DEFAULT).most == 16

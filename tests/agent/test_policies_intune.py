@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sluice.agent.costs.rates import rates
-from sluice.agent.learn.intune_teacher import Replay, hardware_of, learn, lesson
+from sluice.agent.learn.intune_teacher import Replay, hardware_of, learn
 from sluice.agent.policies.intune import (
     DISCOUNT,
     FACTORS,
@@ -19,10 +19,9 @@ from sluice.agent.policies.intune import (
     SIZES,
     STAGES,
     STEPS,
-    FineTuning,
     Hardware,
     InTune,
-    Seen,
+    Transition,
     hardware,
     learned,
     load,
@@ -106,7 +105,7 @@ def test_a_step_of_learning_follows_the_gradient_that_torch_finds():
     import torch
 
     draw, layers = np.random.default_rng(1), _layers()
-    seen = [Seen(draw.normal(3, 2, INPUTS).astype(np.float32), draw.integers(len(STEPS), size=PLACES),
+    seen = [Transition(draw.normal(3, 2, INPUTS).astype(np.float32), draw.integers(len(STEPS), size=PLACES),
                  float(draw.normal()), draw.normal(3, 2, INPUTS).astype(np.float32)) for _ in range(5)]
     present = np.isin(np.arange(PLACES), (0, 1, 2, STAGES))
     tensors = [torch.from_numpy(t).clone().requires_grad_() for layer in layers for t in layer]
@@ -138,7 +137,7 @@ def test_it_goes_on_learning_in_the_live_pipeline_and_a_frozen_one_does_not():
         SimStage(name="read", cost_s=0.05), SimStage(name="udf", cost_s=0.15)))
     ends = {}
     for rate in (0.0, 1e-2):
-        policy = InTune(_layers(), machine=hardware_of(scenario), live=FineTuning(rate=rate))
+        policy = InTune(_layers(), machine=hardware_of(scenario), rate=rate)
         state, simulator = policy.initial(scenario.limits, scenario.first_knobs), Simulator(
             scenario.truth_at, scenario.limits, scenario.first_knobs)
         for _ in range(40):
@@ -160,7 +159,7 @@ def test_a_learner_with_one_good_step_finds_it():
     seen = []
     for _ in range(60):
         chosen = draw.integers(len(STEPS), size=PLACES)
-        seen.append(Seen(inputs, chosen, 1.0 if chosen[0] == 3 else 0.0, inputs))
+        seen.append(Transition(inputs, chosen, 1.0 if chosen[0] == 3 else 0.0, inputs))
     for _ in range(400):
         layers = learned(layers, seen, present, 1e-2)
     found = values(layers, inputs[None])[0, 0]
@@ -179,11 +178,6 @@ def test_drawn_decisions_keep_the_place_of_the_prefetched_bytes():
     assert (steps[:, :STAGES] == inputs[:, :STAGES]).all()
     assert (inputs == after).all()
     assert (present[:, :STAGES] == (steps[:, :STAGES] < 3)).all()
-
-
-def test_it_is_taught_by_both_generators():
-    assert {lesson(n).name for n in range(4)} == {"training 0", "training 1"}
-    assert lesson(2).stages != lesson(3).stages
 
 
 @pytest.mark.slow

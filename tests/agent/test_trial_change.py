@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from sluice.agent.costs.rates import PipelineRates
+from sluice.agent.costs.rates import PipelineRates, StageRates
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.ingest.knobs import Knobs
 
@@ -33,9 +35,13 @@ def test_a_trainer_that_no_longer_waits_settles_it():
     assert _attempt().verdict(2, _seen(101, stall=0.0)) is True
 
 
-def test_harm_is_undone_after_three_looks_unless_workers_are_still_starting():
-    assert [_attempt().verdict(age, _seen(90)) for age in (2, 3)] == [None, False]
-    assert _attempt("switch").verdict(3, _seen(90)) is None
+def test_harm_is_undone_after_three_looks_unless_others_may_have_done_it():
+    work = StageRates(rows_per_s=90, busy=2, cpu=1, starved=0, blocked=0, workers=4, queue_bytes=0, core_wait=1.0)
+    alone = dataclasses.replace(_seen(90), stages={"work": work}, idle=1.0)
+    assert [_attempt().verdict(age, alone) for age in (2, 3)] == [None, False]
+    contended = dataclasses.replace(alone, idle=0.0)
+    assert [_attempt().verdict(age, contended) for age in (3, 5)] == [None, False]
+    assert _attempt("switch").verdict(3, alone) is None  # its workers are still starting
 
 
 def test_a_crash_is_not_one_of_workers_that_start_up_or_of_a_trainer_that_is_fed():

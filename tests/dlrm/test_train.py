@@ -127,7 +127,9 @@ def test_the_same_seed_gives_the_same_result_and_other_knobs_change_nothing(fold
     """Nor do another policy that turns them meanwhile, and --last where all batches are full."""
     process = train(folder, 2, "again", "--epochs", 2, "--tuning", "intune", "--knobs", "read=3", "--last", "drop")
     assert process.returncode == 0, process.stderr[-3000:]
-    said = [event["reason"]["text"] for event in Run.read(folder / "again").of("decision")]
+    run = Run.read(folder / "again")
+    assert "'tuning': 'intune'" in str(run.config)
+    said = [event["reason"]["text"] for event in run.of("decision")]
     assert all(text.startswith("the network's steps are [") for text in said), said
     assert losses(folder, "again") == losses(folder, "two")
     assert last_json(process)["auc"] == json.loads((folder / "two.json").read_text())["auc"]

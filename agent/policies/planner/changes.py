@@ -52,7 +52,7 @@ def range_of(state: PlannerState, name: str, contended: bool) -> tuple[int, int]
     least, most = state.limits.workers[name]
     cap = state.caps.get(name)
     if cap is not None and state.tick < cap.until:
-        most = min(most, cap.most)
+        least, most = max(least, cap.least), min(most, cap.most)
     most_seen = state.services[name].most_seen
     further = state.settings.careful if contended else state.settings.further
     reach = max(state.knobs.workers[name], further * most_seen if most_seen > 1 else state.settings.growth)
@@ -93,8 +93,8 @@ def thin(state: PlannerState, forecast: Forecast, recent: PipelineRates,
     most, until = state.settings.slim * state.knobs.total_workers, state.tick + state.settings.forgive
     if knobs.total_workers > most or alone.rate(knobs.workers) < recent.rows_per_s:
         return None
-    caps = {n: WorkerCap(knobs.workers[n], until, forecast.slow, count)
-            for n, count in state.knobs.workers.items() if knobs.workers[n] < count}
+    caps = {n: WorkerCap(least, knobs.workers[n], until, forecast.slow, state.knobs.workers[n])
+            for n, (least, _) in state.limits.workers.items() if knobs.workers[n] < state.knobs.workers[n]}
     thinned = replace(state, spare=0, caps={**state.caps, **caps})
     return change(thinned, knobs, "release", recent, Reason(
         text=f"more threads want a core than get one: {moves(state.knobs, knobs)}", bottleneck="cores",

@@ -75,8 +75,9 @@ class Planner(Policy):
                 text="no time has passed since the last look")
         learned = _learn(state, snapshot, latest)
         other_machine = snapshot.cpu_quota != state.last.cpu_quota
-        changed = [n for n, stage in latest.stages.items()
-                   if n in state.services and _changed(state, learned, n, stage)]
+        changed = {n: learned.services[n].known_well(stage.workers) for n, stage in latest.stages.items()
+                   if n in state.services and _changed(state, learned, n, stage)}
+        learned = replace(learned, services={**learned.services, **changed})
         # Costs that move soon after a change were moved by it, and the trial shows whether that did good.
         other_workload = state.age > state.settings.ours or any(
             learned.services[n].trends > state.services[n].trends for n in changed)
@@ -115,7 +116,8 @@ class Planner(Policy):
             if not keep:
                 return _undo(state, state.trial, recent)
             # What was in the way of growing has gone where growing brings what was promised.
-            caps = {} if state.trial.fulfilled(recent) else state.caps
+            caps = {n: cap for n, cap in state.caps.items() if cap.least > state.limits.workers[n][0]} \
+                if state.trial.fulfilled(recent) else state.caps
             # While an opening's processes start, cores are short and others wait: only from here on are looks good.
             starting = state.trial.kind == "opening" and state.trial.start_up
             window = state.window[-1:] if starting else state.window

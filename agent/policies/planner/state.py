@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
-from sluice.agent.costs.stage_cost import StageCost
+from sluice.agent.costs.stage_cost import StageCost, between
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.agent.policies.planner.trial_change import TrialChange
 from sluice.ingest.knobs import Knobs, Limits
@@ -24,8 +24,9 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCap:
-    """The most workers that a stage may have until a tick."""
+    """The fewest and most workers that a stage may have until a tick."""
 
+    least: int
     most: int
     until: float
     slow: float = 0.0
@@ -44,19 +45,24 @@ class WorkerCap:
             return replace(self, slow=min(self.slow, slow))
         left = self.judged_from and self.slow >= settings.worth_saying and slow - 1 < settings.freer * (self.slow - 1)
         freer = left or slow * settings.contended < self.slow
-        return WorkerCap(self.before, tick + settings.doubt) if freer else self
+        return WorkerCap(self.least, self.before, tick + settings.doubt) if freer else self
 
 
 def caps_after_failure(state: PlannerState, trial: TrialChange, recent: PipelineRates) -> dict[str, WorkerCap]:
-    """The caps that follow from a failed change: the stages that grew stay as they were for a while, a shorter one if
-    other programs may have been the cause."""
-    settings, before = state.settings, trial.before.workers
+    """The caps that follow from a failed change: each stage that was changed stays on the side it was on. If other
+    programs may have been the cause, one that grew may grow half-way to that, by ratio, and again sooner."""
+    settings = state.settings
     contended = Contention.of(recent, settings).slow >= settings.contended
     doubt = min(settings.forgive, settings.doubt * 2**state.failures)
-    until = state.tick + (doubt if contended else settings.forgive)
-    return {**state.caps, **{
-        name: WorkerCap(before[name], until, trial.slow, state.limits.workers[name][1], state.tick + settings.pause)
-        for name, count in state.knobs.workers.items() if count > before[name]}}
+    caps, until = dict(state.caps), state.tick + (doubt if contended else settings.forgive)
+    for name, count in state.knobs.workers.items():
+        (least, most), before = state.limits.workers[name], trial.before.workers[name]
+        if count > before:
+            caps[name] = WorkerCap(least, between(before, count) if contended else before, until, trial.slow, most,
+                                   state.tick + settings.pause)
+        elif count < before:
+            caps[name] = WorkerCap(before, most, until)
+    return caps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

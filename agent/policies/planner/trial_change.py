@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice.agent.costs.contention import Contention
 from sluice.agent.costs.rates import PipelineRates
 from sluice.agent.planner_settings import DEFAULT, PlannerSettings
 from sluice.ingest.knobs import Knobs
@@ -63,7 +64,8 @@ class TrialChange:
         return self.kind == "grow" and self.gain(recent) >= 1 + self.settings.fulfilled * (self.hoped - 1)
 
     def _hurts(self, recent: PipelineRates) -> bool:
-        return self.rises and not self.start_up and self.gain(recent) < self.settings.harm
+        return (self.rises and not self.start_up and self.gain(recent) < self.settings.harm
+                and Contention.of(recent, self.settings).slow < self.settings.contended)
 
     def crashed(self, rates: PipelineRates) -> bool:
         """Whether the latest interval alone shows that the change does harm. Workers that start up are given time."""
