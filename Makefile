@@ -57,7 +57,7 @@ docs: .venv-docs/made  ## the documentation as a site, build/docs/index.html; de
 	@.venv-docs/bin/python -m pip -qq --disable-pip-version-check install --no-deps -r $<
 	@touch $@
 
-bench: setup  ## the loader beside the decoder's limit and a hand-written DataLoader (SUBSET=1: their order, in a third of the time)
+bench: setup  ## the loader beside the decoder's limit and a hand-written DataLoader (SUBSET=1: less of everything)
 	@$(PY) -m benchmarks.loaders $(if $(SUBSET),--subset)
 
 bench-peers: setup  ## environments for tf.data, Ray Data, Petastorm, Hugging Face datasets, streaming and SPDL

@@ -1,7 +1,7 @@
 """Loaders side by side on one feature table, in one run, taking turns.
 
     python -m benchmarks.loaders [TABLE] [--batch-size 8192] [--seconds 3] [--rounds 5]
-    python -m benchmarks.loaders --subset              (`make bench SUBSET=1`) their order, in a third of the time
+    python -m benchmarks.loaders --subset              (`make bench SUBSET=1`) less of everything
 
 Every contender gives the same batches' shape: shuffled rows, float32 dense features and label, int32 ids, as torch
 tensors. Figures are medians over the rounds; ratios are taken within a round, then their median.
