@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.remote.calls import Call
-from sluice.ingest.remote.client import WorkerLost, WrongAnswer
+from sluice.ingest.remote.calls import Call, WrongAnswer
+from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit
 from sluice.ingest.stages.pool import Closed
