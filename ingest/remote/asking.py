@@ -165,6 +165,8 @@ class Asking:
         if race.failures[kind] < _TRIES.get(kind, 1):
             self.counts["retries"] += 1
             race.slow_at = float("-inf")
+        elif isinstance(error, WorkerLost) and race.asked:
+            pass  # whoever else was asked may answer yet
         elif isinstance(error, (WorkerLost, WrongAnswer)):
             race.error = RemoteError(
                 f"worker {worker.connection.address}: {unit.said} was asked for "
