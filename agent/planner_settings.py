@@ -76,6 +76,8 @@ class PlannerSettings:
     """Seconds between two looks while the first process of a stage is waited for …"""
     first_process: int = 15
     """… and ticks for which it is; others follow once it was weighed."""
+    arrival: int = 120
+    """Ticks for which workers elsewhere may start before what called them is judged without them."""
 
     # What follows from a failed change.
     forgive: int = 400

@@ -34,7 +34,6 @@ from sluice.etl.table.table import FeatureTable
 from sluice.ingest.knobs import Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.stages.transform import Transform
-from sluice.ingest.stages.transform_worker import core_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 BATCH, LOOKUP_S, FLEETS = 1024, 0.04, (1, 2, 4, 8, 16)
@@ -43,6 +42,12 @@ BATCH, LOOKUP_S, FLEETS = 1024, 0.04, (1, 2, 4, 8, 16)
 def lookup(_: Mapping[str, Any]) -> None:
     """Waits as for the answer of a service."""
     time.sleep(LOOKUP_S)
+
+
+def process_s(pid: int) -> float:
+    """The processor time of a process, all of its threads."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def elsewhere(table: FeatureTable, workers: int, read: str = "thread", **how: Any) -> BatchLoader:
@@ -179,7 +184,7 @@ def jobs(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
         named = ",".join(json.loads(worker.stdout.readline())["listening"] for worker in workers if worker.stdout)
 
         def together(count: int) -> tuple[float, list[dict[str, Any]]]:
-            before = sum(core_seconds(worker.pid)[0] for worker in workers)
+            before = sum(process_s(worker.pid) for worker in workers)
             started = [subprocess.Popen(
                 [sys.executable, "-m", "ingest", "bench", str(table.uri), "--batch-size", str(BATCH), "--epochs", "3",
                  "--tuning", "fixed", "--reader", "arrow", "--fill", "0", "--step-ms", "8", "--workers",
@@ -191,7 +196,7 @@ def jobs(table: FeatureTable, options: argparse.Namespace) -> dict[str, Any]:
                 if process.returncode:
                     raise UsageError(err[-2000:])
                 found.append(json.loads(out.splitlines()[-1]))
-            return sum(core_seconds(worker.pid)[0] for worker in workers) - before, found
+            return sum(process_s(worker.pid) for worker in workers) - before, found
 
         together(1)  # what is imported and opened once is no job's
         (alone_s, [alone]), (all_s, three) = together(1), together(3)

@@ -108,9 +108,9 @@ class Snapshot:
     """How many of these times the whole system was short of memory, rather than the limit near. Rising: other programs
     take the memory; 0: work was only held back for the limit."""
     elsewhere: Mapping[str, float] = field(default_factory=dict)
-    """What workers on other hosts did, by name: `workers` now, the units, calls and bytes that came, `retries`,
-    `hedges` and `late` answers, and `core_s`, the cores that they held, at work or not, times seconds: the price.
-    Empty: there are none."""
+    """What workers on other hosts did, by name: `workers` now, those `starting`, the units, calls and bytes that came,
+    `retries`, `hedges` and `late` answers, and `core_s`, the cores that they held, at work or not, times seconds: the
+    price. Empty: there are none."""
 
     def __post_init__(self) -> None:
         _counts(self, "at", "sequence", "batches", "rows", "consumer_wait_s", "consumer_compute_s", "memory_used",

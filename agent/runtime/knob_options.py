@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from sluice.etl.common.settings import setting
 
-KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread "
-         "or process, STAGE.fused=yes (a transform done by the workers of the one before), read_ahead_bytes=64MiB, "
-         "prefetch_bytes=32MiB, several with commas between")
+KNOBS = ("STAGE=N workers of it (read, shuffle, batch, collate, and transforms by their names), STAGE.backend=thread, "
+         "process or, with --workers, remote, STAGE.fused=yes (a transform done by the workers of the one before), "
+         "read_ahead_bytes=64MiB, prefetch_bytes=32MiB, several with commas between")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.remote.calls import Call
-from sluice.ingest.remote.client import WorkerLost, WrongAnswer
+from sluice.ingest.remote.calls import Call, WrongAnswer
+from sluice.ingest.remote.client import WorkerLost
 from sluice.ingest.remote.fleet import Fleet, RemoteWorker
 from sluice.ingest.remote.unit import RemoteError, Unit
 from sluice.ingest.stages.pool import Closed
@@ -165,6 +165,8 @@ class Asking:
         if race.failures[kind] < _TRIES.get(kind, 1):
             self.counts["retries"] += 1
             race.slow_at = float("-inf")
+        elif isinstance(error, WorkerLost) and race.asked:
+            pass  # whoever else was asked may answer yet
         elif isinstance(error, (WorkerLost, WrongAnswer)):
             race.error = RemoteError(
                 f"worker {worker.connection.address}: {unit.said} was asked for "

@@ -30,8 +30,8 @@ from sluice.ingest.stages.number_types import same_bytes
 _HEAD_BYTES = 2**18  # an error's text and traceback
 
 
-class Damaged(Exception):
-    """A message that is not what was sent."""
+class WrongAnswer(Exception):
+    """What came is not what was asked for, or not what was sent: the message says in what."""
 
 
 def source_digest(function: str) -> str:
@@ -121,7 +121,7 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> p
 
 
 def unpacked(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """What was packed. `Damaged`, if it is anything else."""
+    """What was packed. `WrongAnswer`, if it is anything else."""
     try:
         data = np.frombuffer(body, np.uint8)
         size = data.size - 4 - int.from_bytes(data[-4:].tobytes(), "little")
@@ -130,4 +130,4 @@ def unpacked(body: pa.Buffer) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any
             raise ValueError("values that differ from their checksum (CRC-32)")
         return head, protocol.read(data[:size], head["index"])[0]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise Damaged(f"a call that is not what was sent: {error}") from None
+        raise WrongAnswer(f"a call that is not what was sent: {error}") from None

@@ -12,19 +12,16 @@ from pyarrow import flight
 
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.remote.calls import Call, Damaged
+from sluice.ingest.remote.calls import Call, WrongAnswer
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
 
 _OPEN_S = 60.0
-_KINDS = {"source": SourceError, "column": ColumnError, "refused": RemoteError, "failed": RemoteError}
+_KINDS = {"source": SourceError, "column": ColumnError, "refused": RemoteError, "failed": RemoteError,
+          "damaged": WrongAnswer}
 
 
 class WorkerLost(Exception):
     """A worker did not answer: it has ended, or cannot be reached. The message says why."""
-
-
-class WrongAnswer(Exception):
-    """What came is not what was asked for: the message says in what."""
 
 
 class Connection:
@@ -87,10 +84,7 @@ class Connection:
             [answer] = self._client.do_action(flight.Action("call", call.request()), self._options(timeout_s))
         except (flight.FlightError, pa.ArrowException, OSError) as error:
             raise self._error(error) from None
-        try:
-            return call.answer(answer.body)
-        except Damaged as error:
-            raise WrongAnswer(str(error)) from None
+        return call.answer(answer.body)
 
     def _ask(self, unit: Unit, timeout_s: float) -> list[pa.RecordBatch]:
         batches = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -62,7 +63,7 @@ class Fleet:
         self.error: BaseException | None = None
         """Why there will be no workers any more."""
         self.last_lost = ""
-        self.starting, self.closed = 0, False
+        self.starting, self.closed, self.reads = 0, False, False
         self._core_s, self._counted_at = 0.0, clock()
         self.charge: Callable[[int], None] = lambda _: None
         self._clock = clock
@@ -98,6 +99,7 @@ class Fleet:
         least = min((w.load for w in free), default=0.0)
         worker = min((w for w in free if w.load <= least + (self.slack if key else 0.0)), default=None,
                      key=lambda w: blake2b(f"{w.connection.address} {key}".encode()).digest())
+        self.reads = self.reads or bool(key)
         if worker is not None:
             if not worker.asked:
                 worker.heard = now
@@ -209,9 +211,13 @@ class LocalFleet(Fleet):
                 _kill(process)
         with announced:
             line = announced.readline()
+        connection = Connection(json.loads(line)["listening"], token, self._job) if line else None
+        if connection is not None and self.reads:  # opening takes seconds, and others can answer meanwhile
+            with contextlib.suppress(Exception):  # whoever asks it is told
+                connection.open()
         with self.changed:
-            if line:
-                worker = RemoteWorker(Connection(json.loads(line)["listening"], token, self._job), process)
+            if connection is not None:
+                worker = RemoteWorker(connection, process)
                 self.core_s()
                 self.workers.append(worker)
                 self._failed, self.starting = 0, self.starting - 1

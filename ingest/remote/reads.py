@@ -101,7 +101,7 @@ class WorkerReads:
         with self._fleet.changed:
             return {"workers": len(self._fleet.workers) if self._at_the_end is None else self._at_the_end,
                     **{name: counts[name] for name in ("units", "calls", "bytes", "retries", "hedges", "late")},
-                    "core_s": round(self._fleet.core_s(), 3)}
+                    "starting": self._fleet.starting, "core_s": round(self._fleet.core_s(), 3)}
 
     def close(self) -> None:
         """Ends all waiting, and the workers that are this process's own. Does nothing in a fork of it."""

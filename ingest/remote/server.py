@@ -17,15 +17,15 @@ from sluice.etl.common.errors import UsageError
 from sluice.etl.spec.permission import NOTHING, Permission
 from sluice.ingest.columns import ColumnError
 from sluice.ingest.read.reader import SourceError
-from sluice.ingest.remote.calls import Functions
+from sluice.ingest.remote.calls import Functions, WrongAnswer
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.shared import SharedUnits
 from sluice.ingest.remote.unit import RemoteJob, Unit, checksum
 
 _JOBS = 8
 """How many jobs stay opened; the one that was asked for longest ago is opened anew."""
-UNKNOWN, SOURCE, COLUMN, REFUSED, FAILED = "unknown", "source", "column", "refused", "failed"
-"""The kinds of errors that are sent: who asks opens the job, asks another worker, or stops."""
+UNKNOWN, SOURCE, COLUMN, REFUSED, FAILED, DAMAGED = "unknown", "source", "column", "refused", "failed", "damaged"
+"""The kinds of errors that are sent: who asks opens the job, asks again or another worker, or stops."""
 
 
 class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -59,17 +59,14 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         """`open` opens a job; its answer says how many units this worker makes at once. `call` calls a function,
         `ping` does nothing."""
-        if action.type == "call":
-            try:
-                with self._free:
-                    return iter([self._functions.answer(action.body)])
-            except Exception as error:
-                raise _told(error) from None
         if action.type == "ping":
             return iter([])
-        if action.type != "open":
+        if action.type not in ("open", "call"):
             raise _error(REFUSED, f"there is no action {action.type!r}")
         try:
+            if action.type == "call":
+                with self._free:
+                    return iter([self._functions.answer(action.body)])
             job = RemoteJob.from_json(action.body.to_pybytes())
             with self._opening:
                 if self._known(job.digest) is None:
@@ -129,7 +126,7 @@ class WorkerServer(flight.FlightServerBase):  # type: ignore[misc]
 def _told(error: Exception) -> flight.FlightServerError:
     """The error as it is sent."""
     kind = SOURCE if isinstance(error, SourceError) else COLUMN if isinstance(error, ColumnError) else \
-        REFUSED if isinstance(error, UsageError) else FAILED
+        REFUSED if isinstance(error, UsageError) else DAMAGED if isinstance(error, WrongAnswer) else FAILED
     return _error(kind, str(error) if kind != FAILED else f"{type(error).__name__}: {error}")
 
 

@@ -60,6 +60,50 @@ def test_a_slow_store_is_found_from_one_worker_within_eight_decisions():
     assert events[0]["reason"]["bottleneck"] == "read"
 
 
+class Elsewhere(FakePipeline):
+    """Its readers only ask: whoever reads for them elsewhere takes a while to start."""
+
+    def __init__(self, delay_s, *, told=True, **more):
+        super().__init__([FakeStage(name="read", cpu_s=0.0001, wait_s=0.05, most=64), FakeStage(
+            name="collate", cpu_s=0.0001)], cores=8, **more)
+        self.delay_s, self.told, self.ready, self.due = delay_s, told, self.knobs.workers["read"], []
+
+    def apply(self, knobs):
+        more = knobs.workers["read"] - self.ready - sum(count for _, count in self.due)
+        self.due += [(self.now + self.delay_s, more)] if more > 0 else []
+        self.ready = min(self.ready, knobs.workers["read"])
+        super().apply(knobs)
+
+    def advance(self, seconds):
+        self.ready += sum(count for at, count in self.due if at <= self.now)
+        self.due = [one for one in self.due if one[0] > self.now]
+        self.ready = min(self.ready, self.knobs.workers["read"])
+        self.stages[0] = dataclasses.replace(self.stages[0], wait_s=0.05 * self.knobs.workers["read"] / self.ready)
+        super().advance(seconds)
+
+    def snapshot(self):
+        starting = {"starting": sum(count for _, count in self.due)} if self.told else {}
+        return dataclasses.replace(super().snapshot(), elsewhere={"workers": self.ready, **starting})
+
+
+def test_workers_elsewhere_are_judged_once_they_have_started():
+    for delay_s in (6.0, 30.0, 90.0):
+        pipeline = Elsewhere(delay_s, step_s=0.004)
+        controller, events = _tune(pipeline, int(delay_s) + 30)
+        assert (pipeline.ready, controller.decisions) == (14, 1), "what a batch in 4 ms needs, and a twentieth more"
+    pipeline = Elsewhere(30.0, told=False, step_s=0.004)
+    _, events = _tune(pipeline, 60)
+    assert pipeline.ready < 14, "who is not told takes them back before they have begun"
+    assert any("is undone" in one["reason"]["text"] for one in events if one["kind"] == "decision")
+
+
+def test_workers_elsewhere_do_not_grow_while_the_trainer_does_not_wait():
+    pipeline = Elsewhere(12.0, workers={"read": 4}, step_s=0.05)
+    _tune(pipeline, 60)
+    assert max(knobs.workers["read"] for knobs in pipeline.applied or [pipeline.knobs]) <= 4
+    assert pipeline.knobs.workers["read"] < 4, "and what is not needed is given back"
+
+
 def test_a_decision_predicts_what_then_comes():
     _, events = _tune(_store_bound(), 20)
     effects = {e["sequence"]: e for e in events if e["kind"] == "effect"}

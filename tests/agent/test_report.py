@@ -249,6 +249,16 @@ def test_what_was_held_back_for_memory_is_told_with_its_reasons(tmp_path):
     assert "work waited for it 12 times: 8 for the limit, 4 as the system was short of memory" in text
 
 
+def test_workers_elsewhere_are_drawn_with_their_price(tmp_path):
+    with RunFolder.create(tmp_path / "run", {}) as folder:
+        for workers in (2, 5):
+            folder.metric({"kind": "loader", "rows": 1, "rows_per_s": 10.0, "stall": 0.5, "elsewhere": {
+                "workers": workers, "bytes": 3 * 2**30, "retries": 4, "hedges": 1, "core_s": 1234.5}})
+    text = report.write(tmp_path / "run").read_text()
+    assert "3 GiB came from them for 1,234 core-seconds; 4 requests were made again, 1 to a second worker" in text
+    assert [2, 5] in [panel["series"][0]["value"] for figure in data_of(text, "") for panel in figure["panels"]]
+
+
 def test_faults_and_a_broken_off_run_are_told(tmp_path):
     _tuned_run(tmp_path / "run", end=False)
     with RunFolder.create(tmp_path / "run", {}, resume=True) as folder:

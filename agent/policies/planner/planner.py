@@ -73,7 +73,7 @@ class Planner(Policy):
         if latest is None:  # a clock that stands still, or counters that fell: begin again from here
             return state.knobs, replace(state, last=snapshot, window=(Look(state.tick, snapshot),)), Reason(
                 text="no time has passed since the last look")
-        learned = _learn(state, snapshot, latest)
+        learned = _learn(_expecting(state, snapshot, latest), snapshot, latest)
         other_machine = snapshot.cpu_quota != state.last.cpu_quota
         changed = {n: learned.services[n].known_well(stage.workers) for n, stage in latest.stages.items()
                    if n in state.services and _changed(state, learned, n, stage)}
@@ -164,6 +164,15 @@ def rates_of(state: PlannerState, earlier: Snapshot, later: Snapshot) -> Pipelin
 def forecast_of(state: PlannerState, latest: PipelineRates) -> Forecast:
     return Forecast.of(latest, state.knobs, state.limits, state.services, other_cpu_s=state.other_cpu_s,
                        demand=max(state.demands, default=math.inf), settings=state.settings)
+
+
+def _expecting(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:
+    """The state while workers elsewhere start, which a change has called: it has not begun until they are there, and
+    what is measured says nothing."""
+    if state.trial is None or not snapshot.elsewhere.get("starting") or state.age >= state.settings.arrival:
+        return state
+    return replace(state, window=(), trial=replace(
+        state.trial, start_up=state.age + ticks(latest.seconds) + state.settings.settle))
 
 
 def _learn(state: PlannerState, snapshot: Snapshot, latest: PipelineRates) -> PlannerState:

@@ -18,7 +18,8 @@ from sluice.ingest.stats import Snapshot, StageStats
 STAGE = StageStats(name="read", items=2, rows=300, bytes=4000, busy_s=1.5, cpu_s=1.0, wait_input_s=0.5,
                    wait_output_s=0.25, workers=3, queue_bytes=77)
 NOW = Snapshot(at=1.0, sequence=0, stages=(STAGE,), batches=5, rows=250, consumer_wait_s=0.5, consumer_compute_s=2.0,
-               memory_used=1000, memory_limit=4000, cpu_quota=2.0, cpu_used_s=3.0, held_back=1)
+               memory_used=1000, memory_limit=4000, cpu_quota=2.0, cpu_used_s=3.0, held_back=1,
+               elsewhere={"workers": 4, "bytes": 900, "retries": 2, "hedges": 1, "core_s": 7.5})
 FAULT = "fault cores=1@10s: 1 core instead of 2"
 
 
@@ -42,7 +43,8 @@ def test_the_trainer_and_its_loader_are_told():
                  "sluice_train_decisions_total 1.0", "sluice_loader_rows_total 250.0",
                  "sluice_loader_consumer_wait_seconds_total 0.5", "sluice_loader_memory_limit 4000.0",
                  'sluice_loader_stage_busy_seconds_total{stage="read"} 1.5',
-                 'sluice_loader_stage_workers{stage="read"} 3.0'):
+                 'sluice_loader_stage_workers{stage="read"} 3.0', "sluice_loader_elsewhere_workers 4.0",
+                 "sluice_loader_elsewhere_retries_total 2.0", "sluice_loader_elsewhere_core_seconds_total 7.5"):
         assert f"\n{line}\n" in text
     assert 'sluice_eval_auc{split="test"}' not in text  # not defined, so not told
 

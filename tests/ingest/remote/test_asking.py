@@ -297,3 +297,14 @@ def test_tls_from_end_to_end_and_a_wrong_certificate_by_name(serve, job, unit, o
     plain._fleet._clock = iter(range(0, 10**6, 2)).__next__
     with pytest.raises(RemoteError, match=r"in vain; the last time: .*&ca=FILE"):
         plain.get(unit)
+
+
+def test_who_is_still_at_work_is_waited_for_however_often_others_were_lost(worker, job, unit):
+    asker, fleet = asking(job, worker, worker)
+    race, (lost, at_work) = asking_file._Race(), fleet.workers
+    race.asked.add(at_work)
+    for _ in range(9):
+        asker._failed(race, lost, unit, asking_file.WorkerLost("gone"))
+    assert race.error is None
+    asker._failed(race, at_work, unit, asking_file.WorkerLost("gone, too"))
+    assert "asked for 10 times in vain; the last time: gone, too" in str(race.error)

@@ -18,7 +18,7 @@ from sluice.ingest.knobs import KnobError, Knobs
 from sluice.ingest.loader import BatchLoader
 from sluice.ingest.process.worker import FunctionMemoryError
 from sluice.ingest.remote import calls
-from sluice.ingest.remote.calls import Call, Damaged, Functions, packed, source_digest, unpacked
+from sluice.ingest.remote.calls import Call, Functions, WrongAnswer, packed, source_digest, unpacked
 from sluice.ingest.remote.maker import UnitMaker
 from sluice.ingest.remote.server import WorkerServer
 from sluice.ingest.remote.unit import RemoteError
@@ -155,17 +155,17 @@ def test_what_was_packed_comes_back_and_anything_else_is_found():
         assert found[name].dtype == array.dtype
     data = body.to_pybytes()
     for at in range(0, len(data), 3):
-        with pytest.raises(Damaged):
+        with pytest.raises(WrongAnswer):
             unpacked(pa.py_buffer(data[:at]))
         flipped = bytearray(data)
         flipped[at] ^= 4
         try:  # space between two values is nobody's, but is summed as well
             head, found = unpacked(pa.py_buffer(bytes(flipped)))
-        except Damaged:
+        except WrongAnswer:
             continue
         assert at >= len(data) - 100, "what is said of the values names the function, which is looked up"
     for junk in (b"", b"\0" * 40, b"{}" + (2).to_bytes(4, "little"), b"\xff" * 99):
-        with pytest.raises(Damaged):
+        with pytest.raises(WrongAnswer):
             unpacked(pa.py_buffer(junk))
 
 

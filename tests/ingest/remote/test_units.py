@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import threading
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sluice.etl.common.settings import parse
 from sluice.etl.spec.code_options import CodeOptions
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
@@ -22,7 +24,7 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read.reader import SourceError
 from sluice.ingest.remote.maker import UnitMaker, job_of
 from sluice.ingest.remote.unit import RemoteError, RemoteJob, Unit, checksum
-from sluice.ingest.remote.worker import opener
+from sluice.ingest.remote.worker import WorkerOptions, opener
 from sluice.ingest.stages.quarantine import Errors
 from sluice.ingest.stages.shuffle import ReadTask
 from tests.ingest import left_ids
@@ -211,3 +213,9 @@ def test_row_groups_that_no_worker_can_read_are_set_aside_like_those_of_this_pro
     there = hashes(own, 1, reader="arrow", errors=errors["there"], workers=named(server))
     same(here, there)
     assert any((values[2] == 0).any() for values in here[1]), "rows were set aside"
+
+
+def test_the_manifest_starts_a_worker_as_the_command_line_has_it(repo):
+    words = re.findall(r"- (--[\w=:/.-]+)$", (repo / "docs" / "workers.yaml").read_text(), re.MULTILINE)
+    options = parse(WorkerOptions, argv=words, prog="sluice worker", description="")
+    assert (options.listen, options.token_file, options.tls_key) == ("0.0.0.0:7070", "/secret/token", "/secret/tls.key")
