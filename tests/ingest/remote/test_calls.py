@@ -49,8 +49,8 @@ def test_a_transform_elsewhere_gives_the_same_batches_also_if_it_changes_its_bac
     expected = hashes(table, **mine("halved"))
     same(hashes(table, **mine("halved"), workers=named(server), knobs=REMOTE), expected)
     assert any((one[3] != other[3]).any() for one, other in zip(expected[1], hashes(table, fill=0.0)[1], strict=True))
-    found, turns = [], itertools.cycle(["remote", "process", "thread"])
-    with BatchLoader(table, batch_size=160, epochs=2, **mine("halved"), workers=named(server)) as loader:
+    found, turns = [], itertools.cycle(["process", "thread", "remote"])
+    with BatchLoader(table, batch_size=160, epochs=2, **mine("halved"), workers=named(server), knobs=REMOTE) as loader:
         assert loader.limits.backends_of("mine") == ("thread", "process", "remote")
         for _ in range(2):
             for step, _batch in enumerate(loader):
