@@ -19,6 +19,8 @@ BACKENDS = ("thread", "process")
 """Where transforms may run, on this host."""
 REMOTE = "remote"
 """Where reading may run besides: in workers that other processes or other hosts have (`ingest/remote`)."""
+PLACES = (*BACKENDS, REMOTE)
+"""Wherever a stage's workers may be."""
 SIZES = ("read_ahead_bytes", "prefetch_bytes")
 NAMES = ("workers", "backend", "fused", *SIZES)
 """The names of all knobs, and of those that are numbers of bytes: `SIZES`."""
@@ -75,8 +77,8 @@ class Knobs:
             if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_WORKERS:
                 raise KnobError(f"workers of {stage!r}: {count!r} is not a whole number from 1 to {MAX_WORKERS}")
         for stage, backend in self.backend.items():
-            if backend not in (*BACKENDS, REMOTE):
-                raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), (*BACKENDS, REMOTE))}")
+            if backend not in PLACES:
+                raise KnobError(f"backend of {stage!r}: {backend!r}{nearest(str(backend), PLACES)}")
         if isinstance(self.fused, str) or not all(isinstance(stage, str) for stage in self.fused):
             raise KnobError(f"fused: {self.fused!r} is no list of stages")
         for name in SIZES:
@@ -162,7 +164,7 @@ class Limits:
             if not 1 <= low <= high:
                 raise KnobError(f"limits of {name!r}: {low} to {high} is no range of positive numbers")
         for stage, backends in self.backends.items():
-            if stage not in self.workers or not backends or any(b not in (*BACKENDS, REMOTE) for b in backends):
+            if stage not in self.workers or not backends or any(b not in PLACES for b in backends):
                 raise KnobError(f"back ends of {stage!r}: {backends!r}{nearest(stage, self.workers)}")
         object.__setattr__(self, "workers", MappingProxyType(dict(self.workers)))
         for stage in [*self.fusable, *self.fusable.values()]:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sluice.ingest.knobs import BACKENDS, REMOTE, Limits
+from sluice.ingest.knobs import BACKENDS, PLACES, REMOTE, Limits
 
 ROOMS = ("read_ahead_bytes", "window", "stretch", "prefetch_bytes")
 ONLINE = "online"
@@ -40,9 +40,9 @@ class StageSpec:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"name: {self.name!r} is not a name")
         object.__setattr__(self, "backends", tuple(self.backends))
-        if not self.backends or any(b not in (*BACKENDS, REMOTE) for b in self.backends):
+        if not self.backends or any(b not in PLACES for b in self.backends):
             raise ValueError(f"{self.name}: backends: {list(self.backends)!r} are not among "
-                             f"{[*BACKENDS, REMOTE]}")
+                             f"{list(PLACES)}")
         if self.room not in ROOMS:
             raise ValueError(f"{self.name}: room: {self.room!r} is not one of {', '.join(ROOMS)}")
         if self.workers < 1 or self.workers_a_core < 0:

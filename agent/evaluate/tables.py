@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from sluice.agent.learn.opening_judgement import mean_between
+
 _TITLES = {
     "score": "score (rows over the whole scenario ÷ the clairvoyant's): median ± half the spread; held out: median/5 %",
     "end": "end score (rows in the last fifth ÷ the clairvoyant's)",
@@ -130,8 +132,7 @@ def behind(rows: Sequence[Row], first: str, policy: str) -> list[float]:
         if r.policy == policy:
             gains.setdefault(r.scenario, []).append(scores[first, r.scenario, r.seed] - r.score)
     each = np.array([np.mean(gains[name]) for name in sorted(gains)])
-    drawn = np.random.default_rng(0).choice(each, (_DRAWS, len(each))).mean(axis=1)
-    return [round_(value) for value in (each.mean(), *np.quantile(drawn, [0.025, 0.975]))]
+    return [round_(value) for value in mean_between(each, _DRAWS)]
 
 
 def missed(rows: Sequence[Row], policies: Sequence[str]) -> list[str]:

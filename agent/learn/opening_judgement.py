@@ -19,7 +19,6 @@ from sluice.agent.tunable import Policy
 
 _START = 10
 _BACK, _IN_A_ROW = 0.95, 3
-_DRAWS = 2_000
 _FRESH = 3_000
 """The pipelines of a split with lower numbers were looked at while the opening was made."""
 _WORSE = 0.01
@@ -52,6 +51,12 @@ class Course:
     killed: bool
 
 
+def mean_between(gains: np.ndarray, draws: int = 2_000) -> tuple[float, float, float]:
+    """The mean, and between which values it lies in 95 of 100 draws of cases."""
+    drawn = np.random.default_rng(0).choice(gains, (draws, len(gains))).mean(axis=1)
+    return float(gains.mean()), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
+
+
 def course(case: Case, policy: Policy, best: Sequence[float]) -> Course:
     """Lets a policy go through a case, in which the clairvoyant reached the rates `best`, second by second."""
     outcome = run(case.scenario, policy, seed=case.seed)
@@ -72,8 +77,7 @@ class OpeningTable:
     def gain(self, name: str) -> tuple[float, float, float]:
         """The mean gain, and between which values it lies in 95 of 100 draws of pipelines."""
         gains = np.array([getattr(a, name) - getattr(b, name) for a, b in zip(self.opened, self.planner, strict=True)])
-        drawn = np.random.default_rng(0).choice(gains, (_DRAWS, len(gains))).mean(axis=1)
-        return float(gains.mean()), float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
+        return mean_between(gains)
 
     @property
     def worse(self) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from sluice.agent.learn.lives import Clairvoyance
+from sluice.agent.learn.opening_judgement import mean_between
 from sluice.agent.learn.opening_teacher import STAGES, imitate, lesson
 from sluice.agent.learn.student import Arrays, Student
 from sluice.agent.policies.opening.policy import SHAPES, Answers, Glimpse, Inputs, answer, observe
@@ -32,14 +33,14 @@ from sluice.etl.common.settings import parse, setting
 _LEAST = 12
 """Records below which nothing can be judged."""
 _APART = 4  # each fourth record is kept apart
-_RATE, _DRAWS = 3e-4, 2_000
+_RATE = 3e-4
 _SHARPNESS = 4.0
 """By this power of its rate, as a share of the best of its pipeline, a record counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRuns:
-    """What is learned from."""
+    """The run folders that are learned from, and how."""
 
     runs: tuple[str, ...] = setting(help="run folders", metavar="RUN", positional=True, several=True)
     weights: Path | None = setting(None, "weights to go on from (default: those in use)", metavar="FILE")
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> Mapping[str, Any]:
     taught, apart = parted(records(options.runs))
     after = learned(before, taught, options.steps, options.seed)
     gain = errors(before, apart) - errors(after, apart)
-    low = float(np.quantile(np.random.default_rng(0).choice(gain, (_DRAWS, len(gain))).mean(axis=1), 0.025))
+    _, low, _ = mean_between(gain)
     better, out = low > 0, options.out or installed()
     figures = {"taught": len(taught["weight"]), "apart": len(gain), "error_before": float(errors(before, apart).mean()),
                "error_after": float(errors(after, apart).mean()), "gain_at_least": low}
@@ -100,7 +101,7 @@ def parted(some: Sequence[OpeningRecord]) -> tuple[Arrays, Arrays]:
 
 
 def _pipeline(one: OpeningRecord) -> Any:
-    """What runs of one pipeline on one machine have in common."""
+    """The values that runs of one pipeline on one machine have in common."""
     return tuple(one.given.limits.workers.values()), one.given.known.row_bytes, one.given.seen.cpu_quota
 
 

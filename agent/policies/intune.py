@@ -52,9 +52,9 @@ class Hardware:
     """What the agent sees of the machine beside its cores and memory."""
 
     bytes_per_s: float
-    """What memory can move; 0: no limit."""
+    """The bytes that memory can move in a second; 0: no limit."""
     speed: float
-    """Of a core; 1: as the simulator's."""
+    """The speed of a core; 1: as the simulator's."""
 
     def inputs(self) -> list[float]:
         bandwidth = 2.0 if self.bytes_per_s <= 0 else min(2.0, max(-4.0, math.log10(self.bytes_per_s / 1e10)))
@@ -125,7 +125,7 @@ class IntuneState:
     last: Snapshot | None = None
     inputs: np.ndarray | None = None
     chosen: np.ndarray | None = None
-    """What was seen at the last decision, and what was chosen."""
+    """The inputs of the last decision, and the choices that it made."""
     reward: float = 0.0
     """The last one, in rows a second."""
     best: float = 0.0
@@ -177,7 +177,7 @@ def values(layers: Layers, inputs: np.ndarray) -> np.ndarray:
 
 
 def _forward(layers: Layers, inputs: np.ndarray) -> list[np.ndarray]:
-    """What goes into each layer, and last what comes out."""
+    """The input of each layer, and last the output."""
     passed = [inputs]
     for weight, bias in layers[:-1]:
         passed.append(np.maximum(passed[-1] @ weight.T + bias, 0))
