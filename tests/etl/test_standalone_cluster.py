@@ -12,14 +12,14 @@ import pytest
 
 from sluice.etl.spark.processes.standalone_cluster import StandaloneCluster
 
-# A process of Spark's starts others; these say where they are and stay.
+# A process of Spark's starts others; these say where they are before they are up, and stay.
 _SPARK = """#!/bin/sh
+sleep 600 &
+echo $! >> "$PWD/children"
 case "$1" in
 *.Worker) echo "Successfully registered" ;;
 *) echo ALIVE ;;
 esac
-sleep 600 &
-echo $! >> "$PWD/children"
 sleep 600
 """
 _OWNER = """
