@@ -14,6 +14,7 @@ from sluice.dlrm import lookup_frequencies
 from sluice.dlrm.liveness.activity import MOST_S
 from sluice.etl.common.errors import UsageError
 from sluice.etl.common.settings import check, setting
+from sluice.etl.ops.base import MAX_ID
 from sluice.etl.schema import Field
 from sluice.etl.spec.code_options import TransformOptions
 from sluice.ingest.knobs import parse_bytes
@@ -37,8 +38,8 @@ ASKED_SHARDING_KINDS = {"table_row": "over one host's ranks", "data": "a copy on
 """Kinds that only a FILE can ask for, with what each of them does."""
 SHARDINGS = ("auto", *SHARDING_KINDS, "torchrec")
 PRECISIONS = ("fp32", "bf16")
-MOST_ROWS = 2**31 - 1
-"""The rows of the largest table: ids are int32 from the feature table to the kernels."""
+MOST_ROWS = MAX_ID
+"""The rows of the largest table: ids are words of 32 bits in the loader."""
 TABLE_DTYPES = ("fp32", "fp16", "bf16")
 WIRES = ("fp32", "fp16")
 HISTORY_TABLES = ("auto", "target", "own")
@@ -74,7 +75,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if self.rows > MOST_ROWS:
-            raise ConfigError(f"table {self.name!r}: {self.rows:,} rows, and a column's ids are numbers of 31 bits, "
+            raise ConfigError(f"table {self.name!r}: {self.rows:,} rows, and a column's ids are numbers of 32 bits, "
                               f"for {MOST_ROWS:,} rows; hash them into fewer, or split them over several columns")
 
     @property

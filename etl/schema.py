@@ -26,7 +26,7 @@ class Field:
     type: str
     """Arrow's name of what is stored: `float`, `int32`, `int8`, `binary`, `list<int32>` …"""
     layout: str = "scalar"
-    """`scalar`, `bytes` (a bag packed as little-endian int32 in a binary column) or `list`."""
+    """`scalar`, `bytes` (a bag packed as little-endian words of 32 bits in a binary column) or `list`."""
     cardinality: int | None = None
     """The number of rows that its embedding needs: every id is below it. Only for `sparse` and `id_list`."""
     width: int | None = None

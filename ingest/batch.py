@@ -38,7 +38,8 @@ class Batch:
     dense: torch.Tensor
     """[rows, dense columns] float32, feature by feature underneath."""
     values: torch.Tensor
-    """int32: all ids of the first sparse column, then of the second, as KeyedJaggedTensor has them."""
+    """int32, or int64 where a column has more ids: all ids of the first sparse column, then of the second, as
+    KeyedJaggedTensor has them."""
     lengths: torch.Tensor
     """[sparse columns × rows] int32: the number of ids of each row. Without bags one tensor for all batches: do not
     write to it."""
@@ -74,8 +75,8 @@ class Batch:
         return (*columns.dense, *columns.sparse, columns.label, columns.weight or "weight")
 
     def __getitem__(self, name: str) -> torch.Tensor | BagColumn:
-        """One column: numbers as float32 [rows], ids as int32 [rows], and as a `BagColumn` ids of which a row has any
-        number."""
+        """One column: numbers as float32 [rows], ids as int32 or int64 [rows], and as a `BagColumn` ids of
+        which a row has any number."""
         columns = self._named()
         if name in columns.dense:
             return self.dense[:, columns.dense.index(name)]

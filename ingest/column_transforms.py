@@ -14,6 +14,7 @@ from sluice.etl.ops.lists import Vectors, flat, relisted
 from sluice.etl.schema import Field
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.table_transform import KINDS, TableTransform, inputs_of, steps, transformed
+from sluice.ingest.columns import id_kind
 from sluice.ingest.stages.batch import lengths_name
 from sluice.ingest.stages.transform import Arrays, Transform, shown
 from sluice.ingest.stages.transform_worker import function_of
@@ -68,7 +69,7 @@ class ColumnTransforms:
             return arrays
         found: Arrays = {}
         for f in self._fields:
-            kind = np.float32 if f.role == "dense" else np.int32
+            kind = np.float32 if f.role == "dense" else id_kind(f.cardinality)
             empty = np.zeros(0 if f.name in self._bags else rows, kind)
             found[f.name] = np.array(arrays[f.name], kind) if not f.made else empty  # a function may write into it
             if f.name in self._bags:
@@ -113,7 +114,7 @@ class Chain:
         """One row of zeros, to see that the operators take these columns."""
         found: Arrays = {}
         for f in self._inputs:
-            found[f.name] = np.zeros(1, np.float32 if f.role == "dense" else np.int32)
+            found[f.name] = np.zeros(1, np.float32 if f.role == "dense" else id_kind(f.cardinality))
             if f.role == "id_list":
                 found[lengths_name(f.name)] = np.ones(1, np.int32)
         return found

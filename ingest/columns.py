@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import numpy as np
+
+from sluice.etl.ops.base import is_wide
 from sluice.etl.schema import Field
 from sluice.ingest.errors import LoadingError
 from sluice.ingest.knobs import nearest
@@ -23,8 +26,8 @@ class ColumnError(LoadingError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Columns of numbers as float32 (dense features, label, weight), and of ids as int32: one a row, or a bag of
-    them."""
+    """Columns of numbers as float32 (dense features, label, weight), and of ids as int32, or uint32 where there are
+    more than fit that: one a row, or a bag of them."""
 
     dense: tuple[str, ...]
     sparse: tuple[str, ...]
@@ -112,7 +115,22 @@ class Columns:
         """The columns of bags that files hold."""
         return tuple(name for name in self.bags if name not in self.added)
 
+    def id_kind(self, name: str) -> type[np.int32 | np.uint32]:
+        """The type of a column's ids until they are handed over."""
+        return id_kind(self.cardinalities.get(name))
+
+    @property
+    def wide(self) -> bool:
+        """Whether a column's ids do not fit int32, so that a batch has all ids as int64."""
+        return any(map(is_wide, self.cardinalities.values()))
+
     @property
     def row_bytes(self) -> int:
         """The size of a row in bytes, on average, once decoded and as part of a batch."""
-        return 4 * (len(self.floats) + len(self.sparse)) + round(4 * sum(self.bags.values()))
+        each = 8 if self.wide else 4
+        return 4 * len(self.floats) + each * len(self.sparse) + round(each * sum(self.bags.values()))
+
+
+def id_kind(cardinality: int | None) -> type[np.int32 | np.uint32]:
+    """The type in which a loader has ids of a column of so many."""
+    return np.uint32 if is_wide(cardinality) else np.int32

@@ -235,8 +235,7 @@ class Pipeline:
             self._use_remote()
             return self._pool(COLLATE.name, stretches,
                               lambda _: lambda s, charge: collator(parts.aside.finite(s, columns), charge),
-                              size=lambda s: s.nbytes,
-                              measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
+                              size=collator.size, measure=lambda r: (sum(b.rows for b in r.batches), r.nbytes))
 
     @property
     def forked(self) -> bool:

@@ -13,6 +13,7 @@ from sluice.dlrm.evaluation.diagnosis import Evidence
 from sluice.dlrm.evaluation.metrics import Binned, Quality, quality
 from sluice.dlrm.ranks import Ranks
 from sluice.dlrm.training.input_checks import BatchChecker
+from sluice.etl.ops.base import MAX_ID
 
 if TYPE_CHECKING:
     from sluice.dlrm.training.assemble import TrainingParts
@@ -67,7 +68,7 @@ def evaluate(parts: TrainingParts, feed: EvaluationBatches, checker: BatchChecke
     sliced = [names.index(name) for name in slices]
     counter: _Exact | _Rough | None = None
     largest = torch.zeros(len(feed.dense_names))
-    low, high = torch.full((len(names),), 2**31 - 1), torch.full((len(names),), -1)
+    low, high = torch.full((len(names),), MAX_ID), torch.full((len(names),), -1)
     spread = torch.zeros(3, dtype=torch.float64)  # of the logits: count, sum, sum of squares
     for batch in through(feed):
         checker.check(batch)

@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from sluice.dlrm.lookup_frequencies import spread_runs
-from sluice.dlrm.options import MOST_ROWS, ConfigError, Table
+from sluice.dlrm.options import ConfigError, Table
 from sluice.ingest.knobs import nearest
 
 KINDS = ("full", "spread", "modulo", "hash", "quotient", "product")
 _SIZELESS = ("full", "spread")
 COMBINES = ("multiply", "add", "concat")
-_PRIME = MOST_ROWS
+_PRIME = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,9 @@ def codes(ids: Tensor, table: Table, compression: Compression) -> tuple[Tensor, 
     if compression.kind == "full":
         return (ids,)
     if compression.kind == "spread":
-        return ((ids.long() * _stride(table.rows) % table.rows).to(ids.dtype),)
+        # In two steps: an id of 32 bits times a stride of as many is more than int64 holds.
+        high, stride = (ids >> 16).long(), _stride(table.rows)
+        return ((((high * stride % table.rows << 16) + (ids & 0xFFFF).long() * stride) % table.rows).to(ids.dtype),)
     if compression.kind == "modulo":
         return (ids % compression.rows,)
     if compression.kind == "hash":

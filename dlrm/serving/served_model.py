@@ -21,6 +21,7 @@ from sluice.dlrm.serving.int8_tables import NarrowTables
 from sluice.etl import ops
 from sluice.etl.apply.features import Features
 from sluice.etl.apply.lookups import Serving
+from sluice.etl.ops.base import is_wide
 from sluice.etl.ops.lists import flat
 from sluice.etl.spec.permission import Permission
 from sluice.etl.spec.spec import Spec
@@ -94,7 +95,7 @@ class Servable:
                 arrays[name] = values
             elif pa.types.is_list(values.type):
                 elements, bag_lengths = flat(values)
-                arrays[name] = elements.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+                arrays[name] = elements.to_numpy(zero_copy_only=False)
                 arrays[lengths_name(name)] = bag_lengths.astype(np.int32)
             else:
                 arrays[name] = values.to_numpy(zero_copy_only=False)
@@ -109,9 +110,10 @@ class Servable:
                            f"feature {self.meta.dense[number]!r} is missing or no finite number, and the spec fills "
                            "nothing in")
         ids, lengths = [], []
+        kind = np.int64 if any(is_wide(column.rows) for column in self.layout.columns) else np.int32
         for column in self.layout.columns:
             counts = arrays.get(lengths_name(column.name), np.ones(rows, np.int32))
-            column_ids = arrays[column.name].astype(np.int32, copy=False)
+            column_ids = arrays[column.name].astype(kind, copy=False)
             if len(column_ids) and not (column_ids.min() >= 0 and column_ids.max() < column.rows):
                 raise RuntimeError(f"column {column.name!r}: an id is outside its table of {column.rows} rows")
             ids.append(column_ids)

@@ -143,7 +143,7 @@ def _values(values: pa.Array, column: ColumnSpec) -> pa.Array:
         return as_text(values) if column.type == "string" else as_number(values) if column.type == "double" else \
             values.cast(pa.list_(pa.float64() if "double" in column.type else pa.string()))
     if column.role == "id_list":
-        return values.cast(pa.list_(pa.int32()))
+        return values.cast(pa.list_(pa.int64() if column.wide else pa.int32()))
     if column.role == "key":
         return pc.fill_null(values.cast(pa.string()), "")
     if column.role == "sparse" and column.online is not None:

@@ -1,10 +1,11 @@
 """What an operator is: `Operator`, a frozen description with one `apply` for Spark, loader and serving alike.
 
 Between the operators of a chain a column is one of these kinds: `text` (strings), `number` (float64), `id` (int32
-without nulls), or a list of one of them in each row: `texts`, `numbers`, `ids`; `row` is a struct of several input
-columns, which only the first operator of a chain can take. An operator on single values takes lists too, element by
-element. One that learns from data is `Fitted`: workers count batch by batch, Spark adds the counts up, and it learns
-from the sums; so it never sees rows one by one, and what it learns does not depend on how rows were spread.
+without nulls, int64 where there are more than `NARROW_IDS`), or a list of one of them in each row: `texts`, `numbers`,
+`ids`; `row` is a struct of several input columns, which only the first operator of a chain can take. An operator on
+single values takes lists too, element by element. One that learns from data is `Fitted`: workers count batch by batch,
+Spark adds the counts up, and it learns from the sums; so it never sees rows one by one, and what it learns does not
+depend on how rows were spread.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ LISTS = {"text": "texts", "number": "numbers", "id": "ids"}
 KINDS = (*SCALARS, *LISTS.values(), "row")
 PADDING, NULL, FIRST = 0, 1, 2
 """The ids that every sparse column shares: 0 pads a bag, 1 is a missing value, all others begin at 2."""
-MAX_ID = 2**31 - 1
+MAX_ID = 2**32 - 1
+NARROW_IDS = 2**31
+"""A column of more ids than these is stored as int64, and its ids are unsigned words of 32 bits in a loader."""
 NO_NUMBER = -(2**63)
 """The value that a column of stored whole numbers has where a number is missing."""
 MAX_VALUES = 20_000_000
@@ -147,12 +150,23 @@ def finite_of(column: pa.Array) -> npt.NDArray[np.float64]:
     return values[np.isfinite(values) if nulls is None else np.isfinite(values) & ~nulls]
 
 
+def is_wide(cardinality: int | None) -> bool:
+    """Whether a column of so many ids does not fit int32."""
+    return cardinality is not None and cardinality > NARROW_IDS
+
+
+def spread(keys: npt.NDArray[np.uint64], size: int) -> npt.NDArray[Any]:
+    """Ids from FIRST on, `size` of them, by the remainders of hashes."""
+    ids: npt.NDArray[Any] = (keys % np.uint64(size)).astype(np.int64 if is_wide(FIRST + size) else np.int32)
+    ids += FIRST
+    return ids
+
+
 def ids_of(ids: npt.NDArray[Any], column: pa.Array) -> pa.Array:
     """Ids as stored, with NULL where the column has nulls."""
-    ids = ids.astype(np.int32, copy=False)
     if column.null_count:
         ids[pc.is_null(column).to_numpy(zero_copy_only=False)] = NULL
-    return pa.array(ids, pa.int32())
+    return pa.array(ids)
 
 
 def within(op: Operator, **bounds: tuple[float, float]) -> None:

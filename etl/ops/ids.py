@@ -23,6 +23,7 @@ from sluice.etl.ops.base import (
     Operator,
     OperatorError,
     ids_of,
+    spread,
     within,
 )
 from sluice.etl.ops.hash_table import Lookup
@@ -46,7 +47,7 @@ class Hash(Operator):
         within(self, size=(1, MAX_ID - FIRST))
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        return ids_of((hash_texts(column, self.salt) % np.uint64(self.size)).astype(np.int32) + np.int32(FIRST), column)
+        return ids_of(spread(hash_texts(column, self.salt), self.size), column)
 
     def cardinality(self, _state: pa.Table | None) -> int:
         return FIRST + self.size
@@ -66,8 +67,7 @@ class Cross(Operator):
         within(self, size=(1, MAX_ID - FIRST))
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
-        keys = hash_rows(column.flatten(), self.salt)
-        return pa.array((keys % np.uint64(self.size)).astype(np.int32) + np.int32(FIRST))
+        return pa.array(spread(hash_rows(column.flatten(), self.salt), self.size))
 
     def cardinality(self, _state: pa.Table | None) -> int:
         return FIRST + self.size
@@ -90,9 +90,9 @@ class Modulus(Operator):
 
     def apply(self, column: pa.Array, _state: Any) -> pa.Array:
         numbers = (column if pa.types.is_int64(column.type) else self.whole_numbers(column)).to_numpy()
-        ids = (np.mod(numbers, np.int64(self.size)) + FIRST).astype(np.int32)
+        ids = spread(np.mod(numbers, np.int64(self.size)).view(np.uint64), self.size)
         ids[numbers == NO_NUMBER] = NULL
-        return pa.array(ids, pa.int32())
+        return pa.array(ids)
 
     def whole_numbers(self, column: pa.Array) -> pa.Array:
         """The column's whole numbers; if signed 64 bits cannot hold one besides NO_NUMBER, its remainder stands

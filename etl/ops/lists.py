@@ -33,9 +33,10 @@ def relisted(values: pa.Array, lengths: Lengths) -> pa.Array:
 
 
 def packed(column: pa.Array) -> pa.Array:
-    """Packs lists of ids as little-endian int32 in a binary column: its offsets are the lengths, times four."""
+    """Packs lists of ids as little-endian words of 32 bits in a binary column: its offsets are the lengths, times
+    four."""
     values, lengths = flat(column)
-    content = values.cast(pa.int32()).to_numpy(zero_copy_only=False).astype("<i4", copy=False)
+    content = values.cast(pa.uint32()).to_numpy(zero_copy_only=False).astype("<u4", copy=False)
     offsets = np.concatenate([[0], np.cumsum(lengths * 4)]).astype(np.int32)
     return pa.BinaryArray.from_buffers(pa.binary(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(content)])
 

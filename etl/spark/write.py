@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _SPARK_TYPES = {"int8": "tinyint", "int32": "int", "int64": "bigint", "float": "float", "double": "double",
                 "string": "string", "binary": "binary", "list<element: int32>": "array<int>",
-                "list<element: string>": "array<string>", "list<element: double>": "array<double>"}
+                "list<element: int64>": "array<bigint>", "list<element: string>": "array<string>",
+                "list<element: double>": "array<double>"}
 
 
 def write(raw: Raw, state: FittedState, placement: FileAssignment, url: str, joins: Joins, *, rows: int,

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from sluice.etl.common.suggest import nearest
 from sluice.etl.ops import OPERATORS, Fitted, Operator, OperatorError
-from sluice.etl.ops.base import LISTS
+from sluice.etl.ops.base import LISTS, is_wide
 from sluice.etl.ops.chain import follow
 from sluice.etl.ops.numeric import Fill, Missing, OneHot
 from sluice.etl.ops.scaling import FillMean, FillMedian
@@ -58,9 +58,14 @@ class ColumnSpec:
         return self.ops[:self.online]
 
     @property
+    def wide(self) -> bool:
+        """Whether it has ids that do not fit int32."""
+        return any(is_wide(op.cardinality(None)) for op in self.ops if op.gives == "id" and not isinstance(op, Fitted))
+
+    @property
     def type(self) -> str:
         """Arrow's name of the type that is stored; for bags, of the type in which they are packed."""
-        return self.left_as or ROLE_KINDS[self.role][1]
+        return self.left_as or ("int64" if self.role == "sparse" and self.wide else ROLE_KINDS[self.role][1])
 
     @property
     def left_to_loader(self) -> tuple[dict[str, Any], ...]:

@@ -255,7 +255,8 @@ class Spec:
         if c.raw:
             layout = "list" if kind.startswith("list<") else layout
         elif c.role == "id_list":
-            kind, layout = ("list<int32>", "list") if self.table.plain_lists else (kind, "bytes")
+            ids = "list<int64>" if c.wide else "list<int32>"
+            kind, layout = (ids, "list") if self.table.plain_lists else (kind, "bytes")
         return Field(name=c.name, role=c.role, type=kind, layout=layout, width=c.width, cardinality=cardinality,
                      bag=bag, online=c.left_to_loader, inputs=() if c.sources == (c.name,) else c.sources,
                      nullable=c.raw)

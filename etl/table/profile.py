@@ -73,8 +73,8 @@ def _column(f: Field, values: pa.Array, buckets: int) -> dict[str, Any]:
             lengths = pa.compute.binary_length(values).to_numpy() // 4
             offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset:values.offset + len(values) + 1]
             content = values.buffers()[2]
-            ids = np.frombuffer(content, "<i4", (int(offsets[-1]) - int(offsets[0])) // 4, int(offsets[0])) \
-                if content is not None and len(values) else np.empty(0, np.int32)
+            ids = np.frombuffer(content, "<u4", (int(offsets[-1]) - int(offsets[0])) // 4, int(offsets[0])) \
+                if content is not None and len(values) else np.empty(0, np.uint32)
         else:
             lengths = pa.compute.list_value_length(values).to_numpy()
             ids = pa.compute.list_flatten(values).to_numpy()

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.etl.ops.base import FIRST, MAX_ID, NULL
+from sluice.etl.ops.base import FIRST, MAX_ID, NULL, spread
 from sluice.etl.ops.hashing import A, G, mix
 from sluice.etl.ops.ids import Hash
 from sluice.ingest.stages.scatter_kernel import compiled
@@ -41,7 +41,7 @@ def hashed_ids(values: pa.Array, operator: Hash) -> pa.Array:
         return operator.apply(values, None)
     signed = not pa.types.is_unsigned_integer(values.type)
     whole = values.cast(pa.int64() if signed else pa.uint64()).fill_null(0).to_numpy(zero_copy_only=False)
-    ids = (hash_digits(whole.view(np.uint64), signed) % np.uint64(operator.size)).astype(np.int32) + np.int32(FIRST)
+    ids = spread(hash_digits(whole.view(np.uint64), signed), operator.size)
     if values.null_count:
         ids[values.is_null().to_numpy(zero_copy_only=False)] = NULL
     return pa.array(ids)

@@ -13,11 +13,9 @@ from sluice.etl import ops
 from sluice.etl.ops.ids import Hash
 from sluice.etl.schema import Field
 from sluice.etl.spec.input_values import ARROW_TYPES, converted
-from sluice.ingest.columns import ColumnError
+from sluice.ingest.columns import ColumnError, id_kind
 from sluice.ingest.plain.hashed_ids import can_hash, hashed_ids
 
-_GIVEN = {"sparse": pa.int32(), "id_list": pa.list_(pa.int32())}
-"""What operators give, by the column's role; numbers in the others."""
 _DICTIONARIES = tuple(f"dictionary<values={kind}" for kind in ("int", "uint", "float", "double", "halffloat"))
 
 
@@ -61,7 +59,8 @@ class Recipe:
     def type(self, stored: Sequence[pa.DataType]) -> pa.DataType:
         """The type of its values, made from columns of these types."""
         if self.operators:
-            return _GIVEN.get(self.role, pa.float32())
+            ids = pa.from_numpy_dtype(id_kind(self.size))
+            return {"sparse": ids, "id_list": pa.list_(ids)}.get(self.role, pa.float32())
         if self.kinds:
             return ARROW_TYPES[self.kinds[0]]
         return stored[0].value_type if pa.types.is_dictionary(stored[0]) else stored[0]
@@ -86,7 +85,8 @@ class Making:
         self._recipe = recipe
         online = tuple({key: list(value) if isinstance(value, tuple) else value for key, value in op.described.items()}
                        for op in recipe.operators)
-        field = Field(name=recipe.name, role=recipe.role, type="", online=online, nullable=True)
+        field = Field(name=recipe.name, role=recipe.role, type="", online=online, nullable=True,
+                      cardinality=recipe.size)
         self._operators = ops.online(field, None) if online else None
         only = recipe.operators[0] if len(recipe.operators) == 1 else None
         self._hash = only if isinstance(only, Hash) and not only.salt else None
@@ -95,7 +95,7 @@ class Making:
         """The values of one piece, of which `arrays` holds each source."""
         recipe = self._recipe
         if self._hash is not None and can_hash(str(arrays[0].type)) and set(recipe.kinds) <= {"int", "text", "texts"}:
-            return hashed_ids(arrays[0], self._hash)
+            return hashed_ids(arrays[0], self._hash).cast(recipe.type(()))
         columns = [self._typed(name, array, kind) for name, array, kind in
                    zip(recipe.sources, arrays, recipe.kinds or [""] * len(arrays), strict=True)]
         if self._operators is None:

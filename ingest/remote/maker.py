@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from sluice.etl.ops.base import is_wide
 from sluice.ingest.columns import Columns
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.memory.governor import Governor
@@ -42,7 +43,8 @@ def job_of(source: FeatureTable | ParquetFiles, *, plan: RowsPlan, split: str, c
         reader=reader, sample=sample or "", roles=roles, hash=dict(plain.hash) if plain else {}, plan=plan_of(plan),
         order=plan.digest, floats=tuple(n for n in columns.floats if n in stored),
         ids=tuple(n for n in columns.scalars if n in stored),
-        bags={n: columns.bags[n] for n in columns.stored_bags}, fill=dict(columns.fill), made=digest(made))
+        bags={n: columns.bags[n] for n in columns.stored_bags}, fill=dict(columns.fill),
+        wide=tuple(n for n in columns.sparse if is_wide(columns.cardinalities.get(n))), made=digest(made))
 
 
 class UnitMaker:

@@ -62,6 +62,8 @@ class RemoteJob:
     ids: tuple[str, ...]
     bags: Mapping[str, float]
     fill: Mapping[str, float]
+    wide: tuple[str, ...]
+    """The columns of ids that do not fit int32."""
     made: str
     """Digest of the operators that make columns of what is stored."""
 
@@ -72,8 +74,9 @@ class RemoteJob:
     @property
     def schema(self) -> pa.Schema:
         """That of every batch of it."""
-        kinds = [(self.floats, pa.float32()), (self.ids, pa.int32()), (self.bags, pa.large_list(pa.int32()))]
-        return pa.schema([pa.field(name, kind) for names, kind in kinds for name in names])
+        ids = {name: pa.uint32() if name in self.wide else pa.int32() for name in (*self.ids, *self.bags)}
+        return pa.schema([*((name, pa.float32()) for name in self.floats), *((name, ids[name]) for name in self.ids),
+                          *((name, pa.large_list(ids[name])) for name in self.bags)])
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -89,7 +92,7 @@ class RemoteJob:
         if not isinstance(given, dict) or given.keys() != names:
             raise RemoteError("a job that lacks fields, or has unknown ones: install one version of sluice on both "
                               "sides")
-        return cls(**{**given, "floats": tuple(given["floats"]), "ids": tuple(given["ids"])})
+        return cls(**{**given, **{name: tuple(given[name]) for name in ("floats", "ids", "wide")}})
 
     def differences(self, other: RemoteJob) -> list[str]:
         """What another job has otherwise, in words."""

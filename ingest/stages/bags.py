@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,10 @@ from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.stages.scatter_kernel import bag_ends, bag_size, pieces_of, take_bags, take_equal
 
 _ID = 4  # bytes of an id
-_INT32 = np.iinfo(np.int32)
 
 
 class BagError(ValueError):
-    """Bags that do not hold int32 ids: the message says what they hold."""
+    """Bags that do not hold ids: the message says what they hold."""
 
     def __init__(self, text: str, column: str = "", piece: int = 0):
         super().__init__(text)
@@ -27,7 +26,8 @@ class BagError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """Row n has the ids `values[offsets[n]:offsets[n + 1]]`; without `offsets`, every row has `each` of them."""
+    """Row n has the ids `values[offsets[n]:offsets[n + 1]]`; without `offsets`, every row has `each` of them. Ids that
+    do not fit int32 are the same words."""
 
     values: npt.NDArray[np.int32]
     offsets: npt.NDArray[Any] | None
@@ -46,23 +46,23 @@ class Bags:
     def _at(self, row: int) -> int:
         return row * self.each if self.offsets is None else int(self.offsets[row])
 
-    def as_arrow(self, rows: int) -> pa.Array:
-        """The bags of its `rows` rows as Arrow has them, without a copy of the ids."""
+    def as_arrow(self, rows: int, kind: type[np.int32 | np.uint32]) -> pa.Array:
+        """The bags of its `rows` rows as Arrow has them, with ids of that kind, without a copy of the ids."""
         ends = np.arange(rows + 1, dtype=np.int64) * self.each if self.offsets is None else self.offsets
-        return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), pa.array(self.values, pa.int32()))
+        return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), pa.array(self.values.view(kind)))
 
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + (0 if self.offsets is None else self.offsets.nbytes)
 
 
-def shuffled(columns: Mapping[str, Sequence[pa.Array]], order: npt.NDArray[np.uint64] | None, buffers: Buffers
-             ) -> dict[str, Bags]:
+def shuffled(columns: Mapping[str, Sequence[pa.Array]], order: npt.NDArray[np.uint64] | None, buffers: Buffers,
+             kind: Callable[[str], type[np.int32 | np.uint32]] = lambda _: np.int32) -> dict[str, Bags]:
     """The bags of a window's columns in `order` (as they are stored if None), moved once, out of all the pieces in
-    which Arrow has them. A missing bag is an empty one."""
+    which Arrow has them. A missing bag is an empty one. `kind` is the type of a column's ids."""
     if not columns:
         return {}
-    stored = {name: _Column(name, arrays) for name, arrays in columns.items()}
+    stored = {name: _Column(name, arrays, kind(name)) for name, arrays in columns.items()}
     counts = np.array([len(array) for array in next(iter(columns.values()), ())], np.int64)
     if order is None:
         if len(counts) == 1:
@@ -90,11 +90,11 @@ def shuffled(columns: Mapping[str, Sequence[pa.Array]], order: npt.NDArray[np.ui
 class _Column:
     """The bags of one column in the pieces of a window, where they are stored."""
 
-    def __init__(self, name: str, arrays: Sequence[pa.Array]):
+    def __init__(self, name: str, arrays: Sequence[pa.Array], kind: type[np.int32 | np.uint32]):
         self._parts = []
         for piece, array in enumerate(arrays):
             try:
-                self._parts.append(_parts(array))
+                self._parts.append(_parts(array, kind))
             except BagError as error:
                 raise BagError(str(error), name, piece) from None
         offsets = np.array([_address(offsets) for offsets, _, _ in self._parts], np.uint64)
@@ -106,7 +106,7 @@ class _Column:
         """The bytes of every bag; below 0: they differ."""
         if self.size < -1:
             begin, end = self._parts[piece][0][row:row + 2]
-            raise BagError(f"a bag of {end - begin} bytes, which is no whole number of int32 ids", name, piece)
+            raise BagError(f"a bag of {end - begin} bytes, which is no whole number of ids of four bytes", name, piece)
 
     def as_stored(self) -> Bags:
         """The bags of the only piece, without a copy."""
@@ -130,15 +130,15 @@ def _address(array: npt.NDArray[Any]) -> np.uint64:
     return np.uint64(array.__array_interface__["data"][0])
 
 
-def _parts(array: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], int]:
+def _parts(array: pa.Array, kind: type[np.int32 | np.uint32]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], int]:
     """Where each bag begins and ends among the values, the values, and the bytes that an offset counts: without a copy,
-    if the ids are int32 already."""
+    if the ids are of that kind already."""
     if pa.types.is_large_binary(array.type) or pa.types.is_binary(array.type):
-        kind = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+        offset = np.int64 if pa.types.is_large_binary(array.type) else np.int32
         _, offsets, data = array.buffers()
         if not len(array):
-            return np.zeros(1, kind), np.empty(0, np.int32), 1
-        ends = np.frombuffer(offsets, kind)[array.offset:array.offset + len(array) + 1]
+            return np.zeros(1, offset), np.empty(0, np.int32), 1
+        ends = np.frombuffer(offsets, offset)[array.offset:array.offset + len(array) + 1]
         size = int(ends[-1]) // _ID
         return ends, np.frombuffer(data, "<i4", size) if size else np.empty(0, np.int32), 1
     if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)):
@@ -148,8 +148,9 @@ def _parts(array: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], in
     if array.values.null_count:
         raise BagError(f"{array.values.null_count} empty values within bags")
     ends, numbers = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False)
-    if numbers.dtype != np.int32:
+    if numbers.dtype != kind:
         numbers, ends = numbers[ends[0]:ends[-1]], ends - ends[0]
-        if len(numbers) and not _INT32.min <= numbers.min() <= numbers.max() <= _INT32.max:
-            raise BagError(f"ids from {numbers.min()} to {numbers.max()}, which do not fit int32")
-    return ends, np.ascontiguousarray(numbers, np.int32), _ID
+        fit = np.iinfo(kind)
+        if len(numbers) and not fit.min <= numbers.min() <= numbers.max() <= fit.max:
+            raise BagError(f"ids from {numbers.min()} to {numbers.max()}, which do not fit {fit.dtype}")
+    return ends, np.ascontiguousarray(numbers, kind).view(np.int32), _ID

@@ -44,7 +44,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The ids of one batch: those of a column from `starts` on, in one array."""
+    """The ids of one batch: those of a column from `starts` on, in one array of int32, or of the same words where a
+    column's do not fit that."""
 
     values: npt.NDArray[Any]
     lengths: npt.NDArray[Any] | None
@@ -255,10 +256,10 @@ def _within(pieces: tuple[tuple[Block, int, int], ...], first: int, count: int
 
 
 class Collator:
-    """One worker of the collate stage: it returns batches as tensors, without a copy."""
+    """One worker of the collate stage: it returns batches as tensors, without a copy unless ids are wide."""
 
     def __init__(self, columns: Columns, rows: int):
-        self._columns = columns
+        self._columns, self._wide = columns, columns.wide
         self._lengths = torch.ones(len(columns.sparse) * rows, dtype=torch.int32)
 
     def __call__(self, stretch: Stretch, charge: Charge) -> Ready:
@@ -269,13 +270,21 @@ class Collator:
         views = zip(floats[:, :dense].transpose(1, 2).unbind(), floats[:, dense].unbind(), weights.unbind(),
                     strict=True)
         batches = tuple(
-            Batch(dense=numbers, values=torch.from_numpy(ids.values),
+            Batch(dense=numbers, values=self._values(ids),
                   lengths=self._lengths if ids.lengths is None else torch.from_numpy(ids.lengths),
                   label=label, weight=weight, rows=stretch.rows[n], epoch=stretch.schedule.epoch,
                   step=stretch.step + n, checksum=stretch.checksums[n], columns=self._columns)
             for n, (ids, (numbers, label, weight)) in enumerate(zip(stretch.ids, views, strict=True)))
         stretch.charge.release()
-        return Ready(batches, stretch.nbytes, charge)
+        return Ready(batches, self.size(stretch), charge)
+
+    def size(self, stretch: Stretch) -> int:
+        """The size of its batches in bytes."""
+        return stretch.nbytes + (sum(ids.values.nbytes for ids in stretch.ids) if self._wide else 0)
+
+    def _values(self, ids: Ids) -> torch.Tensor:
+        """A batch's ids: where some do not fit int32, all of them as int64."""
+        return torch.from_numpy(ids.values.view(np.uint32).astype(np.int64) if self._wide else ids.values)
 
 
 def columns_of(stretch: Stretch, number: int, columns: Columns) -> dict[str, npt.NDArray[Any]]:
@@ -284,7 +293,7 @@ def columns_of(stretch: Stretch, number: int, columns: Columns) -> dict[str, npt
     ids = stretch.ids[number]
     arrays: dict[str, npt.NDArray[Any]] = dict(zip(columns.floats, stretch.floats[number], strict=True))
     for column, name in enumerate(columns.sparse):
-        arrays[name] = ids.of(column)
+        arrays[name] = ids.of(column).view(columns.id_kind(name))
         if name in columns.bags and ids.lengths is not None:
             arrays[lengths_name(name)] = ids.lengths.reshape(len(columns.sparse), -1)[column]
     return arrays
@@ -296,7 +305,7 @@ def lengths_name(column: str) -> str:
 
 def joined(columns: Columns, arrays: Mapping[str, npt.NDArray[Any]], rows: int) -> Ids:
     """Puts the ids of a batch together anew, after bags have got other lengths."""
-    parts = [arrays[name] for name in columns.sparse]
+    parts = [arrays[name].view(np.int32) for name in columns.sparse]
     lengths = np.ones((len(parts), rows), np.int32)
     for column, name in enumerate(columns.sparse):
         if name in columns.bags:

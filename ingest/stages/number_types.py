@@ -1,5 +1,5 @@
-"""Converts numbers of any type to those of a batch, float32 or int32: `numbers` refuses what would become another
-value."""
+"""Converts numbers of any type to those of a batch, float32, int32 or uint32: `numbers` refuses what would become
+another value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_IDS = np.iinfo(np.int32)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -25,8 +24,8 @@ def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
     """Returns `array` as float32, or as the ids that it holds; without a copy if it has that type already."""
     if array.dtype.kind not in "biuf":
         raise ValueRefused(0, f"{array.flat[0]!r}, which is no number" if array.size else f"{array.dtype}, no numbers")
-    if kind is np.int32:
-        return _ids(array)
+    if kind is not np.float32:
+        return _ids(array, kind)
     try:
         with np.errstate(over="raise"):
             return np.ascontiguousarray(array, np.float32)
@@ -35,19 +34,20 @@ def numbers(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
         raise ValueRefused(at, f"{array[at]}, which is too large for float32; clip it, or take its logarithm") from None
 
 
-def _ids(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if not np.can_cast(array.dtype, np.int32) and array.size:
+def _ids(array: npt.NDArray[Any], kind: Any) -> npt.NDArray[Any]:
+    if not np.can_cast(array.dtype, kind) and array.size:
+        fit = np.iinfo(kind)
         if array.dtype.kind == "f":
             with np.errstate(invalid="ignore"):
-                wrong = ~((np.floor(array) == array) & (array >= _IDS.min) & (array <= _IDS.max))
+                wrong = ~((np.floor(array) == array) & (array >= fit.min) & (array <= fit.max))
         else:
-            wrong = None if _IDS.min <= array.min() and array.max() <= _IDS.max else \
-                (array < _IDS.min) | (array > _IDS.max)
+            wrong = None if fit.min <= array.min() and array.max() <= fit.max else \
+                (array < fit.min) | (array > fit.max)
         if wrong is not None and wrong.any():
             at = int(np.argmax(wrong))
-            why = "does not fit int32" if np.floor(array[at]) == array[at] else "is no whole number"
+            why = f"does not fit {fit.dtype}" if np.floor(array[at]) == array[at] else "is no whole number"
             raise ValueRefused(at, f"{array[at]}, which {why}, as ids do; hash, categorify or bucketize it")
-    return np.ascontiguousarray(array, np.int32)
+    return np.ascontiguousarray(array, kind)
 
 
 def same_bytes(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:

@@ -183,9 +183,9 @@ class Gatherer:
     def __init__(self, plan: RowsPlan, columns: Columns, chunks: Chunks, describe: Callable[[Read], str]):
         self._plan, self._columns, self._chunks, self._describe = plan, columns, chunks, describe
         self._layout: ColumnAddresses | None = None
-        every = [(name, kind) for names, kind in ((columns.floats, np.float32), (columns.scalars, np.int32))
-                 for name in names]
-        self._stored: list[tuple[str, type]] = [one for one in every if one[0] not in columns.added]
+        every: list[tuple[str, type]] = [*((name, np.float32) for name in columns.floats),
+                                         *((name, columns.id_kind(name)) for name in columns.scalars)]
+        self._stored = [one for one in every if one[0] not in columns.added]
         self._fillable = np.array([name in columns.fill for name, _ in self._stored], bool)
         """Whether what is no number in a column is filled: nulls, and in floats NaN and infinity, as a spec's fill does
         it."""
@@ -222,7 +222,8 @@ class Gatherer:
                         np.zeros(len(block), np.int64))
         arrays = {name: pa.array(row.view(kind)) for (name, kind), row in zip(self._stored, block, strict=True)}
         bags = self._bags((piece,), order)
-        return pa.record_batch({**arrays, **{name: one.as_arrow(rows) for name, one in bags.items()}})
+        return pa.record_batch({**arrays, **{name: one.as_arrow(rows, self._columns.id_kind(name))
+                                             for name, one in bags.items()}})
 
     # ---- places
 
@@ -320,7 +321,7 @@ class Gatherer:
     def _bags(self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None) -> dict[str, Bags]:
         columns = {name: [self._bags_of(name, piece) for piece in pieces] for name in self._columns.stored_bags}
         try:
-            return shuffled(columns, order, self._chunks.buffers)
+            return shuffled(columns, order, self._chunks.buffers, self._columns.id_kind)
         except BagError as error:
             raise ColumnError(f"{self._describe(pieces[error.piece].decoded.task.read)}: column {error.column!r} has "
                               f"{error}") from None

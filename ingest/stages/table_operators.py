@@ -134,8 +134,9 @@ class OperatorColumns:
 
     def __init__(self, functions: Mapping[str, Function], columns: Columns):
         self._functions, self.sources = functions, columns.names
-        self._types = {name: pa.list_(pa.int32()) if name in columns.bags else pa.float32() if name in columns.floats
-                       else pa.int32() for name in functions}
+        kinds = {name: pa.from_numpy_dtype(columns.id_kind(name)) for name in columns.sparse}
+        self._types = {name: pa.list_(kinds[name]) if name in columns.bags else kinds.get(name, pa.float32())
+                       for name in functions}
         self.row_bytes = round(sum(4 + 4 * columns.bags.get(name, 0.0) for name in functions))
 
     def schema(self, stored: pa.Schema) -> pa.Schema:

@@ -145,9 +145,10 @@ def _lengths(new: Mapping[str, Any], arrays: Arrays, bags: Container[str], where
         if lengths.shape != arrays[name].shape or lengths.min(initial=0) < 0 or lengths.sum() != ids.size:
             raise TransformError(f"{where}: column {name!r} came back with {lengths.size} lengths that add up to "
                                  f"{lengths.sum()}, for {arrays[name].size} rows and {ids.size} ids")
-        if not np.can_cast(ids.dtype, np.int32, "same_kind"):
-            raise TransformError(f"{where}: column {bag!r} came back as {ids.dtype}, which does not become int32")
-        changed |= {name: lengths.astype(np.int32), bag: _fitting(ids, np.int32, f"{where}: column {bag!r}")}
+        kind = arrays[bag].dtype
+        if not _whole(ids.dtype, kind):
+            raise TransformError(f"{where}: column {bag!r} came back as {ids.dtype}, which does not become {kind}")
+        changed |= {name: lengths.astype(np.int32), bag: _fitting(ids, kind.type, f"{where}: column {bag!r}")}
     return changed
 
 
@@ -158,9 +159,14 @@ def _take(name: str, value: Any, arrays: Arrays, where: str) -> None:
     value, into = np.asarray(value), arrays[name]
     if value.shape != into.shape:
         raise TransformError(f"{what} came back with shape {value.shape} instead of {into.shape}")
-    if not np.can_cast(value.dtype, into.dtype, "same_kind"):
+    if not _whole(value.dtype, into.dtype):
         raise TransformError(f"{what} came back as {value.dtype}, which does not become {into.dtype}")
     np.copyto(into, _fitting(value, into.dtype.type, what))
+
+
+def _whole(given: np.dtype[Any], kind: np.dtype[Any]) -> bool:
+    """Whether numbers of a type may become those of a column: whether each of them does is looked at."""
+    return np.can_cast(given, np.int32 if kind == np.uint32 else kind, "same_kind")
 
 
 def _fitting(value: npt.NDArray[Any], kind: Any, what: str) -> npt.NDArray[Any]:

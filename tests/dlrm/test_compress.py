@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -64,6 +66,17 @@ def test_spreading_gives_each_id_a_row_and_each_block_its_part_of_any_first_ids(
         in_blocks = torch.div(found[:head], -(-rows // 4), rounding_mode="floor").bincount(minlength=4)
         if head >= 100:
             assert int(in_blocks.max()) <= 1.1 * head / 4
+
+
+def test_ids_beyond_31_bits_keep_their_codes_exact():
+    ids, rows = [0, 1, 2**31 - 1, 2**31, 3_650_000_000 - 1], 3_650_000_000
+    found = {text: [t.tolist() for t in codes(torch.tensor(ids), table(rows), Compression.read(text))]
+             for text in ("spread", "modulo:1009", "quotient:65536")}
+    assert found["modulo:1009"] == [[i % 1009 for i in ids]]
+    assert found["quotient:65536"] == [[i // 65536 for i in ids], [i % 65536 for i in ids]]
+    stride = found["spread"][0][1]
+    assert math.gcd(stride, rows) == 1
+    assert found["spread"] == [[i * stride % rows for i in ids]]
 
 
 def test_a_hash_is_the_same_each_time_spreads_and_differs_between_columns():

@@ -49,11 +49,11 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_missing_bytes(repo):
 
 
 def test_a_table_of_more_rows_than_ids_can_name_is_refused_as_in_training(repo):
-    code, last, text = plan(repo, "--rows", "10,3650000000", "--width", "64", "--dtype", "fp16", "--machine", "8x80GB")
+    code, last, text = plan(repo, "--rows", "10,5000000000", "--width", "64", "--dtype", "fp16", "--machine", "8x80GB")
     assert (code, last) == (2, None)
-    assert "table 't1': 3,650,000,000 rows, and a column's ids are numbers of 31 bits" in text.splitlines()[-1]
-    large = Field(name="user", role="sparse", type="int32", cardinality=2**31)
-    with pytest.raises(ConfigError, match="table 'user': 2,147,483,648 rows"):
+    assert "table 't1': 5,000,000,000 rows, and a column's ids are numbers of 32 bits" in text.splitlines()[-1]
+    large = Field(name="user", role="sparse", type="int64", cardinality=2**32)
+    with pytest.raises(ConfigError, match="table 'user': 4,294,967,296 rows"):
         tables_of([large], ModelConfig())
     assert sorted(DTYPES) == sorted(TABLE_DTYPES)
 

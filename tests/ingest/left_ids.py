@@ -15,7 +15,7 @@ FEATURES = clicks_table.FEATURES + """
 [[column]]
 name = "user"
 role = "sparse"
-ops = [{op = "modulus", size = 50021, online = true}]
+ops = [{op = "modulus", size = 4000000007, online = true}]
 
 [[column]]
 name = "count"

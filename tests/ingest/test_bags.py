@@ -57,7 +57,7 @@ def test_rows_come_in_order_with_their_ids(window):
 
 
 @pytest.mark.parametrize(("array", "message"), [
-    (pa.array([b"1234", b"12345"], pa.binary()), r"a bag of 5 bytes, which is no whole number of int32 ids"),
+    (pa.array([b"1234", b"12345"], pa.binary()), r"a bag of 5 bytes, which is no whole number of ids of four bytes"),
     (pa.array([[1], [None]], pa.list_(pa.int32())), r"1 empty values within bags"),
     (pa.array([[1], [2**31]], pa.list_(pa.int64())), r"ids from 1 to 2147483648, which do not fit int32"),
     (pa.array(["x", "y"]), r"a bag of string"),

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from sluice.etl.ops.ids import Hash
 from sluice.ingest.columns import ColumnError
@@ -90,7 +91,7 @@ def files(tmp_path):
 @pytest.mark.parametrize("reader", ["arrow", "petastorm"])
 def test_the_loader_gives_each_row_its_ids(files, reader):
     whole = pq.read_table(files)
-    sizes = {"user": 50, "note": 1000, "item": SIZE, "tags": 9}
+    sizes = {"user": 50, "note": 3_000_000_000, "item": SIZE, "tags": 4_000_000_000}
     source = ParquetFiles.open(files, "label=label;dense=number", sizes)
     with BatchLoader(source, batch_size=80, reader=reader, last="pad") as loader:
         assert loader.sparse_names == ("user", "note", "item", "tags")
@@ -106,7 +107,10 @@ def test_the_loader_gives_each_row_its_ids(files, reader):
                 assert list(compress(ids[column], there)) == [expected[name][row] for row in rows]
             assert ids[3] == [i for row in rows for i in expected["tags"][row]]
             seen += batch.rows
+            assert batch.values.dtype == torch.int64, "as some ids do not fit int32"
         assert seen == 1000
+        assert max(expected["note"]) > 2**31
+        assert max(max(bag, default=0) for bag in expected["tags"]) > 2**31
 
 
 def test_sizes_belong_to_a_version(files):
@@ -124,7 +128,7 @@ def test_patterns_and_guessed_roles_take_hashed_columns(files, capsys):
 
 @pytest.mark.parametrize(("wanted", "said"), [
     ({"usr": 5}, "there is no column 'usr' .did you mean 'user'"), ({"number": 5}, "'number' holds float; whole"),
-    ({"user": 0}, "0 for column 'user' is not a number of ids from 1 to 2,147,483,645"),
+    ({"user": 0}, "0 for column 'user' is not a number of ids from 1 to 4,294,967,293"),
     ({"user": True}, "True for column"), ({"user": "5"}, "'5' for column"), ({"label": 5}, "is asked for as label")])
 def test_what_cannot_be_hashed_is_refused(files, wanted, said):
     with pytest.raises(ParquetError, match=said):

@@ -147,7 +147,7 @@ role = "time"
 [[column]]
 name = "day"
 role = "sparse"
-ops = [{op = "weekday"}, {op = "modulus", size = 7}]
+ops = [{op = "weekday"}, {op = "hash", size = 3000000000}]
 [[column]]
 name = "cost"
 role = "dense"
@@ -155,7 +155,7 @@ ops = [{op = "fill"}]
 [[column]]
 name = "codes"
 role = "id_list"
-ops = [{op = "hash", size = 99}]
+ops = [{op = "hash", size = 4000000000}]
 """
 WAYS = {"order": 'order = "at"\norder_step = 1\n[sample]\nnegatives = 0.7\nweight = "weight"',
         "partition": 'partition = "place"\ntogether = "word"\nplain_lists = true\n[[filter]]\ncolumn = "word"\n'
