@@ -31,8 +31,7 @@ from zlib_ng.zlib_ng import crc32
 
 from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.read.footers import stored_footer
-from sluice.ingest.read.open_file import LocalFile, OpenFile
+from sluice.ingest.read.open_file import LocalFile, OpenFile, stored_footer
 from sluice.ingest.stages.scatter_kernel import (
     INDICES,
     LANES,
