@@ -48,9 +48,10 @@ def main(argv: list[str]) -> dict[str, Any]:
     name = "etl/job.py" if __name__ == "__main__" else "sluice etl"
     request = parse(JobRequest, argv=argv, prog=name, description=_DESCRIPTION, epilog=_EXAMPLES)
     from sluice.etl.jobs.progress import JobProgress
+    from sluice.etl.packing import packing
     from sluice.etl.placing import placed
 
-    return request.answer(JobProgress(sys.stderr), argv, placed)
+    return request.answer(JobProgress(sys.stderr), argv, placed, packing)
 
 
 def program() -> NoReturn:

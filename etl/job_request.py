@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sluice.etl.jobs.job_run import Job
     from sluice.etl.jobs.progress import JobProgress
 
+    Packing = Callable[[str, Callable[[str], None]], Callable[[str, int], dict[str, int]]]
     Placed = Callable[[Job, Callable[[Job], Engine], str, JobProgress], tuple[Job, dict[str, Any]]]
 
 
@@ -42,6 +43,10 @@ class JobInput:
                                 "table smallest, by what is foretold of each", choices=("auto",))
     for_run: str | None = setting(None, "the run folder of a training, bench or Loader run over a table of this spec, "
                                   "whose stages, trainer and cores decide", flags=("--for",), metavar="RUN")
+    packed: str | None = setting(None, "keep a packed copy of the version's row groups beside its files, too, from "
+                                 "which loaders on this machine with --packed read faster, and never more than so much "
+                                 "of the disk (default: no copy; without a number: 10GiB)", metavar="LIMIT",
+                                 bare="10GiB")
     explain: bool = setting(False, "say what would be done, and do nothing: columns, operators, passes, joins, memory")
 
 
@@ -92,13 +97,14 @@ class JobRequest(JobInput, LearningOptions):
                    update_state=self.update_state, refit=self.refit, accept_nulls=self.accept_nulls,
                    split_moved=self.split_moved, worker_bytes=self.worker_memory * 2**20)
 
-    def answer(self, progress: JobProgress, argv: list[str], placed: Placed) -> dict[str, Any]:
+    def answer(self, progress: JobProgress, argv: list[str], placed: Placed, packing: Packing) -> dict[str, Any]:
         """Does the job, which was started with `argv`, or says what it would do; returns the program's last line.
-        `placed` decides where operators are applied, if that is asked for."""
+        `placed` decides where operators are applied, and `packing` makes a packed copy, if that is asked for."""
         from sluice.etl.engines import choose, opened
         from sluice.etl.first_rows import refuse_by_first_rows
 
-        start, job = time.monotonic(), self.job()
+        start, pack = time.monotonic(), None if self.packed is None else packing(self.packed, progress.say)
+        job = self.job()
         engine = choose(self.engine, job.spec, argv, progress.say)
         about: dict[str, Any] = {}
         if self.explain and not self.place:
@@ -111,6 +117,9 @@ class JobRequest(JobInput, LearningOptions):
             if self.explain:
                 return {**self._explained(job, engine, progress), **about}
             result = job.run(engine_for(job))
+        if pack:
+            with progress.stage("packing a copy"):
+                about |= pack(job.store.uri, result.version)
         seconds = round(time.monotonic() - start, 1)
         progress.say(f"version {result.version} of {job.store.uri}: {result.rows_out:,} rows in {result.files} files, "
                      f"{seconds} s")

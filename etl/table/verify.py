@@ -14,9 +14,11 @@ from sluice.etl.table.store import TableStore
 
 def verify(store: TableStore, files: Sequence[DataFile], fields: Sequence[Field], schema: pa.Schema, *,
            digests: Mapping[str, str], listed: set[str]) -> list[str]:
-    """Returns problems, one line each. `listed` are the files of every version: others in `data/` are orphans."""
+    """Returns problems, one line each. `listed` are the files of every version: others in `data/` are orphans, but for
+    what lies hidden, as packed copies do."""
     problems = [p for f in files for p in _of_file(store, f, fields, schema, digest=digests[f.path])]
-    orphans = [p for p in store.files("data") if p not in listed and not p.rsplit("/", 1)[-1].startswith(("_", "."))]
+    orphans = [p for p in store.files("data")
+               if p not in listed and not any(part.startswith(("_", ".")) for part in p.split("/"))]
     return problems + [f"{store.url(p)}: an orphan: no version holds it (it is never read; a job that was stopped "
                        "left it)" for p in orphans]
 

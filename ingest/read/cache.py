@@ -112,7 +112,7 @@ class FileCache:
             path.unlink()
             self._add(-_blocks(size))
 
-    def put(self, key: str, data: bytes, *, checked: bool = False) -> str:
+    def put(self, key: str, data: bytes | bytearray, *, checked: bool = False) -> str:
         """Keeps `data` if there is room; otherwise it says why not. A disk that is full or fails disables the cache,
         never the run. `checked` data holds its own checksums, and is only had by `fetch`."""
         if self._full or self._closed:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from urllib.parse import unquote
 
 import pyarrow as pa
 
 from sluice.ingest.read.cache import FileCache
+from sluice.ingest.read.open_file import local_path
 from sluice.ingest.read.remote_files import RemoteFiles
 from sluice.ingest.read.retry import RetryPolicy
 from sluice.ingest.read.slow_store import FaultyFileSystem
@@ -27,11 +27,7 @@ class FileOpener:
 
     def local(self, path: str) -> str | None:
         """The path of a plain local file; None: it is read through a store."""
-        if self._disturbed:
-            return None
-        if path.startswith("file://"):
-            return unquote(path.removeprefix("file://"))
-        return None if "://" in path else path
+        return None if self._disturbed else local_path(path)
 
     def open(self, path: str) -> str | pa.NativeFile:
         """Returns what `pyarrow.parquet.ParquetFile` takes. Options of a store come after the file's name:

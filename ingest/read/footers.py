@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 from sluice.etl.spec.nested_columns import parts
 from sluice.ingest.plain.file_types import SEVERAL
 from sluice.ingest.read.footer_chunks import chunks_of_group, footer_bytes
+from sluice.ingest.read.open_file import stored_footer
 
 REMEMBERED = ".sluice-footers.json"
 _DENSEST = 1024  # the most ids in a byte of a file: more would mean damage, and reserve memory in vain
-_TAIL = 8  # bytes after a footer: its length, and `PAR1`
 
 
 class FooterError(ValueError):
@@ -97,14 +97,6 @@ def footers_of(paths: Sequence[str]) -> list[Footer]:
     if any(known.get(name) is not f for name, f in zip(names, found, strict=True)):
         _remember(root, {**known, **dict(zip(names, found, strict=True))})
     return found
-
-
-def stored_footer(path: str, size: int) -> bytes:
-    """The footer as it is stored in the file, with its length; for a file that is not Parquet, its last bytes."""
-    with open(path, "rb", buffering=0) as file:
-        tail = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
-        length = min(int.from_bytes(tail[:4], "little"), max(0, size - _TAIL))
-        return os.pread(file.fileno(), length, max(0, size - _TAIL - length)) + tail
 
 
 def _digest(content: bytes, counts: Sequence[int], types: Mapping[str, str], ids: Mapping[str, int]) -> str:

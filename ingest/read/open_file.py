@@ -5,9 +5,27 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+_TAIL = 8  # bytes after a footer: its length, and `PAR1`
+
+
+def local_path(path: str) -> str | None:
+    """The path of a plain local file; None: it lies in a store."""
+    if path.startswith("file://"):
+        return unquote(path.removeprefix("file://"))
+    return None if "://" in path else path
+
+
+def stored_footer(path: str, size: int) -> bytes:
+    """The footer as it is stored in the file, with its length; for a file that is not Parquet, its last bytes."""
+    with open(path, "rb", buffering=0) as file:
+        tail = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
+        length = min(int.from_bytes(tail[:4], "little"), max(0, size - _TAIL))
+        return os.pread(file.fileno(), length, max(0, size - _TAIL - length)) + tail
 
 
 class OpenFile:

@@ -1,20 +1,24 @@
-"""A packed copy of row groups, from which they are decoded much faster: `PackedCopy`, of which a reader makes
-`PackedRowGroups`.
+"""A packed copy of row groups, from which they are read much faster: `PackedCopy`, of which a reader makes
+`PackedRowGroups`; and an entry's form, which `packed` makes of a table and `PackedTable` reads.
 
-Parquet stays the truth. The copy is derived from it by whoever reads a row group first, and only believed for the very
-file that it was made of: its size, its time of change and its footer are in the name of every entry. A copy that is
-damaged, of another version or gone costs a line and the time of reading Parquet; it never gives a row.
+Parquet stays the truth. The copy is made by the ETL, or by whoever reads a row group first, and only believed for the
+very file that it was made of: its size, its time of change and its footer are in the name of every entry. A copy that
+is damaged, of another version or gone costs a line and the time of reading Parquet; it never gives a row.
+
+An entry is the table's Arrow stream. Its whole numbers are packed into as many bits as their range needs, or into
+indices of the values that occur, if that is less; lists and texts have the lengths of their rows instead of where they
+begin. Numbers lie in lanes beside each other, so that the processor unpacks many at a time.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,14 +27,41 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from zlib_ng.zlib_ng import crc32
 
+from sluice.ingest.memory.buffers import Buffers
 from sluice.ingest.read.cache import FileCache
-from sluice.ingest.read.footers import stored_footer
-from sluice.ingest.read.open_file import LocalFile, OpenFile
-from sluice.ingest.read.packed_table import VERSION, DamagedCopy, load_compiled, packed, unpacked
+from sluice.ingest.read.open_file import LocalFile, OpenFile, stored_footer
+from sluice.ingest.stages.scatter_kernel import (
+    INDICES,
+    LANES,
+    LENGTHS,
+    PACKED,
+    RAW,
+    compiled,
+    copied,
+    fill,
+    place_packed,
+)
 
 FOLDER = ".sluice-packed"
-_KEPT = 16 * 2**20  # bytes of memory that a thread keeps from one copy to the next
+_KEPT = 32 * 2**20  # bytes of memory that are kept for the next row groups
+VERSION = int.from_bytes(b"SluiceP2", "little")
+_HEAD, _SUM = 6, 5
+"""Six numbers begin an entry: its kind, its parts, the stream's bytes, its rows, the bytes of all parts, and a checksum
+of what lies before these."""
+_ALIGNED, _WORD = 64, 4
+_DESCRIBED, _WIDTH, _COUNT, _FROM, _CHECKSUM, _COLUMN = 11, 1, 5, 6, 9, 10
+"""So many describe a part of the stream: its kind, a number's bytes, the bits of a packed one, the base to add; where
+it lies in the stream, and how many numbers it has; where it is packed, where the values are if these are indices, and
+how many; its checksum; and its column from 1 on, below 0 if it is not all of that, or not of these types (0: none):"""
+_STRAIGHT = (pa.float32(), pa.int32(), pa.int8())
+_FEWEST = 64  # numbers; what is smaller stays as it is
+_PAYS = 0.9  # the share of bytes below which indices are worth it
+_WHOLE: dict[int, tuple[Any, Any]] = {1: (np.int8, np.uint8), 2: (np.int16, np.uint16), 4: (np.int32, np.uint32),
+                                      8: (np.int64, np.uint64)}
+Wanted = tuple[str, tuple[int, ...]]
+"""An entry's name, and the state of the Parquet file that it is of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +78,6 @@ class PackedCopy:
             raise ValueError(f"PackedCopy: limit_bytes {self.limit_bytes} holds nothing; give 1 or more")
 
 
-Wanted = tuple[str, tuple[int, ...]]
-"""An entry's name, and the state of the Parquet file that it is of."""
-
-
 class PackedRowGroups:
     """The packed copies of the row groups of some files. Safe to use from many threads."""
 
@@ -59,18 +86,20 @@ class PackedRowGroups:
         """`paths` are those of local files; what lies in a store has none, and no copy. Copies are of these columns,
         those of `dictionaries` decoded as such."""
         self._paths, self._said, self._lock = tuple(paths), set[str](), threading.Lock()
-        self._names: dict[int, tuple[tuple[int, ...], str]] = {}  # the state of each file, and its name for entries
+        self._names: dict[tuple[int, tuple[int, ...]], str] = {}  # of each file in a state, for its entries
         self._columns = hashlib.sha256(json.dumps([VERSION, list(columns), list(dictionaries)]).encode()).hexdigest()
         self._cache: FileCache | None = None
-        self._threads = threading.local()  # each has its memory for what is stored
+        self._buffers = Buffers()
         local = [path for path in paths if path is not None]
         self._makes = bool(local)
         if len(local) < len(paths):
             self._say("files in a store have no packed copy", "take --cache for these")
         try:
-            states = [_state(os.stat(path))[:2] for path in local]
             if local:
-                self._cache = FileCache(how.folder or _beside(local), how.limit_bytes, repr((self._columns, states)))
+                above = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in local])
+                states = [_state(os.stat(path))[:2] for path in local]
+                self._cache = FileCache(how.folder or os.path.join(above, FOLDER), how.limit_bytes,
+                                        repr((self._columns, states)))
             load_compiled()
         except OSError as error:
             self._say("the folder of packed copies cannot be used", f"{error}")
@@ -82,26 +111,25 @@ class PackedRowGroups:
             return None
         try:
             state = _state(os.stat(path))
-            known = self._names.get(number)
-            if known is None or known[0] != state:
+            if (number, state) not in self._names:
                 footer = hashlib.sha256(stored_footer(path, state[0])).hexdigest()
                 if _state(os.stat(path)) != state:
                     return None
-                known = self._names[number] = state, f"{state[0]} {state[1]} {footer} {self._columns}"
+                self._names[number, state] = f"{state[0]} {state[1]} {footer} {self._columns}"
         except OSError:
             return None  # whoever reads the file says what is wrong
-        return f"{known[1]} {group}", known[0]
+        return f"{self._names[number, state]} {group}", state
 
-    def read(self, wanted: Wanted) -> pa.Table | None:
-        """A row group from its copy; None, if there is none, or none that can be believed."""
+    def read(self, wanted: Wanted, straight: bool = False) -> pa.Table | PackedTable | None:
+        """A row group from its copy; None, if there is none, or none that can be believed. If all columns can be placed
+        `straight` from the copy, they stay packed."""
         assert self._cache is not None
-        memory: PageMemory | None = getattr(self._threads, "memory", None)
-        if memory is None:
-            memory = self._threads.memory = PageMemory()
-        memory.clear()
+        if self._buffers.idle_bytes() > _KEPT:
+            self._buffers.trim()
         try:
-            stored = self._cache.fetch(wanted[0], memory.take)
-            return None if stored is None else unpacked(stored, wanted[0])
+            stored = self._cache.fetch(wanted[0], lambda size: self._buffers.take_line(size, np.uint8))
+            found = None if stored is None else PackedTable(stored, wanted[0])
+            return found if found is None or (straight and found.straight) else found.table()
         except (DamagedCopy, pa.ArrowException, OSError) as error:
             self._say("a packed copy cannot be believed, and is made anew", f"{error}")
             self._cache.drop(wanted[0])
@@ -132,8 +160,7 @@ class PackedRowGroups:
                     read(*place)
 
         with ThreadPoolExecutor(os.cpu_count() or 1, "sluice-packing") as threads:
-            list(threads.map(one, [(file, group) for file, counts in enumerate(row_groups)
-                                   for group in range(len(counts))]))
+            list(threads.map(one, [(file, n) for file, counts in enumerate(row_groups) for n in range(len(counts))]))
 
     def stats(self) -> dict[str, int]:
         """How many copies were read, missing, damaged, and not kept; and their bytes on disk."""
@@ -158,34 +185,211 @@ class PackedRowGroups:
               flush=True)
 
 
-class PageMemory:
-    """Memory for stored copies. It is used again for the next one, which must not begin before the last one is
-    unpacked."""
-
-    def __init__(self) -> None:
-        self._bytes = _pages_of_memory(mmap.PAGESIZE)
-        self._used = 0
-
-    def clear(self) -> None:
-        """Gives all of it back. What is kept grows to what was needed, but nobody accounts for it between two row
-        groups."""
-        if len(self._bytes) < min(self._used, _KEPT):
-            self._bytes = _pages_of_memory(min(self._used, _KEPT))
-        self._used = 0
-
-    def take(self, size: int) -> npt.NDArray[np.uint8]:
-        begin = self._used + -self._used % mmap.PAGESIZE
-        self._used = begin + size
-        return self._bytes[begin:self._used] if self._used <= len(self._bytes) else _pages_of_memory(size)
-
-
-def _pages_of_memory(size: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
-
-
-def _beside(paths: Sequence[str]) -> str:
-    return os.path.join(os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths]), FOLDER)
-
-
 def _state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+
+
+class DamagedCopy(ValueError):
+    """An entry that is not as it was written."""
+
+
+def packed(table: pa.Table, key: str) -> bytes | None:
+    """The entry of a table; None, if that cannot have one, as it has no rows or more than one batch."""
+    batches = table.combine_chunks().to_batches()
+    if len(batches) != 1:
+        return None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        writer.write_batch(batches[0])
+    stream = sink.getvalue()
+    batch = pa.ipc.open_stream(stream).read_next_batch()
+    content = np.frombuffer(stream, np.uint8)
+    found = sorted((begin, n + 1, *_part(content[begin:begin + size].view(kind), as_lengths))
+                   for n, column in enumerate(batch.columns) for buffer, kind, as_lengths in _buffers(column)
+                   if (size := buffer.size // kind.itemsize * kind.itemsize) >= _FEWEST * kind.itemsize
+                   for begin in [buffer.address - stream.address])
+    entry, parts, done = bytearray(), list[int](), 0
+
+    def add(how: list[int], at: int, count: int, distinct: int, pieces: list[npt.NDArray[np.uint8]], number: int  # noqa: PLR0917
+            ) -> None:
+        places, first = [0, 0], len(entry)
+        for n, piece in enumerate(pieces):
+            places[n] = len(entry)
+            entry.extend(piece.data)
+            entry.extend(bytes(-len(entry) % _ALIGNED))
+        parts.extend([*how, at, count, *places, distinct, crc32(memoryview(entry)[first:]), number])
+
+    for begin, n, how, count, distinct, pieces in [*found, (len(content), 0, [], 0, 0, [])]:
+        if begin > done:  # what describes the columns, and lies between them
+            add([RAW, 1, 0, 0], done, begin - done, 0, [content[done:begin]], 0)
+        if how:
+            alone = batch.schema.types[n - 1] in _STRAIGHT and not batch.column(n - 1).null_count
+            add(how, begin, count, distinct, pieces, n if alone else -n)
+        done = begin + (how[_WIDTH] * count if how else 0)
+    head = np.zeros(_front(len(parts) // _DESCRIBED), np.int64)
+    head[:_SUM] = VERSION, len(parts) // _DESCRIBED, len(content), batch.num_rows, len(entry)
+    head[_HEAD:_HEAD + len(parts)] = parts
+    head[_SUM] = crc32(head.data, crc32(key.encode()))
+    return head.tobytes() + entry
+
+
+def _front(parts: int) -> int:
+    """How many numbers lie before the first part."""
+    return _HEAD + _DESCRIBED * parts + -(_HEAD + _DESCRIBED * parts) % (_ALIGNED // 8)
+
+
+def _buffers(array: pa.Array) -> Iterator[tuple[pa.Buffer, Any, bool]]:
+    """The buffers of an array that hold numbers, as which, and whether these say where rows begin. All others stay as
+    they are."""
+    kind, types = array.type, pa.types
+    if types.is_dictionary(kind):
+        yield from _buffers(array.indices)
+        yield from _buffers(array.dictionary)
+    elif types.is_list(kind) or types.is_large_list(kind):
+        yield array.buffers()[1], np.dtype(np.int64 if types.is_large_list(kind) else np.int32), True
+        yield from _buffers(array.values)
+    elif (wide := kind in (pa.large_binary(), pa.large_string())) or kind in (pa.binary(), pa.string()):
+        _, offsets, content = array.buffers()
+        yield offsets, np.dtype(np.int64 if wide else np.int32), True
+        if content is not None:  # a bag of ids, most likely; other bytes take at most what they are
+            yield content, np.dtype(np.int32), False
+    elif types.is_primitive(kind) and not types.is_boolean(kind) and kind.byte_width in _WHOLE:
+        yield array.buffers()[1], np.dtype(_WHOLE[kind.byte_width][types.is_unsigned_integer(kind)]), False
+
+
+def _part(values: npt.NDArray[Any], as_lengths: bool
+          ) -> tuple[list[int], int, int, list[npt.NDArray[np.uint8]]]:
+    """How numbers are packed (kind, bytes, bits, base), how many they are, how many values occur, and what is kept."""
+    whole, width, unsigned = values, values.itemsize, _WHOLE[values.itemsize][1]
+    if as_lengths:
+        values = np.diff(values)
+    low, high = int(values.min()), int(values.max())
+    bits = (high - low).bit_length()
+    usual = _WORD * bits * -(-len(values) // 32) if bits <= 32 else values.nbytes
+    if not as_lengths and width >= 2 and bits > 1:
+        encoded = pa.array(values.view(unsigned)).dictionary_encode()
+        distinct = len(encoded.dictionary)
+        few = max(1, (distinct - 1).bit_length())
+        if _WORD * few * -(-len(values) // 32) + distinct * width < usual * _PAYS:
+            indices = encoded.indices.to_numpy().view(np.uint32)
+            return [INDICES, width, few, 0], len(whole), distinct, [_pack(indices, few),
+                                                                     encoded.dictionary.to_numpy().view(np.uint8)]
+    if usual >= values.nbytes or (as_lengths and whole[0]):
+        return [RAW, 1, 0, 0], whole.nbytes, 0, [whole.view(np.uint8)]
+    numbers = (values - values.dtype.type(low)).view(unsigned).astype(np.uint32)
+    return [LENGTHS if as_lengths else PACKED, width, bits, low], len(whole), 0, [_pack(numbers, bits)]
+
+
+@compiled
+def _pack(numbers: Any, bits: Any) -> Any:
+    words = np.zeros(bits * ((len(numbers) + 31) // 32), np.uint32)
+    begin, word = 0, 0
+    while begin < len(numbers) and bits:
+        lanes = min(LANES, (len(numbers) - begin + 31) // 32)
+        for n in range(min(32 * lanes, len(numbers) - begin)):
+            shift = n // lanes * bits % 32
+            at = word + n // lanes * bits // 32 * lanes + n % lanes
+            words[at] |= numbers[begin + n] << np.uint32(shift)
+            if shift + bits > 32:
+                words[at + lanes] |= numbers[begin + n] >> np.uint32(32 - shift)
+        begin += 32 * lanes
+        word += bits * lanes
+    return words.view(np.uint8)
+
+
+def load_compiled() -> None:
+    """Loads the compiled calls into memory, which takes seconds if nothing is kept of an earlier run."""
+    kinds = pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.large_list(pa.int8())
+    some = pa.table({str(kind): pa.array([[n % 99] if "list" in str(kind) else n % 99 for n in range(128)], kind)
+                     for kind in kinds})
+    PackedTable(np.frombuffer(bytearray(packed(some, "") or b""), np.uint8), "").table()
+    none, nowhere = np.zeros((1, 0, _DESCRIBED), np.int64), np.zeros((1, 0), np.uint64)
+    zero, empty = np.zeros(1, np.int64), none.reshape(-1)
+    place_packed(zero.view(np.uint64), none, zero, zero, empty, nowhere[0], none.reshape(0, 6), nowhere, empty)
+
+
+class PackedTable:
+    """The row group of an entry, after every checksum of it was compared."""
+
+    __slots__ = ("_alone", "_data", "_parts", "nbytes", "num_rows", "schema", "straight")
+
+    def __init__(self, stored: npt.NDArray[np.uint8], key: str):
+        head = stored[:8 * _HEAD].view(np.int64) if len(stored) >= 8 * _HEAD else np.zeros(1, np.int64)
+        if head[0] != VERSION:
+            raise DamagedCopy("it is no packed copy of this version")
+        count, self.nbytes, self.num_rows, size, checksum = map(int, head[1:])
+        front = 8 * _front(count)
+        described = stored[:front if 8 * _HEAD < front <= len(stored) else 8 * _HEAD].view(np.int64).copy()
+        described[_SUM] = 0
+        if min(count, self.nbytes) < 1 or crc32(described.data, crc32(key.encode())) != checksum:
+            raise DamagedCopy("its head differs from its checksum (CRC-32), or is that of another row group")
+        self._data, self._parts = stored[front:], described[_HEAD:][:_DESCRIBED * count].reshape(count, _DESCRIBED)
+        ends = [*self._parts[1:, _FROM].tolist(), len(self._data)]
+        for (begin, _, _, checksum, column), end in zip(self._parts[:, _FROM:].tolist(), ends, strict=True):
+            if crc32(self._data[begin:end].data) != checksum:
+                what = f"column {abs(column)}" if column else "what describes its columns"
+                raise DamagedCopy(f"{what}, at bytes {front + begin} to {front + end} of {len(stored)}, differs from "
+                                  "its checksum (CRC-32)")
+        if len(self._data) != size or not _fit(self._parts, size, self.nbytes):
+            raise DamagedCopy(f"its parts do not fit each other, or into {len(stored)} bytes")
+        first = self._data[self._parts[0, _FROM]:][:self._parts[0, _COUNT]]
+        self.schema, widths = _schema(first[:8 + int(first[4:8].view(np.int32)[0])].tobytes())
+        self._alone = np.flatnonzero(self._parts[:, _COLUMN] > 0)
+        """The part that is all of each column."""
+        self.straight = len(self._alone) == len(widths) and bool(
+            (self._parts[self._alone][:, (_WIDTH, _COUNT)].prod(axis=1) == widths * self.num_rows).all())
+        """Whether rows of all columns can be placed from where they are packed."""
+
+    def table(self) -> pa.Table:
+        """All of it, unpacked."""
+        buffer = pa.allocate_buffer(self.nbytes)
+        _unpack(self._parts, self._data, np.frombuffer(buffer, np.uint8))
+        return pa.ipc.open_stream(buffer).read_all()
+
+    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
+        """Where what is packed lies in memory, and what describes the parts of these columns."""
+        return self._data.ctypes.data, self._parts[self._alone[columns]]
+
+
+@functools.lru_cache(maxsize=64)
+def _schema(message: bytes) -> tuple[pa.Schema, npt.NDArray[np.int64]]:
+    """A schema, and the bytes of a value of each of its columns; 0 if it cannot be placed straight from a copy."""
+    schema = pa.ipc.read_schema(pa.py_buffer(message))
+    return schema, np.array([kind.bit_width // 8 if kind in _STRAIGHT else 0 for kind in schema.types])
+
+
+@compiled
+def _fit(parts: Any, stored: Any, stream: Any) -> bool:
+    """Whether all parts lie within so many stored bytes, and make so many of a stream without a gap."""
+    done, limit = 0, max(stream, stored)
+    for n in range(len(parts)):
+        kind, width, bits, _, at, count, begin, values, distinct, _, _ = parts[n]
+        if min(count, width) < 1 or max(count, begin, values, distinct) > limit or bits > 32 or \
+                min(bits, begin, values, distinct, kind) < 0 or kind > LENGTHS or \
+                width not in (1, 2, 4, 8) or (kind == RAW and width > 1) or (kind == INDICES and distinct < 1):
+            return False
+        size = count if kind == RAW else 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)
+        if at != done or begin + size > stored or values + distinct * width > stored:
+            return False
+        done += count * width
+    return bool(done == stream)
+
+
+@compiled
+def _unpack(parts: Any, stored: Any, stream: Any) -> None:
+    """Unpacks all parts of a stream, which fit."""
+    for n in range(len(parts)):
+        kind, width, bits, base, at, count, begin, values, distinct, _, _ = parts[n]
+        into, known = stream[at:at + count * width], stored[values:values + distinct * width]
+        if kind == RAW:
+            copied(into, stored[begin:begin + count])
+            continue
+        packed = stored[begin:begin + 4 * bits * ((count - (kind == LENGTHS) + 31) // 32)].view(np.uint32)
+        if width == 1:
+            fill(kind, packed, bits, np.uint8(base), known, 0, count, into)
+        elif width == 2:
+            fill(kind, packed, bits, np.uint16(base), known.view(np.uint16), 0, count, into.view(np.uint16))
+        elif width == 4:
+            fill(kind, packed, bits, np.uint32(base), known.view(np.uint32), 0, count, into.view(np.uint32))
+        else:
+            fill(kind, packed, bits, np.uint64(base), known.view(np.uint64), 0, count, into.view(np.uint64))

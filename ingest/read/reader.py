@@ -123,6 +123,8 @@ class RowGroupReader:
         self.decoding = self._decoding(bags or {}, copies=copies + (_PACKING if packed is not None else 0))
         self.compare: Callable[[pa.Schema], str | None] = self._difference
         """Says how a file's schema differs from the first one's, so that it cannot be loaded with it; None: it can."""
+        self.straight = not (made or sample or any(folders) or given is not None)
+        """Whether rows may stay packed, as nobody looks at them before they are placed."""
         self._usual: pa.Schema | None = None  # the schema of a row group whose columns were compared
 
     def read(self, read: Read, decode: Callable[[Read], pa.Table] | None = None) -> pa.Table:
@@ -179,11 +181,11 @@ class RowGroupReader:
         return weights
 
     def decoded(self, number: int, group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """The stored columns of a row group, or some of them."""
+        """The stored columns of a row group, or some of them. Where they may stay packed, they can only be placed."""
         where, file = self._where(number, group), None
         try:
             wanted = self.packed.wanted(number, group) if self.packed and columns is None else None
-            table = self.packed.read(wanted) if self.packed and wanted else None
+            table: Any = self.packed.read(wanted, self.straight) if self.packed and wanted else None
             if table is None:
                 file = self._take(number)
                 table = self._table(file, group, self.decoding.portions or ((),) if columns is None else
@@ -199,7 +201,7 @@ class RowGroupReader:
             raise SourceError(f"{where}: {error or type(error).__name__}") from error
         if file is not None:
             self._give_back(number, file)
-        for name in (self._optional - set(table.column_names)) & {*(columns or self.columns), *self._deciding}:
+        for name in (self._optional - set(table.schema.names)) & {*(columns or self.columns), *self._deciding}:
             table = table.append_column(name, pa.nulls(table.num_rows, self._typed[name]))
         if columns is None and table.schema != self._usual:
             if wrong := self.compare(pa.schema([self.stored.field(f.name) if f.name in self._typed else f

@@ -1,5 +1,5 @@
 """Moves the rows of a window to their places in batches: `place`, one compiled call for all columns of numbers, and
-`take_equal` and `take_bags` for a column of bags.
+`place_packed` from packed ones, `take_equal` and `take_bags` for a column of bags.
 
 Between two calls of numpy a thread may have to wait for the interpreter's lock behind every other stage; `place`
 releases the lock once for a whole window.
@@ -25,6 +25,10 @@ from sluice.ingest.columns import Columns
 CONVERTED, WORDS, BYTES_TO_FLOATS, BYTES_TO_WORDS = range(-1, 3)
 """What happens to a column's values: 4 bytes are copied unchanged, or signed bytes become numbers of 4 bytes. Values of
 the first kind are converted elsewhere."""
+RAW, PACKED, INDICES, LENGTHS = range(4)
+"""How numbers are packed: as they are, as what is added to the least of them, as indices of those that occur; or, of
+what says where rows begin, as the lengths of these."""
+LANES = 256  # numbers that are unpacked together; 32 rows of them are a block, of which the last one is smaller
 PLACE = 6
 """How many numbers describe a place: chunk, first batch in it, batches, first row in them, rows in each, first of a
 window's rows."""
@@ -107,6 +111,21 @@ def copied(into: Any, values: Any) -> None:
 
 
 @compiled
+def _scattered(whole: Any, column: Any, order: Any, places: Any, targets: Any, strides: Any) -> None:  # noqa: PLR0917
+    """Moves the values of one column to their places, as `place` says."""
+    for m in range(len(places)):
+        chunk, step, steps, at, width, row = places[m]
+        for s in range(step, step + steps):
+            target = carray(_words(targets[chunk, column] + np.uint64(s * strides[column] + 4 * at)), (width,))
+            if len(order):
+                for n in range(width):
+                    target[n] = whole[order[row + n]]
+            else:
+                copied(target, whole[row:row + width])
+            row += width
+
+
+@compiled
 def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets: Any, strides: Any  # noqa: PLR0917
           ) -> None:
     """Moves rows: for every column c, the n-th row to come is row `order[n]` (row n, if `order` is empty) of its
@@ -128,16 +147,80 @@ def place(sources: Any, ends: Any, kinds: Any, order: Any, places: Any, targets:
             else:
                 copied(whole[begin:ends[p]], carray(_bytes(sources[c, p]), (count,)))
             begin = ends[p]
-        for m in range(len(places)):
-            chunk, step, steps, at, width, row = places[m]
-            for s in range(step, step + steps):
-                target = carray(_words(targets[chunk, c] + np.uint64(s * strides[c] + 4 * at)), (width,))
-                if len(order):
-                    for n in range(width):
-                        target[n] = whole[order[row + n]]
+        _scattered(whole, c, order, places, targets, strides)
+
+
+@compiled
+def fill(kind: Any, words: Any, bits: Any, base: Any, values: Any, first: Any, count: Any,  # noqa: PLR0917
+          into: Any) -> None:
+    """Unpacks numbers from the one called `first` on, of `count`; lengths are only unpacked from 0 on."""
+    numbers: Any = np.empty(LANES, np.uint32)  # one row of lanes: it stays in the core's own cache
+    last, total = first + len(into), into[0]
+    if kind == LENGTHS:
+        total = into[0] = 0
+        into, last, count = into[1:], last - 1, count - 1
+    begin = first // (32 * LANES) * (32 * LANES)
+    word = begin // 32 * bits
+    while begin < last:
+        lanes = min(LANES, (count - begin + 31) // 32)
+        for row in range(32):
+            low, high = max(begin, first), min(begin + lanes, last)
+            if low < high:
+                at, shift = word + row * bits // 32 * lanes, row * bits % 32
+                lower, by, mask = words[at:at + lanes], np.uint32(shift), np.uint32((1 << bits) - 1)
+                if bits == 0:
+                    numbers[:] = 0
+                elif shift + bits <= 32:
+                    for n in range(lanes):
+                        numbers[n] = np.uint32(lower[n] >> by) & mask
                 else:
-                    copied(target, whole[row:row + width])
-                row += width
+                    upper, rest = words[at + lanes:at + 2 * lanes], np.uint32(32 - shift)
+                    for n in range(lanes):
+                        numbers[n] = np.uint32(np.uint32(lower[n] >> by) | np.uint32(upper[n] << rest)) & mask
+                target, some = into[low - first:high - first], numbers[low - begin:high - begin]
+                if kind == PACKED:
+                    for n in range(len(target)):
+                        target[n] = some[n] + base
+                elif kind == INDICES:
+                    most = np.uint32(len(values) - 1)
+                    for n in range(len(target)):
+                        target[n] = values[min(some[n], most)]
+                else:
+                    for n in range(len(target)):
+                        total = total + some[n] + base
+                        target[n] = total
+            begin += lanes
+        word += bits * lanes
+
+
+@compiled
+def place_packed(stored: Any, parts: Any, starts: Any, ends: Any, kinds: Any, order: Any, places: Any,  # noqa: PLR0917
+                 targets: Any, strides: Any) -> None:
+    """Moves rows as `place` does, from packed columns: each is unpacked where it is moved, and never leaves the core's
+    own cache.
+
+    stored[p]: address of what is packed of piece p, of which rows from `starts[p]` on are moved; parts[p, c] describes
+    column c there, as `sluice.ingest.read.packed_copy` has it."""
+    whole = np.empty(ends[-1], np.int32)
+    as_floats = whole.view(np.float32)
+    for c in range(len(kinds)):
+        begin = 0
+        for p in range(len(ends)):
+            kind, _, bits, base, _, count, at, values, distinct, _, _ = parts[p, c]
+            into, rows = whole[begin:ends[p]], ends[p] - begin
+            source = stored[p] + np.uint64(at)
+            if kind != RAW:  # the 32 lower bits of a sum are those of a signed byte, too
+                words = carray(_words(source), (bits * ((count + 31) // 32),)).view(np.uint32)
+                known = carray(_words(stored[p] + np.uint64(values)), (distinct,)).view(np.uint32)
+                fill(kind, words, bits, np.uint32(base), known, starts[p], count, into.view(np.uint32))
+            elif kinds[c] == WORDS:
+                copied(into, carray(_words(source + np.uint64(4 * starts[p])), (rows,)))
+            else:
+                copied(into, carray(_bytes(source + np.uint64(starts[p])), (rows,)))
+            if kinds[c] == BYTES_TO_FLOATS:
+                copied(as_floats[begin:ends[p]], into)
+            begin = ends[p]
+        _scattered(whole, c, order, places, targets, strides)
 
 
 @compiled
@@ -278,8 +361,12 @@ class ColumnAddresses:
         self.kinds = np.array(list(moves), np.int64)
         """The kind of each stored column of floats, then of ids."""
         self.names = tuple(name for (name, _), kind in zip(wanted, self.kinds, strict=True) if kind != CONVERTED)
+        self.copied = len(self.names) == len(wanted) > 0
+        """Whether all values can be copied unchanged."""
         self.at = np.cumsum(self.kinds != CONVERTED) - 1
         """The index of each column among `names`, if it is there."""
+        self.indices = np.array([schema.get_field_index(name) for name in self.names], np.int64)
+        """Where each of these is in the schema."""
         self.widths = np.array([schema.field(name).type.bit_width // 8 for name in self.names], np.int64)
 
 

@@ -24,7 +24,16 @@ from sluice.ingest.memory.governor import Charge
 from sluice.ingest.row_order import EpochSchedule, Read, RowsPlan, Window
 from sluice.ingest.stages.bags import BagError, Bags, shuffled
 from sluice.ingest.stages.number_types import ValueRefused, numbers
-from sluice.ingest.stages.scatter_kernel import CONVERTED, PLACE, WORDS, Addresses, ColumnAddresses, composed, place
+from sluice.ingest.stages.scatter_kernel import (
+    CONVERTED,
+    PLACE,
+    WORDS,
+    Addresses,
+    ColumnAddresses,
+    composed,
+    place,
+    place_packed,
+)
 
 CHUNK_ROWS = 65536
 _AS_THEY_LIE = np.empty(0, np.uint64)
@@ -44,6 +53,18 @@ class Held(Protocol):
     def release(self) -> None: ...
 
 
+class PackedRows(Protocol):
+    """A row group whose columns are unpacked where they are moved."""
+
+    nbytes: int
+    schema: pa.Schema
+
+    def table(self) -> pa.Table: ...
+
+    def packed(self, columns: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
+        """Where what is packed lies in memory, and what describes each column there, for `place_packed`."""
+
+
 class ReadRows(Protocol):
     """What came of one read, wherever it was done."""
 
@@ -60,18 +81,26 @@ class ReadRows(Protocol):
 class Decoded:
     """The decoded row group of one read. Its bytes are given back when all its parts are shuffled."""
 
-    __slots__ = ("_addresses", "_charge", "_left", "_lock", "final", "table", "task")
+    __slots__ = ("_addresses", "_charge", "_left", "_lock", "final", "rows", "task")
 
-    def __init__(self, task: ReadTask, table: pa.Table, charge: Held, *, parts: int | None = None, final: bool = False):
+    def __init__(self, task: ReadTask, rows: pa.Table | PackedRows, charge: Held, *, parts: int | None = None,
+                 final: bool = False):
         """`parts` says how many parts of the read are in the table, if not all; `final`, whether its values are already
         what batches hold, so that nothing is missing."""
-        self.task, self.table, self._charge, self.final = task, table, charge, final
+        self.task, self.rows, self._charge, self.final = task, rows, charge, final
         self._left, self._lock = len(task.read.parts) if parts is None else parts, threading.Lock()
         self._addresses: Addresses | None = None
 
     @property
     def nbytes(self) -> int:
-        return int(self.table.nbytes)
+        return int(self.rows.nbytes)
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows as Arrow has them."""
+        if not isinstance(self.rows, pa.Table):  # two threads may both unpack them: they get the same
+            self.rows = self.rows.table()
+        return self.rows
 
     def pieces(self) -> Iterable[WindowPiece]:
         return [WindowPiece(self, part.start, part.stop) for part in self.task.read.parts]
@@ -88,7 +117,7 @@ class Decoded:
             self._left -= 1
             if self._left:
                 return
-        self.table = self._addresses = None
+        self.rows = self._addresses = None
         self._charge.release()
 
 
@@ -258,21 +287,28 @@ class Gatherer:
     def _place(self, pieces: tuple[WindowPiece, ...], order: npt.NDArray[np.uint64] | None, places: npt.NDArray[Any],
                targets: npt.NDArray[np.uint64], strides: npt.NDArray[Any]) -> None:
         """Places all columns of one number a row, as the compiled `place` does."""
+        how = _AS_THEY_LIE if order is None else order, places, targets, strides
+        ends = np.cumsum([piece.stop - piece.start for piece in pieces])
+        rows = [piece.decoded.rows for piece in pieces]
+        layout = self._layout_of(rows[0].schema)
+        if layout.copied and not self._fillable.any() and not any(
+                isinstance(one, pa.Table) or not one.schema.equals(layout.schema) for one in rows):
+            stored, parts = zip(*(one.packed(layout.indices) for one in rows), strict=True)
+            place_packed(np.array(stored, np.uint64), np.stack(parts), np.array([piece.start for piece in pieces]),
+                         ends, layout.kinds, *how)
+            return
         sources, kinds = self._sources(pieces)
         owners = []
         for column in np.flatnonzero(kinds == CONVERTED):
             arrays = self._converted(int(column), pieces)
             sources[column], kinds[column] = [a.ctypes.data for a in arrays], WORDS
             owners.append(arrays)
-        place(sources, np.cumsum([piece.stop - piece.start for piece in pieces]), kinds,
-              _AS_THEY_LIE if order is None else order, places, targets, strides)
+        place(sources, ends, kinds, *how)
 
     def _sources(self, pieces: tuple[WindowPiece, ...]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """For each column, the address of each piece's values, and the kind of the values."""
         schema = pieces[0].decoded.table.schema
-        if self._layout is None or not schema.equals(self._layout.schema):
-            self._layout = ColumnAddresses(schema, self._columns)
-        layout = self._layout
+        layout = self._layout_of(schema)
         kinds = layout.kinds.copy()
         if not layout.names or not all(piece.decoded.table.schema.equals(schema) for piece in pieces[1:]):
             kinds[:] = CONVERTED
@@ -285,6 +321,11 @@ class Gatherer:
             if not all(_finite(_part(piece, self._stored[number][0])) for piece in pieces):
                 kinds[number] = CONVERTED
         return sources[layout.at], kinds
+
+    def _layout_of(self, schema: pa.Schema) -> ColumnAddresses:
+        if self._layout is None or not schema.equals(self._layout.schema):
+            self._layout = ColumnAddresses(schema, self._columns)
+        return self._layout
 
     def _converted(self, number: int, pieces: tuple[WindowPiece, ...]) -> list[npt.NDArray[Any]]:
         """Converts a column whose values `place` cannot take as they are stored."""

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ import pytest
 from sluice.etl.synth.raw_logs import synthesize
 from sluice.etl.synth.small_table import small_table
 from sluice.etl.table.table import FeatureTable
+from sluice.ingest.loader import BatchLoader
+from sluice.ingest.read.packed_copy import PackedCopy
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 _PATIENCE_S = 150
@@ -65,16 +68,24 @@ def raw(tmp_path_factory) -> Path:
 
 
 def test_a_submitted_job_ends_with_its_json_line(repo, raw, tmp_path):
-    with submitted(repo, "--input", raw, "--output", tmp_path / "t") as process:
+    with submitted(repo, "--input", raw, "--output", tmp_path / "t", "--packed") as process:
         out, err = process.communicate(timeout=_PATIENCE_S)
     assert process.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
     table = FeatureTable.open(tmp_path / "t")
+    copies = 0
+    for split in table.splits:
+        with BatchLoader(table, batch_size=16, split=split, packed=PackedCopy()) as loader:
+            deque(loader, maxlen=0)
+            assert (loader.store["packed_hits"] > 0, loader.store["packed_misses"]) == (True, 0), split
+            copies += loader.store["packed_bytes"]
+    assert result["packed_bytes"] == copies
     assert (result["rows_in"], result["rows_out"], result["rejected"], result["version"]) == (3000, 3000, {}, 0)
     assert (result["files"], result["fingerprint"]["layout"]) == (len(table.files), table.fingerprint.layout)
     assert table.check() == []
     # Nothing is said but what the job says: no warning of Java's or of Spark's.
-    stages = r"(starting Spark|fitting|writing 3,000 rows|checking)( …|: done in .* s| (\[.*%.*|…) \d+ s)"
+    stages = (r"(starting Spark|fitting|writing 3,000 rows|checking|packing a copy)"
+              r"( …|: done in .* s| (\[.*%.*|…) \d+ s)")
     first, *others = [line for line in err.splitlines() if not re.fullmatch(stages, line)]
     assert re.fullmatch(r"version 0 of \S+/t: 3,000 rows in 3 files, \d+\.\d s", first), err
     assert [line.split()[0] for line in others] == ["read", "rejected", "written", "test", "train", "validation"], err

@@ -1,5 +1,6 @@
 """How programs end: seen from outside, as a shell sees it."""
 
+import errno
 import importlib
 import json
 import os
@@ -109,6 +110,51 @@ def test_local_input_that_is_missing_is_refused_before_spark_starts(tmp_path, mo
     with pytest.raises(InputError if refused else Started, match="matches no file" if refused else None):
         main(["--spec", str(ROOT / "features" / "criteo.toml"), "--input", path, "--output", str(tmp_path / "t"),
               "--engine", "spark"])
+
+
+def packed_by_a_job(folder, *words):
+    from sluice.etl.job import main
+
+    return main(["--spec", str(ROOT / "features" / "criteo.toml"), "--input", str(folder / "log"), "--engine", "local",
+                 "--output", str(folder / "t"), *words])
+
+
+def test_a_job_makes_the_packed_copy_and_goes_on_where_it_cannot(tmp_path, capsys, monkeypatch):
+    from sluice.etl.synth.raw_logs import synthesize
+    from sluice.etl.table.table import FeatureTable
+    from sluice.ingest.loader import BatchLoader
+    from sluice.ingest.read.packed_copy import PackedCopy
+
+    synthesize(tmp_path / "log", rows=600, seed=2)
+    with pytest.raises(UsageError, match="'10Gib of it' is not a number of bytes"):
+        packed_by_a_job(tmp_path, "--packed", "10Gib of it")
+    assert not (tmp_path / "t").exists()
+    made = packed_by_a_job(tmp_path, "--packed")
+    table, hashes, copies = FeatureTable.open(tmp_path / "t"), set(), 0
+    assert table.check() == []
+    for how in (None, PackedCopy()):
+        with BatchLoader(table, batch_size=16, packed=how) as loader:
+            assert sum(batch.rows for batch in loader) == len(loader) * 16
+            hashes.add(loader.order_hash)
+            if how is not None:
+                assert (loader.store["packed_hits"] > 0, loader.store["packed_misses"]) == (True, 0)
+                copies = loader.store["packed_bytes"]
+    assert len(hashes) == 1
+    assert made["packed_bytes"] > copies > 0  # those of the other splits, too
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    capsys.readouterr()
+    for lines, words in ((3, ("--packed",)), (3, ("--packed", "1KiB"))):  # one for each split
+        with monkeypatch.context() as patched:
+            if words == ("--packed",):
+                patched.setattr(os, "link", full)
+            done = packed_by_a_job(tmp_path, "--mode", "overwrite", *words)
+        assert (done["rows_out"], done["packed_bytes"]) == (600, 0)
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")]
+        assert sum("no more packed copies are made" in line for line in said) == len(said) == lines
+        assert all((os.strerror(errno.ENOSPC) if len(words) == 1 else "within its limit") in line for line in said)
 
 
 def test_numbers_of_numpy_become_json(repo):

@@ -24,9 +24,10 @@ from sluice.ingest.loader import BatchLoader
 from sluice.ingest.read import packed_copy
 from sluice.ingest.read.cache import FileCache
 from sluice.ingest.read.files import FileOpener
-from sluice.ingest.read.packed_copy import PackedCopy, PageMemory
-from sluice.ingest.read.packed_table import DamagedCopy, crc32, packed, unpacked
-from sluice.ingest.read.reader import RowGroupReader
+from sluice.ingest.read.packed_copy import DamagedCopy, PackedCopy, PackedTable, crc32, packed
+from sluice.ingest.read.reader import READERS, RowGroupReader
+from sluice.ingest.stages import shuffle
+from sluice.ingest.stages.scatter_kernel import BYTES_TO_FLOATS, WORDS, place_packed
 
 ROWS = 9000  # more than one whole block of lanes, and a part of one
 GROUP = 500
@@ -80,7 +81,7 @@ def every_type():
 
 
 def test_every_type_comes_back_as_it_was_to_the_bit(every_type):
-    found = unpacked(entry(every_type), "k")
+    found = PackedTable(entry(every_type), "k").table()
     assert found.schema.equals(every_type.schema, check_metadata=True)
     for name in every_type.column_names:
         was, now = (t[name].combine_chunks() for t in (every_type, found))
@@ -95,9 +96,9 @@ def test_any_number_of_rows_and_slices_of_tables_come_back(rows):
     for bits in (0, 1, 5, 13, 17, 31, 32):
         values = np.random.default_rng(bits).integers(0, 2**bits, rows)
         table = pa.table({"v": pa.array(values), "l": pa.array([[n] * (n % 3) for n in range(rows)])})
-        assert unpacked(entry(table), "k").equals(table)
+        assert PackedTable(entry(table), "k").table().equals(table)
     part = table.slice(rows // 3)
-    assert unpacked(entry(part), "k").equals(part)
+    assert PackedTable(entry(part), "k").table().equals(part)
     assert packed(table.slice(0, 0), "k") is None
 
 
@@ -111,44 +112,90 @@ def test_numbers_take_as_many_bits_as_their_range_or_their_dictionary_needs(ever
     assert size["few floats"] < 1
 
 
+def gathered(found, names, order, start=0, stop=None):
+    """Rows of columns of a packed table as 4 bytes each, unpacked where they are moved."""
+    stop = found.num_rows if stop is None else stop
+    columns = np.array([found.schema.get_field_index(name) for name in names])
+    kinds = np.array([BYTES_TO_FLOATS if found.schema.types[n] == pa.int8() else WORDS for n in columns])
+    address, parts = found.packed(columns)
+    into = np.zeros((len(names), stop - start), np.int32)
+    targets = np.uint64(into.ctypes.data) + np.arange(len(names), dtype=np.uint64) * np.uint64(into.strides[0])
+    place_packed(np.array([address], np.uint64), parts[None], np.array([start]), np.array([stop - start]), kinds, order,
+                 np.array([[0, 0, 1, 0, stop - start, 0]]), targets[None], np.zeros(len(names), np.int64))
+    return into
+
+
+def test_any_rows_are_gathered_straight_from_packed_columns():
+    chance, rows = np.random.default_rng(8), 20_000  # two whole blocks of lanes, and a part of one
+    table = pa.table({f"{bits} bits": pa.array(chance.integers(0, 2**bits, rows).astype(np.uint32).view(np.int32))
+                      for bits in (0, 1, 5, 13, 17, 31, 32)} | {
+        "negative": pa.array(chance.integers(-2**31, -2**31 + 5000, rows), pa.int32()),
+        "few floats": pa.array(chance.choice([0.5, -0.0, np.inf, np.nan], rows), pa.float32()),
+        "floats": pa.array(chance.normal(size=rows), pa.float32()),
+        "label": pa.array(chance.integers(0, 2, rows), pa.int8()),
+        "signed bytes": pa.array(chance.integers(-3, 4, rows), pa.int8()),
+        "all bytes": pa.array(chance.integers(-128, 128, rows), pa.int8())})
+    found = PackedTable(entry(table), "k")
+    assert found.straight
+    assert found.schema == table.schema
+    for start, stop in [(0, rows), (0, 1), (255, 257), (8191, 8193), (5000, 16_384), (16_385, rows), (rows - 1, rows)]:
+        for order in (np.empty(0, np.uint64), chance.permutation(stop - start).astype(np.uint64)):
+            moved = gathered(found, table.schema.names, order, start, stop)
+            for name, values in zip(table.schema.names, moved, strict=True):
+                part = table[name].to_numpy()[start:stop]
+                part = part[order] if len(order) else part
+                expected = part.astype(np.float32) if part.dtype == np.int8 else part
+                assert expected.tobytes() == values.tobytes(), (name, start, stop)
+    for other in (table.append_column("wide", pa.array(range(rows))),
+                  table.set_column(0, "0 bits", pa.array([None, *range(rows - 1)], pa.int32())), table.slice(0, 60)):
+        assert not PackedTable(entry(other), "k").straight
+
+
 def test_a_hundred_and_twenty_of_as_many_flipped_bits_are_found(every_type):
     whole, chance = packed(every_type.slice(0, 700), "k"), random.Random(30)
-    front = 8 * 9 * int(np.frombuffer(whole[:32], np.int64)[1])
+    front = 8 * 11 * int(np.frombuffer(whole[:32], np.int64)[1])
     places = [chance.randrange(front) for _ in range(40)] + [chance.randrange(len(whole)) for _ in range(80)]
     for at in places:
         harmed = np.frombuffer(bytearray(whole), np.uint8)
         harmed[at] ^= 1 << chance.randrange(8)
         with pytest.raises(DamagedCopy):
-            unpacked(harmed, "k")
+            PackedTable(harmed, "k")
 
 
 def test_what_is_cut_foreign_or_of_another_version_is_refused(every_type):
     whole = entry(every_type)
-    for size in (0, 7, 8, 79, 80, 2000, len(whole) - 1):
+    for size in (0, 7, 8, 47, 48, 2000, len(whole) - 1):
         with pytest.raises(DamagedCopy):
-            unpacked(whole[:size], "k")
+            PackedTable(whole[:size], "k")
     with pytest.raises(DamagedCopy, match="of another row group"):
-        unpacked(whole, "another")
+        PackedTable(whole, "another")
     other = whole.copy()
     other[7] = ord("2")
     with pytest.raises(DamagedCopy, match="no packed copy of this version"):
-        unpacked(other, "k")
+        PackedTable(other, "k")
 
 
 def test_parts_that_do_not_fit_are_refused_even_if_their_checksum_does(every_type):
-    whole, chance = entry(every_type), np.random.default_rng(3)
-    parts = int(whole[:16].view(np.int64)[1])
-    for _ in range(300):
-        harmed = whole.copy()
-        numbers = harmed[:8 * (10 + 9 * parts)].view(np.int64)
-        number = 10 + int(chance.integers(0, 9 * parts))
-        value = numbers[number]
-        numbers[number] = chance.choice([-1, 2**62, -2**62, 33, value + 64, value - 64, 0])
-        ends = 8 * (10 + 9 * parts + 3 * int(numbers[2]))
-        numbers[4] = 0
-        numbers[4] = crc32(harmed[:ends].data)
-        with suppress(DamagedCopy, pa.ArrowException, OSError):
-            assert unpacked(harmed, "k").num_rows >= 0  # other numbers: who can write this can write any rows
+    numbers_alone = every_type.select(["float", "few floats", "int8", "int32", "negative"]).set_column(
+        1, "few floats", every_type["few floats"].fill_null(2.0))
+    for table in (every_type, numbers_alone):
+        whole, chance = entry(table), np.random.default_rng(3)
+        parts = int(whole[:16].view(np.int64)[1])
+        front = 8 * (6 + 11 * parts + -(6 + 11 * parts) % 8)
+        assert PackedTable(whole, "k").straight == (table is numbers_alone)
+        for _ in range(300):
+            harmed = whole.copy()
+            numbers = harmed[:front].view(np.int64)
+            number = 3 + int(chance.integers(0, 11 * parts + 3))  # its rows, its size, or what describes its parts
+            value = numbers[number]
+            numbers[number] = chance.choice([-1, 2**62, -2**62, 33, value + 64, value - 64, 0, 1])
+            numbers[5] = 0
+            numbers[5] = crc32(harmed[:front].data, crc32(b"k"))
+            with suppress(DamagedCopy, pa.ArrowException, OSError):
+                found = PackedTable(harmed, "k")  # other numbers: who can write this can write any rows
+                if found.straight:
+                    gathered(found, table.schema.names, np.arange(found.num_rows, dtype=np.uint64))
+                assert found.table().num_rows >= 0
 
 
 # ---- as a reader uses it
@@ -183,7 +230,8 @@ def read_all(groups):
     for file, described in enumerate(groups.files):
         for group in range(3):
             expected = pq.ParquetFile(described.path).read_row_group(group)
-            assert groups.decoded(file, group).equals(expected), (file, group)
+            rows = groups.decoded(file, group)
+            assert (rows if isinstance(rows, pa.Table) else rows.table()).equals(expected), (file, group)
     stats = groups.stats()
     groups.close()
     return stats
@@ -412,6 +460,33 @@ def test_the_order_of_the_rows_is_that_of_parquet_whatever_the_knobs(table, tmp_
     assert counts["packed_hits"] > 0
 
 
+def batches(loader):
+    return [tuple(one.numpy().tobytes() for one in (batch.dense, batch.values, batch.label)) for batch in loader]
+
+
+@pytest.mark.parametrize("window_rows", [128, 900])  # parts of a row group, and several of them
+@pytest.mark.parametrize("name", READERS)
+def test_every_value_is_that_of_parquet_where_columns_stay_packed(files, monkeypatch, name, window_rows):
+    calls, how = [], {"batch_size": 96, "streams": 2, "window_rows": window_rows, "reader": name,
+                      "roles": {"label": "label", "dense": ["d"], "sparse": ["s"]}}
+    monkeypatch.setattr(shuffle, "place_packed", lambda *a: calls.append(1) or place_packed(*a))
+    paths = [str(path) for path in files]
+    with BatchLoader(paths, **how) as loader:
+        expected = batches(loader)
+    with BatchLoader(paths, packed=PackedCopy(), **how) as loader:
+        loader._groups.decoded(0, 1)  # its copy is there at once: some windows have rows of both forms
+        assert batches(loader) == expected
+    calls.clear()
+    with BatchLoader(paths, packed=PackedCopy(), **how) as loader:
+        assert batches(loader) == expected
+        assert loader.store["packed_misses"] == 0
+    assert calls
+    with BatchLoader(paths, packed=PackedCopy(), fill=0.5, **how) as loader:  # values are looked at before they move
+        calls.clear()
+        assert batches(loader) == expected
+    assert not calls
+
+
 def test_a_loader_makes_all_copies_that_are_missing_when_it_is_asked_to(table, tmp_path):
     with BatchLoader(table, batch_size=160, packed=PackedCopy(folder=str(tmp_path))) as loader:
         loader.pack()
@@ -435,11 +510,19 @@ def test_a_limit_of_nothing_is_refused():
     assert Path(packed_copy.FOLDER).name.startswith(".")  # neither Spark nor a folder's loader lists it
 
 
-def test_little_memory_is_kept_however_much_was_needed():
-    memory = PageMemory()
-    for _ in range(2):
-        memory.clear()
-        taken = [memory.take(size) for size in (2**20, 2**26, 100)]
-    assert [len(t) for t in taken] == [2**20, 2**26, 100]
-    assert [t.ctypes.data % 4096 for t in taken] == [0, 0, 0]
-    assert len(memory._bytes) <= 2**24
+def test_memory_of_packed_rows_is_used_again_and_little_of_it_is_kept(files, monkeypatch):
+    read_all(reader(files, PackedCopy()))
+    groups = reader(files, PackedCopy())
+    held = [groups.decoded(0, n) for n in range(3)]
+    assert all(isinstance(one, PackedTable) for one in held)
+    assert len({one.packed(np.array([0]))[0] for one in held}) == 3  # nobody's rows are written over
+    tables = [one.table() for one in held]
+    kept, address = groups.packed._buffers, held[0].packed(np.array([0]))[0]
+    one = None
+    held.clear()
+    assert groups.decoded(0, 0).packed(np.array([0]))[0] == address
+    monkeypatch.setattr(packed_copy, "_KEPT", kept.idle_bytes() - 1)
+    one = groups.decoded(0, 0)
+    assert kept.idle_bytes() == 0
+    assert tables[0].equals(one.table())
+    groups.close()

@@ -49,6 +49,7 @@ class PetastormSource:
         if options.schema is not None and (wrong := difference(options.schema, self.stored)):
             raise PetastormError(f"{groups.files[0].path}: {wrong}; the schema was given")
         groups.compare = self._compare
+        groups.straight &= not options.asked_for and whole is None
         self.row_groups = self._selected()
 
     def open(self, tasks: Iterator[ReadTask], make_pool: MakePool) -> Iterator[Any]:
@@ -219,9 +220,9 @@ class _PoolOfReader:
             def decode(read: Read) -> pa.Table:
                 worker.process(**ventilator.item(self._firsts[read.file] + read.group))
                 table = published.pop() if published else nothing  # a worker publishes no table without rows
-                if not isinstance(table, dict) and len(table) != read.rows:
-                    raise ValueError(f"{len(table)} rows where {read.rows} are due: a predicate chooses the same rows "
-                                     "each time, and a cache gives back what it was given")
+                if not isinstance(table, dict) and table.num_rows != read.rows:
+                    raise ValueError(f"{table.num_rows} rows where {read.rows} are due: a predicate chooses the same "
+                                     "rows each time, and a cache gives back what it was given")
                 return table
 
             def work(task: ReadTask, charge: Charge) -> Decoded:
