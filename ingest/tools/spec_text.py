@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
+from sluice.etl.ops.numeric import Compare, OneHot
 from sluice.etl.spec.input_values import converted
 from sluice.ingest.plain.guess import Proposal, user_of
 from sluice.ingest.plain.probe import facts_text
+from sluice.ingest.plain.roles import label_of
 
 _HEAD = """\
 # Guessed by `sluice guess` from names, types and a few rows: read it, and change what is wrong.
@@ -43,6 +45,8 @@ def _type(one: Proposal) -> str:
     """The type of an input column of a spec."""
     kind = one.facts.type.value_type if pa.types.is_dictionary(one.facts.type) else one.facts.type
     if one.role == "label":
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return "text"
         return "int" if pa.types.is_boolean(kind) or not one.facts.values or 0 <= one.facts.low <= one.facts.high <= 1 \
             else "float"
     if one.time:
@@ -96,7 +100,9 @@ def _operators(one: Proposal) -> list[str]:
     if one.role in ("dense", "weight"):
         return ['{op = "fill"}']
     if one.role == "label":
-        return []
+        _, made = label_of(one.label, {one.name: str(one.facts.type)})
+        return [f'{{op = "one_hot", values = {json.dumps(op.values)}}}' if isinstance(op, OneHot) else
+                f'{{op = "compare", to = {json.dumps(op.to)}}}' for op in made if isinstance(op, (OneHot, Compare))]
     if one.hash is None and isinstance(one.facts.high, int) and one.facts.high < _MOST_ROOM:
         return [f'{{op = "modulus", size = {one.facts.high + 1}}}']
     return [f'{{op = "hash", size = {one.hash or 1_000_000}}}']
