@@ -37,7 +37,8 @@ def spec_text(found: Mapping[str, Proposal], others: Mapping[str, str]) -> str:
         lines += ["# Left out:", *left]
     lines += ["", "[table]", *_split(found), ""]
     for one in used.values():
-        lines += _columns(one)
+        plain = one.name.replace(".", "_")  # a model's table has no dot in its name
+        lines += _columns(one, one.name if plain in found else plain)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -83,7 +84,7 @@ def _seconds(value: object, one: Proposal) -> float:
     return float(number[0].as_py())
 
 
-def _columns(one: Proposal) -> list[str]:
+def _columns(one: Proposal, name: str) -> list[str]:
     seen = f"# {facts_text(one.facts)}"
     if one.time:
         clock = "%H" in one.format if one.format else not pa.types.is_date(one.facts.type)
@@ -91,9 +92,9 @@ def _columns(one: Proposal) -> list[str]:
         named = getattr(one.facts.type, "tz", None)
         zone = f', zone = "{named}"' if named in zoneinfo.available_timezones() - {"UTC"} else ""
         return [line for part, size in ([("hour", 24)] if clock else []) + [("weekday", 7)] for line in
-                _column(f"{one.name}_{part}", "sparse",
+                _column(f"{name}_{part}", "sparse",
                         [*read, f'{{op = "{part}"{zone}}}', f'{{op = "modulus", size = {size}}}'], seen, one.name)]
-    return _column(one.name, one.role, _operators(one), seen)
+    return _column(name, one.role, _operators(one), seen, None if name == one.name else one.name)
 
 
 def _operators(one: Proposal) -> list[str]:

@@ -398,7 +398,8 @@ class TestGuesses:
         assert roles == {
             "clicked": "label", "price": "dense", "score": "dense", "is_new": "dense", "user_id": "sparse",
             "country": "sparse", "ts_hour": "sparse", "ts_weekday": "sparse", "day_weekday": "sparse",
-            "device.os": "sparse", "device.size.width": "sparse", "items": "id_list", "tags": "id_list"}
+            "device_os": "sparse", "device_size_width": "sparse", "items": "id_list", "tags": "id_list"}
+        assert {column.sources for column in spec.columns if column.name == "device_os"} == {("device.os",)}
         assert "blob: binary" in out.read_text()
         on(None, Job(spec=spec, inputs=(str(clicks),), store=TableStore(tmp_path / "table")))
         assert rows_of(FeatureTable.open(tmp_path / "table"), "test") == rows_of(
